@@ -1,0 +1,80 @@
+"""Log lines of one shape: time, level, a constant message, then key=value.
+
+The message never carries a value, so that lines can be counted and searched by it. Where errors
+are raised nothing is logged; where they are caught and end there, they are logged once.
+"""
+
+import json
+import logging
+import sys
+import time
+from typing import Any
+
+_VERBOSE = {0: logging.INFO, 1: logging.INFO, 2: logging.INFO, 3: logging.INFO}
+
+
+def _quoted(value: object) -> str:
+    """A value as one word: quoted as JSON does where it would not be one.
+
+    >>> _quoted("10.0.0.1"), _quoted("no such file"), _quoted(0.25)
+    ('10.0.0.1', '"no such file"', '0.25')
+    """
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    plain = text and text.isprintable() and not any(c in text for c in ' "=')
+    return text if plain else json.dumps(text, ensure_ascii=False)
+
+
+class Logger:
+    """A logger whose values are keyword arguments: ``log.info("synced", services=3)``."""
+
+    def __init__(self, name: str) -> None:
+        self._logger = logging.getLogger(name)
+
+    def _emit(self, level: int, message: str, values: dict[str, Any], trace: bool = False) -> None:
+        if self._logger.isEnabledFor(level):
+            self._logger.log(level, message, extra={"values": values}, exc_info=trace)
+
+    def debug(self, message: str, /, **values: Any) -> None:
+        self._emit(logging.DEBUG, message, values)
+
+    def info(self, message: str, /, **values: Any) -> None:
+        self._emit(logging.INFO, message, values)
+
+    def warning(self, message: str, /, **values: Any) -> None:
+        self._emit(logging.WARNING, message, values)
+
+    def error(self, message: str, /, **values: Any) -> None:
+        """With the traceback of the exception being handled where the level is debug."""
+        self._emit(logging.ERROR, message, values, self._logger.isEnabledFor(logging.DEBUG))
+
+
+class _Text(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        values = getattr(record, "values", {})
+        words = [f"{moment}.{int(record.msecs):03d}Z", record.levelname, record.getMessage()]
+        line = " ".join(words + [f"{key}={_quoted(value)}" for key, value in values.items()])
+        return line + ("\n" + self.formatException(record.exc_info) if _has_trace(record) else "")
+
+
+class _Json(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        values = {key: str(value) for key, value in getattr(record, "values", {}).items()}
+        entry = {"ts": record.created, "level": record.levelname.lower(), "msg": record.getMessage()}
+        if _has_trace(record) and record.exc_info:
+            values["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(entry | values, ensure_ascii=False)
+
+
+def _has_trace(record: logging.LogRecord) -> bool:
+    return bool(record.exc_info and record.exc_info[0] is not None)
+
+
+def set_up(verbosity: int, style: str) -> None:
+    """Send everything to standard error. `verbosity` is klog's: 4 and more is debug; `style` text or json."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Json() if style == "json" else _Text())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
+    logging.getLogger("ebpfproxy").setLevel(_VERBOSE.get(verbosity, logging.DEBUG))

@@ -1,0 +1,126 @@
+"""The values that a plan is made of: neutral about dataplanes, complete about Kubernetes."""
+
+import dataclasses
+import enum
+from typing import NamedTuple
+
+from ebpfproxy.model.address import Address, Family, Network, Protocol
+from ebpfproxy.model.service import ServicePortName
+
+
+class Frontend(NamedTuple):
+    """What a client dials. A NodePort has the unspecified address of its family: any local address."""
+
+    address: Address
+    port: int
+    protocol: Protocol
+
+
+class FrontendKind(enum.Enum):
+    CLUSTER_IP = "ClusterIP"
+    NODE_PORT = "NodePort"
+    EXTERNAL_IP = "ExternalIP"
+    LOAD_BALANCER = "LoadBalancer"
+
+
+class Scope(enum.Enum):
+    """Which list of endpoints a new connection may use: that of policy Cluster, or that of Local."""
+
+    CLUSTER = "cluster"
+    LOCAL = "local"
+
+
+class Otherwise(enum.Enum):
+    """What a new connection gets where its scope has no endpoint."""
+
+    REJECT = "reject"
+    DROP = "drop"
+
+
+class Treatment(NamedTuple):
+    """What happens to a new connection from one class of sources."""
+
+    scope: Scope
+    masquerade: bool
+
+
+class FrontendPlan(NamedTuple):
+    """One frontend, for the three classes of sources: pods of this node, the node itself, all others.
+
+    A connection of an endpoint to itself (hairpin) is masqueraded whatever `masquerade` says.
+    `source_ranges` are this family's; where `restricted`, a source outside them is dropped, and the
+    node itself is admitted only where `node_admitted`.
+    """
+
+    frontend: Frontend
+    kind: FrontendKind
+    pod: Treatment
+    node: Treatment
+    outside: Treatment
+    restricted: bool = False
+    source_ranges: tuple[Network, ...] = ()
+    node_admitted: bool = True
+
+
+class PlannedEndpoint(NamedTuple):
+    """An endpoint of a ServicePort.
+
+    `cluster` and `local`: whether new connections of that scope may use it. One that is in neither is
+    listed as long as it serves, since established UDP flows to it may live on (kube-proxy.md 2.4).
+    `on_node`: whether it runs on this node.
+    """
+
+    address: Address
+    port: int
+    cluster: bool
+    local: bool
+    on_node: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ServicePortPlan:
+    """One port of one Service in one family.
+
+    `frontends` in the order ClusterIP, ExternalIP, LoadBalancer, NodePort; `endpoints` sorted by
+    address and port, without duplicates. `otherwise` is REJECT where no endpoint could be used
+    anywhere, DROP where only this node's policy leaves none (kube-proxy.md 2.3).
+    `affinity_timeout` in seconds, 0 for none. `node_local` says that the list of scope LOCAL is in use.
+    """
+
+    name: ServicePortName
+    family: Family
+    frontends: tuple[FrontendPlan, ...]
+    endpoints: tuple[PlannedEndpoint, ...]
+    otherwise: Otherwise
+    affinity_timeout: int = 0
+
+    @property
+    def key(self) -> tuple[ServicePortName, Family]:
+        return self.name, self.family
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NodePlan:
+    """What all Services share on this node: where NodePorts are answered.
+
+    `local_networks` is the kernel's local table; `node_port_networks` the part of it on which
+    NodePorts answer. Both families; loopback is in the latter only where localhost NodePorts are on.
+    """
+
+    local_networks: frozenset[Network] = frozenset()
+    node_port_networks: frozenset[Network] = frozenset()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PlanContext:
+    """What plan needs to know beside the cluster's objects.
+
+    `node_port_cidrs` empty means every local address. `node_name` as endpoints name it.
+    """
+
+    node_name: str
+    masquerade_all: bool = False
+    localhost_node_ports: bool = True
+    node_port_cidrs: tuple[Network, ...] = ()
+    node_port_primary: bool = False
+    has_detector: bool = True

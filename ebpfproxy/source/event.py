@@ -1,0 +1,56 @@
+"""What a source tells the control thread. Each event stands alone: no order among objects is promised."""
+
+from typing import NamedTuple
+
+from ebpfproxy.model.address import Network
+from ebpfproxy.model.endpoint import EndpointSlice
+from ebpfproxy.model.node import Node
+from ebpfproxy.model.service import NamespacedName, Service
+
+SERVICE, ENDPOINT_SLICE, NODE, ADDRESSES = "Service", "EndpointSlice", "Node", "addresses"
+
+
+class ServiceChanged(NamedTuple):
+    """`service` is None where it is gone, or is none that a proxy serves (headless, ExternalName)."""
+
+    name: NamespacedName
+    service: Service | None
+
+
+class SliceChanged(NamedTuple):
+    """`slice` is None where it is gone, or belongs to no Service."""
+
+    name: NamespacedName
+    slice: EndpointSlice | None
+
+
+class NodeChanged(NamedTuple):
+    """Our own Node; None where it is gone."""
+
+    node: Node | None
+
+
+class AddressesChanged(NamedTuple):
+    """The whole local table of the kernel, each time."""
+
+    networks: frozenset[Network]
+
+
+class Synced(NamedTuple):
+    """All objects of `kind` (a constant of this file) that exist have been told. May come again."""
+
+    kind: str
+
+
+class Invalid(NamedTuple):
+    """An object that cannot be served. What was known of it before stays.
+
+    `name` is "namespace/name", or where in a file it stands, when it has no readable name.
+    """
+
+    kind: str
+    name: str
+    reason: str
+
+
+Event = ServiceChanged | SliceChanged | NodeChanged | AddressesChanged | Synced | Invalid
