@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
+/*
+ * The socket hooks of a cgroup: connect, sendmsg, recvmsg, getpeername, post_bind, sock_release.
+ * Each is a guard and one call; what happens is in socket.h.
+ */
+#include <uapi/linux/bpf.h>
+#include <uapi/linux/in.h>
+
+#include "compat.h"
+#include "socket.h"
+
+#define CONTINUE 1
+#define FAIL	 0
+
+static __always_inline int fail(int error)
+{
+#ifdef HAVE_SET_RETVAL
+	bpf_set_retval(-error);
+#endif
+	return FAIL; /* EPERM where the kernel has no bpf_set_retval (before 5.18, b44123b4a3dc) */
+}
+
+static __always_inline bool dialed4(struct bpf_sock_addr *ctx, struct service_key *dialed)
+{
+	if (ctx->protocol != IPPROTO_TCP && ctx->protocol != IPPROTO_UDP)
+		return false;
+	address_v4(&dialed->address, ctx->user_ip4);
+	dialed->port = (__be16)ctx->user_port;
+	dialed->protocol = (u8)ctx->protocol;
+	return true;
+}
+
+static __always_inline bool dialed6(struct bpf_sock_addr *ctx, struct service_key *dialed)
+{
+	if (ctx->protocol != IPPROTO_TCP && ctx->protocol != IPPROTO_UDP)
+		return false;
+	dialed->address.word[0] = ctx->user_ip6[0];
+	dialed->address.word[1] = ctx->user_ip6[1];
+	dialed->address.word[2] = ctx->user_ip6[2];
+	dialed->address.word[3] = ctx->user_ip6[3];
+	dialed->port = (__be16)ctx->user_port;
+	dialed->protocol = (u8)ctx->protocol;
+	return true;
+}
+
+static __always_inline int give4(struct bpf_sock_addr *ctx, const struct service_key *peer)
+{
+	ctx->user_ip4 = peer->address.word[3];
+	ctx->user_port = peer->port;
+	return CONTINUE;
+}
+
+static __always_inline int give6(struct bpf_sock_addr *ctx, const struct service_key *peer)
+{
+	ctx->user_ip6[0] = peer->address.word[0];
+	ctx->user_ip6[1] = peer->address.word[1];
+	ctx->user_ip6[2] = peer->address.word[2];
+	ctx->user_ip6[3] = peer->address.word[3];
+	ctx->user_port = peer->port;
+	return CONTINUE;
+}
+
+#define HOOK(name, family, act)                                                                    \
+	int name(struct bpf_sock_addr *ctx)                                                        \
+	{                                                                                          \
+		struct service_key peer = {};                                                      \
+                                                                                                   \
+		if (!dialed##family(ctx, &peer))                                                   \
+			return CONTINUE;                                                           \
+		switch (act(&peer, bpf_get_netns_cookie(ctx), bpf_get_socket_cookie(ctx))) {       \
+		case TRANSLATED:                                                                   \
+			return give##family(ctx, &peer);                                           \
+		case REFUSED:                                                                      \
+			return fail(ECONNREFUSED);                                                 \
+		default:                                                                           \
+			return CONTINUE;                                                           \
+		}                                                                                  \
+	}
+
+HOOK(connect4, 4, socket_connect)
+HOOK(connect6, 6, socket_connect)
+HOOK(sendmsg4, 4, socket_send)
+HOOK(sendmsg6, 6, socket_send)
+
+#define HOOK_BACK(name, family, datagram)                                                          \
+	int name(struct bpf_sock_addr *ctx)                                                        \
+	{                                                                                          \
+		struct service_key peer = {};                                                      \
+                                                                                                   \
+		if (!dialed##family(ctx, &peer))                                                   \
+			return CONTINUE;                                                           \
+		if (socket_give_back(&peer, bpf_get_socket_cookie(ctx), datagram))                 \
+			return give##family(ctx, &peer);                                           \
+		return CONTINUE;                                                                   \
+	}
+
+HOOK_BACK(recvmsg4, 4, true)
+HOOK_BACK(recvmsg6, 6, true)
+HOOK_BACK(getpeername4, 4, false)
+HOOK_BACK(getpeername6, 6, false)
+
+int post_bind4(struct bpf_sock *ctx)
+{
+	struct service_key bound = {.protocol = (u8)ctx->protocol};
+
+	address_v4(&bound.address, ctx->src_ip4);
+	bound.port = bpf_htons((u16)ctx->src_port);
+	return socket_bind(&bound, bpf_get_netns_cookie(ctx)) ? CONTINUE : fail(EADDRINUSE);
+}
+
+int post_bind6(struct bpf_sock *ctx)
+{
+	struct service_key bound = {.protocol = (u8)ctx->protocol};
+
+	bound.address.word[0] = ctx->src_ip6[0];
+	bound.address.word[1] = ctx->src_ip6[1];
+	bound.address.word[2] = ctx->src_ip6[2];
+	bound.address.word[3] = ctx->src_ip6[3];
+	bound.port = bpf_htons((u16)ctx->src_port);
+	return socket_bind(&bound, bpf_get_netns_cookie(ctx)) ? CONTINUE : fail(EADDRINUSE);
+}
+
+int sock_release(struct bpf_sock *ctx)
+{
+	struct service_key peer = {.protocol = (u8)ctx->protocol};
+	u32 family = ctx->family;
+	__be32 v4 = ctx->dst_ip4;
+
+	if (family != AF_INET && family != AF_INET6)
+		return CONTINUE;
+	peer.address.word[0] = ctx->dst_ip6[0];
+	peer.address.word[1] = ctx->dst_ip6[1];
+	peer.address.word[2] = ctx->dst_ip6[2];
+	peer.address.word[3] = ctx->dst_ip6[3];
+	/* The loads of both families come first: the verifier wants no computed offset into ctx. */
+	barrier();
+	if (family == AF_INET)
+		address_v4(&peer.address, v4);
+	peer.port = ctx->dst_port;
+	if (peer.port)
+		socket_forget(&peer, bpf_get_socket_cookie(ctx));
+	return CONTINUE;
+}

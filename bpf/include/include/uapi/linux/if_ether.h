@@ -1,0 +1,2 @@
+#pragma once
+#include "/usr/include/linux/if_ether.h"

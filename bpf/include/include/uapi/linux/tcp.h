@@ -1,0 +1,2 @@
+#pragma once
+#include "/usr/include/linux/tcp.h"

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
+ *
+ * The maps. This file and the entry points are all that is in bcc's dialect. The sizes and PIN_DIR
+ * come from the compiler's command line; their digest is part of the pin path, since a pinned map
+ * is reused without a check.
+ */
+#pragma once
+
+#include "abi.h"
+
+#define PINNED(type, key, value, name, size, flags)                                                \
+	BPF_TABLE_PINNED(type, key, value, name, size, PIN_DIR "/" #name, flags)
+
+/* Preallocated: replacing an entry must never fail for want of memory. */
+PINNED("hash", struct service_key, struct service, services, SERVICES_MAX, 0);
+PINNED("hash", u32, struct service_name, service_names, SERVICES_MAX, BPF_F_NO_PREALLOC);
+
+/* Written by the control plane through mmap(2), without a system call. */
+PINNED("array", u32, u32, slots, SLOTS_MAX, BPF_F_MMAPABLE);
+PINNED("array", u32, struct endpoint, endpoints, ENDPOINTS_MAX, BPF_F_MMAPABLE);
+PINNED("array", u32, struct node, node, 1, BPF_F_MMAPABLE);
+
+PINNED("lpm_trie", struct network_key, u32, local_networks, 4096, BPF_F_NO_PREALLOC);
+
+PINNED("lru_hash", struct affinity_key, struct affinity, affinity, AFFINITY_MAX, 0);
+PINNED("lru_hash", struct socket_key, struct socket_peer, socket_peers, SOCKETS_MAX, 0);
+PINNED("lru_hash", struct socket_key, struct socket_peer, socket_flows, SOCKETS_MAX, 0);
+
+PINNED("percpu_array", u32, u64, counters, COUNTERS, 0);
+
+static __always_inline void count(u32 counter)
+{
+	u64 *value = counters.lookup(&counter);
+
+	if (value)
+		*value += 1; /* per CPU, and the socket hooks do not nest */
+}

@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
+ *
+ * Finding the service that a client dials, and choosing one of its endpoints.
+ */
+#pragma once
+
+#include "maps.h"
+#include "addr.h"
+
+#define NSEC_PER_SEC 1000000000ULL
+
+/* Copy the entry of `key`; false: there is none.
+ *
+ * The kernel frees a replaced element to other keys at once, so what a lookup returned may become
+ * another service's under our hands. It did not if the same element is found again afterwards.
+ */
+static __always_inline bool service_copy(struct service_key *key, struct service *copy)
+{
+#pragma unroll
+	for (int attempt = 0; attempt < 3; attempt++) {
+		struct service *found = services.lookup(key);
+
+		if (!found)
+			return false;
+		*copy = *found;
+		barrier();
+		if (services.lookup(key) == found)
+			return true;
+	}
+	count(COUNTER_INCONSISTENT);
+	return false;
+}
+
+static __always_inline u32 network_flags(const struct address *address)
+{
+	struct network_key key = {.length = 128, .address = *address};
+	u32 *flags = local_networks.lookup(&key);
+
+	return flags ? *flags : 0;
+}
+
+/* Find what `dialed` means to a socket of this node; `on_node`: of the node itself, not of a pod.
+ * A pod's loopback is its own, the node's answers NodePorts.
+ */
+static __always_inline bool service_find(const struct service_key *dialed, bool on_node,
+					 struct service *service)
+{
+	struct service_key key = *dialed;
+
+	/* To dial an unspecified address is to dial oneself, which for a pod is not the node. */
+	if (!on_node && address_is_unspecified(&key.address))
+		return false;
+	if (service_copy(&key, service))
+		return true;
+	if (!on_node && address_is_loopback(&key.address))
+		return false;
+	address_unspecified_like(&key.address, &dialed->address);
+	/* The hash lookup comes first: most connections are to ports that are no NodePort. */
+	if (!services.lookup(&key) || !(network_flags(&dialed->address) & NETWORK_NODE_PORTS))
+		return false;
+	return service_copy(&key, service);
+}
+
+/* The endpoint `id`, if it belongs to `service` and has one of `flags`; NULL otherwise. */
+static __always_inline struct endpoint *endpoint_of(const struct service *service, u32 id,
+						    u16 flags)
+{
+	struct endpoint *endpoint = endpoints.lookup(&id);
+
+	if (!endpoint || endpoint->service_id != service->id || !(endpoint->flags & flags))
+		return NULL;
+	return endpoint;
+}
+
+/* One of `range`, each with the same probability; its id goes to `id`. NULL: it is empty. */
+static __always_inline struct endpoint *endpoint_random(const struct slot_range *range, u32 *id)
+{
+	u32 slot = range->first + (u32)(((u64)bpf_get_prandom_u32() * range->count) >> 32);
+	u32 *chosen = slots.lookup(&slot);
+
+	if (!range->count || !chosen)
+		return NULL;
+	*id = *chosen;
+	return endpoints.lookup(id);
+}
+
+/* Choose for a new connection of `client`: the endpoint it had within the affinity's timeout while
+ * that one may still be used (`flags`), a random one of `range` otherwise.
+ */
+static __always_inline struct endpoint *endpoint_choose(const struct service *service,
+							const struct slot_range *range, u16 flags,
+							struct affinity_key *client, u32 *id)
+{
+	struct affinity fresh = {};
+	struct affinity *known;
+	struct endpoint *endpoint;
+
+	if (!service->affinity_timeout)
+		return endpoint_random(range, id);
+
+	fresh.last_used = bpf_ktime_get_ns();
+	known = affinity.lookup(client);
+	if (known &&
+	    fresh.last_used - known->last_used < service->affinity_timeout * NSEC_PER_SEC) {
+		*id = known->endpoint;
+		endpoint = endpoint_of(service, *id, flags);
+		if (endpoint) {
+			known->last_used = fresh.last_used;
+			return endpoint;
+		}
+	}
+	endpoint = endpoint_random(range, id);
+	if (endpoint) {
+		fresh.endpoint = *id;
+		affinity.update(client, &fresh);
+	}
+	return endpoint;
+}

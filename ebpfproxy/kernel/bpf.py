@@ -1,0 +1,315 @@
+"""bpf(2): maps, programs and links, each by one system call. No libbpf and no bcc: 0.1 MB instead of 75.
+
+Keys and values are bytes in the machine's own layout; what they mean is the caller's affair. File
+descriptors are owned by the objects here and closed by `close`. See include/uapi/linux/bpf.h for
+the layout of `union bpf_attr`, of which each call packs the part it uses.
+"""
+
+import ctypes
+import errno
+import mmap
+import os
+import platform
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from ebpfproxy.errors import AlreadyExists, KernelError, NotFound, Rejected, TableFull, Unsupported
+
+MAP_LOOKUP_ELEM, MAP_UPDATE_ELEM, MAP_DELETE_ELEM, MAP_GET_NEXT_KEY = 1, 2, 3, 4
+PROG_LOAD, OBJ_PIN, OBJ_GET, PROG_ATTACH, PROG_DETACH = 5, 6, 7, 8, 9
+OBJ_GET_INFO_BY_FD, PROG_QUERY = 15, 16
+MAP_LOOKUP_BATCH, MAP_UPDATE_BATCH, MAP_DELETE_BATCH = 24, 26, 27
+LINK_CREATE, LINK_UPDATE, LINK_DETACH = 28, 29, 34
+
+PERCPU_TYPES = frozenset({5, 6, 10})  # BPF_MAP_TYPE_PERCPU_HASH, _PERCPU_ARRAY, _LRU_PERCPU_HASH
+ENOTSUPP = 524  # the kernel's own, which has no name in user space
+
+_SYSCALL = {"x86_64": 321, "aarch64": 280, "riscv64": 280, "loongarch64": 280, "s390x": 351, "ppc64le": 361}
+_libc = ctypes.CDLL(None, use_errno=True)
+_CHUNK = 4096  # entries a batch: long enough to be cheap, short enough not to hold a CPU for long
+
+
+def bpf(command: int, attr: bytes, what: str) -> tuple[int, bytes]:
+    """One call: its result, and `attr` as the kernel left it. Raises KernelError that names `what`."""
+    number = _SYSCALL.get(platform.machine())
+    if number is None:
+        raise Unsupported(f"bpf(2) has no known number on {platform.machine()}")
+    buffer = ctypes.create_string_buffer(attr, len(attr))
+    result = _libc.syscall(number, command, buffer, len(attr))
+    if result < 0:
+        raise error(ctypes.get_errno(), what)
+    return result, buffer.raw
+
+
+def error(number: int, what: str) -> KernelError:
+    """The error of our tree that `number` (an errno) stands for."""
+    kinds: dict[int, type[KernelError]] = {
+        errno.ENOENT: NotFound,
+        errno.EEXIST: AlreadyExists,
+        errno.E2BIG: TableFull,
+        errno.ENOSYS: Unsupported,
+        errno.EOPNOTSUPP: Unsupported,
+        ENOTSUPP: Unsupported,
+    }
+    hint = "run as root, or with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON" if number == errno.EPERM else ""
+    reason = "not supported" if number == ENOTSUPP else os.strerror(number)
+    found = kinds.get(number, Rejected)(f"{what}: {reason}", hint)
+    found.__cause__ = OSError(number, reason)
+    return found
+
+
+def errno_of(failure: KernelError) -> int:
+    """The errno behind an error of this module; 0 where there is none."""
+    cause = failure.__cause__
+    return cause.errno or 0 if isinstance(cause, OSError) else 0
+
+
+class MapFacts(NamedTuple):
+    """struct bpf_map_info, its first fields. Sizes in bytes; for per-CPU maps the size of one value."""
+
+    type: int
+    id: int
+    key_size: int
+    value_size: int
+    max_entries: int
+    flags: int
+    name: str
+
+
+class _Object:
+    """Something with a file descriptor and a path that it is, or can be, pinned to."""
+
+    def __init__(self, fd: int, name: str) -> None:
+        self.fd = fd
+        self.name = name
+
+    def pin(self, path: Path) -> None:
+        """Raises AlreadyExists. bpffs takes no dots in names (kernel/bpf/inode.c, bpf_lookup)."""
+        name = ctypes.create_string_buffer(os.fsencode(path))
+        bpf(OBJ_PIN, struct.pack("=QII", ctypes.addressof(name), self.fd, 0), f"cannot pin {path}")
+
+    def facts(self, size: int, template: bytes = b"") -> bytes:
+        """BPF_OBJ_GET_INFO_BY_FD: the first `size` bytes of the kernel's description."""
+        buffer = ctypes.create_string_buffer(template, size)
+        attr = struct.pack("=IIQ", self.fd, size, ctypes.addressof(buffer))
+        bpf(OBJ_GET_INFO_BY_FD, attr, f"cannot describe {self.name}")
+        return buffer.raw
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def _pinned_fd(path: Path) -> int:
+    name = ctypes.create_string_buffer(os.fsencode(path))
+    return bpf(OBJ_GET, struct.pack("=QII", ctypes.addressof(name), 0, 0), f"cannot open {path}")[0]
+
+
+class Map(_Object):
+    """A BPF map. Iteration is safe against changes meanwhile, but then may miss or repeat an entry."""
+
+    def __init__(self, fd: int, name: str) -> None:
+        super().__init__(fd, name)
+        *numbers, text = struct.unpack_from("=IIIIII16s", self.facts(40))
+        self.shape = MapFacts._make((*numbers, text.rstrip(b"\0").decode()))
+        self._stride = self.shape.value_size
+        if self.shape.type in PERCPU_TYPES:
+            self._stride = (self.shape.value_size + 7) // 8 * 8 * possible_cpus()
+        self._key = ctypes.create_string_buffer(max(self.shape.key_size, 4))
+        self._value = ctypes.create_string_buffer(self._stride)
+        self._element = struct.pack("=I4xQQ", fd, ctypes.addressof(self._key), ctypes.addressof(self._value))
+
+    @classmethod
+    def pinned(cls, path: Path) -> "Map":
+        """Raises NotFound."""
+        return cls(_pinned_fd(path), path.name)
+
+    def lookup(self, key: bytes) -> bytes | None:
+        """A per-CPU map's value is that of all possible CPUs in a row, each padded to 8 bytes."""
+        ctypes.memmove(self._key, key, len(key))
+        try:
+            bpf(MAP_LOOKUP_ELEM, self._element + bytes(8), f"cannot read map {self.name}")
+        except NotFound:
+            return None
+        return self._value.raw
+
+    def update(self, key: bytes, value: bytes, flags: int = 0) -> None:
+        """Raises TableFull where a map without eviction has no room."""
+        ctypes.memmove(self._key, key, len(key))
+        ctypes.memmove(self._value, value, len(value))
+        attr = self._element + struct.pack("=Q", flags)
+        bpf(MAP_UPDATE_ELEM, attr, f"cannot write map {self.name}")
+
+    def delete(self, key: bytes) -> bool:
+        """Whether there was such an entry."""
+        ctypes.memmove(self._key, key, len(key))
+        try:
+            bpf(MAP_DELETE_ELEM, self._element + bytes(8), f"cannot delete from map {self.name}")
+        except NotFound:
+            return False
+        return True
+
+    def update_all(self, entries: list[tuple[bytes, bytes]]) -> None:
+        """Write many entries, in chunks. When it raises, some of them are written."""
+        for start in range(0, len(entries), _CHUNK):
+            part = entries[start : start + _CHUNK]
+            keys = ctypes.create_string_buffer(b"".join(key for key, _ in part))
+            values = ctypes.create_string_buffer(b"".join(value for _, value in part))
+            self._batch(MAP_UPDATE_BATCH, 0, 0, keys, values, len(part))
+
+    def items(self) -> Iterator[tuple[bytes, bytes]]:
+        """Every entry; in no order."""
+        try:
+            yield from self._items_in_batches()
+        except Unsupported:  # this type has no batches on this kernel; nothing was yielded yet
+            yield from self._items_one_by_one()
+
+    def _items_in_batches(self) -> Iterator[tuple[bytes, bytes]]:
+        key_size, stride, room = self.shape.key_size, self._stride, _CHUNK
+        token = ctypes.create_string_buffer(max(key_size, 8))
+        first, done = True, False
+        while not done:
+            keys = ctypes.create_string_buffer(key_size * room)
+            values = ctypes.create_string_buffer(stride * room)
+            start = 0 if first else ctypes.addressof(token)
+            try:
+                n = self._batch(MAP_LOOKUP_BATCH, start, ctypes.addressof(token), keys, values, room)
+            except NotFound as end:
+                n, done = end.args[1], True
+            except Rejected as full:
+                if errno_of(full) != errno.ENOSPC:  # a hash bucket longer than `room`
+                    raise
+                room *= 2
+                continue
+            first = False
+            raw_keys, raw_values = keys.raw, values.raw
+            for i in range(n):
+                yield raw_keys[i * key_size : (i + 1) * key_size], raw_values[i * stride : (i + 1) * stride]
+
+    def _batch(
+        self,
+        command: int,
+        start: int,
+        end: int,
+        keys: "ctypes.Array[ctypes.c_char]",
+        values: "ctypes.Array[ctypes.c_char]",
+        n: int,
+    ) -> int:
+        """How many entries it handled. NotFound, a walk's regular end, has that as its second argument."""
+        addresses = ctypes.addressof(keys), ctypes.addressof(values)
+        attr = struct.pack("=QQQQIIQQ", start, end, *addresses, n, self.fd, 0, 0)
+        buffer = ctypes.create_string_buffer(attr, len(attr))
+        result = _libc.syscall(_SYSCALL[platform.machine()], command, buffer, len(attr))
+        handled = int(struct.unpack_from("=I", buffer.raw, 32)[0])
+        if result < 0:
+            number = ctypes.get_errno()
+            failure = error(number, f"batch on map {self.name}")
+            if number == errno.EINVAL:  # unknown command: a kernel before 5.6
+                failure = Unsupported(failure.message)
+            failure.args = (failure.message, handled)
+            raise failure
+        return handled
+
+    def _items_one_by_one(self) -> Iterator[tuple[bytes, bytes]]:
+        following = ctypes.create_string_buffer(self.shape.key_size)
+        at = ctypes.create_string_buffer(self.shape.key_size)
+        here = 0
+        while True:
+            attr = struct.pack("=I4xQQQ", self.fd, here, ctypes.addressof(following), 0)
+            try:
+                bpf(MAP_GET_NEXT_KEY, attr, f"cannot walk map {self.name}")
+            except NotFound:
+                return
+            key = following.raw
+            value = self.lookup(key)
+            if value is not None:
+                yield key, value
+            ctypes.memmove(at, key, len(key))
+            here = ctypes.addressof(at)
+
+    def mapped(self) -> mmap.mmap:
+        """The memory of an array made with BPF_F_MMAPABLE (5.5, fc9702273e2e): values 8-byte aligned."""
+        size = (self.shape.value_size + 7) // 8 * 8 * self.shape.max_entries
+        pages = (size + mmap.PAGESIZE - 1) // mmap.PAGESIZE * mmap.PAGESIZE
+        try:
+            return mmap.mmap(self.fd, pages)
+        except OSError as failure:
+            raise error(failure.errno or 0, f"cannot map {self.name} into memory") from failure
+
+
+class Program(_Object):
+    """A loaded program."""
+
+    @classmethod
+    def pinned(cls, path: Path) -> "Program":
+        """Raises NotFound."""
+        return cls(_pinned_fd(path), path.name)
+
+    @property
+    def id(self) -> int:
+        return int(struct.unpack_from("=II", self.facts(16))[1])
+
+
+class Link(_Object):
+    """A bpf_link: an attachment that lasts as long as it is open or pinned."""
+
+    @classmethod
+    def pinned(cls, path: Path) -> "Link":
+        """Raises NotFound."""
+        return cls(_pinned_fd(path), path.name)
+
+    @classmethod
+    def create(cls, program: Program, target_fd: int, attach_type: int) -> "Link":
+        """Cgroup links: kernel 5.7 (af6eea57437a). Raises Unsupported before that."""
+        attr = struct.pack("=IIII", program.fd, target_fd, attach_type, 0)
+        try:
+            return cls(bpf(LINK_CREATE, attr, f"cannot attach {program.name}")[0], program.name)
+        except Rejected as failure:
+            if errno_of(failure) == errno.EINVAL:
+                raise Unsupported(failure.message) from failure
+            raise
+
+    @property
+    def program_id(self) -> int:
+        return int(struct.unpack_from("=III", self.facts(32))[2])
+
+    @property
+    def cgroup_id(self) -> int:
+        """The inode number of the cgroup; 0 where that is gone."""
+        return int(struct.unpack_from("=Q", self.facts(32), 16)[0])
+
+    def replace(self, program: Program) -> None:
+        """From one packet to the next. ENOLINK, as Rejected, where the cgroup is gone."""
+        attr = struct.pack("=IIII", self.fd, program.fd, 0, 0)
+        bpf(LINK_UPDATE, attr, f"cannot replace the program of {self.name}")
+
+
+def loads(program_type: int, attach_type: int, instructions: bytes) -> bool:
+    """Whether the kernel takes a program of these instructions (struct bpf_insn): how features are probed.
+
+    Raises Rejected where we may not load programs at all.
+    """
+    code = ctypes.create_string_buffer(instructions, len(instructions))
+    license_ = ctypes.create_string_buffer(b"Dual BSD/GPL")
+    attr = struct.pack(
+        "=IIQQIIQII16sII",
+        *(program_type, len(instructions) // 8, ctypes.addressof(code), ctypes.addressof(license_)),
+        *(0, 0, 0, 0, 0, b"ebpfproxy_probe", 0, attach_type),
+    )
+    try:
+        fd, _ = bpf(PROG_LOAD, attr, "cannot load a program")
+    except KernelError as failure:
+        if errno_of(failure) == errno.EPERM:
+            raise
+        return False
+    os.close(fd)
+    return True
+
+
+def possible_cpus() -> int:
+    """How many values a per-CPU map has: /sys/devices/system/cpu/possible, such as "0-3,8"."""
+    text = Path("/sys/devices/system/cpu/possible").read_text().strip()
+    return 1 + max(int(part.split("-")[-1]) for part in text.split(","))

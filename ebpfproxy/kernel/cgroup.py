@@ -1,0 +1,85 @@
+"""Attaching programs to a cgroup of version 2: by links where the kernel has them, by PROG_ATTACH before."""
+
+import ctypes
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from ebpfproxy.errors import KernelError, NotFound
+from ebpfproxy.kernel.bpf import PROG_ATTACH, PROG_DETACH, PROG_QUERY, Link, Program, bpf
+
+_ALLOW_MULTI, _REPLACE = 2, 4  # BPF_F_ALLOW_MULTI, BPF_F_REPLACE
+_QUERY_EFFECTIVE = 1  # BPF_F_QUERY_EFFECTIVE
+_ROOM = 64  # programs; BPF_CGROUP_MAX_PROGS
+
+
+@contextmanager
+def opened(cgroup: Path) -> Iterator[int]:
+    """A file descriptor of the cgroup's folder. Raises NotFound."""
+    try:
+        fd = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as failure:
+        raise NotFound(f"cgroup {cgroup}: {failure.strerror}") from failure
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def programs(cgroup: Path, attach_type: int, effective: bool = False) -> list[int]:
+    """The ids of the programs at this cgroup; `effective`: those of its ancestors, too, in running order."""
+    ids = (ctypes.c_uint32 * _ROOM)()
+    with opened(cgroup) as fd:
+        flags = _QUERY_EFFECTIVE if effective else 0
+        attr = struct.pack("=IIIIQI4x", fd, attach_type, flags, 0, ctypes.addressof(ids), _ROOM)
+        _, result = bpf(PROG_QUERY, attr, f"cannot list the programs of {cgroup}")
+    return list(ids[: struct.unpack_from("=I", result, 24)[0]])
+
+
+def attach_link(program: Program, cgroup: Path, attach_type: int, pin: Path) -> None:
+    """Attach by a link pinned at `pin`; where there is one, replace its program in one step.
+
+    A link whose cgroup is gone or another one (calico #12801: ENOLINK) is unpinned and made anew.
+    Raises Unsupported where the kernel has no cgroup links.
+    """
+    with opened(cgroup) as fd:
+        try:
+            link = Link.pinned(pin)
+        except NotFound:
+            pass
+        else:
+            try:
+                if link.cgroup_id == os.fstat(fd).st_ino:
+                    link.replace(program)
+                    return
+            except KernelError:
+                pass  # whatever is wrong with the old one, a new one is the answer
+            finally:
+                link.close()
+            pin.unlink()
+        link = Link.create(program, fd, attach_type)
+        try:
+            link.pin(pin)
+        finally:
+            link.close()
+
+
+def attach_multi(program: Program, cgroup: Path, attach_type: int, former: Program | None) -> None:
+    """Attach beside others' programs, without a link; in `former`'s place where that is attached."""
+    with opened(cgroup) as fd:
+        if former is not None and former.id in programs(cgroup, attach_type):
+            flags, old = _ALLOW_MULTI | _REPLACE, former.fd
+        else:
+            flags, old = _ALLOW_MULTI, 0
+        attr = struct.pack("=IIIII", fd, program.fd, attach_type, flags, old)
+        bpf(PROG_ATTACH, attr, f"cannot attach {program.name} to {cgroup}")
+
+
+def detach(program: Program, cgroup: Path, attach_type: int) -> None:
+    """Undo `attach_multi`; no error where it is not attached."""
+    with opened(cgroup) as fd:
+        attr = struct.pack("=IIIII", fd, program.fd, attach_type, 0, 0)
+        with suppress(NotFound):
+            bpf(PROG_DETACH, attr, f"cannot detach {program.name} from {cgroup}")

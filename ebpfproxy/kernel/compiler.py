@@ -1,0 +1,139 @@
+"""Compiling C and loading programs with bcc, in a child process that ends when that is done.
+
+`build` is what others call; it runs this module as a program. The child alone imports bcc, so that the memory
+of clang and LLVM (130 MB) goes with it. What it made lasts by its pins:
+
+    <maps>/NAME          every map that the source declares, pinned by the source itself (PIN_DIR)
+    <programs>/NAME      every program, appearing all at once
+
+bcc comes from the distribution (python3-bpfcc), never from PyPI, where that name is another project's.
+"""
+
+import contextlib
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ebpfproxy.errors import Rejected, Unsupported
+
+_FLAGS = ("-Wall", "-Werror=implicit-function-declaration", "-I/usr/include")
+_LOCAL_INCLUDE = re.compile(r'#include "([^"/]+)"')
+
+
+class ProgramSpec(NamedTuple):
+    """A function of the source, and the kernel's BPF_PROG_TYPE_* and attach type (bpf_attach_type) for it."""
+
+    name: str
+    type: int
+    attach_type: int
+
+
+def build(
+    source: Path,
+    defines: Mapping[str, str],
+    programs: tuple[ProgramSpec, ...],
+    map_pins: Path,
+    program_pins: Path,
+) -> None:
+    """Compile `source`, load `programs`, pin them below `program_pins`, which must not exist yet.
+
+    Maps that are pinned already below `map_pins` are used, without a check of their shape.
+    Raises Unsupported where bcc is missing or another package, Rejected where clang or the kernel says no.
+    """
+    request = {
+        "source": str(source),
+        "defines": dict(defines),
+        "programs": [list(program) for program in programs],
+        "maps": str(map_pins),
+        "pins": str(program_pins),
+    }
+    child = subprocess.run(
+        [sys.executable, "-m", __name__],
+        input=json.dumps(request),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if child.returncode == 0:
+        return
+    lines = [line for line in child.stderr.splitlines() if line.strip()]
+    reason = lines[-1] if lines else f"the compiler ended with {child.returncode}"
+    if child.returncode == _NO_BCC:
+        hint = "apt-get install python3-bpfcc, and make the venv with --system-site-packages"
+        raise Unsupported(reason, hint)
+    failure = Rejected(f"cannot load the programs of {source.name}: {reason}", "-v=4 shows the whole log")
+    failure.add_note(child.stderr)
+    raise failure
+
+
+def expand(source: Path) -> str:
+    """The source with our own headers put in place, each once: bcc rewrites the main file only.
+
+    `#line` keeps the messages of clang and of the verifier true.
+    """
+    return "\n".join(_expanded(source, set())) + "\n"
+
+
+def _expanded(path: Path, seen: set[Path]) -> list[str]:
+    lines = [f'#line 1 "{path.name}"']
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        include = _LOCAL_INCLUDE.match(line)
+        if include:
+            header = path.parent / include[1]
+            if header not in seen:
+                seen.add(header)
+                lines += _expanded(header, seen)
+            lines.append(f'#line {number + 1} "{path.name}"')
+        elif line.strip() != "#pragma once":
+            lines.append(line)
+    return lines
+
+
+_NO_BCC = 9
+
+
+def _import_bcc() -> Any:
+    try:
+        import bcc
+    except ImportError as failure:
+        sys.stderr.write(f"bcc cannot be imported by {sys.executable}: {failure}\n")
+        sys.exit(_NO_BCC)
+    if not hasattr(bcc, "BPF"):
+        where = getattr(bcc, "__file__", "?")
+        sys.stderr.write(f"{where} is PyPI's bcc, an unrelated package: remove it\n")
+        sys.exit(_NO_BCC)
+    return bcc
+
+
+def _load(request: dict[str, Any]) -> None:
+    source = Path(request["source"])
+    # bcc asks for kernel headers, which a node need not have; these stand-ins are all it uses.
+    os.environ["BCC_KERNEL_SOURCE"] = str(source.parent / "include")
+    bcc = _import_bcc()
+    cflags = [*_FLAGS, f"-I/usr/include/{sysconfig.get_config_var('MULTIARCH')}"]
+    cflags += [f"-D{name}={value}" for name, value in request["defines"].items()]
+    cflags += [f'-DPIN_DIR="{request["maps"]}"']
+    loaded = bcc.BPF(text=expand(source), cflags=cflags)
+    pins, partial = Path(request["pins"]), Path(request["pins"] + "_partial")
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(partial)  # of a child that was killed
+    partial.mkdir(parents=True)
+    from ebpfproxy.kernel.bpf import Program
+
+    for name, type_, attach_type in request["programs"]:
+        function = loaded.load_func(name.encode(), type_, attach_type=attach_type)
+        Program(function.fd, name).pin(partial / name)
+    partial.rename(pins)
+
+
+if __name__ == "__main__":
+    with contextlib.redirect_stdout(io.StringIO()):
+        _load(json.load(sys.stdin))
