@@ -1,0 +1,215 @@
+"""cgroup v2 and bpffs for real. What mounts does so in a process with a mount namespace of its own."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ebpfproxy.kernel import mounts
+
+pytestmark = pytest.mark.kernel
+
+PRELUDE = """
+import os, subprocess, sys
+from pathlib import Path
+from ebpfproxy.errors import *
+from ebpfproxy.kernel import mounts
+folder, parent = Path(sys.argv[1]), Path(sys.argv[2])
+"""
+
+
+def apart(script: str, folder: Path, *unshared: str) -> None:
+    """Run `script` with mounts of its own (and what else is to be unshared); its asserts are ours."""
+    command = ["unshare", "--mount", *unshared, sys.executable, "-c", PRELUDE + script]
+    done = subprocess.run(
+        [*command, str(folder), f"/proc/{os.getpid()}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def cgroup() -> Iterator[Path]:
+    """An empty cgroup below the root."""
+    path = mounts.cgroup2_root() / f"ebpfproxy-test-{os.getpid()}"
+    path.mkdir()
+    try:
+        yield path
+    finally:
+        path.rmdir()
+
+
+def test_the_root_is_told_from_a_cgroup_below(cgroup: Path) -> None:
+    assert mounts.is_true_cgroup_root(cgroup.parent)
+    assert not mounts.is_true_cgroup_root(cgroup)
+
+
+def test_the_machines_own_root_is_taken_where_it_is_mounted() -> None:
+    root = mounts.host_cgroup2_root()
+    assert root == mounts.cgroup2_root()
+    assert mounts.is_true_cgroup_root(root)
+
+
+def test_the_root_of_a_v1_hierarchy_is_not_taken_for_it(tmp_path: Path) -> None:
+    """It has inode number 1 as well."""
+    apart(
+        """
+subprocess.run(["mount", "-t", "cgroup", "-o", "none,name=ebpfproxy-test", "none", folder], check=True)
+try:
+    assert folder.stat().st_ino == 1
+    assert not mounts.is_true_cgroup_root(folder)
+finally:
+    mounts.unmount(folder)
+""",
+        tmp_path,
+    )
+
+
+def test_a_bind_mount_of_a_subfolder_gives_way_to_the_true_root(cgroup: Path, tmp_path: Path) -> None:
+    apart(
+        f"""
+subprocess.run(["mount", "--bind", {str(cgroup)!r}, folder], check=True)
+assert not mounts.is_true_cgroup_root(folder)
+order = folder.parent / "mounts"
+order.write_text(f"cgroup2 {{folder}} cgroup2 rw 0 0\\ncgroup2 {cgroup.parent} cgroup2 rw 0 0\\n")
+assert mounts.cgroup2_root(str(order)) == Path({str(cgroup.parent)!r})
+""",
+        tmp_path,
+    )
+
+
+CONTAINER = """
+# What a container's runtime does: a cgroup, a namespace that begins there, and only that one mounted.
+cgroup = Path({cgroup!r})
+(cgroup / "cgroup.procs").write_text(str(os.getpid()))
+import ctypes
+assert ctypes.CDLL(None).unshare(0x02000000) == 0  # CLONE_NEWCGROUP
+for mount in [line.split()[1] for line in open("/proc/self/mounts") if line.split()[2] == "cgroup2"]:
+    mounts.unmount(Path(mount))
+subprocess.run(["mount", "-t", "cgroup2", "none", folder], check=True)
+"""
+
+
+def in_container(cgroup: Path, folder: Path, body: str) -> None:
+    apart(CONTAINER.format(cgroup=str(cgroup)) + body, folder)
+
+
+def test_an_agent_in_a_container_takes_the_hosts_root_and_not_its_own(cgroup: Path, tmp_path: Path) -> None:
+    """Regression, cilium/cilium#48420: programs attached to a bootstrap cgroup, seen by no other process."""
+    in_container(
+        cgroup,
+        tmp_path,
+        """
+assert mounts.cgroup2_root() == folder
+assert not mounts.is_true_cgroup_root(folder)
+found = mounts.host_cgroup2_root(parent)
+assert str(found).startswith(f"{parent}/root/"), found
+assert mounts.is_true_cgroup_root(found)
+""",
+    )
+
+
+def test_an_agent_that_sees_only_its_own_cgroup_refuses_it(cgroup: Path, tmp_path: Path) -> None:
+    """Regression, cilium/cilium#48420: without hostPID, process 1 is the container's."""
+    in_container(
+        cgroup,
+        tmp_path,
+        """
+try:
+    found = mounts.host_cgroup2_root(Path("/proc/self"))
+except NotFound as error:
+    assert str(folder) in error.message and "hostPID" in error.hint
+else:
+    raise AssertionError(found)
+""",
+    )
+
+
+def test_a_process_that_is_gone_has_no_root(cgroup: Path, tmp_path: Path) -> None:
+    in_container(
+        cgroup,
+        tmp_path,
+        """
+try:
+    found = mounts.host_cgroup2_root(Path("/proc/0"))
+except NotFound:
+    pass
+else:
+    raise AssertionError(found)
+""",
+    )
+
+
+def test_bpffs_is_mounted_once_and_folders_below_are_made(tmp_path: Path) -> None:
+    apart(
+        """
+root = folder / "a" / "bpf"
+assert mounts.ensure_bpffs(root) is True
+assert mounts.is_bpffs(root) and not mounts.is_bpffs(root.parent)
+assert mounts.ensure_bpffs(root) is False
+assert mounts.ensure_bpffs(root / "v1" / "links") is False
+assert mounts.is_bpffs(root / "v1" / "links")
+mounts.unmount(root)
+assert not mounts.is_bpffs(root)
+try:
+    mounts.unmount(root)
+except NotFound:
+    pass
+else:
+    raise AssertionError("unmounted twice")
+""",
+        tmp_path,
+    )
+    assert not mounts.is_bpffs(tmp_path / "a" / "bpf")
+
+
+def test_below_the_kernels_own_place_bpffs_is_mounted_there(tmp_path: Path) -> None:
+    """sysfs lets nobody make a folder, so it has to be mounted first."""
+    apart(
+        """
+while mounts.is_bpffs(mounts.BPFFS):
+    mounts.unmount(mounts.BPFFS)
+assert mounts.ensure_bpffs(mounts.BPFFS / "ebpfproxy" / "v1") is True
+assert mounts.is_bpffs(mounts.BPFFS) and (mounts.BPFFS / "ebpfproxy" / "v1").is_dir()
+""",
+        tmp_path,
+    )
+
+
+def test_without_the_capability_mounting_is_unsupported(tmp_path: Path) -> None:
+    apart(
+        """
+import ctypes, struct
+assert ctypes.CDLL(None).capset(struct.pack("=Ii", 0x20080522, 0), bytes(24)) == 0
+try:
+    mounts.ensure_bpffs(folder)
+except Unsupported as error:
+    assert "CAP_SYS_ADMIN" in error.hint
+else:
+    raise AssertionError("mounted")
+""",
+        tmp_path,
+    )
+
+
+def test_a_mount_in_use_is_not_taken_away(tmp_path: Path) -> None:
+    apart(
+        """
+assert mounts.ensure_bpffs(folder) is True
+with os.scandir(folder):
+    try:
+        mounts.unmount(folder)
+    except Rejected as error:
+        assert "busy" in error.message
+    else:
+        raise AssertionError("unmounted")
+mounts.unmount(folder)
+""",
+        tmp_path,
+    )
