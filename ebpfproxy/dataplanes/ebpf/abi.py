@@ -1,0 +1,144 @@
+"""The layouts of bpf/abi.h, read from that very file: there is no second copy to drift.
+
+Only the plain shapes that abi.h promises are understood; anything else in it is an error at import.
+"""
+
+import re
+import struct
+from pathlib import Path
+from typing import NamedTuple
+
+_SCALARS = {"__u8": "B", "__u16": "H", "__u32": "I", "__u64": "Q", "__be16": "H", "__be32": "I", "char": "s"}
+_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
+_DEFINE = re.compile(r"^#define (\w+)\s+(\d+)$", re.MULTILINE)
+_BLOCK = re.compile(r"(struct|enum) (\w+) \{(.*?)\};", re.DOTALL)
+_FIELD = re.compile(r"(struct )?(\w+) (\w+)(?:\[(\w+)\])?")
+_ENUMERATOR = re.compile(r"(\w+)\s*=\s*(\d+)")
+
+
+class Field(NamedTuple):
+    """`offset` and `size` in bytes; `format` as the struct module's, without byte order."""
+
+    name: str
+    offset: int
+    size: int
+    format: str
+
+
+class Layout:
+    """A C struct. `pack` takes one value a field, nested structs and `pad` included, as `fields` lists them.
+
+    Nested structs and char arrays are bytes. Fields of type __be16 are packed as they are: give
+    them through socket.htons.
+    """
+
+    def __init__(self, name: str, fields: tuple[Field, ...], alignment: int) -> None:
+        self.name = name
+        self.fields = fields
+        self.alignment = alignment
+        self._struct = struct.Struct("=" + "".join(field.format for field in fields))
+        self.size = self._struct.size
+        self.pack = self._struct.pack
+        self.unpack = self._struct.unpack
+        self.pack_into = self._struct.pack_into
+        self.unpack_from = self._struct.unpack_from
+        self.iter_unpack = self._struct.iter_unpack
+
+    def offset(self, field: str) -> int:
+        return next(f.offset for f in self.fields if f.name == field)
+
+
+class Abi(NamedTuple):
+    layouts: dict[str, Layout]
+    constants: dict[str, int]
+
+
+def parse(text: str) -> Abi:
+    """Read what abi.h declares. Raises ValueError for a shape it must not have, implicit padding included."""
+    text = _COMMENT.sub("", text)
+    constants = {name: int(value) for name, value in _DEFINE.findall(text)}
+    layouts: dict[str, Layout] = {}
+    for kind, name, body in _BLOCK.findall(text):
+        if kind == "enum":
+            constants |= {key: int(value) for key, value in _ENUMERATOR.findall(body)}
+        else:
+            layouts[name] = _layout(name, body, layouts, constants)
+    return Abi(layouts, constants)
+
+
+def _layout(name: str, body: str, known: dict[str, Layout], constants: dict[str, int]) -> Layout:
+    fields: list[Field] = []
+    offset, widest = 0, 1
+    for declaration in filter(None, (part.strip() for part in body.split(";"))):
+        match = _FIELD.fullmatch(declaration)
+        if not match:
+            raise ValueError(f"struct {name}: cannot read {declaration!r}")
+        nested, type_, field, length = match.groups()
+        n = 1 if length is None else int(constants.get(length, length))
+        alignment = known[type_].alignment if nested else struct.calcsize(_SCALARS[type_])
+        size = (known[type_].size if nested else alignment) * n
+        plain = not nested and length is None
+        format_ = _SCALARS[type_] if plain else f"{size}s"
+        if offset % alignment:
+            raise ValueError(f"struct {name}: implicit padding before {field}")
+        fields.append(Field(field, offset, size, format_))
+        offset += size
+        widest = max(widest, alignment)
+    if offset % widest:
+        raise ValueError(f"struct {name}: implicit padding at its end")
+    return Layout(name, tuple(fields), widest)
+
+
+def source_directory() -> Path:
+    """Where the C sources are: inside the wheel, or beside the package in a checkout."""
+    package = Path(__file__).resolve().parents[2]
+    installed = package / "bpf"
+    return installed if installed.is_dir() else package.parent / "bpf"
+
+
+_ABI = parse((source_directory() / "abi.h").read_text())
+
+CONSTANTS = _ABI.constants
+LAYOUTS = _ABI.layouts
+
+SERVICE_KEY = LAYOUTS["service_key"]
+SERVICE = LAYOUTS["service"]
+SERVICE_NAME = LAYOUTS["service_name"]
+ENDPOINT = LAYOUTS["endpoint"]
+SLOT_RANGE = LAYOUTS["slot_range"]
+AFFINITY_KEY = LAYOUTS["affinity_key"]
+AFFINITY = LAYOUTS["affinity"]
+SOCKET_KEY = LAYOUTS["socket_key"]
+SOCKET_PEER = LAYOUTS["socket_peer"]
+NETWORK_KEY = LAYOUTS["network_key"]
+NODE = LAYOUTS["node"]
+
+ABI_VERSION = CONSTANTS["ABI_VERSION"]
+SERVICE_INTERNAL_LOCAL = CONSTANTS["SERVICE_INTERNAL_LOCAL"]
+SERVICE_EXTERNAL_LOCAL = CONSTANTS["SERVICE_EXTERNAL_LOCAL"]
+SERVICE_REJECT = CONSTANTS["SERVICE_REJECT"]
+SERVICE_RESTRICTED = CONSTANTS["SERVICE_RESTRICTED"]
+SERVICE_NODE_ADMITTED = CONSTANTS["SERVICE_NODE_ADMITTED"]
+SERVICE_MASQUERADE_POD = CONSTANTS["SERVICE_MASQUERADE_POD"]
+SERVICE_MASQUERADE_NODE = CONSTANTS["SERVICE_MASQUERADE_NODE"]
+SERVICE_MASQUERADE_OUTSIDE = CONSTANTS["SERVICE_MASQUERADE_OUTSIDE"]
+ENDPOINT_LISTED = CONSTANTS["ENDPOINT_LISTED"]
+ENDPOINT_CLUSTER = CONSTANTS["ENDPOINT_CLUSTER"]
+ENDPOINT_LOCAL = CONSTANTS["ENDPOINT_LOCAL"]
+ENDPOINT_ON_NODE = CONSTANTS["ENDPOINT_ON_NODE"]
+NETWORK_LOCAL = CONSTANTS["NETWORK_LOCAL"]
+NETWORK_NODE_PORTS = CONSTANTS["NETWORK_NODE_PORTS"]
+TO_ENDPOINT = CONSTANTS["TO_ENDPOINT"]
+TO_FRONTEND = CONSTANTS["TO_FRONTEND"]
+CLIENT_NETNS = CONSTANTS["CLIENT_NETNS"]
+KINDS = {
+    CONSTANTS["KIND_CLUSTER_IP"]: "ClusterIP",
+    CONSTANTS["KIND_NODE_PORT"]: "NodePort",
+    CONSTANTS["KIND_EXTERNAL_IP"]: "ExternalIP",
+    CONSTANTS["KIND_LOAD_BALANCER"]: "LoadBalancer",
+}
+COUNTERS = {
+    value: name.removeprefix("COUNTER_").lower()
+    for name, value in CONSTANTS.items()
+    if name.startswith("COUNTER_")
+}

@@ -1,0 +1,127 @@
+"""The eBPF dataplane: the five methods, over services, local networks and hooks."""
+
+import dataclasses
+import struct
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import cast
+
+from ebpfproxy.dataplanes.ebpf import abi, entries
+from ebpfproxy.dataplanes.ebpf.entries import (
+    ATTACHED,
+    Entry,
+    HookKey,
+    Key,
+    ServicePortEntry,
+    ServicePortKey,
+)
+from ebpfproxy.dataplanes.ebpf.maps import Maps, MapSizes
+from ebpfproxy.dataplanes.ebpf.pins import Pins
+from ebpfproxy.dataplanes.ebpf.programs import Programs
+from ebpfproxy.dataplanes.ebpf.service_table import ServiceTable
+from ebpfproxy.dataplanes.ebpf.stale_sockets import StaleSockets
+from ebpfproxy.dataplanes.interface import Delta
+from ebpfproxy.errors import KernelError
+from ebpfproxy.kernel import mounts, netns
+from ebpfproxy.model.address import Address, Network
+from ebpfproxy.plan.service_plan import NodePlan, ServicePortPlan
+
+_U32 = struct.Struct("=I")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EbpfSettings:
+    """Where everything is. `cgroup_root` catches the sockets of all processes below it."""
+
+    cgroup_root: Path
+    bpffs_root: Path
+    proc_root: Path = Path("/proc")
+    sizes: MapSizes = dataclasses.field(default_factory=MapSizes)
+
+
+def _nobody_counts(destroyed: int, failed: int) -> None:
+    pass
+
+
+class EbpfDataplane:
+    """See `Dataplane` for the contract. The calling thread's network namespace counts as the node."""
+
+    name = "ebpf"
+
+    def __init__(
+        self,
+        settings: EbpfSettings,
+        sockets_destroyed: Callable[[int, int], object] = _nobody_counts,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._sockets_destroyed = sockets_destroyed
+        self._clock = clock
+        self._settled = False
+
+    def open(self) -> None:
+        """Maps and programs are there afterwards; what is attached is still what was attached before."""
+        mounts.ensure_bpffs(self._settings.bpffs_root)
+        pins = Pins(self._settings.bpffs_root)
+        self._programs = Programs(pins, self._settings.cgroup_root, self._settings.sizes)
+        directory = self._programs.layout / "maps"
+        self._maps = Maps(directory)
+        self._table = ServiceTable(self._maps, self._clock)
+        self._maps["node"].update(_U32.pack(0), abi.NODE.pack(netns.cookie()))
+        self._stale = StaleSockets(directory, self._settings.proc_root, self._sockets_destroyed)
+
+    def render(self, plans: Iterable[ServicePortPlan], node: NodePlan | None) -> dict[Key, Entry]:
+        return entries.render(plans, node, self._programs.hooks)
+
+    def read(self) -> dict[Key, Entry]:
+        found: dict[Key, Entry] = dict(self._table.read().items())
+        for key, value in self._maps["local_networks"].items():
+            length, address = abi.NETWORK_KEY.unpack(key)
+            found[Network(Address(address), length)] = int(_U32.unpack(value)[0])
+        found.update({HookKey(name): ATTACHED for name in self._programs.attached()})
+        return found
+
+    def apply(self, delta: Delta[Key, Entry]) -> Mapping[Key, KernelError]:
+        """Networks, then services, then hooks: nothing is sent anywhere before the maps are complete."""
+        self._put_networks(delta.puts)
+        puts = {k: cast(ServicePortEntry, e) for k, e in delta.puts.items() if isinstance(k, ServicePortKey)}
+        drops = [key for key in delta.drops if isinstance(key, ServicePortKey)]
+        services, gone = self._table.apply(puts, drops)
+        refused: dict[Key, KernelError] = dict(services.items())
+        hooks = [key.name for key in delta.puts if isinstance(key, HookKey)]
+        refused.update({HookKey(name): error for name, error in self._programs.attach(hooks).items()})
+        for key in delta.drops:
+            if isinstance(key, Network):
+                self._maps["local_networks"].delete(_network_key(key))
+        self._settle(any(isinstance(key, HookKey) for key in refused))
+        if gone:
+            self._stale.look(frozenset(gone))
+        return refused
+
+    def _put_networks(self, puts: Mapping[Key, Entry]) -> None:
+        for key, entry in puts.items():
+            if isinstance(key, Network):
+                self._maps["local_networks"].update(_network_key(key), _U32.pack(cast(int, entry)))
+
+    def _settle(self, incomplete: bool) -> None:
+        """After the first delta that left every hook attached: let go of what an earlier run left."""
+        if self._settled or incomplete:
+            return
+        self._programs.settle()
+        self._settled = True
+        self._stale.look(None)  # what went while no agent ran
+
+    def close(self) -> None:
+        self._stale.close()
+        self._table.close()
+        self._maps.close()
+        self._programs.close()
+
+    def usage(self) -> dict[str, tuple[int, int]]:
+        """By map: entries in use, and room. For any thread."""
+        return self._table.usage()
+
+
+def _network_key(network: Network) -> bytes:
+    return abi.NETWORK_KEY.pack(network.length, network.address)

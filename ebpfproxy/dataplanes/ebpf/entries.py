@@ -1,0 +1,131 @@
+"""What the eBPF dataplane holds, by key, and how a plan becomes that. Pure.
+
+One ServicePort in one family is one entry, since it changes as one. Ids and ranges of slots are not
+part of an entry: they are found when it is written, and seen through when it is read back.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from ebpfproxy.dataplanes.ebpf import abi
+from ebpfproxy.dataplanes.ebpf.hooks import Hook
+from ebpfproxy.model.address import Address, Family, Network, Protocol, contains
+from ebpfproxy.plan.service_plan import (
+    FrontendKind,
+    FrontendPlan,
+    NodePlan,
+    Otherwise,
+    PlannedEndpoint,
+    Scope,
+    ServicePortPlan,
+)
+
+
+class ServicePortKey(NamedTuple):
+    """`name` is "namespace/name:port", or "namespace/name" for an unnamed port."""
+
+    name: str
+    protocol: Protocol
+    family: Family
+
+
+class HookKey(NamedTuple):
+    """A hook of the kernel that one of our programs is attached to."""
+
+    name: str
+
+
+class FrontendEntry(NamedTuple):
+    """`kind` and `flags` are abi.h's service_kind and service_flag."""
+
+    address: Address
+    port: int
+    protocol: int
+    kind: int
+    flags: int
+
+
+class EndpointEntry(NamedTuple):
+    """`flags` are abi.h's endpoint_flag."""
+
+    address: Address
+    port: int
+    flags: int
+
+
+class ServicePortEntry(NamedTuple):
+    """Both tuples sorted by address and port. `affinity_timeout` in seconds, 0 for none."""
+
+    frontends: tuple[FrontendEntry, ...]
+    endpoints: tuple[EndpointEntry, ...]
+    affinity_timeout: int
+
+
+Key = ServicePortKey | Network | HookKey
+Entry = ServicePortEntry | int | str
+"""For a Network: abi.h's network_flag. For a hook: the state that it is in, of which ATTACHED is good."""
+
+ATTACHED = "attached"
+
+_KIND = {FrontendKind(name): number for number, name in abi.KINDS.items()}
+
+
+def render(
+    plans: Iterable[ServicePortPlan], node: NodePlan | None, hooks: Iterable[Hook]
+) -> dict[Key, Entry]:
+    """The entries that the plans ask for; with a `node` those of the node, and that `hooks` be attached."""
+    entries: dict[Key, Entry] = {}
+    for plan in plans:
+        key = ServicePortKey(str(plan.name), plan.name.protocol, plan.family)
+        entries[key] = ServicePortEntry(
+            tuple(sorted(_frontend(frontend, plan) for frontend in plan.frontends)),
+            tuple(map(_endpoint, plan.endpoints)),
+            plan.affinity_timeout,
+        )
+    if node is not None:
+        entries.update(_networks(node))
+        entries.update({HookKey(hook.name): ATTACHED for hook in hooks})
+    return entries
+
+
+def _frontend(plan: FrontendPlan, of: ServicePortPlan) -> FrontendEntry:
+    flags = 0
+    if plan.pod.scope is Scope.LOCAL:
+        flags |= abi.SERVICE_INTERNAL_LOCAL
+    if plan.outside.scope is Scope.LOCAL:
+        flags |= abi.SERVICE_EXTERNAL_LOCAL
+    if of.otherwise is Otherwise.REJECT:
+        flags |= abi.SERVICE_REJECT
+    if plan.restricted:
+        flags |= abi.SERVICE_RESTRICTED
+        if plan.node_admitted:
+            flags |= abi.SERVICE_NODE_ADMITTED
+    if plan.pod.masquerade:
+        flags |= abi.SERVICE_MASQUERADE_POD
+    if plan.node.masquerade:
+        flags |= abi.SERVICE_MASQUERADE_NODE
+    if plan.outside.masquerade:
+        flags |= abi.SERVICE_MASQUERADE_OUTSIDE
+    return FrontendEntry(*plan.frontend, _KIND[plan.kind], flags)
+
+
+def _endpoint(planned: PlannedEndpoint) -> EndpointEntry:
+    flags = abi.ENDPOINT_LISTED
+    if planned.cluster:
+        flags |= abi.ENDPOINT_CLUSTER
+    if planned.local:
+        flags |= abi.ENDPOINT_LOCAL
+    if planned.on_node:
+        flags |= abi.ENDPOINT_ON_NODE
+    return EndpointEntry(planned.address, planned.port, flags)
+
+
+def _networks(node: NodePlan) -> dict[Key, Entry]:
+    """The longest match decides in the kernel, so each network says for itself whether NodePorts answer."""
+    found: dict[Key, Entry] = {}
+    for network in node.local_networks | node.node_port_networks:
+        flags = abi.NETWORK_LOCAL
+        if any(n.length <= network.length and contains(n, network.address) for n in node.node_port_networks):
+            flags |= abi.NETWORK_NODE_PORTS
+        found[network] = flags
+    return found

@@ -1,0 +1,35 @@
+"""The hooks that our programs are attached to.
+
+Numbers from include/uapi/linux/bpf.h. The first kernel that has one is told for people; what this
+kernel has is found by trying.
+"""
+
+from typing import NamedTuple
+
+_SOCK_ADDR, _SOCK = 18, 9  # BPF_PROG_TYPE_CGROUP_SOCK_ADDR, BPF_PROG_TYPE_CGROUP_SOCK
+
+
+class Hook(NamedTuple):
+    """`name` is that of the program, of its pin and of the link's pin. `optional`: we can do without."""
+
+    name: str
+    program_type: int
+    attach_type: int
+    since: str
+    optional: bool = False
+
+
+# In the order of attaching: what gives an address back is there before anything is sent elsewhere.
+SOCKET_HOOKS = (
+    Hook("sock_release", _SOCK, 34, "5.9", optional=True),
+    Hook("getpeername4", _SOCK_ADDR, 29, "5.8", optional=True),
+    Hook("getpeername6", _SOCK_ADDR, 30, "5.8", optional=True),
+    Hook("recvmsg4", _SOCK_ADDR, 19, "5.2"),
+    Hook("recvmsg6", _SOCK_ADDR, 20, "5.2"),
+    Hook("sendmsg4", _SOCK_ADDR, 14, "4.18"),
+    Hook("sendmsg6", _SOCK_ADDR, 15, "4.18"),
+    Hook("connect4", _SOCK_ADDR, 10, "4.17"),
+    Hook("connect6", _SOCK_ADDR, 11, "4.17"),
+    Hook("post_bind4", _SOCK, 12, "4.17"),
+    Hook("post_bind6", _SOCK, 13, "4.17"),
+)

@@ -1,0 +1,114 @@
+"""Who owns which part of the slots array: ranges of powers of two, given back after a grace period.
+
+A reader in the kernel may hold the old range of a service while the new one is already in force. So
+what is given back rests for `GRACE` seconds, by a clock that is passed in, before it is given out
+again; a BPF program runs for microseconds, and the kernel complains of one that takes seconds.
+"""
+
+from collections import deque
+
+GRACE = 3.0
+
+
+class Ranges:
+    """Allocates ranges out of `capacity` places (buddy system: a range of n takes the next power of two)."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.used = 0
+        self._free: dict[int, set[int]] = {}  # order -> firsts
+        self._resting: deque[tuple[float, int, int]] = deque()  # when free again, first, order
+        first = 0
+        while first < capacity:  # a capacity that is no power of two is a sum of some
+            order = (capacity - first).bit_length() - 1
+            self._free.setdefault(order, set()).add(first)
+            first += 1 << order
+
+    @staticmethod
+    def order_of(count: int) -> int:
+        """The power of two that `count` places take.
+
+        >>> [Ranges.order_of(n) for n in (1, 2, 3, 4, 5, 1000)]
+        [0, 1, 2, 2, 3, 10]
+        """
+        return max(count - 1, 0).bit_length()
+
+    def allocate(self, count: int, now: float) -> int | None:
+        """The first place of a range of `count`, at least 1; None where there is no room."""
+        self._wake(now)
+        order = self.order_of(count)
+        larger = order
+        while not self._free.get(larger):
+            larger += 1
+            if larger > self.capacity.bit_length():
+                return None
+        first = self._free[larger].pop()
+        while larger > order:
+            larger -= 1
+            self._free.setdefault(larger, set()).add(first + (1 << larger))
+        self.used += 1 << order
+        return first
+
+    def reserve(self, first: int, count: int) -> bool:
+        """Take a given range, as a former run had it; False where some of it is taken or was never one."""
+        order = self.order_of(count)
+        if first % (1 << order):
+            return False
+        for larger in range(order, self.capacity.bit_length() + 1):
+            start = first >> larger << larger
+            if start not in self._free.get(larger, ()):
+                continue
+            self._free[larger].remove(start)
+            while larger > order:
+                larger -= 1
+                middle = start + (1 << larger)
+                kept, start = (middle, start) if first < middle else (start, middle)
+                self._free.setdefault(larger, set()).add(kept)
+            self.used += 1 << order
+            return True
+        return False
+
+    def release(self, first: int, count: int, now: float) -> None:
+        """Give a range back; it may be given out again after the grace period."""
+        self._resting.append((now + GRACE, first, self.order_of(count)))
+        self.used -= 1 << self.order_of(count)
+
+    def _wake(self, now: float) -> None:
+        while self._resting and self._resting[0][0] <= now:
+            _, first, order = self._resting.popleft()
+            while first ^ (1 << order) in self._free.get(order, ()):  # join with its buddy
+                self._free[order].remove(first ^ (1 << order))
+                first &= ~(1 << order)
+                order += 1
+            self._free.setdefault(order, set()).add(first)
+
+
+class Ids:
+    """Allocates ids from 1 to `capacity` - 1, each again only after the grace period. 0 is nobody's."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.used = 0
+        self._next = 1
+        self._resting: deque[tuple[float, int]] = deque()
+
+    def adopt(self, taken: set[int]) -> None:
+        """Start over with these taken, as a former run left them."""
+        self._next = max(taken, default=0) + 1
+        self._resting = deque((0.0, i) for i in range(1, self._next) if i not in taken)
+        self.used = len(taken)
+
+    def allocate(self, now: float) -> int | None:
+        """None where there is none left."""
+        if self._resting and self._resting[0][0] <= now:
+            self.used += 1
+            return self._resting.popleft()[1]
+        if self._next < self.capacity:
+            self._next += 1
+            self.used += 1
+            return self._next - 1
+        return None
+
+    def release(self, id_: int, now: float) -> None:
+        self.used -= 1
+        self._resting.append((now + GRACE, id_))
