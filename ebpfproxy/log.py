@@ -10,7 +10,7 @@ import sys
 import time
 from typing import Any
 
-_VERBOSE = {0: logging.INFO, 1: logging.INFO, 2: logging.INFO, 3: logging.INFO}
+_DEBUG_FROM = 4
 
 
 def _quoted(value: object) -> str:
@@ -54,20 +54,25 @@ class _Text(logging.Formatter):
         values = getattr(record, "values", {})
         words = [f"{moment}.{int(record.msecs):03d}Z", record.levelname, record.getMessage()]
         line = " ".join(words + [f"{key}={_quoted(value)}" for key, value in values.items()])
-        return line + ("\n" + self.formatException(record.exc_info) if _has_trace(record) else "")
+        trace = _trace(self, record)
+        return f"{line}\n{trace}" if trace else line
 
 
 class _Json(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         values = {key: str(value) for key, value in getattr(record, "values", {}).items()}
         entry = {"ts": record.created, "level": record.levelname.lower(), "msg": record.getMessage()}
-        if _has_trace(record) and record.exc_info:
-            values["traceback"] = self.formatException(record.exc_info)
+        trace = _trace(self, record)
+        if trace:
+            values["traceback"] = trace
         return json.dumps(entry | values, ensure_ascii=False)
 
 
-def _has_trace(record: logging.LogRecord) -> bool:
-    return bool(record.exc_info and record.exc_info[0] is not None)
+def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    """The traceback that goes with a record; "" where none does."""
+    if record.exc_info and record.exc_info[0] is not None:
+        return formatter.formatException(record.exc_info)
+    return ""
 
 
 def set_up(verbosity: int, style: str) -> None:
@@ -77,4 +82,4 @@ def set_up(verbosity: int, style: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
-    logging.getLogger("ebpfproxy").setLevel(_VERBOSE.get(verbosity, logging.DEBUG))
+    logging.getLogger("ebpfproxy").setLevel(logging.DEBUG if verbosity >= _DEBUG_FROM else logging.INFO)

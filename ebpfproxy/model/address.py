@@ -22,6 +22,8 @@ class Family(enum.Enum):
     IPV4 = "IPv4"
     IPV6 = "IPv6"
 
+    __hash__ = object.__hash__  # Enum's own is written in Python, and these are in the keys of large dicts
+
 
 class Protocol(enum.IntEnum):
     """The numbers are the kernel's (IPPROTO_*), the names the API's."""
@@ -29,6 +31,8 @@ class Protocol(enum.IntEnum):
     TCP = socket.IPPROTO_TCP
     UDP = socket.IPPROTO_UDP
     SCTP = socket.IPPROTO_SCTP
+
+    __hash__ = int.__hash__  # equal to its number, so it must hash like it
 
 
 class Network(NamedTuple):
@@ -43,22 +47,27 @@ _UNSPECIFIED = {Family.IPV4: Address(V4_PREFIX + bytes(4)), Family.IPV6: Address
 
 
 def parse_address(text: str) -> Address:
-    """Read an address as kube-proxy does (ParseIPSloppy): IPv4 octets may have leading zeros, and are decimal.
+    """Read an address as kube-proxy does (ParseIPSloppy): IPv4 octets may have leading zeros, and
+    are decimal.
 
     >>> parse_address("172.30.0.041") == parse_address("172.30.0.41")
     True
 
     Raises ValueError for anything else, a zone (``fe80::1%eth0``) included.
     """
-    if _DOTTED.fullmatch(text):
-        octets = [int(octet) for octet in text.split(".")]
-        if max(octets) > 255:
-            raise ValueError(f"{text!r} is not an IP address")
-        return Address(V4_PREFIX + bytes(octets))
     try:
-        return Address(socket.inet_pton(socket.AF_INET6, text))
+        if ":" in text:
+            return Address(socket.inet_pton(socket.AF_INET6, text))
+        return Address(V4_PREFIX + socket.inet_pton(socket.AF_INET, text))
     except (OSError, ValueError):  # ValueError: a NUL or a lone surrogate in the text
-        raise ValueError(f"{text!r} is not an IP address") from None
+        return _parse_dotted(text)
+
+
+def _parse_dotted(text: str) -> Address:
+    octets = [int(octet) for octet in text.split(".")] if _DOTTED.fullmatch(text) else [256]
+    if max(octets) > 255:
+        raise ValueError(f"{text!r} is not an IP address")
+    return Address(V4_PREFIX + bytes(octets))
 
 
 def parse_network(text: str) -> Network:

@@ -11,17 +11,22 @@ SERVICE, ENDPOINT_SLICE, NODE, ADDRESSES = "Service", "EndpointSlice", "Node", "
 
 
 class ServiceChanged(NamedTuple):
-    """`service` is None where it is gone, or is none that a proxy serves (headless, ExternalName)."""
+    """`service` is None where it is gone, or is none that a proxy serves (headless, ExternalName).
+
+    `complaints` are the parts of the object that were left out, one line each; the rest is served.
+    """
 
     name: NamespacedName
     service: Service | None
+    complaints: tuple[str, ...] = ()
 
 
 class SliceChanged(NamedTuple):
-    """`slice` is None where it is gone, or belongs to no Service."""
+    """`slice` is None where it is gone, or belongs to no Service. `complaints` as in ServiceChanged."""
 
     name: NamespacedName
     slice: EndpointSlice | None
+    complaints: tuple[str, ...] = ()
 
 
 class NodeChanged(NamedTuple):

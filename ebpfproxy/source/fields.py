@@ -1,0 +1,190 @@
+"""The fields of the API's objects that a proxy uses, under the names that the API gives them.
+
+All others, those of later versions too, are skipped by the decoders. Any field may be null or
+missing, as Go's encoding/json permits, for which reason nearly all of them are optional.
+"""
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType, field
+
+
+class Api(msgspec.Struct, gc=False, rename="camel"):
+    """`gc=False`: decoded objects live for one call and hold no cycles."""
+
+
+class Labels(Api):
+    """Presence counts for the first two, so that null and "" must differ from missing."""
+
+    proxy_name: str | UnsetType | None = field(name="service.kubernetes.io/service-proxy-name", default=UNSET)
+    headless: str | UnsetType | None = field(name="service.kubernetes.io/headless", default=UNSET)
+    service: str | None = field(name="kubernetes.io/service-name", default=None)
+    zone: str | None = field(name="topology.kubernetes.io/zone", default=None)
+
+
+class Annotations(Api):
+    trigger_time: str | None = field(name="endpoints.kubernetes.io/last-change-trigger-time", default=None)
+    initial_events_end: str | None = field(name="k8s.io/initial-events-end", default=None)
+
+
+class Metadata(Api):
+    name: str | None = None
+    namespace: str | None = None
+    labels: Labels | None = None
+    annotations: Annotations | None = None
+    deletion_timestamp: str | None = None
+
+
+class ServicePort(Api):
+    name: str | None = None
+    protocol: str | None = None
+    port: int | None = None
+    node_port: int | None = None
+
+
+class ClientIP(Api):
+    timeout_seconds: int | None = None
+
+
+class AffinityConfig(Api):
+    client_ip: ClientIP | None = field(name="clientIP", default=None)
+
+
+class ServiceSpec(Api):
+    type: str | None = None
+    cluster_ip: str | None = field(name="clusterIP", default=None)
+    cluster_ips: list[str | None] | None = field(name="clusterIPs", default=None)
+    ip_families: list[str | None] | None = None
+    external_ips: list[str | None] | None = field(name="externalIPs", default=None)
+    ports: list[ServicePort | None] | None = None
+    session_affinity: str | None = None
+    session_affinity_config: AffinityConfig | None = None
+    load_balancer_source_ranges: list[str | None] | None = None
+    internal_traffic_policy: str | None = None
+    external_traffic_policy: str | None = None
+    health_check_node_port: int | None = None
+
+
+class Ingress(Api):
+    ip: str | None = None
+    ip_mode: str | None = None
+
+
+class LoadBalancer(Api):
+    ingress: list[Ingress | None] | None = None
+
+
+class ServiceStatus(Api):
+    load_balancer: LoadBalancer | None = None
+
+
+class Service(Api):
+    metadata: Metadata
+    spec: ServiceSpec
+    status: ServiceStatus | None = None
+
+
+class SlicePort(Api):
+    name: str | None = None
+    protocol: str | None = None
+    port: int | None = None
+
+
+class Conditions(Api):
+    ready: bool | None = None
+    serving: bool | None = None
+    terminating: bool | None = None
+
+
+class Hint(Api):
+    name: str | None = None
+
+
+class Hints(Api):
+    for_zones: list[Hint | None] | None = None
+    for_nodes: list[Hint | None] | None = None
+
+
+class Endpoint(Api):
+    """`hints` are decoded later (HINTS_DECODER): few texts of them occur again and again."""
+
+    addresses: list[str | None] | None = None
+    conditions: Conditions | None = None
+    hints: Raw = Raw(b"")
+    node_name: str | None = None
+
+
+class EndpointSlice(Api):
+    metadata: Metadata
+    address_type: str | None = None
+    endpoints: list[Endpoint | None] | None = None
+    ports: list[SlicePort | None] | None = None
+
+
+class Taint(Api):
+    key: str | None = None
+
+
+class NodeSpec(Api):
+    taints: list[Taint | None] | None = None
+
+
+class NodeAddress(Api):
+    type: str | None = None
+    address: str | None = None
+
+
+class NodeStatus(Api):
+    addresses: list[NodeAddress | None] | None = None
+
+
+class Node(Api):
+    metadata: Metadata
+    spec: NodeSpec | None = None
+    status: NodeStatus | None = None
+
+
+class ListMetadata(Api):
+    resource_version: str | None = None
+    continue_token: str | None = field(name="continue", default=None)
+    remaining: int | None = field(name="remainingItemCount", default=None)
+    annotations: Annotations | None = None
+
+
+class List(Api):
+    metadata: ListMetadata
+    items: list[Raw] | None
+
+
+class WatchEvent(Api):
+    type: str
+    object: Raw
+
+
+class WatchObject(Api):
+    """What is read of the object of every watch event; `code` and `message` are those of a Status."""
+
+    metadata: ListMetadata | None = None
+    code: int | None = None
+    message: str | None = None
+    reason: str | None = None
+
+
+class ObjectHead(Api):
+    metadata: Metadata | None = None
+
+
+class Manifest(Api):
+    kind: str | None = None
+    api_version: str | None = None
+    items: list[Raw] | None = None
+
+
+SERVICE_DECODER = msgspec.json.Decoder(Service)
+SLICE_DECODER = msgspec.json.Decoder(EndpointSlice)
+NODE_DECODER = msgspec.json.Decoder(Node)
+LIST_DECODER = msgspec.json.Decoder(List)
+WATCH_EVENT_DECODER = msgspec.json.Decoder(WatchEvent)
+WATCH_OBJECT_DECODER = msgspec.json.Decoder(WatchObject)
+OBJECT_HEAD_DECODER = msgspec.json.Decoder(ObjectHead)
+HINTS_DECODER = msgspec.json.Decoder(Hints | None)
+MANIFEST_DECODER = msgspec.json.Decoder(Manifest)

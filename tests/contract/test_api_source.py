@@ -1,0 +1,547 @@
+"""The API source against a real server: TLS, threads, tokens, dropped connections."""
+
+import contextlib
+import dataclasses
+import pathlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import trustme
+
+from ebpfproxy.errors import SourceError
+from ebpfproxy.source import watch
+from ebpfproxy.source.event import (
+    ENDPOINT_SLICE,
+    NODE,
+    SERVICE,
+    Event,
+    Invalid,
+    NodeChanged,
+    ServiceChanged,
+    SliceChanged,
+    Synced,
+)
+from ebpfproxy.source.watch import ApiSource, Timing, load_configuration
+from tests.support.apiserver import (
+    ApiServer,
+    Request,
+    generate,
+    make_endpoint,
+    make_node,
+    make_service,
+    make_slice,
+)
+
+SOON = 20.0
+"""Seconds after which something that should happen at once is taken not to happen."""
+
+QUICK = Timing(
+    retry_first=0.01, retry_last=0.05, healthy_after=0.2, early=0.01, refresh=0.0, connect=2, answer=5
+)
+
+
+class Listener:
+    """What the events amount to: names of what exists, by kind. Its methods wait for what is to come."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.exists: dict[str, set[str]] = {SERVICE: set(), ENDPOINT_SLICE: set(), NODE: set()}
+        self._changed = threading.Condition()
+
+    def put(self, event: Event) -> None:
+        with self._changed:
+            self.events.append(event)
+            match event:
+                case ServiceChanged(name=name, service=value):
+                    self._note(SERVICE, name.name, value)
+                case SliceChanged(name=name, slice=value):
+                    self._note(ENDPOINT_SLICE, name.name, value)
+                case NodeChanged(node=node):
+                    self.exists[NODE] = {node.name} if node else set()
+            self._changed.notify_all()
+
+    def _note(self, kind: str, name: str, value: object) -> None:
+        if value is None:
+            self.exists[kind].discard(name)
+        else:
+            self.exists[kind].add(name)
+
+    def until(self, condition: Callable[[], object]) -> None:
+        with self._changed:
+            assert self._changed.wait_for(condition, SOON), self.events[-20:]
+
+    def until_synced(self, kind: str = SERVICE, times: int = 1) -> None:
+        self.until(lambda: self.events.count(Synced(kind)) >= times)
+
+    def until_exists(self, *names: str, kind: str = SERVICE) -> None:
+        self.until(lambda: self.exists[kind] == set(names))
+
+    def reset(self) -> None:
+        with self._changed:
+            self.events.clear()
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + SOON
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)  # the server's own state has no event to wait for
+
+
+@pytest.fixture
+def server() -> Iterator[ApiServer]:
+    with ApiServer() as running:
+        yield running
+
+
+@pytest.fixture
+def kubeconfig(server: ApiServer, tmp_path: pathlib.Path) -> str:
+    path = tmp_path / "kubeconfig"
+    server.write_kubeconfig(path)
+    return str(path)
+
+
+@contextlib.contextmanager
+def following(kubeconfig: str, master: str = "", timing: Timing = QUICK) -> Iterator[Listener]:
+    listener, stop = Listener(), threading.Event()
+    source = ApiSource(load_configuration(kubeconfig, master, timing), "node-1", listener.put)
+    thread = threading.Thread(target=source.run, args=(stop,))
+    thread.start()
+    try:
+        yield listener
+    finally:
+        stop.set()
+        thread.join(SOON)
+        assert not thread.is_alive()
+
+
+def watching(server: ApiServer) -> bool:
+    return all(server.watches(kind) == 1 for kind in (SERVICE, ENDPOINT_SLICE, NODE))
+
+
+def test_what_exists_is_told_and_then_what_changes(server: ApiServer, kubeconfig: str) -> None:
+    server.load(
+        [make_service("a"), make_slice("a-1", "a", [make_endpoint("10.128.0.1")]), make_node("node-1")]
+    )
+    with following(kubeconfig) as listener:
+        for kind in (SERVICE, ENDPOINT_SLICE, NODE):
+            listener.until_synced(kind)
+        assert listener.exists == {SERVICE: {"a"}, ENDPOINT_SLICE: {"a-1"}, NODE: {"node-1"}}
+        server.put(make_service("b"))
+        server.delete("Service", "default", "a")
+        server.delete("EndpointSlice", "default", "a-1")
+        server.delete("Node", "", "node-1")
+        listener.until_exists("b")
+        listener.until_exists(kind=ENDPOINT_SLICE)
+        listener.until_exists(kind=NODE)
+
+
+def test_a_node_that_does_not_exist_is_told_and_another_one_is_not(
+    server: ApiServer, kubeconfig: str
+) -> None:
+    server.put(make_node("node-2"))
+    with following(kubeconfig) as listener:
+        listener.until_synced(NODE)
+        assert [event for event in listener.events if isinstance(event, NodeChanged)] == [NodeChanged(None)]
+
+
+def test_synced_comes_after_the_last_of_many_pages(server: ApiServer, kubeconfig: str) -> None:
+    """As in cilium/cilium#26912: after a restart, what a partial list lacks is not gone."""
+    server.load(make_slice(f"s-{i:04}", "a", [make_endpoint("10.128.0.1")]) for i in range(1234))
+    held, release = threading.Event(), threading.Event()
+
+    def hold_the_last_page(request: Request) -> None:
+        if request.query.get("continue", "").endswith(".1000"):
+            held.set()
+            assert release.wait(SOON)
+
+    server.before = hold_the_last_page
+    with following(kubeconfig) as listener:
+        assert held.wait(SOON)
+        listener.until(lambda: len(listener.exists[ENDPOINT_SLICE]) == 1000)
+        assert Synced(ENDPOINT_SLICE) not in listener.events
+        release.set()
+        listener.until_synced(ENDPOINT_SLICE)
+        assert len(listener.exists[ENDPOINT_SLICE]) == 1234
+
+
+def test_a_continue_token_that_expires_between_pages_loses_nothing(
+    server: ApiServer, kubeconfig: str
+) -> None:
+    server.load(make_service(f"s-{i:04}") for i in range(700))
+
+    def expire_once(request: Request) -> None:
+        if "continue" in request.query:
+            server.expire_continue_tokens()
+            server.before = lambda request: None
+
+    server.before = expire_once
+    with following(kubeconfig) as listener:
+        listener.until_synced()
+        assert len(listener.exists[SERVICE]) == 700
+
+
+def test_an_object_that_starts_or_stops_to_match_the_selector_comes_and_goes(
+    server: ApiServer, kubeconfig: str
+) -> None:
+    other = {"service.kubernetes.io/service-proxy-name": ""}
+    server.load([make_service("a"), make_service("b", labels=other), make_slice("s", "a")])
+    with following(kubeconfig) as listener:
+        eventually(lambda: watching(server))
+        assert listener.exists[SERVICE] == {"a"}
+        server.put(make_service("b"))
+        listener.until_exists("a", "b")
+        server.put(make_service("a", labels=other))
+        listener.until_exists("b")
+        server.put(make_slice("s", "a", labels={"service.kubernetes.io/headless": "true"}))
+        listener.until_exists(kind=ENDPOINT_SLICE)
+
+
+def test_bookmarks_move_the_place_where_the_next_watch_starts(server: ApiServer, kubeconfig: str) -> None:
+    server.put(make_service("a"))
+    with following(kubeconfig) as listener:
+        eventually(lambda: watching(server))
+        for _ in range(10):
+            version = server.put(make_node("node-2"))  # of no concern to the Services' watch
+        server.bookmark()
+        server.compact()
+        server.end_watches()
+        eventually(lambda: watch_of(server, SERVICE, version))
+        server.put(make_service("b"))
+        listener.until_exists("a", "b")
+        assert listener.events.count(Synced(SERVICE)) == 1, "no list was needed"
+
+
+def watch_of(server: ApiServer, kind: str, version: int) -> list[Request]:
+    path = {SERVICE: "/api/v1/services"}[kind]
+    return [
+        request
+        for request in list(server.requests)
+        if request.watch and request.path == path and request.query["resourceVersion"] == str(version)
+    ]
+
+
+@pytest.mark.parametrize("as_status", [False, True])
+def test_what_was_deleted_while_the_server_was_away_goes_with_the_relist(
+    server: ApiServer, kubeconfig: str, as_status: bool
+) -> None:
+    server.gone_as_status = as_status
+    server.load([make_service("a"), make_service("b")])
+    with following(kubeconfig) as listener:
+        eventually(lambda: watching(server))
+        listener.reset()
+        server.stop()
+        server.delete("Service", "default", "a")
+        server.put(make_service("c"))
+        server.put(make_service("d"))
+        server.compact()
+        server.start()
+        listener.until_exists("b", "c", "d")
+        listener.until_synced()
+        names = [event.name.name for event in listener.events if isinstance(event, ServiceChanged)]
+        assert sorted(names) == ["a", "c", "d"], "b has not changed"
+
+
+def test_a_short_absence_of_the_server_is_bridged_without_a_list(server: ApiServer, kubeconfig: str) -> None:
+    server.load([make_service("a"), make_service("b")])
+    with following(kubeconfig) as listener:
+        eventually(lambda: watching(server))
+        server.stop()
+        server.delete("Service", "default", "a")
+        server.put(make_service("c"))
+        server.start()
+        listener.until_exists("b", "c")
+        assert listener.events.count(Synced(SERVICE)) == 1
+
+
+def test_nothing_is_told_while_the_server_is_away(
+    server: ApiServer, kubeconfig: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.load([make_service("a"), make_node("node-1")])
+    with following(kubeconfig) as listener:
+        eventually(lambda: watching(server))
+        listener.reset()
+        refused = threading.Event()
+        server.stop()
+        counted = Counter(refused, 20)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(watch.Outage, "failed", counted.wrap(watch.Outage.failed))
+            assert refused.wait(SOON), "attempts go on"
+        assert listener.events == []
+        assert listener.exists[SERVICE] == {"a"}
+        server.start()
+        eventually(lambda: watching(server))
+    warnings = [record for record in caplog.records if "fails" in record.getMessage()]
+    assert len(warnings) <= 6, "not one for each attempt"
+
+
+class Counter:
+    """Sets an event at the n-th call."""
+
+    def __init__(self, reached: threading.Event, target: int) -> None:
+        self._reached, self._left = reached, target
+
+    def wrap(self, function: Callable[..., None]) -> Callable[..., None]:
+        def counting(*arguments: Any) -> None:
+            self._left -= 1
+            if self._left <= 0:
+                self._reached.set()
+            function(*arguments)
+
+        return counting
+
+
+def test_deletions_that_the_server_never_told_go_with_the_next_relist(
+    server: ApiServer, kubeconfig: str
+) -> None:
+    """As in cilium/cilium#48050: all watches green, and half of the endpoints long gone."""
+    server.load([make_slice("gone", "a"), make_slice("stays", "a")])
+    often = Timing(retry_first=0.01, retry_last=0.05, early=0.01, relist_period=0.5)
+    with following(kubeconfig, timing=often) as listener:
+        listener.until_exists("gone", "stays", kind=ENDPOINT_SLICE)
+        server.lose("EndpointSlice", "default", "gone")
+        listener.until_exists("stays", kind=ENDPOINT_SLICE)
+
+
+def test_dropped_connections_lose_no_event(server: ApiServer, kubeconfig: str) -> None:
+    with following(kubeconfig) as listener:
+        for i in range(40):
+            server.put(make_service(f"s-{i}"))
+            if i % 8 == 0:
+                server.drop_connections()
+        listener.until(lambda: len(listener.exists[SERVICE]) == 40)
+
+
+def test_parts_of_a_stream_may_split_characters(server: ApiServer, kubeconfig: str) -> None:
+    server.chunk = 1
+    with following(kubeconfig) as listener:
+        eventually(lambda: watching(server))
+        server.put(make_service("a", labels={"größe": "日本語"}))
+        listener.until_exists("a")
+
+
+def test_a_line_that_is_no_event_loses_nothing(server: ApiServer, kubeconfig: str) -> None:
+    with following(kubeconfig) as listener:
+        eventually(lambda: watching(server))
+        server.put(make_service("a"))
+        server.inject(b'{"type":"ADDED","object":{"metadata":\n', SERVICE)
+        server.put(make_service("b"))
+        listener.until_exists("a", "b")
+        listener.until_synced(times=2)
+
+
+def test_an_object_that_cannot_be_served_does_not_end_the_watch(server: ApiServer, kubeconfig: str) -> None:
+    server.put(make_service("broken", ports="80"))
+    with following(kubeconfig) as listener:
+        listener.until_synced()
+        assert [event.name for event in listener.events if isinstance(event, Invalid)] == ["default/broken"]
+        server.put(make_service("a"))
+        listener.until_exists("a")
+        server.delete("Service", "default", "broken")
+        listener.until(
+            lambda: any(isinstance(e, ServiceChanged) and e.name.name == "broken" for e in listener.events)
+        )
+
+
+def test_watches_that_end_at_once_do_not_stop_the_changes(server: ApiServer, kubeconfig: str) -> None:
+    server.put(make_service("a"))
+    server.close_watches = True
+    with following(kubeconfig) as listener:
+        listener.until_synced()
+        eventually(lambda: sum(request.watch for request in list(server.requests)) > 10)
+        server.close_watches = False
+        server.put(make_service("b"))
+        listener.until_exists("a", "b")
+
+
+def test_an_overloaded_server_is_asked_again_after_the_time_it_gave(
+    server: ApiServer, kubeconfig: str
+) -> None:
+    server.put(make_service("a"))
+    server.fail(1, 429, {"Retry-After": "1"}, lambda request: request.path == "/api/v1/services")
+    started = time.monotonic()
+    with following(kubeconfig) as listener:
+        listener.until_exists("a")
+        assert time.monotonic() - started >= 1.0
+
+
+@pytest.mark.parametrize("status", [401, 403, 500, 503])
+def test_a_server_that_refuses_for_a_while_is_followed_again(
+    server: ApiServer, kubeconfig: str, status: int
+) -> None:
+    server.put(make_service("a"))
+    server.fail(12, status)
+    with following(kubeconfig) as listener:
+        listener.until_exists("a")
+
+
+# ---- credentials
+
+
+def test_a_token_file_that_changes_is_read_again(server: ApiServer, tmp_path: pathlib.Path) -> None:
+    """kubeadm's kubeconfig for kube-proxy names a tokenFile, which the client alone would read once."""
+    token = tmp_path / "token"
+    token.write_text("first\n")
+    server.token = "first"
+    server.write_kubeconfig(tmp_path / "kubeconfig", token_file=token)
+    with following(str(tmp_path / "kubeconfig")) as listener:
+        eventually(lambda: watching(server))
+        server.token = "second"
+        token.write_text("second")
+        server.end_watches()
+        eventually(lambda: {"first", "second"} <= {request.token for request in list(server.requests)})
+        server.put(make_service("a"))
+        listener.until_exists("a")
+
+
+def test_a_token_that_expires_before_its_file_is_renewed_is_no_end(
+    server: ApiServer, tmp_path: pathlib.Path
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("first")
+    server.token = "first"
+    server.write_kubeconfig(tmp_path / "kubeconfig", token_file=token)
+    with following(str(tmp_path / "kubeconfig")) as listener:
+        eventually(lambda: watching(server))
+        server.token = "second"
+        token.unlink()
+        server.end_watches()
+        eventually(lambda: len(server.requests) > 15)
+        token.write_text("second")
+        server.put(make_service("a"))
+        listener.until_exists("a")
+
+
+@pytest.fixture
+def pod(server: ApiServer, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """The files and variables of a pod; its KUBERNETES_SERVICE_HOST leads nowhere, as without a proxy."""
+    from kubernetes.config import incluster_config
+
+    (tmp_path / "token").write_text("secret")
+    server.authority.cert_pem.write_to_path(str(tmp_path / "ca.crt"))
+    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
+    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(tmp_path / "ca.crt"))
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
+    return tmp_path
+
+
+def test_in_a_pod_the_service_account_serves_at_the_masters_address(
+    server: ApiServer, pod: pathlib.Path
+) -> None:
+    """The client's own hook resets the host to the ClusterIP at every request; that is ours to serve."""
+    server.put(make_service("a"))
+    with following("", server.url) as listener:
+        eventually(lambda: watching(server))
+        server.end_watches()
+        server.put(make_service("b"))
+        listener.until_exists("a", "b")
+
+
+def test_in_a_pod_a_renewed_token_and_authority_come_into_force(
+    pod: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    with ApiServer() as first:
+        first.authority.cert_pem.write_to_path(str(pod / "ca.crt"))
+        with following("", first.url) as listener:
+            eventually(lambda: watching(first))
+            first.stop()
+            with ApiServer(first.port, token="renewed") as second:
+                second.authority.cert_pem.write_to_path(str(pod / "ca.crt"))
+                (pod / "token").write_text("renewed")
+                second.put(make_service("a"))
+                listener.until_exists("a")
+
+
+def test_a_certificate_of_another_authority_gives_a_clear_error(
+    server: ApiServer, tmp_path: pathlib.Path
+) -> None:
+    path = tmp_path / "kubeconfig"
+    server.write_kubeconfig(path, ca=trustme.CA().cert_pem.bytes())
+    session = load_configuration(str(path), "").session()
+    with contextlib.closing(session), pytest.raises(SourceError) as caught:
+        session.fetch("/api/v1/services", {})
+    assert "certificate" in caught.value.message
+    assert server.url in caught.value.message
+    assert "authority" in caught.value.hint
+
+
+def test_a_server_that_does_not_listen_gives_a_clear_error(server: ApiServer, kubeconfig: str) -> None:
+    server.stop()
+    session = load_configuration(kubeconfig, "").session()
+    with contextlib.closing(session), pytest.raises(SourceError, match="refused"):
+        session.fetch("/api/v1/services", {})
+
+
+def test_a_redirect_is_not_followed_with_the_token(server: ApiServer, kubeconfig: str) -> None:
+    with ApiServer(token=None) as thief:
+        server.fail(1, 302, {"Location": thief.url + "/api/v1/services"})
+        session = load_configuration(kubeconfig, "").session()
+        with contextlib.closing(session), pytest.raises(SourceError, match="302"):
+            session.fetch("/api/v1/services", {})
+        assert thief.requests == []
+
+
+# ---- life
+
+
+def test_a_watch_that_falls_silent_is_given_up(server: ApiServer, kubeconfig: str) -> None:
+    session = load_configuration(kubeconfig, "").session()
+    query = {"watch": "1", "resourceVersion": str(server.put(make_service("a")))}
+    with contextlib.closing(session), pytest.raises(SourceError, match="timed out"):
+        list(session.open("/api/v1/services", query, silence=0.2))
+
+
+def test_a_server_that_accepts_and_never_answers_is_given_up(server: ApiServer, kubeconfig: str) -> None:
+    held, release = threading.Event(), threading.Event()
+
+    def hang_once(request: Request) -> None:
+        if request.watch and request.path == "/api/v1/services" and not held.is_set():
+            held.set()
+            assert release.wait(SOON)
+
+    server.before = hang_once
+    with following(kubeconfig, timing=dataclasses.replace(QUICK, answer=0.3)) as listener:
+        assert held.wait(SOON)
+        server.put(make_service("a"))
+        listener.until_exists("a")
+        release.set()
+
+
+def test_it_stops_at_once_in_the_midst_of_its_watches(server: ApiServer, kubeconfig: str) -> None:
+    with following(kubeconfig, timing=Timing()):
+        eventually(lambda: watching(server))
+        started = time.monotonic()
+    assert time.monotonic() - started < 3
+
+
+def test_a_fault_in_one_reflector_ends_the_source(server: ApiServer, kubeconfig: str) -> None:
+    """A handler's exception must not be swallowed (kubernetes/kubernetes#28674)."""
+    server.put(make_service("a"))
+
+    def put(event: Event) -> None:
+        if isinstance(event, ServiceChanged):
+            raise ZeroDivisionError
+
+    stop = threading.Event()
+    with pytest.raises(ZeroDivisionError):
+        ApiSource(load_configuration(kubeconfig, "", QUICK), "node-1", put).run(stop)
+    assert stop.is_set()
+
+
+def test_ten_thousand_services_are_listed_in_seconds(server: ApiServer, kubeconfig: str) -> None:
+    """Of the server, too: a benchmark that uses it must measure us."""
+    server.load(generate(10_000, 10))
+    session = load_configuration(kubeconfig, "").session()
+    started = time.monotonic()
+    body = session.fetch("/apis/discovery.k8s.io/v1/endpointslices", {})
+    assert time.monotonic() - started < 2
+    assert body.count(b'"addressType"') == 10_000
+    session.close()
+    with following(kubeconfig, timing=Timing()) as listener:
+        listener.until_synced(ENDPOINT_SLICE)
+        listener.until_synced(SERVICE)
+        assert len(listener.exists[SERVICE]) == len(listener.exists[ENDPOINT_SLICE]) == 10_000

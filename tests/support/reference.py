@@ -1,0 +1,153 @@
+"""Who reaches which endpoint, worked out anew for each question, as slowly as the rules read.
+
+Written from Kubernetes' CategorizeEndpoints (pkg/proxy/topology.go), the predicates of a ServicePort
+(pkg/proxy/serviceport.go) and the chains of pkg/proxy/iptables/proxier.go, and on purpose not from
+ebpfproxy/plan: the two are compared on random clusters.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from ebpfproxy.model.address import Address, Family, family, network, network_family
+from ebpfproxy.model.endpoint import Endpoint, EndpointSlice
+from ebpfproxy.model.node import Node
+from ebpfproxy.model.service import Service, ServicePort, ServiceType, TrafficPolicy
+from ebpfproxy.plan.service_plan import PlanContext
+
+SOURCES = ("pod", "node", "outside")
+
+
+class Outcome(NamedTuple):
+    """Of a new connection: the endpoints it may get, or "reject" or "drop" where that is None.
+
+    `masquerade` is False where there is none. `restricted`: only from the Service's source ranges.
+    """
+
+    targets: frozenset[tuple[Address, int]] | None
+    verdict: str
+    masquerade: bool
+    restricted: bool
+
+
+class Question(NamedTuple):
+    service: Service
+    port: ServicePort
+    of: Family
+    slices: Sequence[EndpointSlice]
+    node: Node | None
+    context: PlanContext
+
+
+def addresses_dialled(q: Question) -> Iterator[tuple[str, Address, int]]:
+    """What of the Service can be dialled in that family: kind, address, port. Nothing without ClusterIP."""
+    zero = (bytes(16), bytes(10) + b"\xff\xff" + bytes(4))
+    seen = set()
+    for kind, addresses in (
+        ("ClusterIP", q.service.cluster_ips),
+        ("ExternalIP", q.service.external_ips),
+        ("LoadBalancer", q.service.load_balancer_ips),
+    ):
+        for address in addresses:
+            if family(address) is q.of and address not in zero and address not in seen:
+                seen.add(address)
+                yield kind, address, q.port.port
+        if kind == "ClusterIP" and not seen:
+            return
+    if q.port.node_port != 0:
+        yield "NodePort", Address(zero[0] if q.of is Family.IPV6 else zero[1]), q.port.node_port
+
+
+def outcome(q: Question, kind: str, source: str) -> Outcome:
+    """What happens to a new connection to an address of that kind from that class of sources."""
+    if kind == "ClusterIP":
+        local = q.service.internal_policy is TrafficPolicy.LOCAL
+        masquerade = q.context.masquerade_all or (q.context.has_detector and source != "pod")
+    elif not _external_local(q.service) or source == "node":
+        local, masquerade = False, True
+    elif source == "pod" and q.context.has_detector:
+        local, masquerade = False, False
+    else:
+        local, masquerade = True, False
+    restricted = kind == "LoadBalancer" and any(
+        network_family(each) is q.of for each in q.service.source_ranges
+    )
+    usable = _local(q) if local else _cluster(q)
+    if usable:
+        return Outcome(usable, "", masquerade, restricted)
+    return Outcome(None, "drop" if _any_anywhere(q) else "reject", False, restricted)
+
+
+def node_admitted(q: Question) -> bool:
+    """Whether the node itself may dial the load balancer's addresses; asked where these are restricted."""
+    addresses = [each for each in (q.node.addresses if q.node else ()) if family(each) is q.of]
+    ranges = [each for each in q.service.source_ranges if network_family(each) is q.of]
+    whole = 96 if q.of is Family.IPV4 else 0
+    return any(r.length == whole for r in ranges) or any(
+        network(address, r.length) == r for r, address in itertools.product(ranges, addresses)
+    )
+
+
+def _external_local(service: Service) -> bool:
+    if service.external_policy is not TrafficPolicy.LOCAL:
+        return False
+    return service.type in (ServiceType.NODE_PORT, ServiceType.LOAD_BALANCER) or len(service.external_ips) > 0
+
+
+def endpoints(q: Question) -> dict[tuple[Address, int], Endpoint]:
+    """The best entry of each address and port: ready, serving, any; then here; then not terminating."""
+    entries = [
+        ((endpoint.address, port.port), endpoint)
+        for piece in q.slices
+        if piece.family is q.of
+        for port in piece.ports
+        if (port.name, port.protocol) == (q.port.name, q.port.protocol)
+        for endpoint in piece.endpoints
+    ]
+    best = {}
+    for target in {target for target, _ in entries}:
+        same = [endpoint for key, endpoint in entries if key == target]
+        for wanted in (_ready, _serving_terminating, lambda e: e.serving, lambda e: True):
+            graded = [endpoint for endpoint in same if wanted(endpoint)]
+            if graded:
+                break
+        here = [endpoint for endpoint in graded if endpoint.node == q.context.node_name]
+        staying = [endpoint for endpoint in here or graded if not endpoint.terminating]
+        best[target] = max(
+            staying or here or graded,
+            key=lambda e: (e.serving, e.node, sorted(e.nodes), sorted(e.zones)),
+        )
+    return best
+
+
+def _ready(endpoint: Endpoint) -> bool:
+    return endpoint.ready
+
+
+def _serving_terminating(endpoint: Endpoint) -> bool:
+    return endpoint.serving and endpoint.terminating
+
+
+def _cluster(q: Question) -> frozenset[tuple[Address, int]]:
+    found = endpoints(q)
+    ready = {target: endpoint for target, endpoint in found.items() if endpoint.ready}
+    if not ready:
+        return frozenset(target for target, endpoint in found.items() if _serving_terminating(endpoint))
+    for_node = {target for target, e in ready.items() if q.context.node_name in e.nodes}
+    if for_node and all(e.nodes for e in ready.values()):
+        return frozenset(for_node)
+    zone = q.node.zone if q.node else ""
+    for_zone = {target for target, e in ready.items() if zone in e.zones}
+    if zone and for_zone and all(e.zones for e in ready.values()):
+        return frozenset(for_zone)
+    return frozenset(ready)
+
+
+def _local(q: Question) -> frozenset[tuple[Address, int]]:
+    here = {t: e for t, e in endpoints(q).items() if e.node == q.context.node_name}
+    ready = frozenset(target for target, endpoint in here.items() if endpoint.ready)
+    return ready or frozenset(target for target, endpoint in here.items() if _serving_terminating(endpoint))
+
+
+def _any_anywhere(q: Question) -> bool:
+    return any(e.ready or _serving_terminating(e) for e in endpoints(q).values())

@@ -1,0 +1,99 @@
+"""Random clusters for hypothesis: few addresses, names and zones, so that things collide."""
+
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from ebpfproxy.model.address import Address, Family, Protocol, parse_address, parse_network
+from ebpfproxy.model.endpoint import Endpoint, EndpointPort, EndpointSlice
+from ebpfproxy.model.node import Node
+from ebpfproxy.model.service import NamespacedName, Service, ServicePort, ServiceType, TrafficPolicy
+from ebpfproxy.plan.service_plan import PlanContext
+from tests.support.build import ELSEWHERE, HERE
+
+_RANGES = tuple(
+    map(parse_network, ("192.0.2.0/24", "10.0.0.0/8", "0.0.0.0/0", "0.0.0.0/1", "2001:db8::/32", "::/0"))
+)
+_ZONES = st.frozensets(st.sampled_from(("zone-a", "zone-b")))
+_NODES = st.frozensets(st.sampled_from((HERE, ELSEWHERE)))
+_PROTOCOLS = st.sampled_from((Protocol.TCP, Protocol.UDP))
+_PORT_NAMES = st.sampled_from(("", "http"))
+
+
+def _few(*texts: str, most: int = 3) -> SearchStrategy[tuple[Address, ...]]:
+    addresses = st.sampled_from([parse_address(text) for text in texts])
+    return st.lists(addresses, max_size=most).map(tuple)
+
+
+CONTEXTS = st.builds(
+    PlanContext,
+    node_name=st.just(HERE),
+    masquerade_all=st.booleans(),
+    has_detector=st.booleans(),
+)
+
+NODES = st.none() | st.builds(
+    Node,
+    name=st.just(HERE),
+    zone=st.sampled_from(("", "zone-a", "zone-c")),
+    addresses=_few("192.0.2.10", "2001:db8::10", most=2),
+)
+
+PORTS = st.builds(
+    ServicePort,
+    name=_PORT_NAMES,
+    protocol=_PROTOCOLS,
+    port=st.sampled_from((80, 53)),
+    node_port=st.sampled_from((0, 0, 30080, 30053)),
+)
+
+SERVICES = st.builds(
+    Service,
+    name=st.sampled_from([NamespacedName("default", name) for name in ("web", "api", "dns")]),
+    ports=st.lists(PORTS, max_size=3, unique_by=lambda port: (port.name, port.protocol)).map(tuple),
+    cluster_ips=_few("10.96.0.10", "10.96.0.11", "fd00::10", "0.0.0.0", most=2),
+    external_ips=_few("203.0.113.1", "10.96.0.10", "2001:db8::1", "0.0.0.0"),
+    load_balancer_ips=_few("203.0.113.1", "203.0.113.2", "2001:db8::2", "::", most=2),
+    source_ranges=st.lists(st.sampled_from(_RANGES), max_size=2).map(tuple),
+    type=st.sampled_from(ServiceType),
+    internal_policy=st.sampled_from(TrafficPolicy),
+    external_policy=st.sampled_from(TrafficPolicy),
+    affinity_timeout=st.sampled_from((0, 10800)),
+    health_check_node_port=st.sampled_from((0, 32000)),
+)
+
+
+def endpoints(of: Family) -> SearchStrategy[Endpoint]:
+    """Every combination of conditions, the contradictory ones included; most are plainly ready."""
+    prefix = "10.1.0." if of is Family.IPV4 else "fd01::"
+    plain = st.just((True, True, False))
+    any_conditions = st.tuples(st.booleans(), st.booleans(), st.booleans())
+    hints = st.just((frozenset[str](), frozenset[str]())) | st.tuples(_ZONES, _NODES)
+    return st.builds(
+        lambda number, state, node, hints: Endpoint(
+            parse_address(f"{prefix}{number}"), state[0], state[1], state[2], node, hints[0], hints[1]
+        ),
+        st.integers(1, 4),
+        plain | any_conditions,
+        st.sampled_from((HERE, ELSEWHERE, "")),
+        hints,
+    )
+
+
+@st.composite
+def slices_of(draw: st.DrawFn, service: NamespacedName) -> EndpointSlice:
+    of = draw(st.sampled_from(Family))
+    ports = st.builds(EndpointPort, _PORT_NAMES, _PROTOCOLS, st.sampled_from((8080, 8081)))
+    return EndpointSlice(
+        NamespacedName(service.namespace, draw(st.sampled_from(("one", "two", "three")))),
+        service,
+        of,
+        draw(st.lists(ports, max_size=2).map(tuple)),
+        draw(st.lists(endpoints(of), max_size=4).map(tuple)),
+    )
+
+
+@st.composite
+def exposed_services(draw: st.DrawFn) -> tuple[Service, tuple[EndpointSlice, ...]]:
+    """A Service and its slices."""
+    service = draw(SERVICES)
+    return service, tuple(draw(st.lists(slices_of(service.name), max_size=3)))
