@@ -23,6 +23,10 @@ class FrontendKind(enum.Enum):
     LOAD_BALANCER = "LoadBalancer"
 
 
+PlanKey = tuple[ServicePortName, Family]
+"""What identifies a `ServicePortPlan`: a port of a Service is planned once for each of its families."""
+
+
 class Scope(enum.Enum):
     """Which list of endpoints a new connection may use: that of policy Cluster, or that of Local."""
 
@@ -66,7 +70,8 @@ class PlannedEndpoint(NamedTuple):
     """An endpoint of a ServicePort.
 
     `cluster` and `local`: whether new connections of that scope may use it. One that is in neither is
-    listed as long as it serves, since established UDP flows to it may live on (kube-proxy.md 2.4).
+    listed as long as it serves, since established UDP flows to it may live on (kube-proxy's conntrack
+    reconciler keeps flows to every serving endpoint, pkg/proxy/conntrack/cleanup.go).
     `on_node`: whether it runs on this node.
     """
 
@@ -83,8 +88,8 @@ class ServicePortPlan:
 
     `frontends` in the order ClusterIP, ExternalIP, LoadBalancer, NodePort; `endpoints` sorted by
     address and port, without duplicates. `otherwise` is REJECT where no endpoint could be used
-    anywhere, DROP where only this node's policy leaves none (kube-proxy.md 2.3).
-    `affinity_timeout` in seconds, 0 for none. `node_local` says that the list of scope LOCAL is in use.
+    anywhere, DROP where only this node's policy leaves none (a load balancer shall see silence then,
+    not a refusal). `affinity_timeout` in seconds, 0 for none.
     """
 
     name: ServicePortName
@@ -95,7 +100,7 @@ class ServicePortPlan:
     affinity_timeout: int = 0
 
     @property
-    def key(self) -> tuple[ServicePortName, Family]:
+    def key(self) -> PlanKey:
         return self.name, self.family
 
 

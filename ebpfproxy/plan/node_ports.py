@@ -1,0 +1,83 @@
+"""On which of this node's addresses NodePorts are answered (kube-proxy's --nodeport-addresses)."""
+
+from collections.abc import Iterable, Iterator
+
+from ebpfproxy.model.address import (
+    V4_BITS,
+    V4_PREFIX,
+    Address,
+    Family,
+    Network,
+    contains,
+    network,
+    network_family,
+)
+from ebpfproxy.model.node import Node
+from ebpfproxy.plan.service_plan import NodePlan, PlanContext
+
+LOOPBACK = (
+    Network(Address(V4_PREFIX + bytes((127, 0, 0, 0))), V4_BITS + 8),
+    Network(Address(bytes(15) + b"\x01"), 128),
+)
+
+
+def plan_node(local_networks: frozenset[Network], node: Node | None, context: PlanContext) -> NodePlan:
+    """What NodePorts are answered on, out of `local_networks`, the kernel's local table.
+
+    - `node_port_primary`: the addresses of our Node, as far as they are local; none as long as the Node
+      was not seen.
+    - `node_port_cidrs`: what lies in them. A family without any has all (NewNodePortAddresses in
+      pkg/proxy/util/nodeport_addresses.go), as both have where none is given at all.
+    - Loopback, of both families, only where `localhost_node_ports` lets it.
+    """
+    if context.node_port_primary:
+        chosen = _primary(local_networks, node)
+    else:
+        chosen = {net for of in Family for net in _matching(local_networks, of, context)}
+    if not context.localhost_node_ports:
+        for hole in LOOPBACK:
+            chosen = {part for net in chosen for part in _without(net, hole)}
+    return NodePlan(local_networks, frozenset(chosen))
+
+
+def _primary(local_networks: frozenset[Network], node: Node | None) -> set[Network]:
+    addresses = node.addresses if node else ()
+    return {
+        Network(address, 128)
+        for address in addresses
+        if any(_overlap(Network(address, 128), net) for net in local_networks)
+    }
+
+
+def _matching(local_networks: frozenset[Network], of: Family, context: PlanContext) -> Iterable[Network]:
+    ours = [net for net in local_networks if network_family(net) is of]
+    cidrs = [cidr for cidr in context.node_port_cidrs if network_family(cidr) is of]
+    if not cidrs:
+        return ours
+    return [part for net in ours for cidr in cidrs if (part := _overlap(net, cidr))]
+
+
+def _overlap(one: Network, other: Network) -> Network | None:
+    """What two networks of one family share: the smaller of them, or nothing."""
+    large, small = (one, other) if one.length <= other.length else (other, one)
+    if network_family(large) is not network_family(small):
+        return None
+    return small if contains(large, small.address) else None
+
+
+def _without(net: Network, hole: Network) -> Iterator[Network]:
+    """The parts of `net` that are not in `hole`.
+
+    A local table may say that all of a family is local (AnyIP), loopback being a part of it.
+    """
+    shared = _overlap(net, hole)
+    if shared is None:
+        yield net
+    elif shared != net:
+        for length in range(net.length + 1, hole.length + 1):
+            yield network(_flipped(hole.address, length - 1), length)
+
+
+def _flipped(address: Address, bit: int) -> Address:
+    """`address` with one bit turned over; bit 0 is the first on the wire."""
+    return Address((int.from_bytes(address) ^ 1 << (127 - bit)).to_bytes(16))

@@ -1,0 +1,113 @@
+"""Plans as text: `plan_text` for what is planned, `flows_text` for what becomes of each new connection."""
+
+from collections.abc import Iterator
+
+from ebpfproxy.model.address import format_endpoint, format_network
+from ebpfproxy.plan.health import local_endpoints, needs_health_check
+from ebpfproxy.plan.service_plan import (
+    Frontend,
+    FrontendPlan,
+    Otherwise,
+    PlannedEndpoint,
+    Scope,
+    ServicePortPlan,
+    Treatment,
+)
+from ebpfproxy.plan.summary import no_local_endpoints
+from tests.golden.situation import Situation
+
+_SOURCES = ("pod", "node", "outside")
+
+
+def plan_text(situation: Situation) -> str:
+    """A block for each port of a Service, one for the node, and what was refused."""
+    blocks = ["\n".join(_port_block(plan)) for plan in situation.plans]
+    blocks.append("\n".join(_node_block(situation)))
+    if situation.lost:
+        lost = [f"  {_dialled(c.frontend)}: {c.loser} loses to {c.winner}" for c in situation.lost]
+        blocks.append("\n".join(["lost claims", *lost]))
+    if situation.refused:
+        blocks.append("\n".join(["refused", *(f"  {line}" for line in situation.refused)]))
+    return "\n\n".join(blocks) + "\n"
+
+
+def flows_text(situation: Situation) -> str:
+    """A line for each frontend and class of sources: which endpoints a new connection may get."""
+    rows = [row for plan in situation.plans for row in _flows(plan)]
+    if not rows:
+        return "no frontends\n"
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "".join(line.rstrip() + "\n" for line in lines)
+
+
+def _port_block(plan: ServicePortPlan) -> Iterator[str]:
+    yield f"{plan.name} {plan.name.protocol.name} {plan.family.value}"
+    for each in plan.frontends:
+        yield f"  {each.kind.value} {_dialled(each.frontend)}"
+        for source in _SOURCES:
+            treatment: Treatment = getattr(each, source)
+            yield f"    {source:<8} {treatment.scope.value}{', masquerade' * treatment.masquerade}"
+        if each.restricted:
+            node = "admitted" if each.node_admitted else "not admitted"
+            yield f"    only from {_ranges(each)}; the node is {node}"
+    for endpoint in plan.endpoints:
+        yield f"  endpoint {_endpoint(endpoint)} {_use(endpoint)}{', on this node' * endpoint.on_node}"
+    yield f"  otherwise {plan.otherwise.value}"
+    if plan.affinity_timeout:
+        yield f"  session affinity for {plan.affinity_timeout} s"
+
+
+def _node_block(situation: Situation) -> Iterator[str]:
+    yield "node"
+    if situation.state.node is None:
+        yield "  not seen"
+    nets = sorted(situation.node_plan.node_port_networks)
+    yield f"  node ports answer on {', '.join(map(format_network, nets)) or 'nothing'}"
+    none_here = no_local_endpoints(situation.plans)
+    if any(none_here):
+        yield f"  without local endpoints: {none_here.internal} internal, {none_here.external} external"
+    for name, service in sorted(situation.state.services.items()):
+        if needs_health_check(service):
+            slices = situation.state.slices_of(name).values()
+            count = local_endpoints(service, slices, situation.context.node_name)
+            yield f"  health check {service.health_check_node_port} of {name}: {count} local"
+
+
+def _flows(plan: ServicePortPlan) -> Iterator[tuple[str, str, str, str, str]]:
+    for each in plan.frontends:
+        for source in _SOURCES:
+            result = _result(plan, getattr(each, source))
+            refused = source == "node" and each.restricted and not each.node_admitted
+            yield (
+                f"{each.kind.value} {_dialled(each.frontend)}",
+                source,
+                "->",
+                "drop" if refused else result,
+                f"from {_ranges(each)}, else drop" if each.restricted and source != "node" else "",
+            )
+
+
+def _result(plan: ServicePortPlan, treatment: Treatment) -> str:
+    local = treatment.scope is Scope.LOCAL
+    usable = [_endpoint(each) for each in plan.endpoints if (each.local if local else each.cluster)]
+    if not usable:
+        return "reject" if plan.otherwise is Otherwise.REJECT else "drop"
+    return " ".join(usable) + (" masqueraded" if treatment.masquerade else "")
+
+
+def _use(endpoint: PlannedEndpoint) -> str:
+    scopes = ["cluster"] * endpoint.cluster + ["local"] * endpoint.local
+    return " and ".join(scopes) or "no new connections"
+
+
+def _endpoint(endpoint: PlannedEndpoint) -> str:
+    return format_endpoint(endpoint.address, endpoint.port)
+
+
+def _ranges(each: FrontendPlan) -> str:
+    return ", ".join(map(format_network, each.source_ranges))
+
+
+def _dialled(frontend: Frontend) -> str:
+    return f"{format_endpoint(frontend.address, frontend.port)}/{frontend.protocol.name}"

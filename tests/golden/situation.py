@@ -1,0 +1,107 @@
+"""One situation: a cluster and a node as YAML, taken through parse, tracker and plan as the agent does it."""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ebpfproxy.model.address import Network, parse_network
+from ebpfproxy.model.cluster import ClusterState
+from ebpfproxy.plan.claims import Claims, LostClaim
+from ebpfproxy.plan.exposure import plan_service
+from ebpfproxy.plan.node_ports import plan_node
+from ebpfproxy.plan.service_plan import NodePlan, PlanContext, ServicePortPlan
+from ebpfproxy.source.event import AddressesChanged, Event, Invalid, ServiceChanged, SliceChanged
+from ebpfproxy.source.parse import parse_manifest_object
+from ebpfproxy.source.tracker import Tracker
+from tests.support.build import node_object
+
+CASES = Path(__file__).parent / "cases"
+
+_LOOPBACK = ["127.0.0.0/8", "::1/128"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Situation:
+    """What a renderer of expected texts may look at.
+
+    `plans` are sorted; `lost` are the claims to frontends that another has; `refused` tells what parse
+    left out, a line each.
+    """
+
+    name: str
+    state: ClusterState
+    context: PlanContext
+    plans: tuple[ServicePortPlan, ...]
+    node_plan: NodePlan
+    lost: tuple[LostClaim, ...]
+    refused: tuple[str, ...]
+
+
+def situations() -> list[str]:
+    """The names of all cases, sorted."""
+    return sorted(folder.name for folder in CASES.iterdir() if (folder / "cluster.yaml").is_file())
+
+
+def load(name: str) -> Situation:
+    """Read ``cluster.yaml``, any objects of the API, and ``node.yaml`` of a case.
+
+    The fields of node.yaml, all optional: ``name`` (here), ``labels`` and ``addresses`` of the Node,
+    ``seen`` (true; false: our Node does not exist), ``local``: networks of the kernel's local table
+    beside loopback (the Node's addresses), ``options``: fields of PlanContext, CIDRs as text.
+    """
+    folder = CASES / name
+    node = yaml.safe_load((folder / "node.yaml").read_text()) or {}
+    context = _context(node)
+    events = [*_node_events(node, context), *_cluster_events(folder, context)]
+    tracker = Tracker(started=0.0)
+    for event in events:
+        tracker.fold(event)
+    return _planned(name, tracker.drain().state, context, tuple(_refused(events)))
+
+
+def _planned(name: str, state: ClusterState, context: PlanContext, refused: tuple[str, ...]) -> Situation:
+    claims = Claims()
+    lost: set[LostClaim] = set()
+    for service in sorted(state.services.values(), key=lambda service: service.name):
+        slices = state.slices_of(service.name).values()
+        settled = claims.update(service.name, plan_service(service, slices, state.node, context))
+        lost.update(settled.lost)
+    plans = sorted(claims.plans.values(), key=lambda plan: (plan.name, plan.family.value))
+    node_plan = plan_node(state.local_networks, state.node, context)
+    return Situation(name, state, context, tuple(plans), node_plan, tuple(sorted(lost)), refused)
+
+
+def _context(node: dict[str, Any]) -> PlanContext:
+    options = dict(node.get("options", {}))
+    cidrs = tuple(parse_network(text) for text in options.pop("node_port_cidrs", ()))
+    return PlanContext(node.get("name", "here"), node_port_cidrs=cidrs, **options)
+
+
+def _node_events(node: dict[str, Any], context: PlanContext) -> Iterator[Event]:
+    addresses = node.get("addresses", [])
+    if node.get("seen", True):
+        made = node_object(context.node_name, node.get("labels"), addresses)
+        yield from parse_manifest_object(json.dumps(made).encode(), context.node_name)
+    single = [f"{address}/{128 if ':' in address else 32}" for address in addresses]
+    yield AddressesChanged(_networks(_LOOPBACK + node.get("local", single)))
+
+
+def _networks(texts: list[str]) -> frozenset[Network]:
+    return frozenset(parse_network(text) for text in texts)
+
+
+def _cluster_events(folder: Path, context: PlanContext) -> Iterator[Event]:
+    for document in yaml.safe_load_all((folder / "cluster.yaml").read_text()):
+        yield from parse_manifest_object(json.dumps(document).encode(), context.node_name)
+
+
+def _refused(events: list[Event]) -> Iterator[str]:
+    for event in events:
+        if isinstance(event, Invalid):
+            yield f"{event.kind} {event.name}: {event.reason}"
+        elif isinstance(event, ServiceChanged | SliceChanged):
+            yield from (f"{event.name}: {complaint}" for complaint in event.complaints)

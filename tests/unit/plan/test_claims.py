@@ -1,0 +1,176 @@
+"""Two that claim one frontend."""
+
+import random
+from collections.abc import Mapping
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ebpfproxy.model.address import Protocol, format_address
+from ebpfproxy.model.endpoint import EndpointSlice
+from ebpfproxy.model.service import NamespacedName, Service
+from ebpfproxy.plan.claims import Claims, Settlement
+from ebpfproxy.plan.exposure import plan_service
+from ebpfproxy.plan.service_plan import PlanKey, ServicePortPlan
+from tests.support import build
+from tests.support.build import CONTEXT, endpoint, port, slice_of
+from tests.support.strategies import exposed_services
+
+
+def give(claims: Claims, service: Service, *slices: EndpointSlice) -> Settlement:
+    return claims.update(service.name, plan_service(service, slices, None, CONTEXT))
+
+
+def remove(claims: Claims, service: Service) -> Settlement:
+    return claims.update(service.name, ())
+
+
+def has(claims: Claims) -> dict[str, list[str]]:
+    """Name of the ServicePort to the addresses it got."""
+    return {
+        str(plan.name): [format_address(each.frontend.address) for each in plan.frontends]
+        for plan in claims.plans.values()
+    }
+
+
+ALPHA = build.service("alpha", ips=["10.96.0.1"], external=["203.0.113.1"])
+BRAVO = build.service("bravo", ips=["10.96.0.2"], external=["203.0.113.1"])
+BALANCED = build.service("zulu", ips=["10.96.0.3"], balancer=["203.0.113.1"])
+THIEF = build.service("aaaa", ips=["10.96.0.4"], external=["10.96.0.2", "10.96.0.1"])
+
+
+def test_a_plan_without_rival_is_as_it_was_planned() -> None:
+    claims = Claims()
+    (plan,) = plan_service(ALPHA, (), None, CONTEXT)
+    settled = claims.update(ALPHA.name, [plan])
+    assert settled == Settlement((plan,), (), ())
+    assert claims.plans == {plan.key: plan}
+    assert claims.plans[plan.key] is plan
+
+
+def test_of_two_external_ips_the_smaller_name_has_it() -> None:
+    for order in ((ALPHA, BRAVO), (BRAVO, ALPHA)):
+        claims = Claims()
+        told = [lost for service in order for lost in give(claims, service).lost]
+        assert has(claims) == {
+            "default/alpha": ["10.96.0.1", "203.0.113.1"],
+            "default/bravo": ["10.96.0.2"],
+        }
+        assert [(str(lost.loser), str(lost.winner)) for lost in told] == [("default/bravo", "default/alpha")]
+
+
+def test_a_cluster_ip_is_never_taken_by_an_external_ip() -> None:
+    """CVE-2020-8554, where the victim is in this cluster."""
+    claims = Claims()
+    for service in (THIEF, ALPHA, BRAVO):
+        give(claims, service)
+    assert has(claims)["default/aaaa"] == ["10.96.0.4"]
+    assert has(claims)["default/bravo"] == ["10.96.0.2"]
+
+
+def test_a_load_balancer_goes_before_an_external_ip() -> None:
+    claims = Claims()
+    give(claims, ALPHA)
+    settled = give(claims, BALANCED)
+    assert [str(plan.name) for plan in settled.plans] == ["default/alpha", "default/zulu"]
+    assert has(claims) == {"default/alpha": ["10.96.0.1"], "default/zulu": ["10.96.0.3", "203.0.113.1"]}
+    assert [str(lost.loser) for lost in settled.lost] == ["default/alpha"]
+
+
+def test_what_a_winner_leaves_goes_to_the_next() -> None:
+    claims = Claims()
+    for service in (ALPHA, BRAVO, BALANCED):
+        give(claims, service)
+    settled = remove(claims, BALANCED)
+    assert [str(plan.name) for plan in settled.plans] == ["default/alpha"]
+    assert [str(key[0]) for key in settled.removed] == ["default/zulu"]
+    assert settled.lost == ()  # bravo had lost before
+    assert [str(plan.name) for plan in remove(claims, ALPHA).plans] == ["default/bravo"]
+    assert has(claims) == {"default/bravo": ["10.96.0.2", "203.0.113.1"]}
+
+
+def test_the_same_plan_again_changes_nothing() -> None:
+    claims = Claims()
+    for service in (ALPHA, BRAVO):
+        give(claims, service)
+    for service in (ALPHA, BRAVO):
+        assert give(claims, service) == Settlement((), (), ())
+
+
+def test_new_endpoints_of_a_loser_change_its_plan_alone_and_are_no_new_loss() -> None:
+    claims = Claims()
+    for service in (ALPHA, BRAVO):
+        give(claims, service)
+    settled = give(claims, BRAVO, slice_of("bravo", endpoint()))
+    assert [str(plan.name) for plan in settled.plans] == ["default/bravo"]
+    assert settled.lost == ()
+    assert has(claims)["default/bravo"] == ["10.96.0.2"]
+
+
+def test_a_renamed_port_keeps_its_frontends() -> None:
+    claims = Claims()
+    give(claims, build.service("web", port(80, "a")))
+    settled = give(claims, build.service("web", port(80, "b")))
+    assert [str(plan.name) for plan in settled.plans] == ["default/web:b"]
+    assert [str(key[0]) for key in settled.removed] == ["default/web:a"]
+    assert settled.lost == ()
+
+
+def test_protocols_and_ports_are_no_rivals() -> None:
+    claims = Claims()
+    give(claims, build.service("a", port(53), ips=["10.96.0.1"], external=["203.0.113.1"]))
+    udp = build.service("b", port(53, protocol=Protocol.UDP), ips=["10.96.0.2"], external=["203.0.113.1"])
+    assert give(claims, udp).lost == ()
+    other = build.service("c", port(54), ips=["10.96.0.3"], external=["203.0.113.1"])
+    assert give(claims, other).lost == ()
+
+
+def test_a_service_that_never_was_can_go() -> None:
+    assert Claims().update(NamespacedName("default", "web"), ()) == Settlement((), (), ())
+
+
+_HISTORY = st.lists(exposed_services(), max_size=6)
+
+
+@settings(max_examples=200)
+@given(_HISTORY, st.randoms(use_true_random=False))
+def test_the_order_of_updates_is_of_no_matter(
+    history: list[tuple[Service, tuple[EndpointSlice, ...]]], chance: random.Random
+) -> None:
+    """Whatever came before: the last plans of each Service decide, as if they had come first and alone."""
+    claims = Claims()
+    followed: dict[PlanKey, ServicePortPlan] = {}
+    last = {}
+    for service, slices in history:
+        plans = plan_service(service, slices, None, CONTEXT) if chance.random() < 0.8 else ()
+        last[service.name] = plans
+        _follow(followed, claims.update(service.name, plans), claims.plans)
+    fresh = Claims()
+    for name in chance.sample(sorted(last), len(last)):
+        fresh.update(name, last[name])
+    assert fresh.plans == claims.plans == followed
+    _check_that_every_frontend_has_one_owner(claims.plans, last)
+
+
+def _follow(
+    followed: dict[PlanKey, ServicePortPlan], settled: Settlement, book: Mapping[PlanKey, ServicePortPlan]
+) -> None:
+    """Keep a copy of the book from what updates tell alone."""
+    for key in settled.removed:
+        del followed[key]
+    for plan in settled.plans:
+        assert followed.get(plan.key) != plan
+        followed[plan.key] = plan
+    for lost in settled.lost:
+        owners = {p.name for p in book.values() for f in p.frontends if f.frontend == lost.frontend}
+        assert owners == {lost.winner}
+        assert lost.loser != lost.winner
+
+
+def _check_that_every_frontend_has_one_owner(
+    book: Mapping[PlanKey, ServicePortPlan], last: Mapping[NamespacedName, tuple[ServicePortPlan, ...]]
+) -> None:
+    served = [each.frontend for plan in book.values() for each in plan.frontends]
+    asked = {each.frontend for plans in last.values() for plan in plans for each in plan.frontends}
+    assert len(served) == len(set(served))
+    assert set(served) == asked

@@ -1,0 +1,115 @@
+"""On which addresses NodePorts answer."""
+
+import dataclasses
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ebpfproxy.model.address import (
+    Address,
+    Family,
+    Network,
+    contains,
+    format_network,
+    network,
+    network_family,
+    parse_address,
+)
+from ebpfproxy.plan.node_ports import LOOPBACK, plan_node
+from ebpfproxy.plan.service_plan import PlanContext
+from tests.support import build
+from tests.support.build import CONTEXT, networks
+
+LOCAL = frozenset(
+    networks(["127.0.0.0/8", "::1/128", "192.0.2.10/32", "10.1.0.1/32", "2001:db8::10/128", "fe80::1/128"])
+)
+
+
+def answered(*cidrs: str, localhost: bool = True, primary: bool = False) -> set[str]:
+    context = PlanContext(
+        "here", localhost_node_ports=localhost, node_port_cidrs=networks(cidrs), node_port_primary=primary
+    )
+    addresses = ["192.0.2.10", "2001:db8::10", "198.51.100.1"]
+    plan = plan_node(LOCAL, build.node(addresses=addresses), context)
+    assert plan.local_networks == LOCAL
+    return set(map(format_network, plan.node_port_networks))
+
+
+def test_without_cidrs_every_local_address_answers() -> None:
+    assert answered() == set(map(format_network, LOCAL))
+
+
+def test_loopback_of_both_families_is_left_out_where_it_is_not_wanted() -> None:
+    rest = {"192.0.2.10/32", "10.1.0.1/32", "2001:db8::10/128", "fe80::1/128"}
+    assert answered(localhost=False) == rest
+    assert answered("127.0.0.0/8", "::1/128", localhost=False) == set()
+
+
+def test_a_cidr_admits_what_lies_in_it() -> None:
+    assert answered("192.0.2.0/24", "2001:db8::/32") == {"192.0.2.10/32", "2001:db8::10/128"}
+
+
+def test_a_family_without_cidr_answers_everywhere() -> None:
+    assert answered("192.0.2.0/24") == {"192.0.2.10/32", "::1/128", "2001:db8::10/128", "fe80::1/128"}
+
+
+def test_all_of_one_family_is_nothing_of_the_other() -> None:
+    assert answered("0.0.0.0/0", "2001:db8::/32") == {
+        "127.0.0.0/8",
+        "192.0.2.10/32",
+        "10.1.0.1/32",
+        "2001:db8::10/128",
+    }
+
+
+def test_of_nested_networks_the_smaller_answers() -> None:
+    assert answered("127.0.0.1/32", "::1/128") == {"127.0.0.1/32", "::1/128"}
+
+
+def test_primary_is_the_nodes_own_addresses_as_far_as_they_are_local() -> None:
+    assert answered(primary=True) == {"192.0.2.10/32", "2001:db8::10/128"}
+
+
+def test_primary_is_nothing_while_the_node_is_unknown() -> None:
+    plan = plan_node(LOCAL, None, dataclasses.replace(CONTEXT, node_port_primary=True))
+    assert plan.node_port_networks == frozenset()
+
+
+def test_loopback_is_cut_out_of_a_local_network_that_holds_it() -> None:
+    plan = plan_node(
+        frozenset(networks(["0.0.0.0/0"])), None, dataclasses.replace(CONTEXT, localhost_node_ports=False)
+    )
+    assert len(plan.node_port_networks) == 8
+    assert not _answers(plan.node_port_networks, parse_address("127.1.2.3"))
+    for text in ("126.255.255.255", "128.0.0.0", "8.8.8.8"):
+        assert _answers(plan.node_port_networks, parse_address(text))
+
+
+def _answers(nets: frozenset[Network], address: Address) -> bool:
+    of = network_family(Network(address, 128))
+    return any(contains(net, address) for net in nets if network_family(net) is of)
+
+
+_ADDRESSES = st.sampled_from(
+    ["127.0.0.1", "127.9.9.9", "192.0.2.10", "192.0.3.1", "::1", "::2", "2001:db8::10", "fe80::1"]
+).map(parse_address)
+
+
+@st.composite
+def _networks(draw: st.DrawFn) -> Network:
+    address = draw(_ADDRESSES)
+    four = network_family(Network(address, 128)) is Family.IPV4
+    return network(address, draw(st.integers(96 if four else 0, 128)))
+
+
+@given(st.frozensets(_networks(), max_size=4), st.lists(_networks(), max_size=3), st.booleans(), _ADDRESSES)
+def test_an_address_answers_exactly_where_it_is_local_and_chosen(
+    local: frozenset[Network], cidrs: list[Network], localhost: bool, address: Address
+) -> None:
+    context = dataclasses.replace(CONTEXT, node_port_cidrs=tuple(cidrs), localhost_node_ports=localhost)
+    of = network_family(Network(address, 128))
+    ours = [cidr for cidr in cidrs if network_family(cidr) is of]
+    wanted = _answers(local, address) and (not ours or any(contains(cidr, address) for cidr in ours))
+    if not localhost and _answers(frozenset(LOOPBACK), address):
+        wanted = False
+    assert _answers(plan_node(local, None, context).node_port_networks, address) == wanted

@@ -1,0 +1,108 @@
+"""The plan of any cluster: compared with the reference, and indifferent to the order of its input."""
+
+import dataclasses
+import itertools
+import random
+from typing import TypeVar
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ebpfproxy.model.address import Family
+from ebpfproxy.model.endpoint import EndpointSlice
+from ebpfproxy.model.node import Node
+from ebpfproxy.model.service import Service, ServicePortName
+from ebpfproxy.plan.exposure import plan_service
+from ebpfproxy.plan.service_plan import (
+    FrontendPlan,
+    Otherwise,
+    PlanContext,
+    PlannedEndpoint,
+    Scope,
+    ServicePortPlan,
+    Treatment,
+)
+from tests.support import reference
+from tests.support.reference import Outcome, Question
+from tests.support.strategies import CONTEXTS, NODES, exposed_services
+
+T = TypeVar("T")
+Exposed = tuple[Service, tuple[EndpointSlice, ...]]
+
+
+def _outcome(plan: ServicePortPlan, frontend: FrontendPlan, treatment: Treatment) -> Outcome:
+    """What a dataplane that follows the plan does."""
+    in_scope = frozenset(
+        (endpoint.address, endpoint.port)
+        for endpoint in plan.endpoints
+        if (endpoint.local if treatment.scope is Scope.LOCAL else endpoint.cluster)
+    )
+    if in_scope:
+        return Outcome(in_scope, "", treatment.masquerade, frontend.restricted)
+    return Outcome(None, plan.otherwise.value, False, frontend.restricted)
+
+
+@settings(max_examples=400)
+@given(exposed_services(), NODES, CONTEXTS)
+def test_who_reaches_what_is_as_in_the_reference(
+    exposed: Exposed, node: Node | None, context: PlanContext
+) -> None:
+    service, slices = exposed
+    plans = {plan.key: plan for plan in plan_service(service, slices, node, context)}
+    dialled = 0
+    for port, of in itertools.product(service.ports, Family):
+        q = Question(service, port, of, slices, node, context)
+        for kind, *wanted in reference.addresses_dialled(q):
+            dialled += 1
+            plan = plans[ServicePortName(*service.name, port.name, port.protocol), of]
+            frontend = next(f for f in plan.frontends if f.frontend == (*wanted, port.protocol))
+            assert frontend.kind.value == kind
+            for source in reference.SOURCES:
+                treatment: Treatment = getattr(frontend, source)
+                assert _outcome(plan, frontend, treatment) == reference.outcome(q, kind, source), source
+            if frontend.restricted:
+                assert frontend.node_admitted == reference.node_admitted(q)
+    assert dialled == sum(len(plan.frontends) for plan in plans.values())
+
+
+@given(exposed_services(), NODES, CONTEXTS, st.randoms(use_true_random=False))
+def test_the_order_of_slices_endpoints_and_ports_is_of_no_matter(
+    exposed: Exposed, node: Node | None, context: PlanContext, chance: random.Random
+) -> None:
+    service, slices = exposed
+    shuffled = [
+        dataclasses.replace(
+            piece, ports=_shuffled(piece.ports, chance), endpoints=_shuffled(piece.endpoints, chance)
+        )
+        for piece in _shuffled(slices, chance)
+    ]
+    other = dataclasses.replace(service, ports=_shuffled(service.ports, chance))
+    assert plan_service(other, shuffled, node, context) == plan_service(service, slices, node, context)
+
+
+def _shuffled(items: tuple[T, ...], chance: random.Random) -> tuple[T, ...]:
+    return tuple(chance.sample(items, len(items)))
+
+
+@given(exposed_services(), NODES, CONTEXTS)
+def test_every_endpoint_that_is_used_can_answer(
+    exposed: Exposed, node: Node | None, context: PlanContext
+) -> None:
+    service, slices = exposed
+    for plan in plan_service(service, slices, node, context):
+        listed = [(endpoint.address, endpoint.port) for endpoint in plan.endpoints]
+        assert listed == sorted(set(listed))
+        for endpoint in plan.endpoints:
+            _check(endpoint, slices, context.node_name)
+        used = any(endpoint.cluster or endpoint.local for endpoint in plan.endpoints)
+        assert not (used and plan.otherwise is Otherwise.REJECT)
+
+
+def _check(endpoint: PlannedEndpoint, slices: tuple[EndpointSlice, ...], here: str) -> None:
+    entries = [e for piece in slices for e in piece.endpoints if e.address == endpoint.address]
+    assert any(e.ready or e.serving for e in entries)
+    if endpoint.cluster or endpoint.local:
+        assert any(e.ready or (e.serving and e.terminating) for e in entries)
+    if endpoint.local:
+        assert endpoint.on_node
+    assert not endpoint.on_node or any(e.node == here for e in entries)
