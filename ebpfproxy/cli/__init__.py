@@ -1,0 +1,131 @@
+"""The command line: one file for each command. Only here is anything printed, or the process ended.
+
+A command's file is imported when the command is used, so that ``ebpfproxy version`` loads nothing heavy.
+Each file holds one click command by the name `command`.
+"""
+
+import importlib
+import re
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+
+from ebpfproxy import __version__
+from ebpfproxy.config.command import unknown_flag
+from ebpfproxy.errors import ConfigError, EbpfProxyError
+
+COMMANDS = {
+    "run": "Keep this node's kernel in step with the cluster's Services.",
+    "dump": "Show what the kernel's maps hold.",
+    "cleanup": "Remove all that ebpfproxy put into this node's kernel.",
+    "demo": "See it work: pods, a Service and the agent, on this machine alone.",
+    "bench": "Measure it, against iptables and against none.",
+    "version": "Show the version.",
+}
+"""Each command and what the list of commands says of it."""
+
+_INTERRUPTED = 130
+_TRACE_FROM = 4
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command's file only when the command is used."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Raises ConfigError for an unknown flag."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            refusal = unknown_flag(error)
+            hint = refusal.hint or "the flags of a command stand behind it: ebpfproxy run --proxy-mode=ebpf"
+            raise ConfigError(refusal.message, hint) from None
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"ebpfproxy.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="ebpfproxy COMMAND --help shows the flags of a command.",
+)
+@click.version_option(__version__, message="ebpfproxy %(version)s")
+def group() -> None:
+    """An eBPF-based replacement for kube-proxy: Services, forwarded by the kernel at connect()."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command that `arguments` (those of the process, if None) ask for; returns the exit code.
+
+    An error that we foresaw is one line with a hint, and has its own exit code (`ebpfproxy.errors`);
+    one that nobody foresaw ends with 1, an interrupt with 130. Tracebacks show from ``-v=4`` on.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        code = group.main(words, prog_name="ebpfproxy", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except (click.Abort, KeyboardInterrupt):
+        return _INTERRUPTED
+    except Exception as error:
+        return _report(error, _wants_trace(words))
+
+
+def _report(error: Exception, trace: bool) -> int:
+    """Say on standard error what went wrong; returns the exit code."""
+    if trace:
+        traceback.print_exception(error, file=sys.stderr)
+    if isinstance(error, EbpfProxyError):
+        _say(error.message, error.hint)
+        return error.exit_code
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        print(error.format_message(), file=sys.stderr)
+        return error.exit_code
+    if isinstance(error, click.UsageError):
+        where = error.ctx.command_path if error.ctx else "ebpfproxy"
+        _say(_as_ours(error.format_message()), f"{where} --help")
+        return error.exit_code
+    if isinstance(error, click.ClickException):
+        _say(_as_ours(error.format_message()))
+        return error.exit_code
+    again = "" if trace else "; run again with -v=4 for the traceback"
+    what = " ".join(str(error).split())
+    _say(f"internal error: {type(error).__name__}{': ' if what else ''}{what}{again}")
+    return 1
+
+
+def _say(message: str, hint: str = "") -> None:
+    for line in message.splitlines():
+        print(f"ebpfproxy: {line}", file=sys.stderr)
+    for line in hint.splitlines():
+        print(f"  hint: {line}", file=sys.stderr)
+
+
+def _as_ours(message: str) -> str:
+    """Click's sentence in the form of our messages.
+
+    >>> _as_ours("No such command 'foo'.")
+    "no such command 'foo'"
+    """
+    return (message[:1].lower() + message[1:]).rstrip(".")
+
+
+def _wants_trace(words: Sequence[str]) -> bool:
+    """Whether -v is 4 or more, read without a parser since it may be the parser that failed.
+
+    >>> _wants_trace(["run", "-v=4"]), _wants_trace(["run", "--v", "5"]), _wants_trace(["run", "-v3"])
+    (True, True, False)
+    """
+    levels = re.findall(r"(?:^|\x00)(?:-v|--v(?=[=\x00]))[=\x00]?([0-9]+)(?=\x00|$)", "\x00".join(words))
+    return bool(levels) and int(levels[-1]) >= _TRACE_FROM

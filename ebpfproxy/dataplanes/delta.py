@@ -20,9 +20,9 @@ def diff(actual: Mapping[K, E], desired: Mapping[K, E], keys: Iterable[K] | None
     if keys is None:
         puts = {key: entry for key, entry in desired.items() if actual.get(key) != entry}
         return Delta(puts, frozenset(actual.keys() - desired.keys()))
-    named = frozenset(keys)
-    puts = {key: desired[key] for key in named & desired.keys() if actual.get(key) != desired[key]}
-    return Delta(puts, frozenset(key for key in named - desired.keys() if key in actual))
+    named = frozenset(keys)  # only they are looked up: the cost is that of the change, not of the whole
+    puts = {key: desired[key] for key in named if key in desired and actual.get(key) != desired[key]}
+    return Delta(puts, frozenset(key for key in named if key not in desired and key in actual))
 
 
 def applied(actual: Mapping[K, E], delta: Delta[K, E]) -> dict[K, E]:

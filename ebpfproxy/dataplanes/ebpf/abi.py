@@ -14,6 +14,7 @@ _DEFINE = re.compile(r"^#define (\w+)\s+(\d+)$", re.MULTILINE)
 _BLOCK = re.compile(r"(struct|enum) (\w+) \{(.*?)\};", re.DOTALL)
 _FIELD = re.compile(r"(struct )?(\w+) (\w+)(?:\[(\w+)\])?")
 _ENUMERATOR = re.compile(r"(\w+)\s*=\s*(\d+)")
+_ENUMERATORS = re.compile(rf"(\s*{_ENUMERATOR.pattern},)*\s*")
 
 
 class Field(NamedTuple):
@@ -58,8 +59,13 @@ def parse(text: str) -> Abi:
     text = _COMMENT.sub("", text)
     constants = {name: int(value) for name, value in _DEFINE.findall(text)}
     layouts: dict[str, Layout] = {}
+    rest = _BLOCK.sub("", _DEFINE.sub("", text)).replace("#pragma once", "").split()
+    if rest:
+        raise ValueError(f"cannot read {' '.join(rest)!r}")
     for kind, name, body in _BLOCK.findall(text):
         if kind == "enum":
+            if not _ENUMERATORS.fullmatch(body):
+                raise ValueError(f"enum {name}: cannot read {body!r}")
             constants |= {key: int(value) for key, value in _ENUMERATOR.findall(body)}
         else:
             layouts[name] = _layout(name, body, layouts, constants)
@@ -71,9 +77,9 @@ def _layout(name: str, body: str, known: dict[str, Layout], constants: dict[str,
     offset, widest = 0, 1
     for declaration in filter(None, (part.strip() for part in body.split(";"))):
         match = _FIELD.fullmatch(declaration)
-        if not match:
+        nested, type_, field, length = match.groups() if match else (None, "", "", None)
+        if type_ not in (known if nested else _SCALARS):
             raise ValueError(f"struct {name}: cannot read {declaration!r}")
-        nested, type_, field, length = match.groups()
         n = 1 if length is None else int(constants.get(length, length))
         alignment = known[type_].alignment if nested else struct.calcsize(_SCALARS[type_])
         size = (known[type_].size if nested else alignment) * n

@@ -101,6 +101,8 @@ class Programs:
         """Attach these hooks' programs, in the order of SOCKET_HOOKS; what failed, by name."""
         wanted = set(names)
         failed: dict[str, KernelError] = {}
+        if not wanted:
+            return failed
         self._pins.links.mkdir(exist_ok=True)
         for hook in self.hooks:
             if hook.name not in wanted:

@@ -41,14 +41,22 @@ def _slots_format(count: int) -> struct.Struct:
 
 @dataclasses.dataclass(slots=True)
 class _Record:
-    """What the kernel holds for one ServicePort: ids of its endpoints, ranges, packed `services` entries."""
+    """What the kernel holds for one ServicePort: ranges, packed `services` entries, and the ids of
+    `entry.endpoints`, in the same order."""
 
     id: int
     entry: ServicePortEntry
-    ids: dict[Place, int] = dataclasses.field(default_factory=dict)
+    ids: tuple[int, ...] = ()
     cluster: Range = _NOTHING
     local: Range = _NOTHING
     services: dict[bytes, bytes] = dataclasses.field(default_factory=dict)
+
+    def places(self) -> dict[Place, int]:
+        """The id of each endpoint, by its address and port."""
+        return {
+            (address, port): id_
+            for (address, port, _), id_ in zip(self.entry.endpoints, self.ids, strict=True)
+        }
 
 
 class ServiceTable:
@@ -164,7 +172,8 @@ class ServiceTable:
                 address, port, protocol, _ = abi.SERVICE_KEY.unpack(packed_key)
                 frontends.append(FrontendEntry(address, ntohs(port), protocol, kind, flags))
         listed = self._adopt_endpoints(record, endpoints, seen, now)
-        record.entry = ServicePortEntry(tuple(sorted(frontends)), listed, timeout)
+        record.ids = tuple(id_ for _, id_ in listed)
+        record.entry = ServicePortEntry(tuple(sorted(frontends)), tuple(e for e, _ in listed), timeout)
         self._records[key] = record
 
     def _adopt_range(
@@ -190,13 +199,13 @@ class ServiceTable:
         endpoints: list[tuple[int, EndpointEntry]],
         seen: Mapping[str, bool],
         now: float,
-    ) -> tuple[EndpointEntry, ...]:
-        """The endpoints with the flags that are true: in a list is what its slots name."""
+    ) -> list[tuple[EndpointEntry, int]]:
+        """The endpoints, sorted, with the flags that are true: in a list is what its slots name."""
         lists = {
             abi.ENDPOINT_CLUSTER: set(self._read_slots(record.cluster)) if seen["cluster"] else None,
             abi.ENDPOINT_LOCAL: set(self._read_slots(record.local)) if seen["local"] else None,
         }
-        found: dict[Place, EndpointEntry] = {}
+        found: dict[Place, tuple[EndpointEntry, int]] = {}
         for id_, (address, port, flags) in endpoints:
             if (address, port) in found:
                 self._set_flags(id_, 0)
@@ -206,9 +215,8 @@ class ServiceTable:
             for bit, members in lists.items():
                 if members is not None and (id_ in members) != bool(flags & bit):
                     true ^= bit
-            record.ids[address, port] = id_
-            found[address, port] = EndpointEntry(address, port, true)
-        return tuple(sorted(found.values()))
+            found[address, port] = EndpointEntry(address, port, true), id_
+        return sorted(found.values())
 
     def _read_slots(self, range_: Range) -> tuple[int, ...]:
         first, count = range_
@@ -281,7 +289,8 @@ class ServiceTable:
     def _stage_endpoints(
         self, key: ServicePortKey, old: _Record | None, new: _Record, taken: list[int], now: float
     ) -> None:
-        former = old.ids if old else {}
+        former = old.places() if old else {}
+        ids: list[int] = []
         for address, port, flags in new.entry.endpoints:
             id_ = former.get((address, port))
             if id_ is None:
@@ -291,7 +300,8 @@ class ServiceTable:
                     raise _full("endpoints", key, used + len(new.entry.endpoints), capacity)
                 taken.append(id_)
                 abi.ENDPOINT.pack_into(self._endpoints, id_ * _STRIDE, address, htons(port), flags, new.id)
-            new.ids[address, port] = id_
+            ids.append(id_)
+        new.ids = tuple(ids)
 
     def _stage_list(
         self,
@@ -303,7 +313,7 @@ class ServiceTable:
         now: float,
     ) -> Range:
         """The range that holds the endpoints with this flag: the old one if it is the same list."""
-        ids = [new.ids[address, port] for address, port, flags in new.entry.endpoints if flags & bit]
+        ids = [id_ for (*_, flags), id_ in zip(new.entry.endpoints, new.ids, strict=True) if flags & bit]
         if not ids:
             return _NOTHING
         if old:
@@ -347,8 +357,9 @@ class ServiceTable:
 
     def _gain_flags(self, old: _Record | None, new: _Record) -> None:
         """What an endpoint may newly be used for; what it may no longer, it loses when it is retired."""
-        for address, port, flags in new.entry.endpoints if old else ():
-            id_ = new.ids[address, port]
+        if not old:
+            return
+        for (*_, flags), id_ in zip(new.entry.endpoints, new.ids, strict=True):
             present = self._flags(id_)
             if flags & ~present:
                 self._set_flags(id_, flags | present)
@@ -357,16 +368,17 @@ class ServiceTable:
         self, key: ServicePortKey, old: _Record | None, new: _Record | None, now: float
     ) -> set[Place]:
         """Take back what only `old` used; the places of UDP endpoints that went."""
-        if new:
-            for address, port, flags in new.entry.endpoints:
-                if self._flags(new.ids[address, port]) != flags:
-                    self._set_flags(new.ids[address, port], flags)
         if not old:
             return set()
-        gone = old.ids.keys() - (new.ids.keys() if new else ())
-        for place in gone:
-            self._set_flags(old.ids[place], 0)
-            self._endpoint_ids.release(old.ids[place], now)
+        if new:
+            for (*_, flags), id_ in zip(new.entry.endpoints, new.ids, strict=True):
+                if self._flags(id_) != flags:
+                    self._set_flags(id_, flags)
+        kept_ids = frozenset(new.ids) if new else frozenset()
+        gone = {place: id_ for place, id_ in old.places().items() if id_ not in kept_ids}
+        for id_ in gone.values():
+            self._set_flags(id_, 0)
+            self._endpoint_ids.release(id_, now)
         for range_, kept in ((old.cluster, new and new.cluster), (old.local, new and new.local)):
             if range_ != _NOTHING and range_ != kept:
                 self._ranges.release(*range_, now)
@@ -374,7 +386,7 @@ class ServiceTable:
             self._service_ids.release(old.id, now)
         if old.entry.affinity_timeout and not (new and new.entry.affinity_timeout):
             self._forget_affinity(old.id)
-        return gone if key.protocol is Protocol.UDP else set()
+        return set(gone) if key.protocol is Protocol.UDP else set()
 
     def _forget_affinity(self, service: int) -> None:
         """Affinity that is turned off and on again starts anew."""

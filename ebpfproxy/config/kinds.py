@@ -1,0 +1,181 @@
+"""How the text of a flag becomes a value: the rules of Go's flags (spf13/pflag), which kube-proxy has.
+
+Every `parse` raises ValueError with words that complete a line such as ``--sync-period: ...``.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ebpfproxy.model.address import Network, format_address, parse_address, parse_network
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Kind:
+    """`metavar` stands for the value in the help. A kind that is `many` is parsed from a list of texts.
+
+    A `boolean` flag may stand alone, which means true.
+    """
+
+    metavar: str
+    parse: Callable[[Any], Any]
+    many: bool = False
+    boolean: bool = False
+
+
+class NodePortAddresses(NamedTuple):
+    """Where NodePorts answer: the node's addresses in `networks`; every local one where that is empty.
+
+    `primary`: on the addresses of the Node object alone; `networks` is empty then.
+    """
+
+    networks: tuple[Network, ...] = ()
+    primary: bool = False
+
+
+_TRUE = {"1", "t", "T", "TRUE", "true", "True"}
+_FALSE = {"0", "f", "F", "FALSE", "false", "False"}
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PART = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
+_WITH_PORT = re.compile(r"(?:\[([^\]]*:[^\]]*)\]|([0-9.]+)):([0-9]{1,5})", re.ASCII)
+_DURATION = re.compile(rf"[-+]?(?:{_PART.pattern})+")
+
+
+def parse_boolean(text: str) -> bool:
+    """As Go's strconv.ParseBool.
+
+    >>> parse_boolean("T"), parse_boolean("0")
+    (True, False)
+    """
+    if text not in _TRUE | _FALSE:
+        raise ValueError(f'"{text}" is neither true nor false')
+    return text in _TRUE
+
+
+def parse_duration(text: str) -> float:
+    """Seconds, from the text of a Go time.Duration.
+
+    >>> parse_duration("1m30s"), parse_duration("250ms"), parse_duration("0")
+    (90.0, 0.25, 0.0)
+    """
+    if text in ("0", "+0", "-0"):
+        return 0.0
+    if not _DURATION.fullmatch(text):
+        raise ValueError(f'"{text}" is not a duration such as 30s, 1m30s or 1h')
+    seconds = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
+    return -seconds if text.startswith("-") else seconds
+
+
+def parse_integer(text: str) -> int:
+    if not re.fullmatch(r"[-+]?[0-9]{1,18}", text, re.ASCII):
+        raise ValueError(f'"{text}" is not a whole number')
+    return int(text)
+
+
+def parse_path(text: str) -> Path | None:
+    """None for the empty text."""
+    return Path(text) if text else None
+
+
+def parse_absolute_path(text: str) -> Path:
+    if not text.startswith("/"):
+        raise ValueError(f'"{text}" is not an absolute path')
+    return Path(text)
+
+
+def parse_listen_address(text: str) -> str:
+    """An IP address with or without a port, or nothing at all; as written, but checked.
+
+    >>> parse_listen_address("[::1]:10249"), parse_listen_address("::1"), parse_listen_address("")
+    ('[::1]:10249', '::1', '')
+    """
+    if text:
+        split_listen_address(text, 1)
+    return text
+
+
+def split_listen_address(text: str, port: int) -> tuple[str, int]:
+    """Address and port of `text`, with `port` where it names none.
+
+    >>> split_listen_address("0.0.0.0", 10256), split_listen_address("[::]:80", 10256)
+    (('0.0.0.0', 10256), ('::', 80))
+    """
+    found = _WITH_PORT.fullmatch(text)
+    host, digits = (found[1] or found[2], found[3]) if found else (text, None)
+    try:
+        address = parse_address(host)
+    except ValueError:
+        raise ValueError(f'"{text}" is not an IP address with or without a port') from None
+    number = port if digits is None else int(digits)
+    if not 1 <= number <= 65535:
+        raise ValueError(f'the port of "{text}" is not between 1 and 65535')
+    return format_address(address), number
+
+
+def parse_node_port_addresses(texts: Sequence[str]) -> NodePortAddresses:
+    """CIDRs, or ``primary`` alone.
+
+    >>> parse_node_port_addresses(["primary"])
+    NodePortAddresses(networks=(), primary=True)
+    """
+    words = [word.strip() for text in texts for word in text.split(",") if word.strip()]
+    if "primary" in words:
+        if len(words) > 1:
+            raise ValueError('"primary" has to stand alone')
+        return NodePortAddresses(primary=True)
+    return NodePortAddresses(tuple(map(parse_network, words)))
+
+
+def parse_node_name(text: str) -> str:
+    if text and not text.strip():
+        raise ValueError("the name of the node is blank")
+    return text
+
+
+def one_of(*words: str) -> Kind:
+    """One of these words; the first is also what the empty text means."""
+
+    def parse(text: str) -> str:
+        if text and text not in words:
+            raise ValueError(f'"{text}" is none of {", ".join(words)}')
+        return text or words[0]
+
+    return Kind("|".join(words), parse)
+
+
+def integer(least: int, most: int) -> Kind:
+    def parse(text: str) -> int:
+        number = parse_integer(text)
+        if not least <= number <= most:
+            raise ValueError(f"{number} is not between {least} and {most}")
+        return number
+
+    return Kind("N", parse)
+
+
+def duration(*, zero: bool) -> Kind:
+    """A duration that is not negative, and where not `zero` is more than nothing."""
+
+    def parse(text: str) -> float:
+        seconds = parse_duration(text)
+        if seconds < 0 or (seconds == 0 and not zero):
+            raise ValueError(f"{text} is not {'0 or more' if zero else 'more than 0'}")
+        return seconds
+
+    return Kind("DURATION", parse)
+
+
+BOOLEAN = Kind("", parse_boolean, boolean=True)
+TEXT = Kind("TEXT", str)
+NODE_NAME = Kind("NAME", parse_node_name)
+PATH = Kind("PATH", parse_path)
+ABSOLUTE_PATH = Kind("DIR", parse_absolute_path)
+OPTIONAL_DIRECTORY = Kind("DIR", lambda text: parse_absolute_path(text) if text else None)
+DIRECTORY = Kind("DIR", parse_path)
+IP = Kind("IP", parse_address)
+LISTEN_ADDRESS = Kind("IP[:PORT]", parse_listen_address)
+NODE_PORT_ADDRESSES = Kind("CIDR,...|primary", parse_node_port_addresses, many=True)
+PORT = integer(0, 65535)
+ENTRIES = integer(1, 1 << 26)

@@ -1,0 +1,288 @@
+"""The agent: builds the parts, runs them, and ends at a signal or when a part dies.
+
+One thread, the one that calls `run`, owns all state. Sources, the monitor of local addresses and signal
+handlers only put something into its queue.
+"""
+
+import contextlib
+import gc
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ebpfproxy.config import Config
+from ebpfproxy.dataplanes.ebpf.dataplane import EbpfDataplane, EbpfSettings
+from ebpfproxy.dataplanes.ebpf.maps import MapSizes
+from ebpfproxy.errors import EbpfProxyError, KernelError, Unsupported
+from ebpfproxy.kernel import local_addresses, mounts
+from ebpfproxy.log import Logger
+from ebpfproxy.pacing import Pacer
+from ebpfproxy.plan.service_plan import PlanContext
+from ebpfproxy.proxier import Proxier
+from ebpfproxy.serve.healthz import HealthServer, ProxierHealth
+from ebpfproxy.serve.metrics import MapUse, Metrics, MetricsServer, State
+from ebpfproxy.source.event import ADDRESSES, AddressesChanged, Event, Invalid, NodeChanged, Synced
+from ebpfproxy.source.tracker import Tracker
+
+log = Logger(__name__)
+
+_BATCH = 10_000  # events folded before a sync that is due is looked at
+
+
+class _Received(NamedTuple):
+    moment: float
+    event: Event
+
+
+class _Died(NamedTuple):
+    part: str
+    error: BaseException
+
+
+class _Stop(NamedTuple):
+    reason: str
+
+
+_Item = _Received | _Died | _Stop
+
+
+def run(config: Config) -> None:
+    """Run until a signal comes; the kernel then goes on as it was told last. Raises EbpfProxyError."""
+    _adjust_oom_score(config.oom_score_adj)
+    gc.disable()  # nothing of the first state is garbage; collecting it costs more than parsing it
+    agent = _Agent(config)
+    try:
+        agent.open()
+        agent.loop()
+    finally:
+        agent.close()
+
+
+def cgroup_root(config: Config) -> Path:
+    """The cgroup that catches all sockets of the node. Raises Unsupported where only a part is in reach."""
+    if config.cgroup_root is not None:
+        return config.cgroup_root
+    root = mounts.host_cgroup2_root()
+    if not mounts.is_true_cgroup_root(root):
+        raise Unsupported(
+            f"{root} is not the root of the host's cgroups: other pods' sockets would not be caught",
+            "run with hostPID, or mount the host's /sys/fs/cgroup and name it with --cgroup-root",
+        )
+    return root
+
+
+class _Agent:
+    """The parts, and the loop of the thread that owns them."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._inbox: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        self._stop = threading.Event()
+        self._tracker = Tracker(time.time())
+        self._pacer = Pacer(config.min_sync_period, config.sync_period)
+        self._health = ProxierHealth(config.sync_period)
+        self._metrics = Metrics(self._map_use)
+        self._dataplane = EbpfDataplane(_settings(config), self._metrics.sockets_destroyed)
+        self._proxier = Proxier(self._dataplane, _context(config))
+        self._opened = False
+        self._oldest: float | None = None  # when the first event not yet in the kernel was received
+        self._triggers: list[float] = []  # of changes not yet in the kernel
+        self._first = True
+        self._servers = list(self._make_servers())
+
+    def open(self) -> None:
+        log.info("starting", node=self._config.node_name, mode=self._dataplane.name)
+        for signal_ in (signal.SIGTERM, signal.SIGINT):
+            # A SimpleQueue may be put to from a handler even while this thread gets from it.
+            signal.signal(signal_, lambda number, _: self._inbox.put(_Stop(signal.Signals(number).name)))
+        for part, run_part in self._sources():
+            threading.Thread(target=self._supervised, args=(part, run_part), name=part, daemon=True).start()
+        self._dataplane.open()  # while the sources read
+        self._opened = True
+        self._metrics.mode(self._dataplane.name)
+        for server in self._servers:
+            server.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        for server in self._servers:
+            server.stop()
+        if self._opened:
+            self._dataplane.close()
+
+    def loop(self) -> None:
+        """Take in events and sync when it is time, until a signal comes. Raises what killed a part."""
+        while True:
+            for item in self._items():
+                if isinstance(item, _Stop):
+                    log.info("ending; the kernel goes on as it is", signal=item.reason)
+                    return
+                if isinstance(item, _Died):
+                    raise _unforeseen(item)
+                self._fold(item)
+            now = time.monotonic()
+            if not self._tracker.synced:
+                continue
+            if self._tracker.pending or self._first:
+                self._pacer.changed(now)
+                self._health.queued(now)
+                self._metrics.queued(time.time())
+            if self._pacer.due(now):
+                self._sync(now)
+
+    def _items(self) -> Iterator[_Item]:
+        """Everything that is there, after waiting for the first, or for the time of the next sync."""
+        wait = self._pacer.wait(time.monotonic()) if self._tracker.synced else None
+        with contextlib.suppress(queue.Empty):
+            yield self._inbox.get(timeout=wait)
+            for _ in range(_BATCH):
+                yield self._inbox.get_nowait()
+
+    def _fold(self, received: _Received) -> None:
+        event = received.event
+        self._tracker.fold(event)
+        match event:
+            case NodeChanged(node):
+                self._health.node_eligible(node is None or node.eligible)
+            case Invalid(kind):
+                self._metrics.invalid(kind)
+            case _:
+                pass
+        if self._oldest is None and self._tracker.pending:
+            self._oldest = received.moment
+
+    def _sync(self, now: float) -> None:
+        if self._tracker.pending:
+            drained = self._tracker.drain()
+            self._metrics.changes(drained.service_changes, drained.slice_changes)
+            self._proxier.plan(drained.state, drained.services, drained.everything)
+            self._triggers += drained.trigger_times
+        verify = self._pacer.verify_due(now)
+        try:
+            done = self._proxier.sync(verify)
+        except KernelError as failure:
+            ended = time.monotonic()
+            self._pacer.failed(ended)
+            self._metrics.sync_failed(ended - now)
+            log.error("sync failed, and will be tried again", reason=failure.message, hint=failure.hint)
+            return
+        ended = time.monotonic()
+        self._pacer.succeeded(ended, verified=verify)
+        self._health.updated(ended)
+        state = State(
+            services=self._proxier.services,
+            endpoints=self._proxier.endpoints,
+            no_local_internal=self._proxier.no_local_internal,
+            no_local_external=self._proxier.no_local_external,
+            refused=done.refused,
+            conflicts=self._proxier.conflicts,
+        )
+        self._metrics.synced(ended - now, time.time(), self._triggers, state)
+        if done.drifted:
+            self._metrics.repaired(self._dataplane.name, done.drifted)
+        if done.put or done.dropped or self._first:
+            log.info(
+                "synced",
+                services=self._proxier.services,
+                endpoints=self._proxier.endpoints,
+                put=done.put,
+                dropped=done.dropped,
+                refused=done.refused,
+                latency_ms=round(1000 * (ended - (self._oldest or now)), 3),
+                duration_ms=round(1000 * (ended - now), 3),
+            )
+        self._oldest = None
+        self._triggers = []
+        if self._first:
+            self._first = False
+            gc.freeze()  # the state lives on: later collections need not look at it
+            gc.enable()
+
+    def _put(self, event: Event) -> None:
+        self._inbox.put(_Received(time.monotonic(), event))
+
+    def _sources(self) -> Iterator[tuple[str, Callable[[threading.Event], object]]]:
+        yield "local-addresses", self._watch_addresses
+        if self._config.manifests is not None:
+            from ebpfproxy.source.files import FileSource
+
+            yield "manifests", FileSource(self._config.manifests, self._config.node_name, self._put).run
+        else:
+            from ebpfproxy.source.watch import ApiSource, load_configuration
+
+            kubeconfig = str(self._config.kubeconfig or "")
+            configuration = load_configuration(kubeconfig, self._config.master)
+            yield "api", ApiSource(configuration, self._config.node_name, self._put).run
+
+    def _watch_addresses(self, stop: threading.Event) -> None:
+        def changed(networks: Any) -> None:
+            self._put(AddressesChanged(networks))
+            self._put(Synced(ADDRESSES))
+
+        local_addresses.watch(changed, stop)
+
+    def _supervised(self, part: str, run_part: Callable[[threading.Event], object]) -> None:
+        """A part that ends before it was told to takes the agent with it: no state goes stale unseen."""
+        try:
+            run_part(self._stop)
+        except BaseException as error:
+            self._inbox.put(_Died(part, error))
+        else:
+            if not self._stop.is_set():
+                self._inbox.put(_Died(part, RuntimeError("it ended by itself")))
+
+    def _make_servers(self) -> Iterator[HealthServer | MetricsServer]:
+        hard = self._config.bind_address_hard_fail
+        if self._config.healthz_listen:
+            yield HealthServer(self._config.healthz_listen, self._health, self._metrics, hard)
+        if self._config.metrics_listen:
+            mode = self._dataplane.name
+            yield MetricsServer(self._config.metrics_listen, self._metrics, lambda: mode, hard)
+
+    def _map_use(self) -> dict[str, MapUse]:
+        usage = self._dataplane.usage() if self._opened else {}
+        return {name: MapUse(*use) for name, use in usage.items()}
+
+
+def _unforeseen(died: _Died) -> BaseException:
+    if isinstance(died.error, EbpfProxyError):
+        return died.error
+    failure = RuntimeError(f"{died.part} died: {died.error!r}")
+    failure.__cause__ = died.error
+    return failure
+
+
+def _settings(config: Config) -> EbpfSettings:
+    return EbpfSettings(
+        cgroup_root=cgroup_root(config),
+        bpffs_root=config.bpffs_root,
+        proc_root=config.proc_root,
+        sizes=MapSizes(
+            services=config.ebpf_services_max,
+            slots=config.ebpf_slots_max,
+            endpoints=config.ebpf_endpoints_max,
+            affinity=config.ebpf_affinity_max,
+            sockets=config.ebpf_sockets_max,
+        ),
+    )
+
+
+def _context(config: Config) -> PlanContext:
+    return PlanContext(
+        node_name=config.node_name,
+        masquerade_all=config.masquerade_all,
+        localhost_node_ports=config.iptables_localhost_nodeports,
+        node_port_cidrs=config.node_port_cidrs,
+        node_port_primary=config.node_port_primary,
+    )
+
+
+def _adjust_oom_score(score: int) -> None:
+    try:
+        Path("/proc/self/oom_score_adj").write_text(str(score))
+    except OSError as failure:
+        log.warning("cannot set the OOM score", value=score, reason=failure.strerror)

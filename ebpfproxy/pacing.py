@@ -1,0 +1,90 @@
+"""When to sync. Pure: every method is told the time, in seconds of a clock that never goes back.
+
+kube-proxy's rules (pkg/proxy/runner) with two differences: a change waits only for the least interval
+since the last sync, which may be none; and a failure is tried again after seconds, not after 30.
+"""
+
+_MOST_DOUBLINGS = 30
+
+
+class Pacer:
+    """Paces the attempts at a sync, of which each ends with `succeeded` or `failed`.
+
+    - Nothing is due before the first `changed`.
+    - Between the end of an attempt and the next lie at least `min_interval` seconds.
+    - A failed attempt is due again after `backoff_first` seconds, then twice that, up to
+      `backoff_max`. A change that comes after the failure may be tried at once, but not within
+      `backoff_first` seconds of it.
+    - At least every `max_interval` seconds, and after each failure, a sync verifies: it reads the
+      kernel back whole.
+    """
+
+    def __init__(
+        self,
+        min_interval: float,
+        max_interval: float,
+        backoff_first: float = 1.0,
+        backoff_max: float = 30.0,
+    ) -> None:
+        self._min_interval = min_interval
+        self._max_interval = max_interval
+        self._backoff_first = backoff_first
+        self._backoff_max = backoff_max
+        self._started = False
+        self._changed = False
+        self._failures = 0
+        self._ended: float | None = None
+        self._verified: float | None = None
+
+    def changed(self, now: float) -> None:
+        """There is something to sync. More such calls before the sync ask for no more than one."""
+        self._started = self._changed = True
+
+    def due(self, now: float) -> bool:
+        """Whether to sync now; with verification where `verify_due` says so."""
+        at = self._due_at()
+        return at is not None and now >= at
+
+    def verify_due(self, now: float) -> bool:
+        """Whether a sync is to read the kernel back: the first, one after a failure, the periodic one."""
+        if not self._started:
+            return False
+        return self._verified is None or self._failures > 0 or now >= self._verified + self._max_interval
+
+    def wait(self, now: float) -> float | None:
+        """Seconds until a sync is due, 0 where it is; None while nothing is to be done at all."""
+        at = self._due_at()
+        return None if at is None else max(0.0, at - now)
+
+    def succeeded(self, now: float, *, verified: bool) -> None:
+        """The sync has ended well, all changes told before included.
+
+        `verified`: it read the kernel back. Until one has where `verify_due` asks for it, it stays due.
+        """
+        self._ended, self._failures, self._changed = now, 0, False
+        if verified:
+            self._verified = now
+
+    def failed(self, now: float) -> None:
+        """The sync has ended badly: what it should have done is still to be done."""
+        self._ended, self._changed = now, False
+        self._failures += 1
+
+    def _due_at(self) -> float | None:
+        if not self._started:
+            return None
+        if self._ended is None:
+            return float("-inf")
+        earliest = self._ended + max(self._min_interval, self._pause())
+        if self._changed or self._failures or self._verified is None:
+            return earliest
+        return max(earliest, self._verified + self._max_interval)
+
+    def _pause(self) -> float:
+        """Seconds that the failures so far ask for."""
+        if not self._failures:
+            return 0.0
+        if self._changed:
+            return self._backoff_first
+        doublings = min(self._failures - 1, _MOST_DOUBLINGS)
+        return float(min(self._backoff_max, self._backoff_first * 2**doublings))

@@ -1,0 +1,161 @@
+"""Keeps one dataplane in step: render, diff, apply, remember."""
+
+from collections.abc import Mapping
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from ebpfproxy.dataplanes.delta import diff
+from ebpfproxy.dataplanes.interface import Dataplane
+from ebpfproxy.errors import KernelError
+from ebpfproxy.log import Logger
+from ebpfproxy.model.cluster import ClusterState
+from ebpfproxy.model.service import NamespacedName
+from ebpfproxy.plan.claims import Claims
+from ebpfproxy.plan.exposure import plan_service
+from ebpfproxy.plan.node_ports import plan_node
+from ebpfproxy.plan.service_plan import PlanContext, PlanKey, ServicePortPlan
+from ebpfproxy.plan.summary import NoLocalEndpoints, no_local_endpoints
+
+K = TypeVar("K")
+E = TypeVar("E")
+
+log = Logger(__name__)
+
+
+class Synced(NamedTuple):
+    """What a sync did: entries put, dropped and refused; `drifted` of them only because the kernel had
+    come to differ from what we had written there."""
+
+    put: int
+    dropped: int
+    refused: int
+    drifted: int
+
+
+class Proxier(Generic[K, E]):
+    """Desired entries are kept apart from those known to be in the kernel.
+
+    A change is in `desired` at once and for good, so that nothing is lost when a sync fails: the next one
+    reads the kernel back and compares everything.
+    """
+
+    def __init__(self, dataplane: Dataplane[K, E], context: PlanContext) -> None:
+        self._dataplane = dataplane
+        self._context = context
+        self._claims = Claims()
+        self._figures: dict[PlanKey, tuple[int, NoLocalEndpoints]] = {}
+        self._keys: dict[PlanKey | None, frozenset[K]] = {}  # None: the entries of the node
+        self._desired: dict[K, E] = {}
+        self._actual: dict[K, E] | None = None  # None: not known, so read it
+        self._touched: set[K] = set()
+        self._told: dict[K, str] = {}
+        self.endpoints = 0
+        self.no_local_internal = 0
+        self.no_local_external = 0
+
+    @property
+    def services(self) -> int:
+        """How many ServicePorts, by family, are desired."""
+        return len(self._claims.plans)
+
+    @property
+    def conflicts(self) -> int:
+        """How many frontends more than one ServicePort claims."""
+        return self._claims.conflicts
+
+    def plan(self, state: ClusterState, services: frozenset[NamespacedName], everything: bool) -> None:
+        """Take in what changed: these Services, or with `everything` the node and so all of them."""
+        if everything:
+            node = plan_node(state.local_networks, state.node, self._context)
+            self._desire(None, self._dataplane.render((), node))
+        names = services | state.services.keys() if everything else services
+        for name in names:
+            self._plan_service(name, state)
+
+    def _plan_service(self, name: NamespacedName, state: ClusterState) -> None:
+        service = state.services.get(name)
+        plans: tuple[ServicePortPlan, ...] = ()
+        if service is not None:
+            plans = plan_service(service, state.slices_of(name).values(), state.node, self._context)
+        settlement = self._claims.update(name, plans)
+        for lost in settlement.lost:
+            log.warning(
+                "a frontend is claimed twice",
+                frontend=lost.frontend,
+                served=str(lost.winner),
+                refused=str(lost.loser),
+            )
+        for plan in settlement.plans:
+            self._desire(plan.key, self._dataplane.render((plan,), None))
+            self._count(plan.key, plan)
+        for key in settlement.removed:
+            self._desire(key, {})
+            self._count(key, None)
+
+    def _desire(self, origin: PlanKey | None, entries: Mapping[K, E]) -> None:
+        keys = frozenset(entries)
+        former = self._keys.get(origin, frozenset())
+        for key in former - keys:
+            del self._desired[key]
+        self._desired.update(entries)
+        self._touched |= keys | former
+        if keys:
+            self._keys[origin] = keys
+        else:
+            self._keys.pop(origin, None)
+
+    def _count(self, key: PlanKey, plan: ServicePortPlan | None) -> None:
+        """Keep up the sums that metrics show."""
+        former = self._figures.pop(key, None)
+        figures = (len(plan.endpoints), no_local_endpoints((plan,))) if plan else None
+        if figures:
+            self._figures[key] = figures
+        for sign, some in ((-1, former), (1, figures)):
+            if some:
+                endpoints, without = some
+                self.endpoints += sign * endpoints
+                self.no_local_internal += sign * without.internal
+                self.no_local_external += sign * without.external
+
+    def sync(self, verify: bool) -> Synced:
+        """Bring the kernel in step; with `verify`, or after a failure, compare everything.
+
+        Raises KernelError; the next call then does it all again.
+        """
+        expected = self._actual
+        try:
+            if verify or self._actual is None:
+                self._actual = None
+                actual = self._dataplane.read()
+                delta = diff(actual, self._desired)
+            else:
+                actual = self._actual
+                delta = diff(actual, self._desired, self._touched)
+            drifted = self._drifted(expected, actual) if verify and expected is not None else 0
+            refused = self._dataplane.apply(delta) if delta else {}
+        except KernelError:
+            self._actual = None
+            raise
+        for key, entry in delta.puts.items():
+            if key not in refused:
+                actual[key] = entry
+        for key in delta.drops - refused.keys():
+            actual.pop(key, None)
+        self._actual = actual
+        self._touched = set(refused)
+        self._tell(refused)
+        return Synced(len(delta.puts) - len(refused), len(delta.drops), len(refused), drifted)
+
+    @staticmethod
+    def _drifted(expected: Mapping[K, E], actual: Mapping[K, E]) -> int:
+        difference = diff(actual, expected)
+        if difference:
+            keys: Any = sorted({str(key) for key in (*difference.puts, *difference.drops)})
+            log.warning("the kernel had drifted, and is repaired", entries=len(keys), first=keys[0])
+        return len(difference.puts) + len(difference.drops)
+
+    def _tell(self, refused: Mapping[K, KernelError]) -> None:
+        """Each refusal once, until it is over."""
+        for key, failure in refused.items():
+            if self._told.get(key) != failure.message:
+                log.warning("not served", reason=failure.message, hint=failure.hint)
+        self._told = {key: failure.message for key, failure in refused.items()}

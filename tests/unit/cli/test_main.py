@@ -1,0 +1,174 @@
+"""The shell around the commands: errors, exit codes, what is loaded and what is shown."""
+
+import json
+import os
+import subprocess
+import sys
+import types
+
+import click
+import pytest
+
+from ebpfproxy import __version__, cli
+from ebpfproxy.config import Config
+from ebpfproxy.errors import EbpfProxyError, KernelError, SourceError
+
+
+@pytest.fixture
+def ending(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
+    """`ebpfproxy run`, whose daemon ends as `ending.error` says; `ending.config` is what it was given."""
+    end = types.SimpleNamespace(error=None, config=None)
+
+    def run(config: Config) -> None:
+        end.config = config
+        if end.error:
+            raise end.error
+
+    daemon = types.ModuleType("ebpfproxy.daemon")
+    daemon.run = run  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "ebpfproxy.daemon", daemon)
+    monkeypatch.setattr("ebpfproxy.daemon", daemon, raising=False)
+    monkeypatch.setattr("ebpfproxy.log.set_up", lambda verbosity, style: None)
+    return end
+
+
+def test_run_gives_the_daemon_its_configuration(ending: types.SimpleNamespace) -> None:
+    assert cli.main(["run", "--proxy-mode=ebpf", "-v=2"]) == 0
+    assert ending.config == Config.parse({"proxy_mode": "ebpf", "verbosity": "2"})
+
+
+@pytest.mark.parametrize(("kind", "code"), [(SourceError, 3), (KernelError, 4), (EbpfProxyError, 1)])
+def test_an_error_of_ours_is_a_line_a_hint_and_its_own_code(
+    ending: types.SimpleNamespace, capsys: pytest.CaptureFixture[str], kind: type[EbpfProxyError], code: int
+) -> None:
+    ending.error = kind("it went wrong", "do this")
+    assert cli.main(["run"]) == code
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "ebpfproxy: it went wrong\n  hint: do this\n")
+
+
+def test_an_error_without_a_hint_is_one_line(
+    ending: types.SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ending.error = SourceError("it went wrong")
+    cli.main(["run"])
+    assert capsys.readouterr().err == "ebpfproxy: it went wrong\n"
+
+
+def test_wrong_options_are_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", "--sync-period=5", "--ebpf-slots-max=many"]) == 2
+    assert capsys.readouterr().err == (
+        'ebpfproxy: --sync-period: "5" is not a duration such as 30s, 1m30s or 1h\n'
+        'ebpfproxy: --ebpf-slots-max: "many" is not a whole number\n'
+    )
+
+
+def test_what_nobody_foresaw_is_one_line_and_says_how_to_see_more(
+    ending: types.SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ending.error = ZeroDivisionError("division\nby zero")
+    assert cli.main(["run", "-v=3"]) == 1
+    expected = "internal error: ZeroDivisionError: division by zero; run again with -v=4 for the traceback"
+    assert capsys.readouterr().err == f"ebpfproxy: {expected}\n"
+
+
+@pytest.mark.parametrize("flag", ["-v=4", "--v=9"])
+@pytest.mark.parametrize("error", [ZeroDivisionError("division by zero"), KernelError("division by zero")])
+def test_from_v4_on_the_traceback_is_shown(
+    ending: types.SimpleNamespace, capsys: pytest.CaptureFixture[str], flag: str, error: Exception
+) -> None:
+    ending.error = error
+    cli.main(["run", flag])
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[-1].startswith("ebpfproxy: ")
+    assert "run again" not in lines[-1]
+
+
+def test_an_interrupt_ends_with_130_and_without_a_traceback(
+    ending: types.SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ending.error = KeyboardInterrupt()
+    assert cli.main(["run"]) == 130
+    assert capsys.readouterr().err.strip() == ""
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["run", "--proxy-mod=ebpf"], ["unknown flag: --proxy-mod", "did you mean --proxy-mode?"]),
+        (["run", "word"], ["got unexpected extra argument (word)", "ebpfproxy run --help"]),
+        (["runn"], ["no such command 'runn'", "ebpfproxy --help"]),
+        (["--proxy-mode=ebpf"], ["unknown flag: --proxy-mode", "ebpfproxy run --proxy-mode=ebpf"]),
+        (["version", "-o", "yaml"], ["invalid value for '-o' / '--output'", "ebpfproxy version --help"]),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_with_a_hint_and_ends_with_2(
+    capsys: pytest.CaptureFixture[str], args: list[str], words: list[str]
+) -> None:
+    assert cli.main(args) == 2
+    message, hint = capsys.readouterr().err.splitlines()
+    assert message.startswith(f"ebpfproxy: {words[0]}")
+    assert hint.startswith("  hint: ")
+    assert words[1] in hint
+
+
+def test_no_command_shows_the_help_and_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    assert capsys.readouterr().err.startswith("Usage: ebpfproxy ")
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_the_help_lists_every_command(capsys: pytest.CaptureFixture[str], flag: str) -> None:
+    assert cli.main([flag]) == 0
+    shown = capsys.readouterr().out
+    for name, summary in cli.COMMANDS.items():
+        assert f"\n  {name} " in shown
+        assert summary in shown
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_that_is_listed_is_there(name: str) -> None:
+    command = cli.group.get_command(click.Context(cli.group), name)
+    assert command is not None
+    assert command.name == name
+    assert command.help
+
+
+@pytest.mark.parametrize("args", [["version"], ["--version"]])
+def test_the_version_is_a_line(capsys: pytest.CaptureFixture[str], args: list[str]) -> None:
+    assert cli.main(args) == 0
+    assert capsys.readouterr().out == f"ebpfproxy {__version__}\n"
+
+
+def test_the_version_as_json_tells_python_and_the_kernel(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["version", "-o=json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "version": __version__,
+        "python": sys.version.split()[0],
+        "kernel": os.uname().release,
+        "architecture": os.uname().machine,
+    }
+
+
+def test_the_process_ends_with_the_exit_code() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "ebpfproxy", "run", "--sync-period=x"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("ebpfproxy: --sync-period: ")
+
+
+@pytest.mark.parametrize("args", [["version"], ["run", "--help"], ["run", "--sync-period=x"]])
+def test_nothing_heavy_is_loaded_for_what_needs_none(args: list[str]) -> None:
+    program = (
+        "import sys; from ebpfproxy.cli import main; main(sys.argv[1:]);"
+        "print(*sorted({name.partition('.')[0] for name in sys.modules}), file=sys.stderr)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program, *args], capture_output=True, text=True, check=True)
+    loaded = set(ended.stderr.splitlines()[-1].split())
+    assert "click" in loaded
+    assert not loaded & {"bcc", "kubernetes", "pyroute2", "prometheus_client", "rich", "msgspec", "yaml"}

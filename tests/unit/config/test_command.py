@@ -1,0 +1,194 @@
+"""Flags typed as for a Go program."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ebpfproxy.config import Config, FlagsCommand, config_options, options
+from ebpfproxy.config.settings import OPTIONS
+from ebpfproxy.errors import ConfigError
+
+
+@click.command("probe", cls=FlagsCommand)
+@config_options
+def whole(config: Config) -> Config:
+    """All options."""
+    return config
+
+
+@click.command("dump", cls=FlagsCommand)
+@options("bpffs_root", "nodeport_addresses", "verbosity")
+@click.option("-o", "--output", default="text", help="The form.")
+@click.option("--watch", is_flag=True, help="Again and again.")
+@click.argument("maps", nargs=-1)
+def some(**given: Any) -> dict[str, Any]:
+    """A few options, and some of its own."""
+    return given
+
+
+def read(*args: str) -> Config:
+    config = whole.main(list(args), standalone_mode=False)
+    assert isinstance(config, Config)
+    return config
+
+
+def read_some(*args: str) -> dict[str, Any]:
+    given = some.main(list(args), standalone_mode=False)
+    assert isinstance(given, dict)
+    return given
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--sync-period=1m30s"],
+        ["--sync-period", "1m30s"],
+        ["--sync_period=1m30s"],
+        ["--sync_period", "1m30s"],
+    ],
+)
+def test_a_value_is_glued_on_or_the_next_word_and_underscores_are_dashes(args: list[str]) -> None:
+    assert read(*args).sync_period == 90.0
+
+
+@pytest.mark.parametrize("args", [["-v=4"], ["-v", "4"], ["-v4"], ["--v=4"], ["--v", "4"]])
+def test_verbosity_has_five_spellings(args: list[str]) -> None:
+    assert read(*args).verbosity == 4
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        ([], False),
+        (["--masquerade-all"], True),
+        (["--masquerade-all=true"], True),
+        (["--masquerade-all=false"], False),
+    ],
+)
+def test_a_boolean_stands_alone_or_has_a_value_glued_on(args: list[str], expected: bool) -> None:
+    assert read(*args).masquerade_all is expected
+
+
+def test_a_boolean_that_is_true_can_be_switched_off() -> None:
+    assert read("--iptables-localhost-nodeports=0").iptables_localhost_nodeports is False
+
+
+def test_a_boolean_never_takes_the_next_word() -> None:
+    with pytest.raises(click.UsageError, match="unexpected extra argument"):
+        read("--masquerade-all", "false")
+    config = read("--masquerade-all", "--cleanup")
+    assert (config.masquerade_all, config.cleanup) == (True, True)
+
+
+def test_a_value_may_begin_with_a_dash() -> None:
+    assert read("--oom-score-adj", "-5").oom_score_adj == -5
+    assert read("--oom-score-adj=-5").oom_score_adj == -5
+
+
+def test_an_empty_value_is_not_a_missing_one() -> None:
+    assert read("--healthz-bind-address=").healthz_listen is None
+    assert read("--healthz-bind-address", "").healthz_listen is None
+
+
+def test_lists_are_comma_separated_and_repeatable() -> None:
+    config = read("--nodeport-addresses=10.0.0.0/8,fd00::/8", "--nodeport-addresses", "192.168.0.0/16")
+    assert len(config.node_port_cidrs) == 3
+
+
+def test_of_a_flag_given_twice_the_last_counts() -> None:
+    assert read("-v=1", "--v=3").verbosity == 3
+
+
+def test_an_unknown_flag_is_named_with_the_one_that_was_meant() -> None:
+    with pytest.raises(ConfigError) as caught:
+        read("--proxy-mod=ebpf")
+    assert caught.value.message == "unknown flag: --proxy-mod"
+    assert caught.value.hint == "did you mean --proxy-mode?"
+
+
+def test_a_flag_that_only_kube_proxy_has_is_explained() -> None:
+    with pytest.raises(ConfigError) as caught:
+        read("--config=/var/lib/kube-proxy/config.conf")
+    assert caught.value.message == "unknown flag: --config"
+    assert "give its settings as flags" in caught.value.hint
+
+
+def test_flags_cannot_be_abbreviated() -> None:
+    with pytest.raises(ConfigError, match="unknown flag: --proxy"):
+        read("--proxy=ebpf")
+
+
+@pytest.mark.parametrize("args", [["word"], ["--", "--cleanup"]])
+def test_a_positional_argument_is_refused(args: list[str]) -> None:
+    with pytest.raises(click.UsageError, match="unexpected extra argument"):
+        read(*args)
+
+
+@pytest.mark.parametrize("flag", ["--sync-period", "-v"])
+def test_a_missing_value_is_refused(flag: str) -> None:
+    with pytest.raises(click.UsageError, match="requires an argument"):
+        read(flag)
+
+
+def test_a_command_with_a_few_options_gets_their_values_by_name() -> None:
+    given = read_some("services", "--bpffs-root=/bpf", "-o=json", "--watch", "-v4", "slots")
+    assert given.pop("nodeport_addresses").networks == ()
+    assert given == {
+        "bpffs_root": Path("/bpf"),
+        "verbosity": 4,
+        "output": "json",
+        "watch": True,
+        "maps": ("services", "slots"),
+    }
+
+
+def test_a_command_with_a_few_options_has_their_defaults_and_checks() -> None:
+    assert read_some()["bpffs_root"] == Config().bpffs_root
+    with pytest.raises(ConfigError, match=r"(?s)--bpffs-root: .*--v: "):
+        read_some("--bpffs-root=here", "-v=x")
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "sync_period": st.integers(1, 10**6).map(lambda n: f"{n}ms"),
+            "oom_score_adj": st.integers(-1000, 1000).map(str),
+            "master": st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
+            "masquerade_all": st.sampled_from(["true", "false"]),
+            "ebpf_slots_max": st.integers(1, 1 << 26).map(str),
+        },
+    ),
+    st.booleans(),
+)
+def test_the_command_line_is_the_same_as_the_texts(texts: dict[str, str], glued: bool) -> None:
+    args: list[str] = []
+    for name, text in texts.items():
+        flag = OPTIONS[name].flag
+        args += [f"{flag}={text}"] if glued or OPTIONS[name].kind.boolean else [flag, text]
+    assert read(*args) == Config.parse(texts)
+
+
+def test_the_help_shows_every_option_once_under_its_group() -> None:
+    text = whole.get_help(click.Context(whole, info_name="probe"))
+    first_words = [line.split(", --")[0].split()[0] for line in text.splitlines() if line.startswith("  -")]
+    assert sorted(first_words) == sorted(["--help", *(option.flags[0] for option in OPTIONS.values())])
+    headings = [line for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert headings == [
+        "Options:",
+        "The cluster and this node:",
+        "Traffic:",
+        "HTTP servers:",
+        "Kernel (ebpfproxy's own):",
+        "The process:",
+    ]
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_the_help_of_a_command_shows_its_own_options_first() -> None:
+    text = some.get_help(click.Context(some, info_name="dump"))
+    assert 0 < text.index("-o, --output") < text.index("--bpffs-root") < text.index("-v, --v")

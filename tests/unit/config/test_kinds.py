@@ -1,0 +1,114 @@
+"""Texts of flags, as Go reads them."""
+
+import contextlib
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ebpfproxy.config import kinds
+from ebpfproxy.model.address import parse_network
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("30s", 30.0),
+        ("1m30s", 90.0),
+        ("1h", 3600.0),
+        ("1.5h", 5400.0),
+        (".5s", 0.5),
+        ("1.s", 1.0),
+        ("100ms", 0.1),
+        ("5us", 5e-6),
+        ("5µs", 5e-6),
+        ("7ns", 7e-9),
+        ("-1m", -60.0),
+        ("+2s", 2.0),
+        ("0", 0.0),
+    ],
+)
+def test_a_duration_is_read_as_go_reads_it(text: str, seconds: float) -> None:
+    assert math.isclose(kinds.parse_duration(text), seconds)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "30", "s", "1d", "1 s", "1s ", "1..s", ".s", "--1s", "1S", "٣s", "1e3s"]
+)
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a duration"):
+        kinds.parse_duration(text)
+
+
+@given(st.integers(0, 1000), st.integers(0, 59), st.integers(0, 59))
+def test_hours_minutes_and_seconds_add_up(hours: int, minutes: int, seconds: int) -> None:
+    assert kinds.parse_duration(f"{hours}h{minutes}m{seconds}s") == hours * 3600 + minutes * 60 + seconds
+
+
+@given(st.text())
+def test_junk_raises_nothing_but_value_error(text: str) -> None:
+    for kind in (kinds.IP, kinds.LISTEN_ADDRESS, kinds.PORT, kinds.BOOLEAN, kinds.duration(zero=True)):
+        with contextlib.suppress(ValueError):
+            kind.parse(text)
+
+
+@pytest.mark.parametrize("text", ["1", "t", "T", "TRUE", "true", "True"])
+def test_true_has_six_spellings(text: str) -> None:
+    assert kinds.parse_boolean(text) is True
+
+
+@pytest.mark.parametrize("text", ["yes", "on", "", "tRUE"])
+def test_no_other_spelling_is_a_boolean(text: str) -> None:
+    with pytest.raises(ValueError, match="neither true nor false"):
+        kinds.parse_boolean(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0.0.0.0", ("0.0.0.0", 10256)),
+        ("0.0.0.0:80", ("0.0.0.0", 80)),
+        ("::", ("::", 10256)),
+        ("fd00::1", ("fd00::1", 10256)),
+        ("[fd00::1]:9", ("fd00::1", 9)),
+        ("fd00::1:80", ("fd00::1:80", 10256)),
+        ("010.0.0.1", ("10.0.0.1", 10256)),
+    ],
+)
+def test_a_port_is_appended_where_there_is_none(text: str, expected: tuple[str, int]) -> None:
+    assert kinds.split_listen_address(text, 10256) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["localhost:80", "localhost", ":80", "1.2.3.4:", "1.2.3.4:x", "[::1]", "[1.2.3.4]:80"]
+)
+def test_what_is_no_address_to_listen_on_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not an IP address"):
+        kinds.parse_listen_address(text)
+
+
+@pytest.mark.parametrize("text", ["1.2.3.4:0", "1.2.3.4:65536", "[::1]:99999"])
+def test_a_port_out_of_range_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not between 1 and 65535"):
+        kinds.parse_listen_address(text)
+
+
+def test_node_port_addresses_come_in_lists_and_repeatedly() -> None:
+    parsed = kinds.parse_node_port_addresses(["10.0.0.0/8, 192.168.0.0/16", "fd00::/8"])
+    networks = tuple(map(parse_network, ["10.0.0.0/8", "192.168.0.0/16", "fd00::/8"]))
+    assert parsed == kinds.NodePortAddresses(networks, primary=False)
+
+
+def test_no_node_port_address_means_all() -> None:
+    assert kinds.parse_node_port_addresses([""]) == kinds.NodePortAddresses()
+
+
+def test_primary_beside_a_network_is_refused() -> None:
+    with pytest.raises(ValueError, match="stand alone"):
+        kinds.parse_node_port_addresses(["primary", "10.0.0.0/8"])
+
+
+def test_an_address_without_a_length_is_no_network() -> None:
+    with pytest.raises(ValueError, match="not a CIDR"):
+        kinds.parse_node_port_addresses(["10.0.0.0"])

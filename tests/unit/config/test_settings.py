@@ -1,0 +1,158 @@
+"""What `Config` makes of texts: defaults, what follows from them, and what is refused."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ebpfproxy.config import Config
+from ebpfproxy.config.absent import HINTS
+from ebpfproxy.config.settings import OPTIONS
+from ebpfproxy.errors import ConfigError
+from ebpfproxy.model.address import parse_address, parse_network
+
+
+def test_no_flags_make_the_defaults() -> None:
+    assert Config.parse({}) == Config()
+
+
+def test_the_defaults_are_those_of_kube_proxy() -> None:
+    config = Config()
+    assert config.healthz_listen == ("0.0.0.0", 10256)
+    assert config.metrics_listen == ("127.0.0.1", 10249)
+    assert config.bind_address == parse_address("0.0.0.0")
+    assert (config.bind_address_hard_fail, config.masquerade_all, config.cleanup) == (False, False, False)
+    assert config.iptables_localhost_nodeports is True
+    assert (config.oom_score_adj, config.verbosity, config.logging_format) == (-999, 0, "text")
+    assert (config.kubeconfig, config.master, config.hostname_override) == (None, "", "")
+    assert (config.node_port_cidrs, config.node_port_primary) == ((), False)
+
+
+def test_the_defaults_of_our_own_options() -> None:
+    config = Config()
+    assert (config.proxy_mode, config.sync_period, config.min_sync_period) == ("auto", 30.0, 0.0)
+    assert (config.manifests, config.cgroup_root) == (None, None)
+    assert (config.bpffs_root, config.proc_root) == (Path("/sys/fs/bpf/ebpfproxy"), Path("/proc"))
+    sizes = (config.ebpf_services_max, config.ebpf_slots_max, config.ebpf_endpoints_max)
+    assert sizes == (65536, 1048576, 262144)
+    assert (config.ebpf_affinity_max, config.ebpf_sockets_max) == (65536, 262144)
+
+
+def test_an_ipv6_bind_address_moves_the_servers_to_ipv6() -> None:
+    config = Config.parse({"bind_address": "::"})
+    assert (config.healthz_listen, config.metrics_listen) == (("::", 10256), ("::1", 10249))
+
+
+def test_an_explicit_address_stays_whatever_the_bind_address_is() -> None:
+    config = Config.parse({"bind_address": "::", "metrics_bind_address": "0.0.0.0"})
+    assert config.metrics_listen == ("0.0.0.0", 10249)
+
+
+def test_an_empty_address_switches_the_server_off() -> None:
+    config = Config.parse({"healthz_bind_address": "", "metrics_bind_address": ""})
+    assert (config.healthz_listen, config.metrics_listen) == (None, None)
+
+
+def test_the_deprecated_port_0_switches_the_server_off() -> None:
+    config = Config.parse({"healthz_bind_address": "1.2.3.4:80", "healthz_port": "0", "metrics_port": "0"})
+    assert (config.healthz_listen, config.metrics_listen) == (None, None)
+
+
+def test_the_deprecated_port_is_used_where_the_address_has_none() -> None:
+    config = Config.parse({"healthz_port": "80", "metrics_bind_address": "::1", "metrics_port": "81"})
+    assert (config.healthz_listen, config.metrics_listen) == (("0.0.0.0", 80), ("::1", 81))
+
+
+def test_the_node_is_named_by_the_override_in_lower_case() -> None:
+    assert Config.parse({"hostname_override": "  Node-A.Example  "}).node_name == "node-a.example"
+
+
+def test_without_an_override_the_node_has_the_hosts_name() -> None:
+    assert Config().node_name == os.uname().nodename.lower()
+
+
+def test_an_override_of_blanks_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--hostname-override: the name of the node is blank"):
+        Config.parse({"hostname_override": "  "})
+
+
+def test_the_empty_proxy_mode_is_auto() -> None:
+    assert Config.parse({"proxy_mode": ""}).proxy_mode == "auto"
+
+
+@pytest.mark.parametrize("mode", ["iptables", "nftables", "ipvs", "userspace"])
+def test_a_mode_that_is_known_but_not_built_in_says_so(mode: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Config.parse({"proxy_mode": mode})
+    assert caught.value.message == f'--proxy-mode: "{mode}" is not built in this version yet'
+    assert "--proxy-mode=ebpf" in caught.value.hint
+
+
+def test_an_unknown_mode_names_those_there_are() -> None:
+    with pytest.raises(ConfigError, match='--proxy-mode: "kernelspace" is none of auto, ebpf'):
+        Config.parse({"proxy_mode": "kernelspace"})
+
+
+def test_all_that_is_wrong_is_told_at_once_a_line_for_each_option() -> None:
+    texts = {
+        "bind_address": "nowhere",
+        "sync_period": "0s",
+        "oom_score_adj": "-1001",
+        "nodeport_addresses": ("10.0.0.0/33",),
+        "ebpf_slots_max": "0",
+        "bpffs_root": "here",
+        "logging_format": "xml",
+    }
+    with pytest.raises(ConfigError) as caught:
+        Config.parse(texts)
+    assert caught.value.exit_code == 2
+    assert caught.value.message.splitlines() == [
+        "--bind-address: 'nowhere' is not an IP address",
+        "--nodeport-addresses: '10.0.0.0/33' is not a CIDR",
+        "--sync-period: 0s is not more than 0",
+        '--bpffs-root: "here" is not an absolute path',
+        "--ebpf-slots-max: 0 is not between 1 and 67108864",
+        "--oom-score-adj: -1001 is not between -1000 and 1000",
+        '--logging-format: "xml" is none of text, json',
+    ]
+
+
+def test_a_least_interval_longer_than_the_period_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--min-sync-period: is longer than --sync-period"):
+        Config.parse({"min_sync_period": "31s"})
+
+
+def test_the_two_intervals_may_be_equal() -> None:
+    assert Config.parse({"min_sync_period": "30s"}).min_sync_period == 30.0
+
+
+@pytest.mark.parametrize("other", ["kubeconfig", "master"])
+def test_manifests_and_an_api_server_exclude_each_other(other: str) -> None:
+    with pytest.raises(ConfigError, match="--manifests: stands in for an API server"):
+        Config.parse({"manifests": "services", other: "there"})
+
+
+def test_values_come_out_typed() -> None:
+    config = Config.parse(
+        {
+            "nodeport_addresses": ("10.1.2.3/8",),
+            "manifests": "services",
+            "cgroup_root": "/sys/fs/cgroup",
+            "masquerade_all": "true",
+        }
+    )
+    assert config.node_port_cidrs == (parse_network("10.0.0.0/8"),)
+    assert (config.manifests, config.cgroup_root) == (Path("services"), Path("/sys/fs/cgroup"))
+    assert config.masquerade_all is True
+
+
+def test_every_flag_is_its_fields_name_and_every_default_is_right() -> None:
+    for name, option in OPTIONS.items():
+        if name != "verbosity":
+            assert option.flag == "--" + name.replace("_", "-")
+        assert getattr(Config(), name) == option.parse(None)
+        assert option.help.endswith(".")
+
+
+def test_no_flag_is_both_ours_and_one_that_we_have_not() -> None:
+    assert not {flag for option in OPTIONS.values() for flag in option.flags} & set(HINTS)
