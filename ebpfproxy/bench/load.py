@@ -1,0 +1,103 @@
+"""The C program load.c: compiled, run as a server, and run as clients whose samples are read."""
+
+import array
+import json
+import subprocess
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ebpfproxy.errors import ConfigError, EbpfProxyError
+from ebpfproxy.lab import Place
+
+Target = tuple[str, int]
+
+_SOURCE = Path(__file__).with_name("load.c")
+_FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror")
+
+
+class LoadFailed(EbpfProxyError):
+    """A connection of a load that has to go through failed."""
+
+
+class Load:
+    """The program, compiled into a folder that is there for the lab's life."""
+
+    def __init__(self, folder: Path) -> None:
+        """Compile it, in about half a second. Raises ConfigError without a C compiler."""
+        self._folder = folder
+        self._binary = folder / "load"
+        try:
+            done = subprocess.run(
+                ["cc", *_FLAGS, "-o", self._binary, _SOURCE], capture_output=True, text=True, check=False
+            )
+        except FileNotFoundError:
+            raise ConfigError("there is no C compiler", "apt-get install gcc libc6-dev") from None
+        if done.returncode:
+            raise ConfigError(f"load.c does not compile: {done.stderr.strip()}", "apt-get install libc6-dev")
+
+    def serve(self, place: Place, port: int) -> "subprocess.Popen[bytes]":
+        """Answer TCP and UDP on a port of all addresses of the place. Returns once it answers."""
+        server = place.popen([self._binary, "serve", "-p", str(port)], stdout=subprocess.PIPE)
+        assert server.stdout
+        with server.stdout as line:
+            if not line.readline():
+                raise LoadFailed(f"no server on port {port} of {place.name}")
+        return server
+
+    def targets(self, name: str, *lists: Iterable[Target]) -> Path:
+        """Write lists of targets, for the methods below; connections take turns among the lists."""
+        path = self._folder / f"{name}.targets"
+        texts = ("".join(f"{address} {port}\n" for address, port in targets) for targets in lists)
+        path.write_text("-\n".join(texts))
+        return path
+
+    def measure(
+        self, place: Place, mode: str, targets: Path, samples: int, *, seed: int = 0, connected: bool = False
+    ) -> "list[array.array[int]]":
+        """For each list of targets, in order, the nanoseconds of its connections (`mode` connect, crr or udp).
+
+        There are `samples` of them altogether, after a warm-up. Raises LoadFailed at the first that fails.
+        """
+        lists = 1 + sum(line == "-\n" for line in targets.open())
+        warm_up = min(500, samples) // lists * lists  # so that the first sample counted is the first list's
+        flags = ["-n", str(samples), "-w", str(warm_up), "-s", str(seed)]
+        raw = self._run(place, [mode, *flags, *(["-c"] if connected else [])], targets)
+        figures = array.array("Q", raw)
+        return [figures[turn::lists] for turn in range(lists)]
+
+    def churn(
+        self, place: Place, targets: Path, *, count: int = 0, seconds: float = 0.0, connect_only: bool = False
+    ) -> dict[str, Any]:
+        """Connections that no error stops: attempts, failed, seconds, slowest_us, errors by their names."""
+        flags = ["-n", str(count), "-t", str(seconds), *(["-c"] if connect_only else [])]
+        report: dict[str, Any] = json.loads(self._run(place, ["churn", *flags], targets))
+        return report
+
+    def start_churn(
+        self, place: Place, targets: Path, *, connect_only: bool = False
+    ) -> "subprocess.Popen[bytes]":
+        """A churn that goes on until `end_churn`."""
+        with open(targets, "rb") as lines:
+            return place.popen(
+                [self._binary, "churn", *(["-c"] if connect_only else [])],
+                stdin=lines,
+                stdout=subprocess.PIPE,
+            )
+
+    def end_churn(self, running: "subprocess.Popen[bytes]") -> dict[str, Any]:
+        """End it, and return what `churn` does."""
+        running.terminate()
+        out, _ = running.communicate(timeout=30)
+        report: dict[str, Any] = json.loads(out)
+        return report
+
+    def _run(self, place: Place, arguments: Sequence[str], targets: Path) -> bytes:
+        with open(targets, "rb") as lines:
+            client = place.popen(
+                [self._binary, *arguments], stdin=lines, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            )
+            out, err = client.communicate()
+        if client.returncode:
+            raise LoadFailed(f"{place.name}: {err.decode().strip() or f'status {client.returncode}'}")
+        return bytes(out)

@@ -1,0 +1,226 @@
+"""`ebpfproxy demo`: pods, a Service, the agent, and what it does, in under a minute on this machine."""
+
+import collections
+import statistics
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import yaml
+from rich.console import Console
+from rich.markup import escape
+from rich.syntax import Syntax
+from rich.table import Table
+
+from ebpfproxy.bench.load import Load
+from ebpfproxy.lab import Lab, Pod, manifests, sockets
+from ebpfproxy.model.address import Protocol
+
+SERVICE_IPS = ("10.96.0.10", "fd00:10:96::10")
+LONELY_IP = "10.96.0.20"
+ECHO_IP = "10.96.0.30"
+PORT = 80
+POD_PORT = 8080
+ECHO_PORT = 9090
+NODE_PORT = 30080
+REQUESTS = 300
+SAMPLES = 4000
+
+console = Console(highlight=False)
+
+
+@click.command("demo")
+def command() -> None:
+    """Show it at work: pods, a Service, the agent, in network namespaces of this machine.
+
+    Needs root and a C compiler, takes less than a minute, touches no device and no cgroup but its
+    own, and leaves nothing behind.
+    """
+    start = time.monotonic()
+    with Lab("demo") as lab:
+        _Demo(lab).run()
+    console.print(f"\n[dim]Everything is removed again. It took {time.monotonic() - start:.0f} s.[/]")
+
+
+class _Demo:
+    """The steps, in their order; each prints what it does and what came of it."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self.folder = lab.folder / "manifests"
+        self.load = Load(lab.folder)
+
+    def run(self) -> None:
+        self.pods()
+        self.objects()
+        self.agent()
+        self.requests()
+        self.changes()
+        self.node_port()
+        self.refusal()
+        self.dump()
+        self.latency()
+
+    def pods(self) -> None:
+        _heading("A node and four pods", "network namespaces, veth pairs and cgroups of their own")
+        self.webs = [self.lab.pod(f"web-{number}") for number in (1, 2, 3)]
+        self.client = self.lab.pod("client")
+        for web in self.webs:
+            web.serve_http(POD_PORT)
+            self.load.serve(web, ECHO_PORT)
+            console.print(f"  [bold]{web.name:8}[/] {web.v4:12} {web.v6:20} http server on port {POD_PORT}")
+        console.print(f"  [bold]{'client':8}[/] {self.client.v4:12} {self.client.v6}")
+        console.print(f"  [bold]{'host':8}[/] {self.lab.node.v4:12} {self.lab.node.v6}")
+
+    def objects(self) -> None:
+        _heading("A Service, and the endpoints behind it", "as kubectl get -o yaml would show them")
+        self.folder.mkdir()
+        port = manifests.port(PORT, target=POD_PORT, node_port=NODE_PORT)
+        web = manifests.service("web", SERVICE_IPS, [port])
+        lonely = manifests.service("lonely", [LONELY_IP], [manifests.port(PORT)])
+        manifests.write(self.folder / "web.yaml", web)
+        manifests.write(self.folder / "lonely.yaml", lonely)
+        echo = manifests.service("echo", [ECHO_IP], [manifests.port(PORT, target=ECHO_PORT)])
+        addresses = [web.v4 for web in self.webs]
+        echoes = manifests.endpoint_slice("echo-4", "echo", addresses, [manifests.port(ECHO_PORT)])
+        manifests.write(self.folder / "echo.yaml", echo, echoes)
+        self._write_slices(self.webs[:2])
+        beside = Table.grid(padding=(0, 4))
+        beside.add_row(_yaml(web), _yaml(self._slice(self.webs[:2], six=False)))
+        console.print(beside)
+
+    def agent(self) -> None:
+        _heading("The agent", "loads its programs, reads the manifests, fills the maps")
+        _command(f"ebpfproxy run --manifests {self.folder} --cgroup-root {self.lab.cgroup}")
+        agent = self.lab.agent(self.folder)
+        line = agent.await_sync()
+        console.print(f"  ready after {line.moment - agent.started:.2f} s:")
+        console.print(f"  [dim]{escape(line.text)}[/]", soft_wrap=True)
+
+    def requests(self) -> None:
+        _heading("Who answers?", f"{REQUESTS} requests each to the Service's addresses")
+        for place in (self.client, self.lab.node):
+            for address in SERVICE_IPS:
+                self._show_answers(place, _url(address, PORT))
+
+    def changes(self) -> None:
+        _heading("A pod comes, a pod goes", "while the client asks without a pause")
+        took = self._change(self.webs, lambda answers: _first(answers, "web-3"))
+        console.print(f"  [bold]web-3[/] added:   its first answer came [bold green]{took:.1f} ms[/] later")
+        took = self._change(self.webs[1:], lambda answers: _last(answers, "web-1"))
+        console.print(f"  [bold]web-1[/] removed: its last answer came [bold green]{took:.1f} ms[/] later")
+        self._show_answers(self.client, _url(SERVICE_IPS[0], PORT))
+
+    def node_port(self) -> None:
+        _heading("NodePort", f"port {NODE_PORT} of the node, and of its 127.0.0.1")
+        self._show_answers(self.client, _url(self.lab.node.v4, NODE_PORT))
+        self._show_answers(self.lab.node, _url("127.0.0.1", NODE_PORT))
+        self._show_answers(self.lab.outside, _url(self.lab.node.v4, NODE_PORT))
+
+    def refusal(self) -> None:
+        _heading("A Service without endpoints", "the client is refused at once")
+        _prompt(self.client, f"curl {_url(LONELY_IP, PORT)}")
+        outcome, took = self.client.call(lambda: _attempt(LONELY_IP, PORT))
+        console.print(f"  {escape(outcome)} after [bold green]{took:.1f} ms[/]")
+
+    def dump(self) -> None:
+        _heading("What the kernel holds")
+        _command("ebpfproxy dump")
+        flags = [f"--bpffs-root={self.lab.bpffs}"]
+        console.file.flush()
+        # It writes straight to our terminal, whose width it heeds.
+        self.lab.node.popen([sys.executable, "-m", "ebpfproxy", "dump", *flags]).wait()
+
+    def latency(self) -> None:
+        _heading("What it costs", f"the time of connect(), {SAMPLES} times each")
+        pods = [(web.v4, ECHO_PORT) for web in self.webs]
+        targets = self.load.targets("both", pods, [(ECHO_IP, PORT)])
+        samples = self.load.measure(self.client, "connect", targets, 2 * SAMPLES)
+        for name, took in zip(("to a pod's address", "through the Service"), samples, strict=True):
+            p50, p99 = (
+                figure / 1000 for figure in (statistics.median(took), statistics.quantiles(took, n=100)[98])
+            )
+            console.print(f"  {name:22} median [bold]{p50:6.1f} µs[/]   99% below {p99:6.1f} µs")
+
+    def _show_answers(self, place: Pod, url: str) -> None:
+        counts = place.call(lambda: collections.Counter(_get(url) for _ in range(REQUESTS)))
+        _prompt(place, f"curl {url}")
+        words = (f"{name} [bold]{count}[/]" for name, count in sorted(counts.items()))
+        console.print(f"  {'   '.join(words)}")
+
+    def _change(self, webs: list[Pod], moment: Callable[[list[tuple[float, str]]], float]) -> float:
+        """Replace the slices while the client asks; the `moment` of its answers, in ms after the change."""
+        url = _url(SERVICE_IPS[0], PORT)
+
+        def child() -> float:
+            _get(url)
+            self._write_slices(webs)
+            start = time.monotonic()
+            answers: list[tuple[float, str]] = []
+            while len(answers) < REQUESTS or time.monotonic() - start < 1.0:
+                name = _get(url)
+                answers.append(((time.monotonic() - start) * 1000, name))
+            return moment(answers)
+
+        return self.client.call(child)
+
+    def _write_slices(self, webs: list[Pod]) -> None:
+        slices = [self._slice(webs, six=six) for six in (False, True)]
+        manifests.write(self.folder / "web-endpoints.yaml", *slices)
+
+    def _slice(self, webs: list[Pod], *, six: bool) -> manifests.Object:
+        endpoints: list[str | manifests.Object] = [
+            manifests.endpoint(web.v6 if six else web.v4, node=self.lab.node_name) for web in webs
+        ]
+        name = "web-6" if six else "web-4"
+        return manifests.endpoint_slice(name, "web", endpoints, [manifests.port(POD_PORT)])
+
+
+def _heading(title: str, explanation: str = "") -> None:
+    console.print(f"\n[bold cyan]{title}[/]" + (f"  [dim]{explanation}[/]" if explanation else ""))
+
+
+def _command(text: str | Path) -> None:
+    console.print(f"  [dim]node #[/] {text}", soft_wrap=True)
+
+
+def _prompt(place: Pod, text: str) -> None:
+    console.print(f"  [dim]{place.name} $[/] {escape(text)}", soft_wrap=True)
+
+
+def _url(address: str, port: int) -> str:
+    host = f"[{address}]" if ":" in address else address
+    return f"http://{host}/" if port == PORT else f"http://{host}:{port}/"
+
+
+def _get(url: str) -> str:
+    """The body. A proxy of the environment is not asked. Raises OSError."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(url, timeout=3) as response:
+        return str(response.read().decode().strip())
+
+
+def _attempt(address: str, port: int) -> tuple[str, float]:
+    """What became of a connection, and how many milliseconds it took."""
+    start = time.monotonic()
+    try:
+        sockets.dial(Protocol.TCP, address, port).close()
+        outcome = "connected"
+    except OSError as error:
+        outcome = str(error)
+    return outcome, (time.monotonic() - start) * 1000
+
+
+def _yaml(shown: manifests.Object) -> Syntax:
+    return Syntax(yaml.safe_dump(shown, sort_keys=False), "yaml", background_color="default")
+
+
+def _first(answers: list[tuple[float, str]], name: str) -> float:
+    return min((moment for moment, answer in answers if answer == name), default=float("nan"))
+
+
+def _last(answers: list[tuple[float, str]], name: str) -> float:
+    return max((moment for moment, answer in answers if answer == name), default=0.0)

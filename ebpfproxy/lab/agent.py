@@ -1,0 +1,136 @@
+"""The agent as a process of its own on a lab's node, and what it logs."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ebpfproxy.errors import EbpfProxyError
+from ebpfproxy.lab.place import Place
+
+_WORD = re.compile(r'([a-z_]+)=("(?:[^"\\]|\\.)*"|\S+)')
+
+
+_LAST_LINES = 20
+
+
+class LogLine(NamedTuple):
+    """`moment` is when the line was read, in seconds of time.monotonic()."""
+
+    moment: float
+    text: str
+
+    @property
+    def values(self) -> dict[str, str]:
+        """The key=value words.
+
+        >>> LogLine(0.0, '2025-01-01T00:00:00.000Z INFO synced services=3 mode="a b"').values
+        {'services': '3', 'mode': 'a b'}
+        """
+        pairs = _WORD.findall(self.text)
+        return {key: json.loads(word) if word.startswith('"') else word for key, word in pairs}
+
+
+class AgentFailed(EbpfProxyError):
+    """The agent ended, or did not log in time what was awaited. Its last lines are the hint."""
+
+    def __init__(self, message: str, lines: Sequence[LogLine]) -> None:
+        super().__init__(message, "\n".join(line.text for line in lines[-_LAST_LINES:]))
+        self.add_note("\n".join(line.text for line in lines))
+
+
+class Agent:
+    """`ebpfproxy run` on a node. `started` is the time of its start, in seconds of time.monotonic()."""
+
+    def __init__(self, place: Place, flags: Sequence[str]) -> None:
+        self.lines: list[LogLine] = []
+        self._changed = threading.Condition()
+        self._open = True
+        self.started = time.monotonic()
+        self.process: subprocess.Popen[bytes] = place.popen(
+            [sys.executable, "-m", "ebpfproxy", "run", *flags],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        # Signals stay with the main thread, so that it can hold them back while it cleans up.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        threading.Thread(target=self._read, name="agent-log", daemon=True).start()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    def log(self) -> str:
+        """All it has logged so far."""
+        return "\n".join(line.text for line in self.lines)
+
+    def await_line(self, wanted: Callable[[LogLine], bool], since: int = 0, timeout: float = 30.0) -> LogLine:
+        """The first line that is `wanted`, from the index `since` in `lines`.
+
+        Raises AgentFailed where the agent ends, or after `timeout` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while True:
+                for line in self.lines[since:]:
+                    if wanted(line):
+                        return line
+                since = len(self.lines)
+                if not self._open:
+                    raise AgentFailed(f"the agent ended with status {self.process.wait()}", self.lines)
+                if not self._changed.wait(deadline - time.monotonic()):
+                    raise AgentFailed(f"the agent did not log it in {timeout} s", self.lines)
+
+    def await_sync(self, since: int = 0, timeout: float = 30.0) -> LogLine:
+        """The first line, from the index `since`, of a sync that is in the kernel; as `await_line`."""
+        return self.await_line(is_sync, since, timeout)
+
+    def stop(self, timeout: float = 10.0) -> int:
+        """Ask it to end, and return its exit status. Raises subprocess.TimeoutExpired."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout)
+
+    def kill(self) -> None:
+        """End it at once, as a crash would."""
+        self.process.kill()
+        self.process.wait()
+
+    def rss_mb(self) -> float:
+        """Its memory now, in MB of 10^6 bytes."""
+        return self._memory("VmRSS")
+
+    def peak_rss_mb(self) -> float:
+        """The most memory it ever had, in MB of 10^6 bytes."""
+        return self._memory("VmHWM")
+
+    def _memory(self, field: str) -> float:
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        (kib,) = re.findall(rf"^{field}:\s+(\d+) kB$", status, re.MULTILINE)
+        return int(kib) * 1024 / 1e6
+
+    def _read(self) -> None:
+        assert self.process.stderr
+        with self.process.stderr as stream:
+            for raw in stream:
+                line = LogLine(time.monotonic(), raw.decode(errors="replace").rstrip("\n"))
+                with self._changed:
+                    self.lines.append(line)
+                    self._changed.notify_all()
+        with self._changed:
+            self._open = False
+            self._changed.notify_all()
+
+
+def is_sync(line: LogLine) -> bool:
+    """Whether the line tells of a sync: its message is `synced`.
+
+    >>> is_sync(LogLine(0.0, "2025-01-01T00:00:00.000Z INFO synced services=3 latency_ms=2"))
+    True
+    >>> is_sync(LogLine(0.0, "2025-01-01T00:00:00.000Z INFO not yet synced"))
+    False
+    """
+    return line.text.split(" ")[1:3] == ["INFO", "synced"]

@@ -1,0 +1,66 @@
+"""A pod: a place with addresses of its own, and servers in it."""
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from ebpfproxy.lab import sockets
+from ebpfproxy.lab.place import Call, Place
+from ebpfproxy.model.address import Protocol
+
+
+class Pod(Place):
+    """A place with one address of each family. The node itself, and a client outside it, are such places too.
+
+    `device` is the node's end of the pod's veth pair: "" for the node, "eth0" for the client outside.
+    """
+
+    def __init__(self, name: str, namespace: str, cgroup: Path, v4: str, v6: str, device: str = "") -> None:
+        super().__init__(name, namespace, cgroup)
+        self.v4 = v4
+        self.v6 = v6
+        self.device = device
+
+    def serve(
+        self, protocol: Protocol, port: int, reply: str | sockets.Reply = "", address: str = "::"
+    ) -> Call[None]:
+        """Answer every chunk or datagram on `port`, with the pod's name unless `reply` says otherwise.
+
+        Returns once clients are answered; the server runs until it is killed, or the lab ends.
+        Raises OSError where the port is taken.
+        """
+        text = reply or self.name
+        speak = text if callable(text) else lambda _address, _port: text
+        return self._serve(protocol, port, address, lambda listener: sockets.serve(listener, speak))
+
+    def serve_http(self, port: int, body: str = "") -> Call[None]:
+        """Answer every GET on `port` with `body`, the pod's name by default; else as `serve`."""
+        return self._serve(
+            Protocol.TCP, port, "::", lambda listener: sockets.serve_http(listener, body or self.name)
+        )
+
+    def ask(self, protocol: Protocol, address: str, port: int, timeout: float = 3.0) -> str:
+        """What the server there answers to a client here. Raises OSError."""
+        return self.call(lambda: sockets.ask(protocol, address, port, timeout))
+
+    def _serve(
+        self, protocol: Protocol, port: int, address: str, serve: Callable[[socket.socket], None]
+    ) -> Call[None]:
+        waiting, ready = os.pipe()
+
+        def child() -> None:
+            os.close(waiting)
+            listener = sockets.listening(protocol, port, address)
+            os.write(ready, b"!")
+            os.close(ready)
+            serve(listener)
+
+        try:
+            call = self.start(child)
+        finally:
+            os.close(ready)
+        with open(waiting, "rb") as pipe:
+            if not pipe.read(1):
+                call.result()
+        return call

@@ -1,0 +1,252 @@
+"""The lab stands on its own feet: what the kernel's tests rely on is tested here, without the agent."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ebpfproxy.bench.load import Load, LoadFailed
+from ebpfproxy.errors import AlreadyExists, ConfigError, NotFound
+from ebpfproxy.kernel import netns
+from ebpfproxy.lab import Lab, leftovers, sockets
+from ebpfproxy.model.address import Protocol
+
+pytestmark = pytest.mark.kernel
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    with Lab("test-lab") as lab:
+        lab.pod("client")
+        server = lab.pod("server")
+        server.serve(Protocol.TCP, 80, lambda address, _port: f"server to {address}")
+        server.serve(Protocol.UDP, 53, lambda address, _port: f"server to {address}")
+        yield lab
+
+
+def _traces(identity: str) -> list[Path]:
+    """Everything that a lab of this identity has on the machine."""
+    folders = [leftovers.cgroup_mount(), leftovers.RUN, netns.FOLDER]
+    found = [path for folder in folders for path in folder.glob(f"{identity}*")]
+    mounts = [Path(line.split(" ")[1]) for line in Path("/proc/mounts").read_text().splitlines()]
+    return found + [path for path in mounts if identity in str(path)]
+
+
+@pytest.mark.parametrize("protocol", [Protocol.TCP, Protocol.UDP])
+@pytest.mark.parametrize("family", ["v4", "v6"])
+def test_a_pod_reaches_another_and_is_seen_by_its_own_address(
+    lab: Lab, protocol: Protocol, family: str
+) -> None:
+    client, server = lab.pods["client"], lab.pods["server"]
+    port = 80 if protocol == Protocol.TCP else 53
+    assert client.ask(protocol, getattr(server, family), port) == f"server to {getattr(client, family)}"
+
+
+def test_the_host_and_a_client_outside_reach_a_pod(lab: Lab) -> None:
+    server = lab.pods["server"]
+    assert lab.node.ask(Protocol.TCP, server.v4, 80) == "server to 10.244.1.1"
+    assert lab.outside.ask(Protocol.TCP, server.v4, 80) == f"server to {lab.outside.v4}"
+    assert lab.outside.ask(Protocol.TCP, server.v6, 80) == f"server to {lab.outside.v6}"
+
+
+def test_an_unconnected_socket_learns_who_answered(lab: Lab) -> None:
+    client, server = lab.pods["client"], lab.pods["server"]
+    answer, peer = client.call(lambda: sockets.ask_unconnected(server.v6, 53))
+    assert (answer, peer) == (f"server to {client.v6}", (server.v6, 53))
+
+
+def test_a_command_runs_in_the_namespace_and_the_cgroup_of_its_place(lab: Lab) -> None:
+    client = lab.pods["client"]
+    script = "readlink /proc/self/ns/net; cat /proc/self/cgroup"
+    namespace, *cgroups = client.run(["sh", "-c", script]).stdout.splitlines()
+    assert namespace == f"net:[{client.netns.stat().st_ino}]"
+    assert f"0::/{lab.identity}/client" in cgroups
+
+
+def test_a_command_that_fails_says_what_it_wrote(lab: Lab) -> None:
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        lab.node.run(["sh", "-c", "echo no good >&2; exit 3"])
+    assert (caught.value.returncode, caught.value.__notes__) == (3, ["no good\n"])
+
+
+def test_an_exception_comes_back_from_the_place_with_its_traceback(lab: Lab) -> None:
+    with pytest.raises(ConnectionRefusedError) as caught:
+        lab.pods["client"].ask(Protocol.TCP, lab.pods["server"].v4, 81)
+    assert "sockets.py" in caught.value.__notes__[0]
+
+
+def test_a_call_that_hangs_is_ended(lab: Lab) -> None:
+    reading, _writing = socket.socketpair()
+    call = lab.node.start(lambda: reading.recv(1))
+    with pytest.raises(TimeoutError):
+        call.result(timeout=0.05)
+    with pytest.raises(ProcessLookupError):
+        os.kill(call.pid, 0)
+
+
+def test_a_server_on_a_taken_port_is_refused(lab: Lab) -> None:
+    with pytest.raises(OSError, match="Address already in use"):
+        lab.pods["server"].serve(Protocol.TCP, 80)
+
+
+def test_a_second_pod_of_the_same_name_is_refused(lab: Lab) -> None:
+    with pytest.raises(AlreadyExists):
+        lab.pod("client")
+    with pytest.raises(ConfigError):
+        lab.pod("a-name-too-long")
+
+
+def test_a_pod_that_is_forgotten_leaves_nothing(lab: Lab) -> None:
+    pod = lab.pod("brief")
+    server = pod.serve_http(80)
+    lab.forget_pod(pod)
+    with pytest.raises(ProcessLookupError):
+        os.kill(server.pid, 0)
+    assert not pod.cgroup.exists()
+    assert not pod.netns.exists()
+    assert "vethbrief" not in lab.node.run(["ip", "-o", "link"]).stdout
+
+
+def test_two_labs_stand_side_by_side(lab: Lab) -> None:
+    with Lab("test-other", number=2) as other:
+        pod = other.pod("client")
+        pod.serve(Protocol.TCP, 80)
+        assert pod.v4 == "10.244.2.2"
+        assert other.node.ask(Protocol.TCP, pod.v4, 80) == "client"
+        with pytest.raises(OSError, match=r"unreachable|timed out|refused|No route"):
+            lab.node.call(lambda: sockets.ask(Protocol.TCP, pod.v4, 80, timeout=0.2))
+
+
+def test_a_lab_leaves_nothing_after_an_exception() -> None:
+    lab = Lab("test-fails")
+
+    def fail() -> None:
+        with lab:
+            lab.pod("server").serve_http(80)
+            assert _traces(lab.identity)
+            raise NotADirectoryError
+
+    with pytest.raises(NotADirectoryError):
+        fail()
+    assert _traces(lab.identity) == []
+
+
+_VICTIM = textwrap.dedent(
+    """
+    import signal, sys
+    from ebpfproxy.lab import Lab
+    with Lab(sys.argv[1]) as lab:
+        lab.pod("server").serve_http(80)
+        print(lab.identity, flush=True)
+        signal.pause()
+    """
+)
+
+
+def _victim(name: str) -> "tuple[subprocess.Popen[str], str]":
+    """Another process with a lab, and the lab's identity."""
+    process = subprocess.Popen([sys.executable, "-c", _VICTIM, name], stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    with process.stdout as out:
+        return process, out.readline().strip()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_lab_leaves_nothing_after_a_signal(number: signal.Signals) -> None:
+    process, identity = _victim("test-signal")
+    assert _traces(identity)
+    process.send_signal(number)
+    assert process.wait(timeout=10) != 0
+    assert _traces(identity) == []
+
+
+def test_what_a_killed_lab_left_goes_when_the_next_one_starts() -> None:
+    process, identity = _victim("test-killed")
+    process.kill()
+    process.wait()
+    assert _traces(identity)
+    with Lab("test-killed"):
+        assert _traces(identity) == []
+
+
+def test_a_lab_whose_process_lives_is_not_swept() -> None:
+    with Lab("test-alive") as lab:
+        leftovers.sweep("test-alive")
+        assert _traces(lab.identity)
+
+
+def test_every_namespace_has_a_cookie_of_its_own(lab: Lab) -> None:
+    here = netns.cookie()
+    with netns.entered(lab.node.netns):
+        there = netns.cookie()
+    assert 0 not in (here, there)
+    assert here != there
+    assert netns.cookie() == here
+
+
+def test_a_namespace_that_does_not_exist_cannot_be_entered_or_deleted() -> None:
+    with pytest.raises(NotFound):
+        netns.delete("ebpfproxy-test-nowhere")
+    with pytest.raises(NotFound), netns.entered(netns.path("ebpfproxy-test-nowhere")):
+        raise AssertionError
+
+
+@pytest.fixture(scope="module")
+def load(lab: Lab) -> Load:
+    load = Load(lab.folder)
+    load.serve(lab.pods["server"], 8080)
+    return load
+
+
+@pytest.mark.parametrize("mode", ["connect", "crr", "udp"])
+@pytest.mark.parametrize("connected", [False, True])
+def test_a_load_measures_each_connection(lab: Lab, load: Load, mode: str, connected: bool) -> None:
+    server = lab.pods["server"]
+    targets = load.targets("both-families", [(server.v4, 8080), (server.v6, 8080)])
+    (samples,) = load.measure(lab.pods["client"], mode, targets, 200, connected=connected)
+    assert len(samples) == 200
+    assert 0 < min(samples) < 1_000_000_000
+
+
+def test_two_lists_of_targets_take_turns(lab: Lab, load: Load) -> None:
+    server, client = lab.pods["server"], lab.pods["client"]
+    targets = load.targets("turns", [(server.v4, 8080)], [(server.v6, 8080)])
+    v4, v6 = load.measure(client, "connect", targets, 201)
+    assert (len(v4), len(v6)) == (101, 100)
+
+
+def test_a_load_stops_at_an_error_and_churn_counts_it(lab: Lab, load: Load) -> None:
+    server, client = lab.pods["server"], lab.pods["client"]
+    targets = load.targets("half", [(server.v4, 8080), (server.v4, 9)])
+    with pytest.raises(LoadFailed, match="port 9: Connection refused"):
+        load.measure(client, "crr", targets, 200)
+    report = load.churn(client, targets, count=200)
+    assert report["attempts"] == 200
+    assert report["errors"] == {"ECONNREFUSED": report["failed"]}
+    assert 40 < report["failed"] < 160
+
+
+def test_a_churn_goes_on_until_it_is_ended(lab: Lab, load: Load) -> None:
+    targets = load.targets("one", [(lab.pods["server"].v4, 8080)])
+    running = load.start_churn(lab.pods["client"], targets)
+    load.churn(lab.pods["client"], targets, count=200)
+    report = load.end_churn(running)
+    assert report["attempts"] > 0
+    assert report["failed"] == 0
+
+
+def test_the_server_tells_at_which_address_it_was_reached(lab: Lab, load: Load) -> None:
+    server = lab.pods["server"]
+
+    def who() -> str:
+        with sockets.dial(Protocol.TCP, server.v6, 8080) as connection:
+            connection.sendall(b"w")
+            return connection.recv(64).decode()
+
+    assert lab.pods["client"].call(who) == server.v6
