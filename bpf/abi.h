@@ -110,9 +110,26 @@ enum socket_direction {
 	TO_FRONTEND = 2, /* key: the endpoint; value: what was dialed */
 };
 
-/* Key of `socket_peers` (connected sockets, TO_FRONTEND only) and `socket_flows` (unconnected UDP).
+/* Entry of `socket_peers`: a connected socket, and what it dialed. It stands at its cookie modulo
+ * the map's size, or at one of the SOCKET_WAYS - 1 places behind that.
  */
-struct socket_key {
+#define SOCKET_WAYS 4
+struct socket_peer {
+	__u64 cookie; /* bpf_get_socket_cookie(); 0: the entry is free */
+	struct address endpoint_address;
+	__be16 endpoint_port;
+	__u8 protocol;
+	__u8 pad;
+	__u32 service_id;
+	struct address frontend_address;
+	__be16 frontend_port;
+	__u16 pad2;
+	__u32 endpoint;
+	__u64 pad3; /* 64 bytes: one cache line */
+};
+
+/* Key of `socket_flows`: where an unconnected UDP socket sends to, both ways. */
+struct socket_flow_key {
 	__u64 cookie; /* bpf_get_socket_cookie() */
 	struct address address;
 	__be16 port;
@@ -121,7 +138,7 @@ struct socket_key {
 	__u32 pad;
 };
 
-struct socket_peer {
+struct socket_flow {
 	struct address address;
 	__be16 port;
 	__u16 pad;
@@ -154,6 +171,6 @@ enum counter {
 	COUNTER_RESTRICTED = 4,	  /* source ranges: left to the packet path */
 	COUNTER_BIND_REFUSED = 5, /* a bind on a NodePort */
 	COUNTER_INCONSISTENT = 6, /* a service, slot or endpoint that should be there was not */
-	COUNTER_PEERS_FULL = 7,	  /* socket_peers or socket_flows did not take an entry */
+	COUNTER_PEERS_FULL = 7,	  /* socket_peers overwrote, or socket_flows refused, an entry */
 	COUNTERS = 8,
 };

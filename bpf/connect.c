@@ -122,22 +122,7 @@ int post_bind6(struct bpf_sock *ctx)
 
 int sock_release(struct bpf_sock *ctx)
 {
-	struct service_key peer = {.protocol = (u8)ctx->protocol};
-	u32 family = ctx->family;
-	__be32 v4 = ctx->dst_ip4;
-
-	if (family != AF_INET && family != AF_INET6)
-		return CONTINUE;
-	peer.address.word[0] = ctx->dst_ip6[0];
-	peer.address.word[1] = ctx->dst_ip6[1];
-	peer.address.word[2] = ctx->dst_ip6[2];
-	peer.address.word[3] = ctx->dst_ip6[3];
-	/* The loads of both families come first: the verifier wants no computed offset into ctx. */
-	barrier();
-	if (family == AF_INET)
-		address_v4(&peer.address, v4);
-	peer.port = ctx->dst_port;
-	if (peer.port)
-		socket_forget(&peer, bpf_get_socket_cookie(ctx));
+	if (ctx->protocol == IPPROTO_TCP || ctx->protocol == IPPROTO_UDP)
+		socket_forget(bpf_get_socket_cookie(ctx));
 	return CONTINUE;
 }

@@ -12,8 +12,63 @@ enum verdict {
 	REFUSED,    /* to be failed with ECONNREFUSED */
 };
 
-static __always_inline void socket_key(struct socket_key *key, u64 cookie,
-				       const struct service_key *peer, u8 direction)
+/* The entry of a connected socket; NULL: it has none. */
+static __always_inline struct socket_peer *peer_find(u64 cookie)
+{
+#pragma unroll
+	for (u32 way = 0; way < SOCKET_WAYS; way++) {
+		u32 place = (cookie + way) % SOCKETS_MAX;
+		struct socket_peer *peer = socket_peers.lookup(&place);
+
+		if (peer && peer->cookie == cookie)
+			return peer;
+	}
+	return NULL;
+}
+
+/* Where the entry of a socket that connects goes: its own, a free one, or else somebody's who then
+ * only loses what getpeername() shows.
+ */
+static __always_inline struct socket_peer *peer_place(u64 cookie)
+{
+	struct socket_peer *home = NULL;
+
+#pragma unroll
+	for (u32 way = 0; way < SOCKET_WAYS; way++) {
+		u32 place = (cookie + way) % SOCKETS_MAX;
+		struct socket_peer *peer = socket_peers.lookup(&place);
+
+		if (!peer)
+			continue;
+		if (!peer->cookie || peer->cookie == cookie)
+			return peer;
+		if (!home)
+			home = peer;
+	}
+	count(COUNTER_PEERS_FULL);
+	return home;
+}
+
+static __always_inline void peer_write(u64 cookie, const struct service_key *dialed,
+				       const struct service *service,
+				       const struct endpoint *endpoint, u32 id)
+{
+	struct socket_peer *peer = peer_place(cookie);
+
+	if (!peer)
+		return;
+	peer->endpoint_address = endpoint->address;
+	peer->endpoint_port = endpoint->port;
+	peer->protocol = dialed->protocol;
+	peer->service_id = service->id;
+	peer->frontend_address = dialed->address;
+	peer->frontend_port = dialed->port;
+	peer->endpoint = id;
+	peer->cookie = cookie;
+}
+
+static __always_inline void flow_key(struct socket_flow_key *key, u64 cookie,
+				     const struct service_key *peer, u8 direction)
 {
 	key->cookie = cookie;
 	key->address = peer->address;
@@ -72,35 +127,42 @@ static __always_inline void redirect(struct service_key *dialed, const struct en
 	dialed->port = endpoint->port;
 }
 
+/* A socket is closed, or connects to something else than an endpoint. */
+static __always_inline void socket_forget(u64 cookie)
+{
+	struct socket_peer *peer = peer_find(cookie);
+
+	if (peer)
+		peer->cookie = 0;
+}
+
 /* A socket connects to `dialed`, which becomes the endpoint's address where TRANSLATED. */
 static __always_inline enum verdict socket_connect(struct service_key *dialed, u64 netns_cookie,
 						   u64 cookie)
 {
 	bool from_node = on_node(netns_cookie);
-	struct socket_peer peer = {};
-	struct socket_key key;
 	struct service service;
 	struct endpoint *endpoint;
 	enum verdict verdict;
+	u32 id = 0;
 
-	if (!service_find(dialed, from_node, &service))
+	if (!service_find(dialed, from_node, &service)) {
+		if (dialed->protocol == IPPROTO_UDP) /* which may connect often; TCP once */
+			socket_forget(cookie);
 		return PASS;
+	}
 	verdict = socket_admit(&service, from_node);
-	if (verdict != TRANSLATED)
+	if (verdict != TRANSLATED) {
+		socket_forget(cookie);
 		return verdict;
-	endpoint = socket_choose(&service, netns_cookie, &peer.endpoint);
+	}
+	endpoint = socket_choose(&service, netns_cookie, &id);
 	if (!endpoint) {
 		count(COUNTER_INCONSISTENT);
 		return REFUSED;
 	}
-	peer.address = dialed->address;
-	peer.port = dialed->port;
-	peer.service_id = service.id;
+	peer_write(cookie, dialed, &service, endpoint, id);
 	redirect(dialed, endpoint);
-	socket_key(&key, cookie, dialed, TO_FRONTEND);
-	/* Without the entry getpeername() shows the endpoint: no reason to fail the connection. */
-	if (socket_peers.update(&key, &peer))
-		count(COUNTER_PEERS_FULL);
 	count(COUNTER_CONNECT);
 	return TRANSLATED;
 }
@@ -112,16 +174,16 @@ static __always_inline enum verdict socket_send(struct service_key *dialed, u64 
 						u64 cookie)
 {
 	bool from_node = on_node(netns_cookie);
-	struct socket_peer peer = {};
-	struct socket_key there, back;
+	struct socket_flow flow = {};
+	struct socket_flow_key there, back;
 	struct service service;
-	struct socket_peer *known;
+	struct socket_flow *known;
 	struct endpoint *endpoint = NULL;
 	enum verdict verdict;
 
 	if (!service_find(dialed, from_node, &service)) {
 		/* The same socket may have reached this address through a service before. */
-		socket_key(&back, cookie, dialed, TO_FRONTEND);
+		flow_key(&back, cookie, dialed, TO_FRONTEND);
 		if (socket_flows.lookup(&back))
 			socket_flows.delete(&back);
 		return PASS;
@@ -130,63 +192,63 @@ static __always_inline enum verdict socket_send(struct service_key *dialed, u64 
 	if (verdict != TRANSLATED)
 		return verdict;
 
-	socket_key(&there, cookie, dialed, TO_ENDPOINT);
+	flow_key(&there, cookie, dialed, TO_ENDPOINT);
 	known = socket_flows.lookup(&there);
 	if (known) {
-		peer.endpoint = known->endpoint;
-		endpoint = endpoint_of(&service, peer.endpoint, usable_flags(&service));
+		flow.endpoint = known->endpoint;
+		endpoint = endpoint_of(&service, flow.endpoint, usable_flags(&service));
 	}
 	if (!endpoint) {
-		endpoint = socket_choose(&service, netns_cookie, &peer.endpoint);
+		endpoint = socket_choose(&service, netns_cookie, &flow.endpoint);
 		if (!endpoint) {
 			count(COUNTER_INCONSISTENT);
 			return REFUSED;
 		}
-		peer.address = endpoint->address;
-		peer.port = endpoint->port;
-		peer.service_id = service.id;
-		if (socket_flows.update(&there, &peer))
+		flow.address = endpoint->address;
+		flow.port = endpoint->port;
+		flow.service_id = service.id;
+		if (socket_flows.update(&there, &flow))
 			count(COUNTER_PEERS_FULL);
 	}
-	peer.address = dialed->address;
-	peer.port = dialed->port;
-	peer.service_id = service.id;
+	flow.address = dialed->address;
+	flow.port = dialed->port;
+	flow.service_id = service.id;
 	redirect(dialed, endpoint);
-	socket_key(&back, cookie, dialed, TO_FRONTEND);
+	flow_key(&back, cookie, dialed, TO_FRONTEND);
 	known = socket_flows.lookup(&back);
 	/* Two frontends may share an endpoint: replies are from the one that was sent to last. */
-	if (!known || known->port != peer.port || known->service_id != peer.service_id ||
-	    !address_equal(&known->address, &peer.address))
-		if (socket_flows.update(&back, &peer))
+	if (!known || known->port != flow.port || known->service_id != flow.service_id ||
+	    !address_equal(&known->address, &flow.address))
+		if (socket_flows.update(&back, &flow))
 			count(COUNTER_PEERS_FULL);
 	count(COUNTER_DATAGRAM);
 	return TRANSLATED;
 }
 
-/* A socket learns its peer or a datagram's source: an endpoint's becomes what was dialed. */
+/* A datagram's source, or a socket's peer, as the socket sees it: an endpoint becomes what was
+ * dialed. */
 static __always_inline bool socket_give_back(struct service_key *peer, u64 cookie, bool datagram)
 {
-	struct socket_key key;
-	struct socket_peer *dialed;
+	struct socket_flow_key key;
+	struct socket_flow *flow = NULL;
+	struct socket_peer *connected;
 
-	socket_key(&key, cookie, peer, TO_FRONTEND);
-	dialed = datagram ? socket_flows.lookup(&key) : NULL;
-	if (!dialed)
-		dialed = socket_peers.lookup(&key);
-	if (!dialed)
+	if (datagram) {
+		flow_key(&key, cookie, peer, TO_FRONTEND);
+		flow = socket_flows.lookup(&key);
+	}
+	if (flow) {
+		peer->address = flow->address;
+		peer->port = flow->port;
+		return true;
+	}
+	connected = peer_find(cookie);
+	if (!connected || connected->endpoint_port != peer->port ||
+	    !address_equal(&connected->endpoint_address, &peer->address))
 		return false;
-	peer->address = dialed->address;
-	peer->port = dialed->port;
+	peer->address = connected->frontend_address;
+	peer->port = connected->frontend_port;
 	return true;
-}
-
-/* A socket is closed. */
-static __always_inline void socket_forget(const struct service_key *peer, u64 cookie)
-{
-	struct socket_key key;
-
-	socket_key(&key, cookie, peer, TO_FRONTEND);
-	socket_peers.delete(&key);
 }
 
 /* The node itself binds `bound`: false where a NodePort answers there. An IPv6 socket bound to ::

@@ -80,7 +80,7 @@ def render(
         entries[key] = ServicePortEntry(
             tuple(sorted(_frontend(frontend, plan) for frontend in plan.frontends)),
             tuple(map(_endpoint, plan.endpoints)),
-            plan.affinity_timeout,
+            plan.affinity_timeout if plan.frontends else 0,  # the maps have it with each frontend
         )
     if node is not None:
         entries.update(_networks(node))

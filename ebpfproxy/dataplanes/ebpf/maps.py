@@ -17,8 +17,8 @@ _SHAPES = {
     "node": (_U32, abi.NODE.size),
     "local_networks": (abi.NETWORK_KEY.size, _U32),
     "affinity": (abi.AFFINITY_KEY.size, abi.AFFINITY.size),
-    "socket_peers": (abi.SOCKET_KEY.size, abi.SOCKET_PEER.size),
-    "socket_flows": (abi.SOCKET_KEY.size, abi.SOCKET_PEER.size),
+    "socket_peers": (_U32, abi.SOCKET_PEER.size),
+    "socket_flows": (abi.SOCKET_FLOW_KEY.size, abi.SOCKET_FLOW.size),
     "counters": (_U32, 8),
 }
 

@@ -73,14 +73,30 @@ class Ranges:
         self._resting.append((now + GRACE, first, self.order_of(count)))
         self.used -= 1 << self.order_of(count)
 
+    def undo(self, first: int, count: int) -> None:
+        """Give back what no reader can have found: it may be given out again at once."""
+        self._put_back(first, self.order_of(count))
+        self.used -= 1 << self.order_of(count)
+
+    def inherit(self, former: "Ranges") -> None:
+        """Let rest what still rests in `former`, as far as it is free here: this takes its place."""
+        for until, first, order in former._resting:
+            if self.reserve(first, 1 << order):
+                self.used -= 1 << order
+                self._resting.append((until, first, order))
+        self._resting = deque(sorted(self._resting))
+
     def _wake(self, now: float) -> None:
         while self._resting and self._resting[0][0] <= now:
             _, first, order = self._resting.popleft()
-            while first ^ (1 << order) in self._free.get(order, ()):  # join with its buddy
-                self._free[order].remove(first ^ (1 << order))
-                first &= ~(1 << order)
-                order += 1
-            self._free.setdefault(order, set()).add(first)
+            self._put_back(first, order)
+
+    def _put_back(self, first: int, order: int) -> None:
+        while first ^ (1 << order) in self._free.get(order, ()):  # join with its buddy
+            self._free[order].remove(first ^ (1 << order))
+            first &= ~(1 << order)
+            order += 1
+        self._free.setdefault(order, set()).add(first)
 
 
 class Ids:
@@ -93,9 +109,15 @@ class Ids:
         self._resting: deque[tuple[float, int]] = deque()
 
     def adopt(self, taken: set[int]) -> None:
-        """Start over with these taken, as a former run left them."""
-        self._next = max(taken, default=0) + 1
-        self._resting = deque((0.0, i) for i in range(1, self._next) if i not in taken)
+        """Start over with these taken, as the maps hold them; what rests goes on resting.
+
+        What is no id of ours is left out.
+        """
+        taken = set(filter(self._is_ours, taken))
+        self._next = max(self._next, max(taken, default=0) + 1)
+        until = {id_: moment for moment, id_ in self._resting}
+        free = (id_ for id_ in range(1, self._next) if id_ not in taken)
+        self._resting = deque(sorted((until.get(id_, 0.0), id_) for id_ in free))
         self.used = len(taken)
 
     def allocate(self, now: float) -> int | None:
@@ -110,5 +132,15 @@ class Ids:
         return None
 
     def release(self, id_: int, now: float) -> None:
+        """Give an id back; one that is none of ours, as a foreign writer makes them up, is ignored."""
+        if self._is_ours(id_):
+            self.used -= 1
+            self._resting.append((now + GRACE, id_))
+
+    def undo(self, id_: int) -> None:
+        """Give back what no reader can have found: it may be given out again at once."""
         self.used -= 1
-        self._resting.append((now + GRACE, id_))
+        self._resting.appendleft((0.0, id_))
+
+    def _is_ours(self, id_: int) -> bool:
+        return 0 < id_ < self.capacity

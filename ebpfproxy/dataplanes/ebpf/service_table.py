@@ -32,6 +32,10 @@ _FLAGS_AT = abi.ENDPOINT.offset("flags")
 _STRIDE = abi.ENDPOINT.size
 _SLOT_STRIDE = 8  # an array's elements are 8-byte aligned
 _SCAN = 4096
+_CONTRADICTION = 1 << 16
+"""A flag that no plan asks for, beyond those of the maps: on what is read back and contradicts itself."""
+
+_FAMILIES = {4: Family.IPV4, 6: Family.IPV6}  # by service_name.family
 
 
 @lru_cache(maxsize=512)
@@ -67,14 +71,14 @@ class ServiceTable:
         self._clock = clock
         self._slots = maps["slots"].mapped()
         self._endpoints = maps["endpoints"].mapped()
+        self._endpoint_ids = Ids(maps["endpoints"].shape.max_entries)
+        self._service_ids = Ids(maps["service_names"].shape.max_entries + 1)
         self._start_over()
 
     def _start_over(self) -> None:
         self._records: dict[ServicePortKey, _Record] = {}
         self._owner: dict[bytes, ServicePortKey] = {}
         self._ranges = Ranges(self._maps["slots"].shape.max_entries)
-        self._endpoint_ids = Ids(self._maps["endpoints"].shape.max_entries)
-        self._service_ids = Ids(self._maps["service_names"].shape.max_entries + 1)
 
     def close(self) -> None:
         self._slots.close()
@@ -92,6 +96,7 @@ class ServiceTable:
 
     def read(self) -> dict[ServicePortKey, ServicePortEntry]:
         """What the kernel holds. What contradicts itself comes out as something no plan asks for."""
+        former = self._ranges
         self._start_over()
         names = dict(self._read_names())
         frontends: dict[int, dict[bytes, bytes]] = defaultdict(dict)
@@ -104,17 +109,20 @@ class ServiceTable:
             if key_ in self._records:  # two ids of one name: keep the first, drop the other
                 key_ = ServicePortKey(f"?/{id_}", key_.protocol, key_.family)
             self._adopt(key_, id_, frontends.get(id_, {}), endpoints.get(id_, []))
+        self._ranges.inherit(former)
         return {key: record.entry for key, record in self._records.items()}
 
     def _read_names(self) -> Iterable[tuple[int, ServicePortKey]]:
         for key, value in self._maps["service_names"].items():
             text, protocol, version = abi.SERVICE_NAME.unpack(value)
             name = text.rstrip(b"\0").decode(errors="replace")
-            of = Family.IPV4 if version == 4 else Family.IPV6
+            (id_,) = _U32.unpack(key)
             try:
-                yield _U32.unpack(key)[0], ServicePortKey(name, Protocol(protocol), of)
-            except ValueError:
-                continue  # a foreign protocol: its frontends are nameless, and dropped as such
+                if not 0 < id_ < self._service_ids.capacity:
+                    raise ValueError(f"{id_} is no id that we give")
+                yield id_, ServicePortKey(name, Protocol(protocol), _FAMILIES[version])
+            except (KeyError, ValueError):  # a foreign writer's: to be dropped, with all that has this id
+                yield id_, ServicePortKey(f"?/{id_}", Protocol.TCP, Family.IPV4)
 
     @staticmethod
     def _nameless(id_: int, frontends: Mapping[bytes, bytes]) -> ServicePortKey:
@@ -156,11 +164,12 @@ class ServiceTable:
         record = _Record(id_, ServicePortEntry((), (), 0), services=services)
         now = self._clock()
         frontends: list[FrontendEntry] = []
-        timeout = 0
+        timeouts: set[int] = set()
         seen = {"cluster": False, "local": False}
         for packed_key, value in services.items():
             self._owner[packed_key] = key
             *ranges, _, timeout, flags, kind, _ = abi.SERVICE.unpack(value)
+            timeouts.add(timeout)
             scopes = (
                 "local" if flags & abi.SERVICE_INTERNAL_LOCAL else "cluster",
                 "local" if flags & abi.SERVICE_EXTERNAL_LOCAL else "cluster",
@@ -168,11 +177,14 @@ class ServiceTable:
             agrees = True
             for scope, packed in zip(scopes, ranges, strict=True):
                 agrees &= self._adopt_range(record, scope, abi.SLOT_RANGE.unpack(packed), seen, now)
-            if agrees:
-                address, port, protocol, _ = abi.SERVICE_KEY.unpack(packed_key)
-                frontends.append(FrontendEntry(address, ntohs(port), protocol, kind, flags))
+            address, port, protocol, _ = abi.SERVICE_KEY.unpack(packed_key)
+            flags |= 0 if agrees else _CONTRADICTION
+            frontends.append(FrontendEntry(address, ntohs(port), protocol, kind, flags))
         listed = self._adopt_endpoints(record, endpoints, seen, now)
         record.ids = tuple(id_ for _, id_ in listed)
+        if len(timeouts) > 1 or not self._lists_are_whole(record):
+            frontends = [each._replace(flags=each.flags | _CONTRADICTION) for each in frontends]
+        timeout = max(timeouts, default=0)
         record.entry = ServicePortEntry(tuple(sorted(frontends)), tuple(e for e, _ in listed), timeout)
         self._records[key] = record
 
@@ -200,7 +212,7 @@ class ServiceTable:
         seen: Mapping[str, bool],
         now: float,
     ) -> list[tuple[EndpointEntry, int]]:
-        """The endpoints, sorted, with the flags that are true: in a list is what its slots name."""
+        """The endpoints, sorted. One whose flags are not those of the lists that name it is marked so."""
         lists = {
             abi.ENDPOINT_CLUSTER: set(self._read_slots(record.cluster)) if seen["cluster"] else None,
             abi.ENDPOINT_LOCAL: set(self._read_slots(record.local)) if seen["local"] else None,
@@ -211,12 +223,17 @@ class ServiceTable:
                 self._set_flags(id_, 0)
                 self._endpoint_ids.release(id_, now)
                 continue
-            true = flags
             for bit, members in lists.items():
                 if members is not None and (id_ in members) != bool(flags & bit):
-                    true ^= bit
-            found[address, port] = EndpointEntry(address, port, true), id_
+                    flags |= _CONTRADICTION
+            found[address, port] = EndpointEntry(address, port, flags), id_
         return sorted(found.values())
+
+    def _lists_are_whole(self, record: _Record) -> bool:
+        """Whether both lists name endpoints of this ServicePort only, and none twice."""
+        ids = set(record.ids)
+        lists = self._read_slots(record.cluster), self._read_slots(record.local)
+        return all(len(slots) == len(ids.intersection(slots)) for slots in lists)
 
     def _read_slots(self, range_: Range) -> tuple[int, ...]:
         first, count = range_
@@ -238,12 +255,14 @@ class ServiceTable:
         for key, entry in puts.items():
             old = self._records.get(key)
             try:
-                room = self._check_room(key, entry, room)
+                left = self._check_room(key, entry, room)
                 staged[key] = old, self._stage(key, old, entry, now)
+                room = left
             except TableFull as failure:
                 refused[key] = failure
         dropped = {key: self._records[key] for key in drops if key in self._records}
         self._commit(staged, dropped)
+        now = self._clock()  # from here on nobody finds what is retired
         gone: set[Place] = set()
         for key, (old, new) in staged.items():
             self._records[key] = new
@@ -257,7 +276,8 @@ class ServiceTable:
         """The room left in `services` after this entry. Raises TableFull."""
         fresh = sum(_service_key(frontend) not in self._owner for frontend in entry.frontends)
         if fresh > room:
-            raise _full("services", key, len(self._owner) + fresh, len(self._owner) + room)
+            capacity = self._maps["services"].shape.max_entries
+            raise _full("services", key, capacity - room + fresh, capacity)
         return room - fresh
 
     def _stage(
@@ -277,11 +297,11 @@ class ServiceTable:
         except TableFull:
             for endpoint in taken:
                 self._set_flags(endpoint, 0)
-                self._endpoint_ids.release(endpoint, now)
+                self._endpoint_ids.undo(endpoint)
             for first, count in ranges:
-                self._ranges.release(first, count, now)
+                self._ranges.undo(first, count)
             if not old:
-                self._service_ids.release(id_, now)
+                self._service_ids.undo(id_)
             raise
         new.services = {_service_key(f): _service_value(f, new) for f in entry.frontends}
         return new
@@ -297,7 +317,8 @@ class ServiceTable:
                 id_ = self._endpoint_ids.allocate(now)
                 if id_ is None:
                     used, capacity = self.usage()["endpoints"]
-                    raise _full("endpoints", key, used + len(new.entry.endpoints), capacity)
+                    fresh = sum(endpoint[:2] not in former for endpoint in new.entry.endpoints)
+                    raise _full("endpoints", key, used - len(taken) + fresh, capacity)
                 taken.append(id_)
                 abi.ENDPOINT.pack_into(self._endpoints, id_ * _STRIDE, address, htons(port), flags, new.id)
             ids.append(id_)

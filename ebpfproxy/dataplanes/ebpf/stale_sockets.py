@@ -18,7 +18,7 @@ from ebpfproxy.errors import KernelError, NotFound
 from ebpfproxy.kernel import namespaces, sockets
 from ebpfproxy.kernel.bpf import Map
 from ebpfproxy.log import Logger
-from ebpfproxy.model.address import Address, Protocol, format_endpoint
+from ebpfproxy.model.address import Address, format_endpoint
 
 log = Logger(__name__)
 
@@ -34,9 +34,9 @@ class StaleSockets:
     """
 
     def __init__(self, maps: Path, proc_root: Path, counted: Callable[[int, int], object]) -> None:
-        self._peers = Map.pinned(maps / "socket_peers")  # our own: a Map is for one thread
-        self._endpoint_map = Map.pinned(maps / "endpoints")
-        self._endpoints = self._endpoint_map.mapped()
+        self._maps = [Map.pinned(maps / name) for name in ("socket_peers", "endpoints")]
+        self._peers, self._endpoints = (opened.mapped() for opened in self._maps)
+        self._places = self._maps[0].shape.max_entries
         self._proc_root = str(proc_root)
         self._counted = counted
         self._jobs: queue.SimpleQueue[Places | type[StopIteration] | None] = queue.SimpleQueue()
@@ -53,7 +53,8 @@ class StaleSockets:
         self._thread.join()
         self._endpoints.close()
         self._peers.close()
-        self._endpoint_map.close()
+        for opened in self._maps:
+            opened.close()
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not StopIteration:
@@ -97,13 +98,21 @@ class StaleSockets:
 
     def _is_stale(self, found: sockets.DiagSocket) -> bool:
         place = found.destination, htons(found.destination_port)
-        key = abi.SOCKET_KEY.pack(found.cookie, *place, Protocol.UDP, abi.TO_FRONTEND, 0)
-        peer = self._peers.lookup(key)
-        if peer is None:
+        sent = self._sent(found.cookie)
+        if sent is None or sent[:2] != place:
             return False  # no Service sent it there
-        *_, service, id_ = abi.SOCKET_PEER.unpack(peer)
+        *_, service, id_ = sent
         if (id_ + 1) * abi.ENDPOINT.size > len(self._endpoints):
             return False
         address, port, flags, owner = abi.ENDPOINT.unpack_from(self._endpoints, id_ * abi.ENDPOINT.size)
         in_force = flags & abi.ENDPOINT_LISTED and owner == service
         return not (in_force and (address, port) == place)
+
+    def _sent(self, cookie: int) -> tuple[Address, int, int, int] | None:
+        """Where a Service sent a socket: address, port in network order, the ids of service and endpoint."""
+        for way in range(abi.SOCKET_WAYS):
+            at = (cookie + way) % self._places * abi.SOCKET_PEER.size
+            owner, address, port, _, _, service, *_, id_, _ = abi.SOCKET_PEER.unpack_from(self._peers, at)
+            if owner == cookie:
+                return address, port, service, id_
+        return None

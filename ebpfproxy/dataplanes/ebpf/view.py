@@ -19,6 +19,7 @@ from ebpfproxy.model.address import Address, Protocol, format_address, format_en
 _U32 = struct.Struct("=I")
 _U64 = struct.Struct("=Q")
 _SLOT_STRIDE = 8
+_PEER_SIZE = abi.SOCKET_PEER.size
 
 _FLAGS = {
     abi.SERVICE_REJECT: "reject",
@@ -97,6 +98,7 @@ class View:
         self._maps = Maps(Pins(root).hooked_in() / "maps")
         self._slots = self._maps["slots"].mapped()
         self._endpoints = self._maps["endpoints"].mapped()
+        self._peers = self._maps["socket_peers"].mapped()
         self._names: dict[int, str] = {}
         for key, value in self._maps["service_names"].items():
             text = abi.SERVICE_NAME.unpack(value)[0].rstrip(b"\0").decode(errors="replace")
@@ -105,6 +107,7 @@ class View:
     def close(self) -> None:
         self._slots.close()
         self._endpoints.close()
+        self._peers.close()
         self._maps.close()
 
     def services(self) -> list[ServiceRow]:
@@ -206,24 +209,44 @@ class View:
 
     def sockets(self) -> list[SocketRow]:
         """Connected sockets, then unconnected ones, by service and cookie."""
-        rows = list(self._sockets("socket_peers", "connected"))
-        rows += self._sockets("socket_flows", "datagrams")
+        rows = [*self._connected(), *self._unconnected()]
         return sorted(rows, key=lambda row: (row.kind, row.service, row.cookie))
 
-    def _sockets(self, name: str, kind: str) -> Iterator[SocketRow]:
-        for key, value in self._maps[name].items():
-            cookie, address, port, protocol, direction, _ = abi.SOCKET_KEY.unpack(key)
-            if direction != abi.TO_FRONTEND:
-                continue
-            dialed, dialed_port, _, service, _ = abi.SOCKET_PEER.unpack(value)
-            yield SocketRow(
-                service=self.name(service),
-                kind=kind,
-                protocol=_protocol(protocol),
-                cookie=cookie,
-                dialed=format_endpoint(dialed, ntohs(dialed_port)),
-                endpoint=format_endpoint(address, ntohs(port)),
-            )
+    def _connected(self) -> Iterator[SocketRow]:
+        for peer in abi.SOCKET_PEER.iter_unpack(self._peers[: self._room("socket_peers") * _PEER_SIZE]):
+            cookie, address, port, protocol, _, service, dialed, dialed_port, *_ = peer
+            if cookie:
+                yield self._socket(
+                    "connected", cookie, protocol, service, (dialed, dialed_port), (address, port)
+                )
+
+    def _unconnected(self) -> Iterator[SocketRow]:
+        for key, value in self._maps["socket_flows"].items():
+            cookie, address, port, protocol, direction, _ = abi.SOCKET_FLOW_KEY.unpack(key)
+            dialed, dialed_port, _, service, _ = abi.SOCKET_FLOW.unpack(value)
+            if direction == abi.TO_FRONTEND:
+                yield self._socket(
+                    "datagrams", cookie, protocol, service, (dialed, dialed_port), (address, port)
+                )
+
+    def _socket(
+        self,
+        kind: str,
+        cookie: int,
+        protocol: int,
+        service: int,
+        dialed: tuple[Address, int],
+        endpoint: tuple[Address, int],
+    ) -> SocketRow:
+        """Ports in network order."""
+        return SocketRow(
+            service=self.name(service),
+            kind=kind,
+            protocol=_protocol(protocol),
+            cookie=cookie,
+            dialed=format_endpoint(dialed[0], ntohs(dialed[1])),
+            endpoint=format_endpoint(endpoint[0], ntohs(endpoint[1])),
+        )
 
     def counters(self) -> dict[str, int]:
         """What the programs did, by abi.h's enum counter, summed over the CPUs."""
@@ -243,7 +266,7 @@ class View:
             "services": (sum(1 for _ in self._maps["services"].items()), self._room("services")),
             "endpoints": (len(ids), self._room("endpoints") - 1),
             "affinity": (sum(1 for _ in self._maps["affinity"].items()), self._room("affinity")),
-            "socket_peers": (sum(1 for _ in self._maps["socket_peers"].items()), self._room("socket_peers")),
+            "socket_peers": (sum(1 for _ in self._connected()), self._room("socket_peers")),
             "socket_flows": (sum(1 for _ in self._maps["socket_flows"].items()), self._room("socket_flows")),
         }
 
