@@ -216,7 +216,7 @@ class _Agent:
 
             kubeconfig = str(self._config.kubeconfig or "")
             configuration = load_configuration(kubeconfig, self._config.master)
-            yield "api", ApiSource(configuration, self._config.node_name, self._put).run
+            yield "api", ApiSource(configuration, self._config.node_name, self._put, self._metrics).run
 
     def _watch_addresses(self, stop: threading.Event) -> None:
         def changed(networks: Any) -> None:

@@ -139,7 +139,9 @@ class Metrics:
             "kind",
         )
         self._relists = self._counter(
-            "ebpfproxy_source_relists_total", "Times all objects of a kind were listed again", "kind"
+            "ebpfproxy_source_relists_total",
+            "Times all objects of a kind were listed, the first included",
+            "kind",
         )
         self._watch_errors = self._counter(
             "ebpfproxy_source_watch_errors_total", "Lists and watches that ended with an error", "kind"
@@ -208,7 +210,7 @@ class Metrics:
         self._invalid.labels(kind).inc()
 
     def relisted(self, kind: str) -> None:
-        """All objects of `kind` were listed again."""
+        """All objects of `kind` were listed; the first time included."""
         self._relists.labels(kind).inc()
 
     def watch_failed(self, kind: str) -> None:

@@ -169,8 +169,16 @@ class WatchObject(Api):
     reason: str | None = None
 
 
+class HeadMetadata(Api):
+    """`resource_version` may be of any type: junk there must not cost an object its name."""
+
+    name: str | None = None
+    namespace: str | None = None
+    resource_version: object = None
+
+
 class ObjectHead(Api):
-    metadata: Metadata | None = None
+    metadata: HeadMetadata | None = None
 
 
 class Manifest(Api):

@@ -144,13 +144,29 @@ def parse_status_reason(body: bytes) -> tuple[int, str]:
 # --- Objects ---
 
 
-def object_name(raw: bytes | Raw) -> NamespacedName | None:
-    """The name of a namespaced object, whatever else is in it; None where it has no usable one."""
+class ObjectHead(NamedTuple):
+    """`name` is None where there is no usable one, `resource_version` "" where there is none."""
+
+    name: NamespacedName | None
+    resource_version: str
+
+
+def object_head(raw: bytes | Raw) -> ObjectHead:
+    """What tells one object from others and from its earlier self, whatever else is in it. Never raises.
+
+    The name of an object without a namespace, as a Node, has the namespace "default".
+    """
     try:
-        head = fields.OBJECT_HEAD_DECODER.decode(raw)
-        return None if head.metadata is None else usable_name(head.metadata)
-    except (*JUNK, InvalidObject):
-        return None
+        head = fields.OBJECT_HEAD_DECODER.decode(raw).metadata
+    except JUNK:
+        return ObjectHead(None, "")
+    if head is None:
+        return ObjectHead(None, "")
+    version = head.resource_version if isinstance(head.resource_version, str) else ""
+    try:
+        return ObjectHead(usable_name(head), version)
+    except InvalidObject:
+        return ObjectHead(None, version)
 
 
 def parse_service(raw: bytes | Raw) -> ServiceChanged | Invalid:
@@ -276,7 +292,7 @@ def _node(decoded: fields.Node) -> NodeChanged:
 def _invalid(kind: str, raw: bytes | Raw, error: Exception) -> Invalid:
     """Name a bad object as well as it can be named. A Node has no namespace; nor may a junk object."""
     try:
-        head = fields.OBJECT_HEAD_DECODER.decode(raw).metadata or fields.Metadata()
+        head = fields.OBJECT_HEAD_DECODER.decode(raw).metadata or fields.HeadMetadata()
         words = [head.namespace or ("" if kind in (NODE, MANIFEST) else "default"), head.name or ""]
         usable = all(NAME.fullmatch(word) for word in words if word) and words[1]
         name = "/".join(word for word in words if word) if usable else UNNAMED

@@ -64,9 +64,14 @@ def shorten(text: str, longest: int = 160) -> str:
     return text if len(text) <= longest else text[: longest - 3] + "..."
 
 
-def usable_name(head: fields.Metadata) -> NamespacedName:
+def usable_name(head: fields.Metadata | fields.HeadMetadata) -> NamespacedName:
     """A manifest may leave out the namespace, and means "default", as for kubectl. Raises InvalidObject."""
-    namespace, name = head.namespace or "default", head.name or ""
+    return _usable_name(head.namespace or "default", head.name or "")
+
+
+@functools.lru_cache(maxsize=1024)
+def _usable_name(namespace: str, name: str) -> NamespacedName:
+    """One object in memory for an object's head and the rest of it, which are decoded in succession."""
     if not NAME.fullmatch(name) or not NAME.fullmatch(namespace):
         raise InvalidObject(f"{shorten(repr(namespace + '/' + name))} is not a usable name")
     return NamespacedName(sys.intern(namespace), name)
@@ -204,7 +209,7 @@ def service_ports(
             continue
         outside = node_port(port.node_port, "nodePort", complaints)
         found[name, protocol] = ServicePort(name, protocol, number, outside)
-    return tuple(found.values())
+    return _shared_service_ports(*found.values())
 
 
 def slice_ports(
@@ -213,7 +218,19 @@ def slice_ports(
     """Ports without a name or a number are ignored, as in endpointslicecache.go; "" is a name."""
     wanted = (port for port in decoded if port and port.name is not None and port.port)
     keys = (_port_key(port, complaints) for port in wanted)
-    return tuple(EndpointPort(*key) for key in keys if key)
+    return _shared_slice_ports(*[key for key in keys if key])
+
+
+@functools.lru_cache(maxsize=4096)
+def _shared_service_ports(*ports: ServicePort) -> tuple[ServicePort, ...]:
+    """One object in memory for all Services with the same ports, which most of them have."""
+    return ports
+
+
+@functools.lru_cache(maxsize=4096)
+def _shared_slice_ports(*keys: tuple[str, Protocol, int]) -> tuple[EndpointPort, ...]:
+    """As for Services."""
+    return tuple(EndpointPort(*key) for key in keys)
 
 
 def endpoints(

@@ -12,7 +12,8 @@ import pytest
 import trustme
 
 from ebpfproxy.errors import SourceError
-from ebpfproxy.source import watch
+from ebpfproxy.serve.metrics import Metrics
+from ebpfproxy.source import reflector
 from ebpfproxy.source.event import (
     ENDPOINT_SLICE,
     NODE,
@@ -24,7 +25,8 @@ from ebpfproxy.source.event import (
     SliceChanged,
     Synced,
 )
-from ebpfproxy.source.watch import ApiSource, Timing, load_configuration
+from ebpfproxy.source.reflector import UNOBSERVED, Observer, Timing
+from ebpfproxy.source.watch import ApiSource, load_configuration
 from tests.support.apiserver import (
     ApiServer,
     Request,
@@ -105,9 +107,11 @@ def kubeconfig(server: ApiServer, tmp_path: pathlib.Path) -> str:
 
 
 @contextlib.contextmanager
-def following(kubeconfig: str, master: str = "", timing: Timing = QUICK) -> Iterator[Listener]:
+def following(
+    kubeconfig: str, master: str = "", timing: Timing = QUICK, observer: Observer = UNOBSERVED
+) -> Iterator[Listener]:
     listener, stop = Listener(), threading.Event()
-    source = ApiSource(load_configuration(kubeconfig, master, timing), "node-1", listener.put)
+    source = ApiSource(load_configuration(kubeconfig, master, timing), "node-1", listener.put, observer)
     thread = threading.Thread(target=source.run, args=(stop,))
     thread.start()
     try:
@@ -268,7 +272,7 @@ def test_nothing_is_told_while_the_server_is_away(
         server.stop()
         counted = Counter(refused, 20)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(watch.Outage, "failed", counted.wrap(watch.Outage.failed))
+            patch.setattr(reflector.Outage, "failed", counted.wrap(reflector.Outage.failed))
             assert refused.wait(SOON), "attempts go on"
         assert listener.events == []
         assert listener.exists[SERVICE] == {"a"}
@@ -376,6 +380,34 @@ def test_a_server_that_refuses_for_a_while_is_followed_again(
     server.fail(12, status)
     with following(kubeconfig) as listener:
         listener.until_exists("a")
+
+
+# ---- metrics
+
+
+def test_lists_and_failures_are_seen_in_the_metrics(server: ApiServer, kubeconfig: str) -> None:
+    metrics = Metrics()
+
+    def count(name: str, kind: str) -> float | None:
+        return metrics.registry.get_sample_value(f"ebpfproxy_source_{name}_total", {"kind": kind})
+
+    server.put(make_service("a"))
+    server.fail(3, 503, match=lambda request: request.path == "/api/v1/services")
+    with following(kubeconfig, observer=metrics) as listener:
+        eventually(lambda: watching(server))
+        kinds = (SERVICE, ENDPOINT_SLICE, NODE)
+        assert [count("relists", kind) for kind in kinds] == [1, 1, 1]
+        failures = count("watch_errors", SERVICE)
+        assert failures is not None
+        assert failures >= 3
+        server.put(make_node("node-2"))
+        server.compact()
+        server.end_watches()
+        listener.until_synced(SERVICE, 2)
+        listener.until_synced(ENDPOINT_SLICE, 2)
+        listener.until_synced(NODE, 2)
+        assert [count("relists", kind) for kind in kinds] == [2, 2, 2]
+        assert (count("watch_errors", SERVICE) or 0) > failures, "a watch that is too old is one"
 
 
 # ---- credentials

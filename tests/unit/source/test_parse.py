@@ -18,7 +18,7 @@ from ebpfproxy.model.service import NamespacedName, Service, ServicePort, Servic
 from ebpfproxy.source.event import Invalid, NodeChanged, ServiceChanged, SliceChanged
 from ebpfproxy.source.parse import (
     UNNAMED,
-    object_name,
+    object_head,
     parse_list,
     parse_manifest_object,
     parse_node,
@@ -464,7 +464,7 @@ def test_a_name_that_could_break_out_of_a_rule_is_invalid(name: str | None) -> N
     event = parse_service(as_json(raw))
     assert isinstance(event, Invalid)
     assert event.name == UNNAMED
-    assert object_name(as_json(raw)) is None
+    assert object_head(as_json(raw)).name is None
 
 
 def test_the_name_of_an_invalid_object_is_told() -> None:
@@ -473,7 +473,30 @@ def test_the_name_of_an_invalid_object_is_told() -> None:
     assert isinstance(event, Invalid)
     assert (event.kind, event.name) == ("Service", "shop/web")
     assert "$.spec.ports" in event.reason
-    assert object_name(as_json(raw)) == NamespacedName("shop", "web")
+    assert object_head(as_json(raw)).name == NamespacedName("shop", "web")
+
+
+@pytest.mark.parametrize(
+    ("raw", "name", "version"),
+    [
+        (b'{"metadata":{"namespace":"shop","name":"web","resourceVersion":"7"}}', ("shop", "web"), "7"),
+        (b'{"metadata":{"name":"web","resourceVersion":"7"}}', ("default", "web"), "7"),
+        (b'{"metadata":{"name":"web"}}', ("default", "web"), ""),
+        (b'{"metadata":{"name":"web","resourceVersion":null}}', ("default", "web"), ""),
+        (b'{"metadata":{"name":"web","resourceVersion":[7]}}', ("default", "web"), ""),
+        (b'{"metadata":{"name":"web","resourceVersion":"7","labels":5},"spec":1}', ("default", "web"), "7"),
+        (b'{"metadata":{"name":"a b","resourceVersion":"7"}}', None, "7"),
+        (b'{"metadata":{"name":["web"],"resourceVersion":"7"}}', None, ""),
+        (b'{"metadata":null}', None, ""),
+        (b"{}", None, ""),
+        (b"[]", None, ""),
+        (b"", None, ""),
+    ],
+)
+def test_the_head_is_read_whatever_else_is_in_the_object(
+    raw: bytes, name: tuple[str, str] | None, version: str
+) -> None:
+    assert object_head(raw) == (name, version)
 
 
 # --- Lists and watch events ---
@@ -533,7 +556,7 @@ def test_a_watch_event_tells_its_type_version_and_object() -> None:
     )
     assert (event.type, event.resource_version, event.code, event.message) == ("MODIFIED", "9", 0, "")
     assert not event.initial_events_end
-    assert object_name(event.object) == NamespacedName("default", "a")
+    assert object_head(event.object).name == NamespacedName("default", "a")
 
 
 def test_the_bookmark_that_ends_the_initial_events_is_told_apart() -> None:
@@ -634,7 +657,7 @@ def assert_usable(raw: bytes) -> None:
     for parse in PARSERS:
         event = parse(raw)
         assert not isinstance(event, Invalid) or (event.name and event.reason)
-    object_name(raw)
+    object_head(raw)
     for one in parse_manifest_object(raw, "here"):
         assert not isinstance(one, Invalid) or (one.name and one.reason)
     for envelope in (parse_list, parse_watch_event):
