@@ -26,12 +26,13 @@ static __always_inline struct socket_peer *peer_find(u64 cookie)
 	return NULL;
 }
 
-/* Where the entry of a socket that connects goes: its own, a free one, or else somebody's who then
- * only loses what getpeername() shows.
+/* Where the entry of a socket that connects goes: its own, a free one, or else that of a TCP
+ * socket, which only loses what getpeername() shows. A UDP socket's entry is also needed to tell
+ * when it is stale, so it makes room for another UDP socket alone. NULL: nowhere.
  */
-static __always_inline struct socket_peer *peer_place(u64 cookie)
+static __always_inline struct socket_peer *peer_place(u64 cookie, u8 protocol)
 {
-	struct socket_peer *home = NULL;
+	struct socket_peer *expendable = NULL;
 
 #pragma unroll
 	for (u32 way = 0; way < SOCKET_WAYS; way++) {
@@ -42,18 +43,18 @@ static __always_inline struct socket_peer *peer_place(u64 cookie)
 			continue;
 		if (!peer->cookie || peer->cookie == cookie)
 			return peer;
-		if (!home)
-			home = peer;
+		if (peer->protocol == IPPROTO_TCP || (!expendable && protocol == IPPROTO_UDP))
+			expendable = peer;
 	}
 	count(COUNTER_PEERS_FULL);
-	return home;
+	return expendable;
 }
 
 static __always_inline void peer_write(u64 cookie, const struct service_key *dialed,
 				       const struct service *service,
 				       const struct endpoint *endpoint, u32 id)
 {
-	struct socket_peer *peer = peer_place(cookie);
+	struct socket_peer *peer = peer_place(cookie, dialed->protocol);
 
 	if (!peer)
 		return;

@@ -22,7 +22,7 @@ from ebpfproxy.kernel import local_addresses, mounts
 from ebpfproxy.log import Logger
 from ebpfproxy.pacing import Pacer
 from ebpfproxy.plan.service_plan import PlanContext
-from ebpfproxy.proxier import Proxier
+from ebpfproxy.proxier import Proxier, SyncResult
 from ebpfproxy.serve.healthz import HealthServer, ProxierHealth
 from ebpfproxy.serve.metrics import MapUse, Metrics, MetricsServer, State
 from ebpfproxy.source.event import ADDRESSES, AddressesChanged, Event, Invalid, NodeChanged, Synced
@@ -156,11 +156,9 @@ class _Agent:
             self._oldest = received.moment
 
     def _sync(self, now: float) -> None:
+        """Plan what is pending and bring it into the kernel; a failure is logged, and tried again later."""
         if self._tracker.pending:
-            drained = self._tracker.drain()
-            self._metrics.changes(drained.service_changes, drained.slice_changes)
-            self._proxier.plan(drained.state, drained.services, drained.everything)
-            self._triggers += drained.trigger_times
+            self._plan()
         verify = self._pacer.verify_due(now)
         try:
             done = self._proxier.sync(verify)
@@ -173,34 +171,44 @@ class _Agent:
         ended = time.monotonic()
         self._pacer.succeeded(ended, verified=verify)
         self._health.updated(ended)
+        self._tell(done, now, ended)
+        self._oldest, self._triggers = None, []
+        if self._first:
+            self._first = False
+            gc.freeze()  # the state lives on: later collections need not look at it
+            gc.enable()
+
+    def _plan(self) -> None:
+        drained = self._tracker.drain()
+        self._metrics.changes(drained.service_changes, drained.slice_changes)
+        self._proxier.plan(drained.state, drained.services, drained.everything)
+        self._triggers += drained.trigger_times
+
+    def _tell(self, done: SyncResult, began: float, ended: float) -> None:
+        """Metrics of a sync, and a line of the log where it changed something."""
+        proxier = self._proxier
         state = State(
-            services=self._proxier.services,
-            endpoints=self._proxier.endpoints,
-            no_local_internal=self._proxier.no_local_internal,
-            no_local_external=self._proxier.no_local_external,
+            services=proxier.services,
+            endpoints=proxier.endpoints,
+            no_local_internal=proxier.no_local_internal,
+            no_local_external=proxier.no_local_external,
             refused=done.refused,
-            conflicts=self._proxier.conflicts,
+            conflicts=proxier.conflicts,
         )
-        self._metrics.synced(ended - now, time.time(), self._triggers, state)
+        self._metrics.synced(ended - began, time.time(), self._triggers, state)
         if done.drifted:
             self._metrics.repaired(self._dataplane.name, done.drifted)
         if done.put or done.dropped or self._first:
             log.info(
                 "synced",
-                services=self._proxier.services,
-                endpoints=self._proxier.endpoints,
+                services=proxier.services,
+                endpoints=proxier.endpoints,
                 put=done.put,
                 dropped=done.dropped,
                 refused=done.refused,
-                latency_ms=round(1000 * (ended - (self._oldest or now)), 3),
-                duration_ms=round(1000 * (ended - now), 3),
+                latency_ms=round(1000 * (ended - (self._oldest or began)), 3),
+                duration_ms=round(1000 * (ended - began), 3),
             )
-        self._oldest = None
-        self._triggers = []
-        if self._first:
-            self._first = False
-            gc.freeze()  # the state lives on: later collections need not look at it
-            gc.enable()
 
     def _put(self, event: Event) -> None:
         self._inbox.put(_Received(time.monotonic(), event))

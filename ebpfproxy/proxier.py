@@ -11,6 +11,7 @@ from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.service import NamespacedName
 from ebpfproxy.plan.claims import Claims
 from ebpfproxy.plan.exposure import plan_service
+from ebpfproxy.plan.lifeline import API_SERVER, with_last_endpoints
 from ebpfproxy.plan.node_ports import plan_node
 from ebpfproxy.plan.service_plan import PlanContext, PlanKey, ServicePortPlan
 from ebpfproxy.plan.summary import NoLocalEndpoints, no_local_endpoints
@@ -21,7 +22,7 @@ E = TypeVar("E")
 log = Logger(__name__)
 
 
-class Synced(NamedTuple):
+class SyncResult(NamedTuple):
     """What a sync did: entries put, dropped and refused; `drifted` of them only because the kernel had
     come to differ from what we had written there."""
 
@@ -76,6 +77,8 @@ class Proxier(Generic[K, E]):
         plans: tuple[ServicePortPlan, ...] = ()
         if service is not None:
             plans = plan_service(service, state.slices_of(name).values(), state.node, self._context)
+        if name == API_SERVER:
+            plans = with_last_endpoints(plans, self._claims.plans.get)
         settlement = self._claims.update(name, plans)
         for lost in settlement.lost:
             log.warning(
@@ -116,7 +119,7 @@ class Proxier(Generic[K, E]):
                 self.no_local_internal += sign * without.internal
                 self.no_local_external += sign * without.external
 
-    def sync(self, verify: bool) -> Synced:
+    def sync(self, verify: bool) -> SyncResult:
         """Bring the kernel in step; with `verify`, or after a failure, compare everything.
 
         Raises KernelError; the next call then does it all again.
@@ -143,7 +146,7 @@ class Proxier(Generic[K, E]):
         self._actual = actual
         self._touched = set(refused)
         self._tell(refused)
-        return Synced(len(delta.puts) - len(refused), len(delta.drops), len(refused), drifted)
+        return SyncResult(len(delta.puts) - len(refused), len(delta.drops), len(refused), drifted)
 
     @staticmethod
     def _drifted(expected: Mapping[K, E], actual: Mapping[K, E]) -> int:

@@ -55,7 +55,7 @@ class Load:
     def measure(
         self, place: Place, mode: str, targets: Path, samples: int, *, seed: int = 0, connected: bool = False
     ) -> "list[array.array[int]]":
-        """For each list of targets, in order, the nanoseconds of its connections (`mode` connect, crr or udp).
+        """For each list of targets, in order, the nanoseconds of its connections; `mode`: connect, crr or udp.
 
         There are `samples` of them altogether, after a warm-up. Raises LoadFailed at the first that fails.
         """
@@ -75,12 +75,12 @@ class Load:
         return report
 
     def start_churn(
-        self, place: Place, targets: Path, *, connect_only: bool = False
+        self, place: Place, targets: Path, *, count: int = 0, connect_only: bool = False
     ) -> "subprocess.Popen[bytes]":
-        """A churn that goes on until `end_churn`."""
+        """A churn that goes on until `end_churn`, or until there were `count` attempts."""
         with open(targets, "rb") as lines:
             return place.popen(
-                [self._binary, "churn", *(["-c"] if connect_only else [])],
+                [self._binary, "churn", "-n", str(count), *(["-c"] if connect_only else [])],
                 stdin=lines,
                 stdout=subprocess.PIPE,
             )

@@ -34,10 +34,10 @@ def endpoint_targets(services: int, endpoints: int) -> Iterator[Target]:
     return ((endpoint_address(index), ENDPOINT_PORT) for index in range(services * endpoints))
 
 
-def server_pod(lab: Lab, load: Load) -> Pod:
-    """A pod that answers at every address of NETWORK."""
+def server_pod(lab: Lab, load: Load, answering: str = str(NETWORK)) -> Pod:
+    """A pod that answers at every address of a part of NETWORK, and to which all of NETWORK is sent."""
     pod = lab.pod("server")
-    lab.ip(pod, f"route add local {NETWORK} dev lo")
+    lab.ip(pod, f"route add local {answering} dev lo")
     lab.ip(lab.node, f"route add {NETWORK} via {pod.v4}")
     load.serve(pod, ENDPOINT_PORT)
     return pod

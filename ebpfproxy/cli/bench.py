@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import click
 from rich.console import Console
 
-from ebpfproxy.bench import connect, report, sync
+from ebpfproxy.bench import churn, connect, report, sync
 
 
 @click.group("bench")
@@ -68,6 +68,35 @@ def connect_command(
 def sync_command(services: int, endpoints: int, changes: int, rounds: int, mode: str, output: str) -> None:
     """Time from the agent's start, and from one endpoint's change, to the kernel; the agent's memory."""
     _show("sync", sync.run(services, endpoints, changes, rounds, mode, _progress), output)
+
+
+@command.command("churn")
+@click.option(
+    "--connects",
+    type=click.IntRange(0),
+    default=1_000_000,
+    show_default=True,
+    help="0: until the time is up.",
+)
+@click.option("--seconds", type=float, default=300.0, show_default=True, help="At the most; 0 for no limit.")
+@click.option("--flap-ms", type=float, default=10.0, show_default=True, help="Between two changes.")
+@click.option(
+    "--crash-s", type=float, default=0.0, help="Kill the agent, and start it again, every so many seconds."
+)
+@click.option("--replace", is_flag=True, help="And let it load other programs and maps each time.")
+@click.option("--mode", default=_MODES, show_default=True, metavar="MODE", help="--proxy-mode.")
+@_output
+def churn_command(
+    connects: int, seconds: float, flap_ms: float, crash_s: float, replace: bool, mode: str, output: str
+) -> None:
+    """Connections that fail while all endpoints of a Service but one come and go.
+
+    Ends with status 1 if one did. connects_failed is of n connections, each with an exchange of a byte.
+    """
+    results = list(churn.run(connects, seconds, flap_ms, crash_s, replace, mode, _progress))
+    _show("churn", results, output)
+    if any(result.metric == "connects_failed" and result.p50 for result in results):
+        raise click.exceptions.Exit(1)
 
 
 def _progress(text: str) -> None:

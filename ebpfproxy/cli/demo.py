@@ -118,7 +118,6 @@ class _Demo:
         _heading("NodePort", f"port {NODE_PORT} of the node, and of its 127.0.0.1")
         self._show_answers(self.client, _url(self.lab.node.v4, NODE_PORT))
         self._show_answers(self.lab.node, _url("127.0.0.1", NODE_PORT))
-        self._show_answers(self.lab.outside, _url(self.lab.node.v4, NODE_PORT))
 
     def refusal(self) -> None:
         _heading("A Service without endpoints", "the client is refused at once")

@@ -144,20 +144,41 @@ def _table(name: str, rows: list[Row], titled: bool) -> Any:
         title_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
+        padding=(0, 1, 0, 0),
         caption=None if rows else "none",
         caption_justify="left",
     )
-    columns = [column for column in _columns(rows) if column != "id"]
-    for column in columns:
-        numeric = bool(rows) and isinstance(rows[0][column], int | float)
-        table.add_column(column.upper().replace("_", " "), justify="right" if numeric else "left")
-    for row in rows:
-        table.add_row(*(Text(_cell(row[column])) for column in columns))  # [fd00::1] is no markup
+    lines = [_line(row) for row in rows]
+    for column in _columns(lines):
+        justify = "right" if isinstance(lines[0][column], int | float) else "left"
+        table.add_column(column.upper().replace("_", " "), justify=justify, overflow="fold")  # type: ignore[arg-type]
+    for line in lines:
+        table.add_row(*(Text(_cell(line[column])) for column in _columns(lines)))  # [fd00::1] is no markup
     return table
 
 
-def _columns(rows: list[Row]) -> list[str]:
-    return list(rows[0]) if rows else []
+def _line(row: Row) -> Row:
+    """A row as a table shows it: what json and yaml tell apart is put together where that is shorter."""
+    line = {key: value for key, value in row.items() if key != "id"}
+    if "port" in line:
+        address = line["address"]
+        line["address"] = f"[{address}]:{line['port']}" if ":" in address else f"{address}:{line['port']}"
+        del line["port"]
+    if "internal" in line:
+        external = line.pop("external")
+        line = {("endpoints" if key == "internal" else key): value for key, value in line.items()}
+        line["external"] = [] if external == row["internal"] else external or ["none"]
+        line["affinity"] = f"{row['affinity']} s" if row["affinity"] else ""
+        line["flags"] = [flag for flag in row["flags"] if not flag.startswith("masquerade")]
+        line["masquerade"] = [
+            f.removeprefix("masquerade-") for f in row["flags"] if f.startswith("masquerade")
+        ]
+    return line
+
+
+def _columns(lines: list[Row]) -> list[str]:
+    """Those that have something to show in some line."""
+    return [column for column in lines[0] if any(_cell(line[column]) for line in lines)] if lines else []
 
 
 def _cell(value: Any) -> str:

@@ -34,7 +34,8 @@ class Lab:
     """A node, its pods and a client outside, from `with Lab() as lab:` to the end of the block.
 
     - `lab.node`: the host's network namespace and a cgroup in which host processes run;
-    - `lab.outside`: a client on the node's network, whose default route is the node;
+    - `lab.outside`: a client on the node's network, whose default route is the node, and whose sockets
+      the node's cgroup does not hold, as those of another machine;
     - `lab.pod(name)`: a pod, whose gateway is the node (veth pair, addresses of both families);
     - `lab.cgroup`: the cgroup that stands for the root of the node's cgroups;
     - `lab.bpffs`: an empty bpffs; `lab.folder`: an empty folder beside it.
@@ -61,10 +62,11 @@ class Lab:
         if os.geteuid():
             raise ConfigError("network namespaces and BPF need root", "run it with sudo")
         leftovers.sweep(self.name)
-        self.cgroup = leftovers.cgroup_mount() / self.identity
+        top = leftovers.cgroup_mount() / self.identity
+        self.cgroup = top / "node"
         self.folder = leftovers.RUN / self.identity / "files"
         self.bpffs = leftovers.RUN / self.identity / "bpf"
-        if self.cgroup.exists():
+        if top.exists():
             raise AlreadyExists(f"the lab {self.identity} exists already")
         atexit.register(self._remove)
         self._heed_signals()
@@ -143,13 +145,14 @@ class Lab:
             raise KernelError(f"ip -n {place.namespace}: {done.stderr.strip()}")
 
     def _build(self) -> None:
-        self.cgroup.mkdir()
+        self.cgroup.mkdir(parents=True)
         self.folder.mkdir(parents=True)
         self.bpffs.mkdir()
         _command("mount", "-t", "bpf", "-o", "mode=0700", "bpf", str(self.bpffs))
         four, six = f"172.18.{self.number}", f"fd00:172:18:{self.number}:"
         self.node = self._place("host", f"{four}.2", f"{six}:2", "")
-        self.outside = self._place("outside", f"{four}.1", f"{six}:1", "eth0")
+        elsewhere = self.cgroup.parent
+        self.outside = self._place("outside", f"{four}.1", f"{six}:1", "eth0", elsewhere)
         self.ip(
             self.node,
             "link set lo up",
@@ -173,9 +176,9 @@ class Lab:
             f"route add default via {self.outside.v6}",
         )
 
-    def _place(self, name: str, v4: str, v6: str, device: str) -> Pod:
-        """A network namespace and a cgroup, without any address yet."""
-        namespace, cgroup = f"{self.identity}-{name}", self.cgroup / name
+    def _place(self, name: str, v4: str, v6: str, device: str, parent: Path | None = None) -> Pod:
+        """A network namespace and a cgroup (below the node's, or `parent`), without any address yet."""
+        namespace, cgroup = f"{self.identity}-{name}", (parent or self.cgroup) / name
         netns.create(namespace)
         cgroup.mkdir()
         with netns.entered(netns.path(namespace)):

@@ -8,6 +8,7 @@ import dataclasses
 import os
 import stat
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -35,6 +36,11 @@ FILE = "file"
 
 SUFFIXES = frozenset({".yaml", ".yml", ".json"})
 _DEBOUNCE_MS = 20
+_STEP_MS = 2
+"""A change is told after a pause of a step, at the latest after the debounce: many files, one change."""
+_SETTLED_NS = 1_000_000_000
+"""How long ago a file must have changed for its time stamps to be trusted: theirs is a coarse clock, so a
+change right behind another may not show in them."""
 _LOOK_ROUND_MS = 250
 """How often the folder is looked at without being told of a change: what inotify cannot tell, such as
 a change behind a symbolic link, or that the folder is another one now, is found so."""
@@ -45,11 +51,16 @@ Key = tuple[str, str]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FileReading:
-    """What one file said when it last parsed. `fingerprint`: hash() of the bytes read last, good or bad."""
+    """What one file said when it last parsed. `fingerprint`: hash() of the bytes read last, good or bad.
+
+    `stamp` is the file's identity, size and times when it was read, None where they are not to be
+    trusted yet: while they are the same, it need not be read again.
+    """
 
     fingerprint: int
     objects: Mapping[Key, Located] = dataclasses.field(default_factory=dict)
     invalid: tuple[Invalid, ...] = ()
+    stamp: "_Stamp | None" = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -62,7 +73,7 @@ class Reading:
 
 
 def read_directory(directory: Path, node_name: str, before: Reading | None = None) -> Reading:
-    """Read all manifests of `directory`; files whose bytes are as `before` are not parsed again.
+    """Read all manifests of `directory`; files that are as `before` are not parsed, or even read, again.
 
     Raises OSError where the directory itself cannot be listed.
     """
@@ -71,6 +82,10 @@ def read_directory(directory: Path, node_name: str, before: Reading | None = Non
     for name in _names(directory):
         known = before.files.get(name)
         try:
+            stamp = _stamp(directory / name)
+            if known and known.stamp and known.stamp == stamp:
+                files[name] = known
+                continue
             content = (directory / name).read_bytes()
         except FileNotFoundError:
             continue  # removed since it was listed
@@ -78,11 +93,21 @@ def read_directory(directory: Path, node_name: str, before: Reading | None = Non
             why = Invalid(FILE, name, f"{name}: {error.strerror}")
             files[name] = FileReading(0, known.objects if known else {}, (why,))
             continue
-        if known and known.fingerprint == hash(content):
-            files[name] = known
-        else:
-            files[name] = _read_file(name, content, node_name, known)
+        if not known or known.fingerprint != hash(content):
+            known = _read_file(name, content, node_name, known)
+        files[name] = dataclasses.replace(known, stamp=stamp)
     return _merge(files)
+
+
+_Stamp = tuple[int, int, int, int]
+
+
+def _stamp(path: Path) -> _Stamp | None:
+    """None where the file was changed so lately that the next change may look the same."""
+    found = path.stat()
+    if time.time_ns() - found.st_ctime_ns < _SETTLED_NS:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def changes(before: Reading, after: Reading) -> list[Event]:
@@ -133,7 +158,7 @@ class FileSource:
                 self._directory,
                 watch_filter=None,
                 debounce=_DEBOUNCE_MS,
-                step=_DEBOUNCE_MS,
+                step=_STEP_MS,
                 stop_event=stop,
                 rust_timeout=_LOOK_ROUND_MS,
                 yield_on_timeout=True,

@@ -66,7 +66,7 @@ def test_a_command_runs_in_the_namespace_and_the_cgroup_of_its_place(lab: Lab) -
     script = "readlink /proc/self/ns/net; cat /proc/self/cgroup"
     namespace, *cgroups = client.run(["sh", "-c", script]).stdout.splitlines()
     assert namespace == f"net:[{client.netns.stat().st_ino}]"
-    assert f"0::/{lab.identity}/client" in cgroups
+    assert f"0::/{lab.identity}/node/client" in cgroups
 
 
 def test_a_command_that_fails_says_what_it_wrote(lab: Lab) -> None:
