@@ -169,7 +169,10 @@ class _Agent:
             log.error("sync failed, and will be tried again", reason=failure.message, hint=failure.hint)
             return
         ended = time.monotonic()
-        self._pacer.succeeded(ended, verified=verify)
+        if done.refused:  # what had no room may have it once ranges that rest are free again
+            self._pacer.failed(ended)
+        else:
+            self._pacer.succeeded(ended, verified=verify)
         self._health.updated(ended)
         self._tell(done, now, ended)
         self._oldest, self._triggers = None, []

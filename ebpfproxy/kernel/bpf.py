@@ -103,9 +103,15 @@ class _Object:
             self.fd = -1
 
 
-def _pinned_fd(path: Path) -> int:
+def _pinned_fd(path: Path, kind: str) -> int:
+    """`kind`: map, prog or link. The kernel does not check it, and describes each in its own way."""
     name = ctypes.create_string_buffer(os.fsencode(path))
-    return bpf(OBJ_GET, struct.pack("=QII", ctypes.addressof(name), 0, 0), f"cannot open {path}")[0]
+    fd, _ = bpf(OBJ_GET, struct.pack("=QII", ctypes.addressof(name), 0, 0), f"cannot open {path}")
+    found = str(Path(f"/proc/self/fd/{fd}").readlink())  # "anon_inode:bpf-map", "anon_inode:bpf_link"
+    if not found.endswith(kind):
+        os.close(fd)
+        raise Rejected(f"{path} is no {kind}, but {found}")
+    return fd
 
 
 class Map(_Object):
@@ -125,7 +131,7 @@ class Map(_Object):
     @classmethod
     def pinned(cls, path: Path) -> "Map":
         """Raises NotFound."""
-        return cls(_pinned_fd(path), path.name)
+        return cls(_pinned_fd(path, "map"), path.name)
 
     def lookup(self, key: bytes) -> bytes | None:
         """A per-CPU map's value is that of all possible CPUs in a row, each padded to 8 bytes."""
@@ -147,7 +153,8 @@ class Map(_Object):
         """Whether there was such an entry."""
         ctypes.memmove(self._key, key, len(key))
         try:
-            bpf(MAP_DELETE_ELEM, self._element + bytes(8), f"cannot delete from map {self.name}")
+            # Without the value's address: a field that the command does not use must be zero.
+            bpf(MAP_DELETE_ELEM, self._element[:16], f"cannot delete from map {self.name}")
         except NotFound:
             return False
         return True
@@ -246,7 +253,7 @@ class Program(_Object):
     @classmethod
     def pinned(cls, path: Path) -> "Program":
         """Raises NotFound."""
-        return cls(_pinned_fd(path), path.name)
+        return cls(_pinned_fd(path, "prog"), path.name)
 
     @property
     def id(self) -> int:
@@ -259,7 +266,7 @@ class Link(_Object):
     @classmethod
     def pinned(cls, path: Path) -> "Link":
         """Raises NotFound."""
-        return cls(_pinned_fd(path), path.name)
+        return cls(_pinned_fd(path, "link"), path.name)
 
     @classmethod
     def create(cls, program: Program, target_fd: int, attach_type: int) -> "Link":

@@ -18,7 +18,7 @@ from socket import htons, ntohs
 from ebpfproxy.dataplanes.ebpf import abi
 from ebpfproxy.dataplanes.ebpf.entries import EndpointEntry, FrontendEntry, ServicePortEntry, ServicePortKey
 from ebpfproxy.dataplanes.ebpf.maps import Maps
-from ebpfproxy.dataplanes.ebpf.ranges import Ids, Ranges
+from ebpfproxy.dataplanes.ebpf.ranges import GRACE, Ids, Ranges
 from ebpfproxy.errors import KernelError, TableFull
 from ebpfproxy.model.address import Address, Family, Protocol, family
 
@@ -448,5 +448,5 @@ def _full(map_: str, key: ServicePortKey, needed: int, capacity: int) -> TableFu
     option = {"service_names": "services"}.get(map_, map_)
     return TableFull(
         f"{key.name}: map {map_} is full: it has room for {capacity} entries, {needed} are needed",
-        f"raise --ebpf-{option}-max",
+        f"raise --ebpf-{option}-max; what was freed by a change has room again after {GRACE:g} s",
     )

@@ -1,0 +1,245 @@
+"""A node in a lab, the agent on it, and Services that are changed by changing files.
+
+Nothing here knows of a dataplane: whether a change is in force is found by dialing a beacon, a Service
+that comes into force after it.
+"""
+
+import contextlib
+import itertools
+import shutil
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from ebpfproxy.lab import Agent, Lab, Pod, manifests
+from ebpfproxy.lab.manifests import Object
+from ebpfproxy.model.address import Protocol
+from tests.kernel import clients
+
+TCP_TARGET, UDP_TARGET = 8080, 5353
+ZONE = "zone-a"
+PATIENCE = 10.0
+
+
+class Backend(NamedTuple):
+    """A pod as an endpoint. `node` is "" for this node; `hints` are names of zones."""
+
+    pod: Pod
+    node: str = ""
+    zone: str = ""
+    hints: tuple[str, ...] = ()
+    conditions: Mapping[str, bool] = MappingProxyType({})
+
+
+def elsewhere(pod: Pod, **conditions: bool) -> Backend:
+    """A pod that counts as another node's."""
+    return Backend(pod, node="elsewhere", conditions=conditions)
+
+
+def terminating(pod: Pod, serving: bool = True) -> Backend:
+    return Backend(pod, conditions={"ready": False, "serving": serving, "terminating": True})
+
+
+class Exposed:
+    """A Service on TCP 80 and UDP 53 of one address in each family, the same nodePort for both.
+
+    `spec` is merged into the Service's; `to` changes its endpoints.
+    """
+
+    def __init__(
+        self, cluster: "Cluster", name: str, v4: str, v6: str, node_port: int, spec: dict[str, Any]
+    ) -> None:
+        self.cluster = cluster
+        self.name = name
+        self.v4 = v4
+        self.v6 = v6
+        self.node_port = node_port
+        self.spec = spec
+        self.status: dict[str, Any] = {}
+        self.backends: tuple[Pod | Backend, ...] = ()
+
+    def address(self, family: str) -> str:
+        return self.v4 if family == "v4" else self.v6
+
+    def to(self, *backends: Pod | Backend, **spec: Any) -> "Exposed":
+        """Have these endpoints; await that they are in force."""
+        self.backends = backends
+        self.spec |= spec
+        self.cluster.write(self.name, *self.objects())
+        return self
+
+    def set(self, **spec: Any) -> "Exposed":
+        """Change the Service itself; await that it is in force."""
+        return self.to(*self.backends, **spec)
+
+    def objects(self) -> list[Object]:
+        ports = [
+            manifests.port(80, name="tcp", node_port=self.node_port),
+            manifests.port(53, name="udp", protocol="UDP", node_port=self.node_port),
+        ]
+        service = manifests.service(self.name, [self.v4, self.v6], ports, **self.spec)
+        if self.status:
+            service["status"] = self.status
+        targets = [
+            manifests.port(TCP_TARGET, name="tcp"),
+            manifests.port(UDP_TARGET, name="udp", protocol="UDP"),
+        ]
+        slices = [
+            manifests.endpoint_slice(
+                f"{self.name}-{family}",
+                self.name,
+                [self._endpoint(backend, family) for backend in self.backends],
+                targets,
+                family={"v4": "IPv4", "v6": "IPv6"}[family],
+            )
+            for family in ("v4", "v6")
+        ]
+        return [service, *slices]
+
+    def _endpoint(self, given: Pod | Backend, family: str) -> Object:
+        backend = given if isinstance(given, Backend) else Backend(given)
+        node = backend.node or self.cluster.lab.node_name
+        address = backend.pod.v4 if family == "v4" else backend.pod.v6
+        entry = manifests.endpoint(address, node=node, zone=backend.zone, **backend.conditions)
+        if backend.hints:
+            entry["hints"] = {"forZones": [{"name": zone} for zone in backend.hints]}
+        return entry
+
+
+class Cluster:
+    """A lab with servers in the pods a, b and c and clients in p and q; the agent of one mode, once started.
+
+    Servers answer on TCP_TARGET and UDP_TARGET with the name of their pod.
+    """
+
+    def __init__(self, lab: Lab, mode: str = "ebpf") -> None:
+        self.lab = lab
+        self.mode = mode
+        self.folder = lab.folder / "manifests"
+        self.folder.mkdir()
+        self.a, self.b, self.c, self.p, self.q = (lab.pod(name) for name in "abcpq")
+        self.beacon = lab.pod("beacon")
+        for pod in (self.a, self.b, self.c):
+            self.serve(pod)
+        self.beacon.serve(Protocol.TCP, TCP_TARGET)
+        # What is not translated goes nowhere, rather than to and fro until its TTL is used up.
+        lab.ip(lab.outside, "route add blackhole 10.96.0.0/12", "route add blackhole fd00:10:96::/48")
+        self._agent: Agent | None = None
+        self._names = itertools.count(1)
+        self._beacons: dict[str, int] = {}
+        self._ports = itertools.count(1)
+        self._written: dict[str, set[tuple[str, str]]] = {}
+        self.write_node()
+
+    @property
+    def node(self) -> Pod:
+        return self.lab.node
+
+    @property
+    def agent(self) -> Agent:
+        assert self._agent, "the agent was not started"
+        return self._agent
+
+    def client(self, kind: str) -> Pod:
+        """A client by its class of sources: a pod of this node, or the node itself."""
+        return {"pod": self.p, "node": self.node}[kind]
+
+    @staticmethod
+    def serve(pod: Pod) -> None:
+        pod.serve(Protocol.TCP, TCP_TARGET)
+        pod.serve(Protocol.UDP, UDP_TARGET)
+
+    # The agent
+
+    def start(self, *flags: str) -> Agent:
+        """Start the agent, and await its first sync."""
+        agent = self.launch(*flags)
+        agent.await_sync()
+        return agent
+
+    def launch(self, *flags: str) -> Agent:
+        """Start the agent, and await nothing."""
+        self.end()
+        self._agent = self.lab.agent(self.folder, f"--proxy-mode={self.mode}", *flags, wait=0)
+        return self._agent
+
+    def end(self) -> None:
+        """End the agent if it runs, as a crash would."""
+        if self._agent:
+            self._agent.kill()
+            self._agent = None
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric over its labels; 0 where there is none."""
+        url = "http://127.0.0.1:10249/metrics"
+        text = self.node.call(lambda: urllib.request.urlopen(url, timeout=5).read().decode())
+        found = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
+        return sum(float(value) for key, _, value in found if key.partition("{")[0] == name)
+
+    # Services
+
+    def write_node(self, **labels: str) -> None:
+        """The Node object of this node, with its addresses and its zone."""
+        known = {"topology.kubernetes.io/zone": ZONE} | labels
+        addresses = [self.node.v4, self.node.v6]
+        manifests.write(
+            self.folder / "node.yaml", manifests.node(self.lab.node_name, addresses, labels=known)
+        )
+
+    def service(self, node_port: bool = False, **spec: Any) -> Exposed:
+        """A Service with addresses of its own; it is nowhere until it is told its endpoints."""
+        number = next(self._names)
+        v4, v6 = f"10.96.{number >> 8}.{number & 255}", f"fd00:10:96::{number:x}"
+        return Exposed(self, f"svc-{number}", v4, v6, 30000 + number if node_port else 0, spec)
+
+    def write(self, name: str, *objects: Object) -> None:
+        """Have one file hold these objects, and await that they are in force, and what it held no more."""
+        present = {(entry["kind"], entry["metadata"]["name"]) for entry in objects}
+        gone = self._written.get(name, set()) - present
+        self._written[name] = present
+        self._write_once(name, objects)
+        if gone and self._agent:
+            self._write_once(name, objects)  # within a reading, removals come after the beacon
+
+    def _write_once(self, name: str, objects: tuple[Object, ...]) -> None:
+        number = self._beacons.setdefault(name, len(self._beacons) + 1)
+        address, port = f"10.97.{number >> 8}.{number & 255}", next(self._ports)
+        beacon = f"beacon-{number}"
+        before = len(self._agent.lines) if self._agent else 0
+        manifests.write(
+            self.folder / f"{name}.yaml",
+            *objects,
+            manifests.endpoint_slice(beacon, beacon, [self.beacon.v4], [manifests.port(TCP_TARGET)]),
+            manifests.service(beacon, [address], [manifests.port(port)]),
+        )
+        if self._agent:
+            self._agent.await_sync(before, PATIENCE)
+            self.node.call(lambda: clients.first_to_answer(address, port, PATIENCE))
+
+    def forget(self) -> None:
+        """Remove all files but the Node's; the agent is not awaited."""
+        shutil.rmtree(self.folder)
+        self.folder.mkdir()
+        self._written.clear()
+        self.write_node()
+
+
+def eventually(condition: Callable[[], bool], what: str, patience: float = PATIENCE) -> None:
+    """Ask until it is so; the condition itself takes its time. Raises AssertionError."""
+    deadline = time.monotonic() + patience
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {patience} s"
+        time.sleep(0.01)  # between two looks at a condition
+
+
+@contextlib.contextmanager
+def local_address(cluster: Cluster, address: str) -> Iterator[None]:
+    """One more address of the node, within the block."""
+    place = cluster.node
+    cluster.lab.ip(place, f"addr add {address} dev lo")
+    try:
+        yield
+    finally:
+        cluster.lab.ip(place, f"addr del {address} dev lo")

@@ -1,0 +1,208 @@
+"""The agent with an API server, which forgets, vanishes and comes back."""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ebpfproxy.kernel import netns
+from ebpfproxy.lab import Pod, manifests
+from tests.kernel.clients import REFUSED, TCP, answers, outcome
+from tests.kernel.cluster import Cluster, Exposed, eventually
+from tests.support.apiserver import ApiServer, Request
+
+pytestmark = pytest.mark.kernel
+
+
+@pytest.fixture
+def server(rough: Cluster) -> Iterator[ApiServer]:
+    """An API server on the node's 127.0.0.1."""
+    server = ApiServer()
+    server.put(manifests.node(rough.lab.node_name, [rough.node.v4, rough.node.v6]))
+    start(rough, server)
+    try:
+        yield server
+    finally:
+        rough.end()
+        server.stop()
+
+
+def start(rough: Cluster, server: ApiServer) -> None:
+    with netns.entered(rough.node.netns):
+        server.start()
+
+
+def run(rough: Cluster, server: ApiServer, folder: Path) -> None:
+    """Start the agent with this server, and await its first sync."""
+    kubeconfig = folder / "kubeconfig"
+    server.write_kubeconfig(kubeconfig)
+    rough.start("--manifests=", f"--kubeconfig={kubeconfig}")
+
+
+def put(server: ApiServer, web: Exposed, *backends: Pod) -> Exposed:
+    web.backends = backends
+    for entry in web.objects():
+        server.put(entry)
+    return web
+
+
+def answer(rough: Cluster, web: Exposed) -> str:
+    return outcome(rough.p, TCP, web.v4, 80, 0.1)
+
+
+def test_services_of_an_api_server(rough: Cluster, server: ApiServer, tmp_path: Path) -> None:
+    before = put(server, rough.service(), rough.a)
+    run(rough, server, tmp_path)
+    assert answer(rough, before) == "a"
+    later = put(server, rough.service(node_port=True), rough.a, rough.b)
+    eventually(lambda: answer(rough, later) in ("a", "b"), "what came later")
+    eventually(lambda: set(answers(rough.p, TCP, later.v4, 80)) == {"a", "b"}, "both endpoints")
+    assert outcome(rough.node, TCP, "127.0.0.1", later.node_port) in ("a", "b")
+
+
+def test_a_deletion_that_no_watch_told_of(rough: Cluster, server: ApiServer, tmp_path: Path) -> None:
+    """Regression: cilium #48050. It happened while the connection was down, and its history is compacted."""
+    gone, stays = (put(server, rough.service(), rough.a) for _ in range(2))
+    run(rough, server, tmp_path)
+    assert answer(rough, gone) == answer(rough, stays) == "a"
+    server.stop()
+    server.delete("Service", "default", gone.name)
+    server.put(endpoints_of(stays, rough.b))
+    server.compact()
+    start(rough, server)
+    eventually(lambda: answer(rough, stays) == "b", "the change", patience=20)
+    eventually(lambda: answer(rough, gone) not in ("a", "b"), "the deletion", patience=20)
+
+
+def endpoints_of(web: Exposed, *backends: Pod) -> manifests.Object:
+    web.backends = backends
+    return web.objects()[1]
+
+
+def test_a_restart_while_the_api_server_is_away_changes_nothing(
+    rough: Cluster, server: ApiServer, tmp_path: Path
+) -> None:
+    """Regression: cilium #26912 and others, where a start deleted what it had not yet been told of."""
+    web = put(server, rough.service(node_port=True), rough.a, rough.b)
+    run(rough, server, tmp_path)
+    rough.agent.kill()
+    server.stop()
+    kubeconfig = f"--kubeconfig={tmp_path / 'kubeconfig'}"
+    rough.launch("--manifests=", kubeconfig)
+    rough.agent.await_line(lambda line: "WARNING" in line.text or "ERROR" in line.text)
+    assert set(answers(rough.p, TCP, web.v4, 80)) == {"a", "b"}
+    start(rough, server)
+    rough.agent.await_sync()
+    assert set(answers(rough.p, TCP, web.v4, 80)) == {"a", "b"}
+    assert outcome(rough.p, TCP, rough.node.v4, web.node_port) in ("a", "b")
+
+
+def test_a_restart_while_slices_are_listed_late_loses_no_endpoint(
+    rough: Cluster, server: ApiServer, tmp_path: Path
+) -> None:
+    """Regression: cilium #26912. Services are known at once, their EndpointSlices only after a while."""
+    web = put(server, rough.service(), rough.a, rough.b)
+    run(rough, server, tmp_path)
+    rough.agent.kill()
+    go = threading.Event()
+
+    def hold(request: Request) -> None:
+        if request.path.endswith("/endpointslices"):
+            go.wait(20)
+
+    server.before = hold
+    asked = len(server.requests)
+    kubeconfig = f"--kubeconfig={tmp_path / 'kubeconfig'}"
+    rough.launch("--manifests=", kubeconfig)
+    try:
+        eventually(
+            lambda: any(r.watch and r.path.endswith("/services") for r in server.requests[asked:]),
+            "Services are listed, and watched",
+            patience=20,
+        )
+        for _ in range(3):
+            assert set(answers(rough.p, TCP, web.v4, 80)) == {"a", "b"}
+    finally:
+        go.set()
+    rough.agent.await_sync()
+    assert set(answers(rough.p, TCP, web.v4, 80)) == {"a", "b"}
+
+
+# The API server as a Service of its own
+
+
+@contextlib.contextmanager
+def api_by_service(rough: Cluster, server: ApiServer, folder: Path) -> Iterator[Path]:
+    """A relay from the node's address, port 6443, to the server, and a kubeconfig by 10.96.240.1:443."""
+    with netns.entered(rough.node.netns):
+        listener = socket.create_server((rough.node.v4, 6443))
+
+        def upstream() -> socket.socket:
+            with netns.entered(rough.node.netns):
+                return socket.create_connection(("127.0.0.1", server.port))
+
+    def pump(source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                sink.sendall(data)
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def relay() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = listener.accept()
+                server_end = upstream()
+                for pair in ((client, server_end), (server_end, client)):
+                    threading.Thread(target=pump, args=pair, daemon=True).start()
+
+    threading.Thread(target=relay, daemon=True).start()
+    kubeconfig = folder / "by-service"
+    server.write_kubeconfig(kubeconfig)
+    config = yaml.safe_load(kubeconfig.read_text())
+    cluster = config["clusters"][0]["cluster"]
+    cluster["server"] = "https://10.96.240.1:443"
+    cluster.pop("certificate-authority-data")
+    cluster["insecure-skip-tls-verify"] = True
+    kubeconfig.write_text(yaml.safe_dump(config))
+    try:
+        yield kubeconfig
+    finally:
+        with contextlib.suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+
+
+def kubernetes(*addresses: str) -> list[manifests.Object]:
+    name = "kubernetes"
+    return [
+        manifests.service(name, ["10.96.240.1"], [manifests.port(443, name="https")]),
+        manifests.endpoint_slice(name, name, addresses, [manifests.port(6443, name="https")], family="IPv4"),
+    ]
+
+
+def test_the_api_servers_own_service_without_endpoints_does_not_cut_the_agent_off(
+    rough: Cluster, server: ApiServer, tmp_path: Path
+) -> None:
+    """Regression: calico ee3dc51152. An agent that reaches the API server by its ClusterIP would refuse its
+    own connections once the endpoints of default/kubernetes are empty, and never learn of new ones."""
+    with api_by_service(rough, server, tmp_path) as kubeconfig:
+        for entry in kubernetes(rough.node.v4):
+            server.put(entry)
+        run(rough, server, tmp_path)
+        rough.agent.kill()
+        rough.start("--manifests=", f"--kubeconfig={kubeconfig}")
+        web = put(server, rough.service(), rough.a)
+        eventually(lambda: answer(rough, web) == "a", "served by way of the ClusterIP")
+        for entry in kubernetes():
+            server.put(entry)
+        server.put(endpoints_of(web))
+        eventually(lambda: answer(rough, web) == REFUSED, "it has seen both changes")
+        server.drop_connections()
+        server.put(endpoints_of(web, rough.b))
+        eventually(lambda: answer(rough, web) == "b", "it still hears from the API server", patience=8)

@@ -1,0 +1,66 @@
+"""Flags of kube-proxy that say where NodePorts answer."""
+
+import errno
+
+import pytest
+
+from ebpfproxy.lab import manifests
+from tests.kernel.clients import REFUSED, TCP, answers, outcome
+from tests.kernel.cluster import Cluster, eventually
+from tests.kernel.test_socket_binds import bind_errno
+
+pytestmark = pytest.mark.kernel
+
+
+def gateway(rough: Cluster) -> str:
+    """The node's address that pods have as their gateway."""
+    return f"10.244.{rough.lab.number}.1"
+
+
+def test_without_localhost_node_ports_loopback_is_the_nodes_own(rough: Cluster) -> None:
+    rough.start("--iptables-localhost-nodeports=false")
+    web = rough.service(node_port=True).to(rough.a)
+    for address in ("127.0.0.1", "127.0.0.2"):
+        assert outcome(rough.node, TCP, address, web.node_port) == REFUSED
+    assert outcome(rough.node, TCP, rough.node.v4, web.node_port) == "a"
+    assert outcome(rough.p, TCP, rough.node.v6, web.node_port) == "a"
+
+
+def test_node_ports_on_addresses_of_some_networks_only(rough: Cluster) -> None:
+    rough.start(f"--nodeport-addresses={rough.node.v4}/24")
+    web = rough.service(node_port=True).to(rough.a)
+    host = rough.node.serve(TCP, web.node_port, reply="the node", address=gateway(rough))
+    try:
+        for client in (rough.p, rough.node):
+            assert outcome(client, TCP, rough.node.v4, web.node_port) == "a"
+            assert outcome(client, TCP, gateway(rough), web.node_port) == "the node"
+        assert outcome(rough.node, TCP, "127.0.0.1", web.node_port) == REFUSED
+    finally:
+        host.kill()
+
+
+def test_what_does_not_answer_node_ports_may_be_bound(rough: Cluster) -> None:
+    rough.start(f"--nodeport-addresses={rough.node.v4}/32")
+    web = rough.service(node_port=True).to(rough.a)
+    assert bind_errno(rough.node, TCP, gateway(rough), web.node_port) == 0
+    assert bind_errno(rough.node, TCP, "127.0.0.1", web.node_port) == 0
+    assert bind_errno(rough.node, TCP, rough.node.v4, web.node_port) == errno.EADDRINUSE
+
+
+def test_node_ports_on_the_addresses_of_the_node_object(rough: Cluster) -> None:
+    rough.start("--nodeport-addresses=primary")
+    web = rough.service(node_port=True).to(rough.a, rough.b)
+    for address in (rough.node.v4, rough.node.v6):
+        assert set(answers(rough.p, TCP, address, web.node_port)) == {"a", "b"}
+    for address in (gateway(rough), f"fd00:10:244:{rough.lab.number}::1"):
+        assert outcome(rough.p, TCP, address, web.node_port) == REFUSED
+
+
+def test_a_node_whose_addresses_change(rough: Cluster) -> None:
+    """With `primary`, NodePorts follow the Node object."""
+    rough.start("--nodeport-addresses=primary")
+    web = rough.service(node_port=True).to(rough.a)
+    moved = manifests.node(rough.lab.node_name, [gateway(rough)])
+    manifests.write(rough.folder / "node.yaml", moved)
+    eventually(lambda: outcome(rough.p, TCP, gateway(rough), web.node_port) == "a", "the new address")
+    assert outcome(rough.p, TCP, rough.node.v4, web.node_port) == REFUSED

@@ -1,0 +1,213 @@
+"""What others do to our maps, links and cgroup is found at the next verification, and put right."""
+
+import contextlib
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from socket import htons
+
+import pytest
+
+from ebpfproxy.dataplanes.ebpf import abi
+from ebpfproxy.dataplanes.ebpf.hooks import SOCKET_HOOKS
+from ebpfproxy.kernel import bpf
+from ebpfproxy.kernel.bpf import Link, Map, Program
+from ebpfproxy.lab import Place, manifests
+from ebpfproxy.model.address import parse_address
+from tests.kernel.clients import TCP, UDP, answers, outcome
+from tests.kernel.cluster import Cluster, Exposed, eventually
+
+pytestmark = pytest.mark.kernel
+
+OFTEN = "--sync-period=1s"
+REPAIRED = "the kernel had drifted, and is repaired"
+
+
+@contextlib.contextmanager
+def pinned_map(rough: Cluster, name: str) -> Iterator[Map]:
+    layout = (rough.lab.bpffs / "current").resolve()
+    with contextlib.closing(Map.pinned(layout / "maps" / name)) as opened:
+        yield opened
+
+
+def service_key(web: Exposed) -> bytes:
+    return abi.SERVICE_KEY.pack(parse_address(web.v4), htons(80), TCP, 0)
+
+
+def only_answers(rough: Cluster, web: Exposed, expected: set[str]) -> bool:
+    return set(answers(rough.p, TCP, web.v4, 80, 12)) == expected
+
+
+def repairs(rough: Cluster) -> int:
+    return sum(REPAIRED in line.text for line in rough.agent.lines)
+
+
+def test_an_id_that_a_foreign_writer_used_twice(rough: Cluster) -> None:
+    """Regression: calico #13279, where two services with one id stayed mixed up until a restart."""
+    rough.start(OFTEN)
+    one, two = rough.service().to(rough.a), rough.service().to(rough.b)
+    with pinned_map(rough, "services") as services:
+        stolen = services.lookup(service_key(one))
+        assert stolen
+        services.update(service_key(two), stolen)
+    eventually(lambda: only_answers(rough, two, {"b"}), "its own endpoints again")
+    assert only_answers(rough, one, {"a"})
+    eventually(lambda: repairs(rough) > 0, "the log tells of the repair")
+    assert rough.metric("ebpfproxy_repairs_total") > 0
+
+
+def test_a_service_that_somebody_deleted_or_added(rough: Cluster) -> None:
+    rough.start(OFTEN)
+    web = rough.service().to(rough.a)
+    strange = abi.SERVICE_KEY.pack(parse_address("10.96.220.1"), htons(80), TCP, 0)
+    with pinned_map(rough, "services") as services:
+        value = services.lookup(service_key(web))
+        assert value
+        services.update(strange, value)
+        services.delete(service_key(web))
+        eventually(lambda: outcome(rough.p, TCP, web.v4, 80, 0.1) == "a", "it is back")
+        eventually(lambda: services.lookup(strange) is None, "what nobody asked for goes")
+
+
+def test_an_endpoint_and_a_slot_that_somebody_overwrote(rough: Cluster) -> None:
+    rough.start(OFTEN)
+    web = rough.service().to(rough.a, rough.b)
+    with (
+        pinned_map(rough, "services") as services,
+        pinned_map(rough, "slots") as slots,
+        pinned_map(rough, "endpoints") as endpoints,
+    ):
+        value = services.lookup(service_key(web))
+        assert value
+        first, count = abi.SLOT_RANGE.unpack(abi.SERVICE.unpack(value)[0])
+        assert count == 2
+        ids = [slots.lookup(struct.pack("=I", first + i)) for i in range(count)]
+        slots.update(struct.pack("=I", first), ids[1] or b"")
+        eventually(lambda: only_answers(rough, web, {"a", "b"}), "both slots again")
+        assert only_answers(rough, web, {"a", "b"})
+
+        value = services.lookup(service_key(web))
+        assert value
+        first, _ = abi.SLOT_RANGE.unpack(abi.SERVICE.unpack(value)[0])
+        key = slots.lookup(struct.pack("=I", first))
+        assert key
+        endpoint = bytearray(endpoints.lookup(key) or b"")
+        endpoint[:16] = parse_address(rough.c.v4)
+        endpoints.update(key, bytes(endpoint))
+        eventually(lambda: only_answers(rough, web, {"a", "b"}), "c was never asked for")
+
+
+def test_links_that_somebody_unpinned(rough: Cluster) -> None:
+    rough.start(OFTEN)
+    web = rough.service().to(rough.a)
+    for pin in (rough.lab.bpffs / "links").iterdir():
+        pin.unlink()
+    eventually(lambda: outcome(rough.p, TCP, web.v4, 80, 0.1) == "a", "attached again")
+    assert outcome(rough.p, UDP, web.v4, 53) == "a"
+
+
+def test_links_that_somebody_detached(rough: Cluster) -> None:
+    """The pins are there, and do nothing: their link has lost its cgroup (ENOLINK, calico #12801)."""
+    rough.start(OFTEN)
+    web = rough.service().to(rough.a)
+    for pin in (rough.lab.bpffs / "links").iterdir():
+        with contextlib.closing(Link.pinned(pin)) as link:
+            bpf.bpf(bpf.LINK_DETACH, struct.pack("=I", link.fd), "cannot detach")
+    eventually(lambda: outcome(rough.p, TCP, web.v4, 80, 0.1) == "a", "attached again")
+
+
+def test_links_of_another_cgroup_than_the_root(rough: Cluster) -> None:
+    """Regression: cilium #48420. Links exist, and are pinned where ours were, yet catch the wrong sockets."""
+    rough.start(OFTEN)
+    web = rough.service().to(rough.a)
+    (programs,) = (rough.lab.bpffs / "current").resolve().glob("programs_*")
+    narrow = rough.q.cgroup
+    with open_folder(narrow) as fd:
+        for pin in sorted((rough.lab.bpffs / "links").iterdir()):
+            pin.unlink()
+            with contextlib.closing(Program.pinned(programs / pin.name)) as program:
+                attach_type = next(hook.attach_type for hook in SOCKET_HOOKS if hook.name == pin.name)
+                with contextlib.closing(Link.create(program, fd, attach_type)) as link:
+                    link.pin(pin)
+    eventually(lambda: outcome(rough.p, TCP, web.v4, 80, 0.1) == "a", "attached at the root again")
+    assert outcome(rough.node, TCP, web.v4, 80) == "a"
+
+
+@contextlib.contextmanager
+def open_folder(path: Path) -> Iterator[int]:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def test_a_cgroup_that_is_removed_and_made_again(rough: Cluster) -> None:
+    """As systemd does when a slice goes and comes; the links of the old one are dead."""
+    top = rough.lab.cgroup / "slice"
+
+    def made() -> Place:
+        (top / "pod").mkdir(parents=True)
+        return Place("in-slice", rough.p.namespace, top / "pod")
+
+    def removed() -> None:
+        (top / "pod").rmdir()
+        top.rmdir()
+
+    place = made()
+    web = rough.service()
+    web.backends = (rough.a,)
+    manifests.write(rough.folder / "web.yaml", *web.objects())
+    rough.start(OFTEN, f"--cgroup-root={top}")
+    eventually(lambda: outcome(place, TCP, web.v4, 80, 0.1) == "a", "served")
+    removed()
+    rough.agent.await_line(lambda line: "not served" in line.text, timeout=10)
+    place = made()
+    eventually(lambda: outcome(place, TCP, web.v4, 80, 0.1) == "a", "served in the new cgroup")
+    removed()
+
+
+# Maps that are full
+
+
+def singles(rough: Cluster, count: int) -> list[manifests.Object]:
+    """`count` Services of one frontend and one endpoint each."""
+    objects: list[manifests.Object] = []
+    for number in range(1, count + 1):
+        name = f"single-{number}"
+        objects.append(manifests.service(name, [f"10.96.230.{number}"], [manifests.port(80)]))
+        objects.append(manifests.endpoint_slice(name, name, [rough.a.v4], [manifests.port(8080)]))
+    return objects
+
+
+def served(rough: Cluster, count: int) -> int:
+    """How many of the Services of `singles` answer."""
+    return sum(outcome(rough.p, TCP, f"10.96.230.{number}", 80, 0.1) == "a" for number in range(1, count + 1))
+
+
+@pytest.mark.parametrize(
+    ("flag", "map_", "fits"),
+    [
+        ("--ebpf-services-max=4", "services", 4),
+        ("--ebpf-slots-max=4", "slots", 4),
+        ("--ebpf-endpoints-max=5", "endpoints", 4),
+    ],
+)
+def test_what_does_not_fit_is_named_and_the_rest_is_served(
+    rough: Cluster, flag: str, map_: str, fits: int
+) -> None:
+    """Regression: cilium #15864, whose message was E2BIG."""
+    option, _, size = flag.partition("=")
+    manifests.write(rough.folder / "singles.yaml", *singles(rough, 6))
+    agent = rough.start(flag, OFTEN)
+    told = agent.await_line(lambda line: "not served" in line.text).values
+    assert f"map {map_} is full" in told["reason"]
+    assert f"room for {fits} entries" in told["reason"] or f"room for {size} entries" in told["reason"]
+    assert "5 are needed" in told["reason"]
+    assert option in told["hint"]
+    assert served(rough, 6) == fits
+    assert rough.metric("ebpfproxy_refused_entries") == 6 - fits
+    manifests.write(rough.folder / "singles.yaml", *singles(rough, fits))
+    eventually(lambda: rough.metric("ebpfproxy_refused_entries") == 0, "all that is left fits")
+    assert served(rough, fits) == fits

@@ -1,0 +1,188 @@
+"""The agent ends and starts again, as a crash, an upgrade or an operator has it: the kernel goes on."""
+
+import contextlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ebpfproxy.bench.load import Load
+from ebpfproxy.dataplanes.delta import diff
+from ebpfproxy.dataplanes.ebpf import abi
+from ebpfproxy.dataplanes.ebpf.dataplane import EbpfDataplane, EbpfSettings
+from ebpfproxy.kernel import netns
+from ebpfproxy.lab import manifests
+from ebpfproxy.plan.service_plan import NodePlan
+from tests.kernel.clients import REFUSED, TCP, UDP, answers, connected, converse, outcome
+from tests.kernel.cluster import Cluster, Exposed, eventually
+from tests.kernel.test_socket_stale import is_broken
+
+pytestmark = pytest.mark.kernel
+
+
+@contextlib.contextmanager
+def steady_load(rough: Cluster, load: Load, web: Exposed) -> Iterator[None]:
+    """Within the block, connections to the Service go on; none of them may fail."""
+    targets = load.targets("steady", [(web.v4, 80), (web.v6, 80), (rough.node.v4, web.node_port)])
+    running = load.start_churn(rough.p, targets)
+    try:
+        yield
+    except BaseException:
+        running.kill()
+        raise
+    report = load.end_churn(running)
+    assert (report["failed"], report["errors"]) == (0, {})
+    assert report["attempts"] > 500
+
+
+def served(rough: Cluster, *flags: str) -> Exposed:
+    rough.start(*flags)
+    return rough.service(node_port=True).to(rough.a, rough.b)
+
+
+def test_sigterm_leaves_forwarding_in_place(rough: Cluster) -> None:
+    web = served(rough)
+    assert rough.agent.stop() == 0
+    for client in (rough.p, rough.node):
+        assert set(answers(client, TCP, web.v4, 80)) == {"a", "b"}
+        assert outcome(client, UDP, rough.node.v4, web.node_port) in ("a", "b")
+
+
+def test_a_crash_and_a_restart_fail_no_connection(rough: Cluster, load: Load) -> None:
+    web = served(rough)
+    with steady_load(rough, load, web):
+        for _ in range(2):
+            rough.agent.kill()
+            rough.start()
+
+
+def test_a_restart_with_maps_of_other_sizes_fails_no_connection(rough: Cluster, load: Load) -> None:
+    """Another layout has maps of its own, which are filled before anything is attached to them."""
+    web = served(rough)
+    layouts = [path.name for path in rough.lab.bpffs.glob("v*-*")]
+    with steady_load(rough, load, web):
+        rough.agent.kill()
+        rough.start("--ebpf-services-max=4096", "--ebpf-slots-max=8192")
+        eventually(lambda: len(list(rough.lab.bpffs.glob("v*-*"))) == 1, "the former layout goes")
+        assert [path.name for path in rough.lab.bpffs.glob("v*-*")] != layouts
+    assert set(answers(rough.p, TCP, web.v4, 80)) == {"a", "b"}
+
+
+def test_a_restart_with_other_programs_fails_no_connection(
+    rough: Cluster, load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same maps, other code: the links get new programs one by one, and what they hold stays."""
+    web = served(rough)
+    sticky = rough.service().to(
+        rough.a,
+        rough.b,
+        sessionAffinity="ClientIP",
+        sessionAffinityConfig={"clientIP": {"timeoutSeconds": 60}},
+    )
+    mine = set(answers(rough.p, TCP, sticky.v4, 80, 5))
+    rough.agent.stop()
+    (layout,) = rough.lab.bpffs.glob("v*-*")
+    former = {path.name for path in layout.glob("programs_*")}
+    code = other_code(tmp_path)
+    monkeypatch.setattr(abi, "source_directory", lambda: code)
+    with steady_load(rough, load, web), netns.entered(rough.node.netns):
+        dataplane = EbpfDataplane(EbpfSettings(rough.lab.cgroup, rough.lab.bpffs))
+        dataplane.open()
+        try:
+            present = dataplane.read()
+            hooks = dataplane.render((), NodePlan(frozenset(), frozenset()))
+            dataplane.apply(diff(present, present | hooks))
+        finally:
+            dataplane.close()
+    assert {path.name for path in layout.glob("programs_*")}.isdisjoint(former)
+    assert set(answers(rough.p, TCP, sticky.v4, 80, 5)) == mine
+
+
+def other_code(folder: Path) -> Path:
+    """The C sources with a change that no test sees."""
+    for path in abi.source_directory().rglob("*"):
+        if path.is_file():
+            copy = folder / path.relative_to(abi.source_directory())
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(path.read_bytes())
+    service = folder / "service.h"
+    service.write_text(service.read_text().replace("attempt < 3", "attempt < 2"))
+    return folder
+
+
+def test_an_endpoint_that_went_while_no_agent_ran(rough: Cluster) -> None:
+    """Its connected UDP sockets are broken at the start: they are found in the kernel, not by an event."""
+    web = served(rough)
+    web.to(rough.a)
+    with connected(rough.p, UDP, web.v4, 53) as sock:
+        assert converse(sock) == "a"
+        rough.end()
+        web.to(rough.b)
+        rough.start()
+        assert is_broken(sock, 5.0)
+    assert set(answers(rough.p, TCP, web.v4, 80)) == {"b"}
+
+
+def test_a_service_that_went_while_no_agent_ran(rough: Cluster) -> None:
+    web = served(rough)
+    rough.end()
+    rough.write(web.name)
+    rough.start()
+    assert outcome(rough.p, TCP, web.v4, 80, 0.3) not in ("a", "b")
+    assert outcome(rough.p, TCP, rough.node.v4, web.node_port) == REFUSED
+
+
+def test_node_ports_work_right_after_a_restart(rough: Cluster, load: Load) -> None:
+    """Regression: calico #12192 wrote NodePorts before it knew the host's addresses, and lost them."""
+    web = served(rough)
+    for _ in range(3):
+        rough.agent.kill()
+        rough.start()
+        for address in (rough.node.v4, "10.244.2.1", rough.node.v6):
+            assert outcome(rough.p, TCP, address, web.node_port) in ("a", "b")
+        assert outcome(rough.node, TCP, "127.0.0.1", web.node_port) in ("a", "b")
+
+
+def test_a_socket_kept_its_service_over_a_restart(rough: Cluster) -> None:
+    web = served(rough)
+    with connected(rough.p, TCP, web.v4, 80) as sock:
+        rough.agent.kill()
+        rough.start()
+        assert converse(sock) in ("a", "b")
+        assert sock.getpeername() == (web.v4, 80)
+
+
+def test_affinity_is_kept_over_a_restart(rough: Cluster) -> None:
+    rough.start()
+    web = rough.service().to(rough.a, rough.b, rough.c, sessionAffinity="ClientIP")
+    mine = set(answers(rough.p, TCP, web.v4, 80, 5))
+    rough.agent.kill()
+    rough.start()
+    assert set(answers(rough.p, TCP, web.v4, 80, 30)) == mine
+
+
+def test_the_agent_never_loads_a_compiler(rough: Cluster) -> None:
+    """bcc brings clang and LLVM, 75 MB of them: they end with the child that compiled."""
+    served(rough, "--ebpf-affinity-max=1024")
+    assert "compiled and loaded" in rough.agent.log()
+    mapped = Path(f"/proc/{rough.agent.process.pid}/maps").read_text()
+    assert re.findall(r"lib(?:bcc|LLVM|clang)[^\n]*", mapped) == []
+
+
+def test_two_nodes_side_by_side_do_not_disturb_each_other(cluster: Cluster, rough: Cluster) -> None:
+    """The other node's agent has run since before; both serve the same address, each with its own pods."""
+    ours = served(rough).to(rough.a)
+    theirs = cluster.service().to(cluster.b)
+    name, vip = "both-nodes", "10.96.210.1"
+    for node, pod in ((rough, rough.a), (cluster, cluster.b)):
+        node.write(
+            name,
+            manifests.service(name, [vip], [manifests.port(80)]),
+            manifests.endpoint_slice(name, name, [pod.v4], [manifests.port(8080)]),
+        )
+    assert set(answers(rough.p, TCP, vip, 80)) == {"a"}
+    assert set(answers(cluster.p, TCP, vip, 80)) == {"b"}
+    rough.agent.stop()
+    assert set(answers(cluster.p, TCP, theirs.v4, 80)) == {"b"}
+    assert set(answers(rough.p, TCP, ours.v4, 80)) == {"a"}

@@ -1,0 +1,148 @@
+"""Session affinity by client: ClientIP, which on the socket path is the client's network namespace."""
+
+import collections
+import time
+from typing import Any
+
+import pytest
+
+from ebpfproxy.lab import Place
+from ebpfproxy.model.address import Protocol
+from tests.kernel.clients import TCP, UDP, answers, outcome
+from tests.kernel.cluster import Cluster, Exposed, eventually
+
+pytestmark = pytest.mark.kernel
+
+LONG = 3600
+PORTS = {TCP: 80, UDP: 53}
+
+
+def sticky(cluster: Cluster, timeout: int = LONG, **spec: Any) -> Exposed:
+    return cluster.service(**spec).to(
+        cluster.a, cluster.b, cluster.c, sessionAffinity="ClientIP", sessionAffinityConfig=config(timeout)
+    )
+
+
+def config(timeout: int) -> dict[str, object]:
+    return {"clientIP": {"timeoutSeconds": timeout}}
+
+
+def only(found: "collections.Counter[str]") -> str:
+    (one,) = found
+    return one
+
+
+@pytest.mark.parametrize("protocol", [TCP, UDP], ids=["tcp", "udp"])
+@pytest.mark.parametrize("client", ["pod", "node"])
+def test_a_client_stays_with_its_endpoint(cluster: Cluster, client: str, protocol: Protocol) -> None:
+    web = sticky(cluster)
+    assert len(answers(cluster.client(client), protocol, web.v4, PORTS[protocol], 40)) == 1
+
+
+def test_without_affinity_a_client_is_spread(cluster: Cluster) -> None:
+    web = cluster.service().to(cluster.a, cluster.b, cluster.c)
+    assert len(answers(cluster.p, TCP, web.v4, 80, 60)) == 3
+
+
+def test_two_clients_do_not_share_an_endpoint_forever(cluster: Cluster) -> None:
+    """Each Service draws anew, so that the two agree on 40 Services in a row once in 10^19."""
+
+    def differ() -> bool:
+        web = sticky(cluster)
+        return outcome(cluster.p, TCP, web.v4, 80) != outcome(cluster.q, TCP, web.v4, 80)
+
+    assert any(differ() for _ in range(40))
+
+
+@pytest.mark.dataplanes("ebpf")
+def test_the_cluster_ip_and_the_node_port_of_one_port_share_it(cluster: Cluster) -> None:
+    """iptables has one `recent` list for each ServicePort's endpoint, whatever was dialed; so have we."""
+    for _ in range(5):
+        web = sticky(cluster, node_port=True)
+        mine = only(answers(cluster.p, TCP, web.v4, 80, 3))
+        assert only(answers(cluster.p, TCP, cluster.node.v4, web.node_port, 3)) == mine
+
+
+def test_two_ports_of_a_service_do_not_share_it(cluster: Cluster) -> None:
+    """As above: they agree on 40 Services in a row once in 10^19."""
+
+    def differ(place: Place) -> bool:
+        web = sticky(cluster)
+        return outcome(place, TCP, web.v4, 80) != outcome(place, UDP, web.v4, 53)
+
+    assert any(differ(cluster.p) for _ in range(40))
+
+
+def test_it_ends_after_its_timeout_without_a_connection(cluster: Cluster) -> None:
+    """1 second; that it is drawn anew shows once the client gets another endpoint."""
+    web = sticky(cluster, timeout=1)
+
+    def moves() -> bool:
+        mine = only(answers(cluster.p, TCP, web.v4, 80, 5))
+        time.sleep(1.05)  # the situation itself: a client that is silent for so long
+        return outcome(cluster.p, TCP, web.v4, 80) != mine
+
+    assert any(moves() for _ in range(20))
+
+
+def test_each_connection_makes_it_last_longer(cluster: Cluster) -> None:
+    web = sticky(cluster, timeout=2)
+    end = time.monotonic() + 4.5
+    found: collections.Counter[str] = collections.Counter()
+    while time.monotonic() < end:
+        found += answers(cluster.p, TCP, web.v4, 80, 1)
+        time.sleep(0.5)  # the situation itself: a client that is never silent for the whole timeout
+    assert len(found) == 1
+
+
+def test_a_client_whose_endpoint_goes_stays_with_another(cluster: Cluster) -> None:
+    web = sticky(cluster)
+    pods = [cluster.a, cluster.b, cluster.c]
+    mine = only(answers(cluster.p, TCP, web.v4, 80, 5))
+    web.to(*(pod for pod in pods if pod.name != mine))
+    other = only(answers(cluster.p, TCP, web.v4, 80, 20))
+    assert other != mine
+    web.to(*pods)
+    assert only(answers(cluster.p, TCP, web.v4, 80, 20)) == other
+
+
+def test_other_endpoints_come_and_go_without_moving_a_client(cluster: Cluster) -> None:
+    web = sticky(cluster)
+    pods = [cluster.a, cluster.b, cluster.c]
+    mine = only(answers(cluster.p, TCP, web.v4, 80, 5))
+    own = next(pod for pod in pods if pod.name == mine)
+    for present in ([own], pods, [own, *(pod for pod in pods if pod is not own)][:2]):
+        web.to(*present)
+        assert only(answers(cluster.p, TCP, web.v4, 80, 10)) == mine
+
+
+def test_it_can_be_turned_off(cluster: Cluster) -> None:
+    web = sticky(cluster)
+    answers(cluster.p, TCP, web.v4, 80, 3)
+    web.set(sessionAffinity="None")
+    assert len(answers(cluster.p, TCP, web.v4, 80, 60)) == 3
+
+
+def test_turned_off_and_on_again_it_starts_anew(cluster: Cluster) -> None:
+    """What was remembered before is not: the client is drawn anew each time."""
+    web = sticky(cluster)
+
+    def moves() -> bool:
+        mine = only(answers(cluster.p, TCP, web.v4, 80, 3))
+        web.set(sessionAffinity="None")
+        web.set(sessionAffinity="ClientIP")
+        return only(answers(cluster.p, TCP, web.v4, 80, 3)) != mine
+
+    assert any(moves() for _ in range(40))
+
+
+def test_a_timeout_that_is_shortened_counts_for_those_who_are_there(cluster: Cluster) -> None:
+    web = sticky(cluster)
+    mine = only(answers(cluster.p, TCP, web.v4, 80, 3))
+    web.set(sessionAffinityConfig=config(1))
+    eventually(lambda: _silent_then(cluster, web) != mine, "the client moves", patience=30)
+
+
+def _silent_then(cluster: Cluster, web: Exposed) -> str:
+    time.sleep(1.05)  # the situation itself
+    return outcome(cluster.p, TCP, web.v4, 80)

@@ -1,0 +1,86 @@
+"""A process of the node may not bind a NodePort: it would get nothing, and not learn why."""
+
+import contextlib
+import errno
+import socket
+
+import pytest
+
+from ebpfproxy.lab import Place
+from ebpfproxy.model.address import Protocol
+from tests.kernel.clients import TCP, UDP, family_of, socket_in
+from tests.kernel.cluster import Cluster
+
+pytestmark = [pytest.mark.kernel, pytest.mark.dataplanes("ebpf")]
+
+both_protocols = pytest.mark.parametrize("protocol", [TCP, UDP], ids=["tcp", "udp"])
+
+
+def bind_errno(place: Place, protocol: Protocol, address: str, port: int) -> int:
+    """0 where it may be bound."""
+    with socket_in(place, protocol, family_of(address)) as sock:
+        try:
+            sock.bind((address, port))
+        except OSError as error:
+            return error.errno or -1
+    return 0
+
+
+def own_addresses(cluster: Cluster) -> list[str]:
+    return ["0.0.0.0", "127.0.0.1", cluster.node.v4, "::", "::1", cluster.node.v6, "::ffff:127.0.0.1"]
+
+
+@both_protocols
+def test_the_node_cannot_bind_a_node_port(cluster: Cluster, protocol: Protocol) -> None:
+    web = cluster.service(node_port=True).to(cluster.a)
+    for address in own_addresses(cluster):
+        assert bind_errno(cluster.node, protocol, address, web.node_port) == errno.EADDRINUSE, address
+
+
+@both_protocols
+def test_the_node_may_bind_other_ports(cluster: Cluster, protocol: Protocol) -> None:
+    web = cluster.service(node_port=True).to(cluster.a)
+    for address in own_addresses(cluster):
+        assert bind_errno(cluster.node, protocol, address, web.node_port + 1000) == 0, address
+        assert bind_errno(cluster.node, protocol, address, 0) == 0, address
+
+
+@both_protocols
+def test_a_pod_may_bind_what_is_a_node_port_of_its_node(cluster: Cluster, protocol: Protocol) -> None:
+    web = cluster.service(node_port=True).to(cluster.a)
+    for address in ("0.0.0.0", cluster.p.v4, "::", cluster.p.v6):
+        assert bind_errno(cluster.p, protocol, address, web.node_port) == 0, address
+
+
+def test_an_ipv4_node_port_keeps_an_ipv6_socket_of_both_families_out(cluster: Cluster) -> None:
+    web = cluster.service(node_port=True, ipFamilies=["IPv4"])
+    web.to(cluster.a, clusterIPs=[web.v4])
+    assert bind_errno(cluster.node, TCP, "::", web.node_port) == errno.EADDRINUSE
+    assert bind_errno(cluster.node, TCP, "::1", web.node_port) == 0
+
+
+def test_a_node_port_may_be_bound_once_its_service_is_gone(cluster: Cluster) -> None:
+    web = cluster.service(node_port=True).to(cluster.a)
+    cluster.write(web.name)
+    assert bind_errno(cluster.node, TCP, "0.0.0.0", web.node_port) == 0
+
+
+def test_what_was_bound_before_the_service_came_stays_bound(cluster: Cluster) -> None:
+    """It cannot be taken away; but clients of the node and of pods reach the Service."""
+    web = cluster.service(node_port=True)
+    with contextlib.closing(socket_in(cluster.node, TCP)) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(("0.0.0.0", web.node_port))
+        sock.listen()
+        web.to(cluster.a)
+        assert sock.getsockname() == ("0.0.0.0", web.node_port)
+
+
+def test_a_port_that_the_kernel_picks_is_no_node_port(cluster: Cluster) -> None:
+    """NodePorts may lie in the ephemeral range."""
+    web = cluster.service(node_port=True)
+    web.node_port = 32999
+    web.to(cluster.a)
+    with socket_in(cluster.node, TCP) as sock:
+        sock.bind(("127.0.0.1", 0))
+        assert sock.getsockname()[1] != web.node_port

@@ -1,0 +1,120 @@
+"""A socket that connects to a Service: whom it reaches, and what it believes it has reached."""
+
+import errno
+import select
+import socket
+
+import pytest
+
+from ebpfproxy.model.address import Protocol
+from tests.kernel.clients import FAMILIES, TCP, UDP, answers, connected, converse, socket_in
+from tests.kernel.cluster import Cluster
+
+pytestmark = pytest.mark.kernel
+
+PORTS = {TCP: 80, UDP: 53}
+both_families = pytest.mark.parametrize("family", ["v4", "v6"])
+both_clients = pytest.mark.parametrize("client", ["pod", "node"])
+both_protocols = pytest.mark.parametrize("protocol", [TCP, UDP], ids=["tcp", "udp"])
+
+
+@both_families
+@both_clients
+@both_protocols
+def test_a_connection_reaches_every_endpoint(
+    cluster: Cluster, client: str, family: str, protocol: Protocol
+) -> None:
+    web = cluster.service().to(cluster.a, cluster.b)
+    found = answers(cluster.client(client), protocol, web.address(family), PORTS[protocol], 50)
+    assert set(found) == {"a", "b"}
+
+
+@pytest.mark.dataplanes("ebpf")
+@both_families
+@both_clients
+@both_protocols
+def test_a_socket_sees_the_service_as_its_peer_and_itself_as_it_is(
+    cluster: Cluster, client: str, family: str, protocol: Protocol
+) -> None:
+    web = cluster.service().to(cluster.a)
+    place, address = cluster.client(client), web.address(family)
+    with connected(place, protocol, address, PORTS[protocol]) as sock:
+        assert converse(sock) == "a"
+        assert sock.getpeername()[:2] == (address, PORTS[protocol])
+        own = sock.getsockname()[0]
+    if client == "pod":
+        assert own == (place.v4 if family == "v4" else place.v6)
+    else:
+        assert own.startswith("10.244.1.1" if family == "v4" else "fd00:")
+
+
+@pytest.mark.dataplanes("ebpf")
+@both_clients
+@both_protocols
+def test_an_ipv6_socket_may_dial_an_ipv4_service(cluster: Cluster, client: str, protocol: Protocol) -> None:
+    web = cluster.service().to(cluster.a)
+    mapped = f"::ffff:{web.v4}"
+    with connected(cluster.client(client), protocol, mapped, PORTS[protocol]) as sock:
+        assert converse(sock) == "a"
+        assert sock.getpeername()[:2] == (mapped, PORTS[protocol])
+
+
+@both_families
+def test_a_connect_that_does_not_block(cluster: Cluster, family: str) -> None:
+    web = cluster.service().to(cluster.a)
+    with socket_in(cluster.p, TCP, FAMILIES[family]) as sock:
+        sock.setblocking(False)
+        assert sock.connect_ex((web.address(family), 80)) in (0, errno.EINPROGRESS)
+        assert select.select([], [sock], [], 3.0)[1] == [sock]
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
+        sock.setblocking(True)
+        sock.settimeout(3.0)
+        assert converse(sock) == "a"
+
+
+@both_families
+@both_clients
+def test_a_connection_made_by_its_first_data(cluster: Cluster, client: str, family: str) -> None:
+    """TCP Fast Open: sendto() connects, and connect() is never called."""
+    web = cluster.service().to(cluster.a)
+    address = web.address(family)
+    with socket_in(cluster.client(client), TCP, FAMILIES[family]) as sock:
+        sock.setblocking(True)  # without a cookie yet, it is not sent before the connection is there
+        assert sock.sendto(b"?", socket.MSG_FASTOPEN, (address, 80)) == 1
+        assert sock.recv(100) == b"a"
+        assert sock.getpeername()[:2] == (address, 80)
+
+
+@both_families
+@both_protocols
+def test_an_endpoint_reaches_itself_through_its_service(
+    cluster: Cluster, family: str, protocol: Protocol
+) -> None:
+    """Regression: cilium's hairpin of a pod to itself, which needs a masquerade where packets are changed."""
+    web = cluster.service().to(cluster.a)
+    assert answers(cluster.a, protocol, web.address(family), PORTS[protocol], 3) == {"a": 3}
+
+
+def test_what_is_no_service_is_left_alone(cluster: Cluster) -> None:
+    cluster.service().to(cluster.a)
+    with connected(cluster.p, TCP, cluster.b.v4, 8080) as sock:
+        assert converse(sock) == "b"
+        assert sock.getpeername() == (cluster.b.v4, 8080)
+
+
+def test_another_port_of_a_cluster_ip_is_not_the_services(cluster: Cluster) -> None:
+    web = cluster.service().to(cluster.a)
+    with socket_in(cluster.p, TCP) as sock:
+        sock.settimeout(0.3)
+        with pytest.raises(OSError) as raised:
+            sock.connect((web.v4, 81))
+        assert not isinstance(raised.value, ConnectionRefusedError)
+
+
+@both_families
+def test_one_endpoint_in_three_is_as_good_as_the_others(cluster: Cluster, family: str) -> None:
+    """Chi-square, two degrees of freedom: to exceed x has the chance exp(-x/2), so 42 fails once in 10^9."""
+    web = cluster.service().to(cluster.a, cluster.b, cluster.c)
+    counts = answers(cluster.p, UDP, web.address(family), 53, 3000)
+    expected = 3000 / 3
+    assert sum((counts[pod] - expected) ** 2 / expected for pod in "abc") < 42, counts

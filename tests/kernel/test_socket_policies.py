@@ -1,0 +1,138 @@
+"""Which endpoints a client gets: policies, topology, terminating endpoints, and none at all."""
+
+import socket
+import time
+
+import pytest
+
+from ebpfproxy.lab import Pod
+from ebpfproxy.model.address import Protocol
+from tests.kernel.clients import KINDS, REFUSED, SILENT, TCP, UDP, answers, family_of, outcome, socket_in
+from tests.kernel.cluster import ZONE, Backend, Cluster, Exposed, elsewhere, terminating
+
+pytestmark = pytest.mark.kernel
+
+both_families = pytest.mark.parametrize("family", ["v4", "v6"])
+both_clients = pytest.mark.parametrize("client", ["pod", "node"])
+PORTS = {TCP: 80, UDP: 53}
+AT_ONCE = 0.01
+"""Seconds in which a refusal must come."""
+
+
+def reached(cluster: Cluster, client: str, web: Exposed, count: int = 40) -> str:
+    """The names of all pods that answer on the ClusterIP, TCP and UDP, sorted."""
+    place = cluster.client(client)
+    return "".join(sorted(answers(place, TCP, web.v4, 80, count) | answers(place, UDP, web.v6, 53, count)))
+
+
+@both_families
+@both_clients
+@pytest.mark.parametrize("protocol", [TCP, UDP], ids=["tcp", "udp"])
+def test_without_endpoints_a_connection_is_refused_at_once(
+    cluster: Cluster, client: str, family: str, protocol: Protocol
+) -> None:
+    """In less than 10 ms, by the median of five: another process may have the processor once."""
+    web = cluster.service().to()
+    place, address = cluster.client(client), web.address(family)
+    took = place.call(lambda: sorted(_refusal_takes(address, protocol) for _ in range(5)))
+    assert took[2] < AT_ONCE
+
+
+def _refusal_takes(address: str, protocol: Protocol) -> float:
+    """Seconds until connect() is refused, in the calling process."""
+    with socket.socket(family_of(address), KINDS[protocol]) as sock:
+        sock.settimeout(2)
+        start = time.perf_counter()
+        with pytest.raises(ConnectionRefusedError):
+            sock.connect((address, PORTS[protocol]))
+        return time.perf_counter() - start
+
+
+@pytest.mark.dataplanes("ebpf")
+@both_families
+@both_clients
+def test_without_endpoints_a_datagram_is_refused_when_it_is_sent(
+    cluster: Cluster, client: str, family: str
+) -> None:
+    web = cluster.service().to()
+    with (
+        socket_in(cluster.client(client), UDP, family_of(web.address(family))) as sock,
+        pytest.raises(ConnectionRefusedError),
+    ):
+        sock.sendto(b"?", (web.address(family), 53))
+
+
+@both_clients
+def test_a_node_port_without_endpoints_is_refused(cluster: Cluster, client: str) -> None:
+    web = cluster.service(node_port=True).to()
+    assert outcome(cluster.client(client), TCP, cluster.node.v4, web.node_port) == REFUSED
+
+
+def test_unready_endpoints_are_none(cluster: Cluster) -> None:
+    web = cluster.service().to(Backend(cluster.a, conditions={"ready": False, "serving": False}))
+    assert outcome(cluster.p, TCP, web.v4, 80) == REFUSED
+    web.set(publishNotReadyAddresses=True)
+    assert outcome(cluster.p, TCP, web.v4, 80) == REFUSED, "it is the controller that acts on this field"
+
+
+@both_clients
+def test_internal_policy_local_means_this_nodes_endpoints(cluster: Cluster, client: str) -> None:
+    web = cluster.service(internalTrafficPolicy="Local").to(cluster.a, elsewhere(cluster.b))
+    assert reached(cluster, client, web) == "a"
+
+
+@both_clients
+@pytest.mark.parametrize("protocol", [TCP, UDP], ids=["tcp", "udp"])
+def test_internal_policy_local_without_local_endpoints_is_silent(
+    cluster: Cluster, client: str, protocol: Protocol
+) -> None:
+    """Dropped, not refused: the Service has endpoints, only not for this client (KEP-2086)."""
+    web = cluster.service(internalTrafficPolicy="Local").to(elsewhere(cluster.b))
+    assert outcome(cluster.client(client), protocol, web.v4, PORTS[protocol], 0.3) == SILENT
+
+
+@pytest.mark.dataplanes("ebpf")
+def test_a_datagram_that_policy_drops_is_not_refused(cluster: Cluster) -> None:
+    web = cluster.service(internalTrafficPolicy="Local").to(elsewhere(cluster.b))
+    with socket_in(cluster.p, UDP) as sock:
+        assert sock.sendto(b"?", (web.v4, 53)) == 1
+
+
+def test_internal_policy_local_without_any_endpoints_is_refused(cluster: Cluster) -> None:
+    web = cluster.service(internalTrafficPolicy="Local").to()
+    assert outcome(cluster.p, TCP, web.v4, 80) == REFUSED
+
+
+@both_clients
+def test_external_policy_local_is_not_for_clients_of_this_node(cluster: Cluster, client: str) -> None:
+    """Pods and the node reach all endpoints by the NodePort: kube-proxy's short cut (kubernetes #57435)."""
+    web = cluster.service(node_port=True, externalTrafficPolicy="Local").to(cluster.a, elsewhere(cluster.b))
+    place = cluster.client(client)
+    assert set(answers(place, TCP, cluster.node.v4, web.node_port, 40)) == {"a", "b"}
+    assert reached(cluster, client, web) == "ab"
+    web.to(elsewhere(cluster.b))
+    assert outcome(place, TCP, cluster.node.v4, web.node_port) == "b"
+
+
+@both_clients
+def test_hints_keep_a_client_in_its_zone(cluster: Cluster, client: str) -> None:
+    def in_zone(pod: Pod, zone: str) -> Backend:
+        return Backend(pod, node="elsewhere", zone=zone, hints=(zone,))
+
+    web = cluster.service().to(in_zone(cluster.a, ZONE), in_zone(cluster.b, "zone-b"))
+    assert reached(cluster, client, web) == "a"
+    web.to(in_zone(cluster.a, ZONE), elsewhere(cluster.b))
+    assert reached(cluster, client, web) == "ab", "hints count only where all endpoints have them"
+    web.to(in_zone(cluster.b, "zone-b"), in_zone(cluster.c, "zone-c"))
+    assert reached(cluster, client, web) == "bc", "and where one is for this zone"
+
+
+@both_clients
+def test_terminating_endpoints_serve_while_there_is_nobody_else(cluster: Cluster, client: str) -> None:
+    """KEP-1669."""
+    web = cluster.service().to(terminating(cluster.a), cluster.b)
+    assert reached(cluster, client, web) == "b"
+    web.to(terminating(cluster.a), terminating(cluster.b, serving=False))
+    assert reached(cluster, client, web) == "a"
+    web.to(terminating(cluster.a, serving=False))
+    assert outcome(cluster.client(client), TCP, web.v4, 80) == REFUSED
