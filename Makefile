@@ -1,47 +1,84 @@
-# The two commands: `make demo` and `make test`. Both set up first whatever is missing, as root, on
-# Debian 12, Debian 13 or Ubuntu 24.04.
+# The two commands are `make demo` and `make test`. Both install first whatever is missing; on a fresh
+# machine that takes root, and Debian 12, Debian 13 or Ubuntu 24.04 (with its "universe").
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
 
 VENV   := .venv
 PYTHON := $(VENV)/bin/python
+CLI    := $(VENV)/bin/ebpfproxy
 STAMP  := $(VENV)/.installed
-APT    := python3-bpfcc python3-venv libbpf1 linux-libc-dev iproute2 gcc libc6-dev clang-format procps
 
-.PHONY: setup demo test check format clean bench soak fuzz
+# What Python packages cannot bring: bcc (PyPI's is an unrelated package) and the C headers that it
+# includes, `ip` and `mount` for the lab's network namespaces, a C compiler for its load generator.
+APT    := python3 python3-venv python3-bpfcc linux-libc-dev iproute2 mount gcc libc6-dev
+C      := $(wildcard bpf/*.c bpf/*.h ebpfproxy/bench/*.c)
 
-setup: $(STAMP)  ## install what the project needs: apt packages and .venv
+.PHONY: help
+help:  ## show this
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: $(STAMP)  ## install what is missing: apt packages (as root) and .venv
+	@echo "ready: $(CLI)"
 
 $(STAMP): pyproject.toml Makefile
 	@missing=""; for package in $(APT); do \
-	  dpkg-query -W -f '$${Status}' $$package 2>/dev/null | grep -q 'ok installed' || missing="$$missing $$package"; \
+	  dpkg-query -W -f '$${Status}\n' $$package 2>/dev/null | grep -q ' ok installed$$' || missing="$$missing $$package"; \
 	done; \
-	if [ -n "$$missing" ]; then \
-	  echo "installing with apt-get:$$missing"; \
-	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing; \
-	fi
-	@# The distribution's python: only that one sees the distribution's bcc.
-	@test -x $(PYTHON) || { echo "making $(VENV) with /usr/bin/python3"; /usr/bin/python3 -m venv --system-site-packages $(VENV); }
-	@echo "installing into $(VENV): ebpfproxy, its dependencies and the tools of its tests"
-	@$(PYTHON) -m pip install -q --upgrade 'pip>=25.1'
+	test -z "$$missing" && exit; \
+	if [ "$$(id -u)" -ne 0 ]; then \
+	  echo "missing packages; as root: apt-get install$$missing" >&2; exit 1; \
+	fi; \
+	echo "apt-get install:$$missing"; \
+	export DEBIAN_FRONTEND=noninteractive; \
+	apt-get update -qq && apt-get install -y -qq --no-install-recommends $$missing >/dev/null </dev/null || { \
+	  echo "the packages could not be installed; on Ubuntu, is \"universe\" enabled?" >&2; exit 1; }
+	@# The distribution's own Python: no other one sees the distribution's bcc.
+	@test -x $(PYTHON) || { \
+	  echo "$(VENV): /usr/bin/python3 -m venv --system-site-packages"; \
+	  /usr/bin/python3 -m venv --system-site-packages $(VENV); }
+	@echo "$(VENV): pip install ebpfproxy, its dependencies, and the tools of its tests"
+	@$(PYTHON) -m pip install -q --upgrade 'pip>=25.1'  # the first that knows --group
 	@$(PYTHON) -m pip install -q --group dev -e .
 	@touch $@
 
-demo: $(STAMP)  ## pods, a Service, the agent, and what it does, in under a minute
-	@$(VENV)/bin/ebpfproxy demo
+.PHONY: demo
+demo: $(STAMP)  ## pods, a Service and the agent in namespaces of this machine, in under a minute
+	@$(CLI) demo
 
+.PHONY: test
+test: check  ## the checks, then every test that this machine can run
+	@$(PYTHON) -m pytest
+
+.PHONY: check
 check: $(STAMP)  ## formatting, lint, types, layers
-	$(VENV)/bin/ruff check .
-	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check --quiet .
+	$(VENV)/bin/ruff format --check --quiet .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
-	clang-format --dry-run --Werror bpf/*.c bpf/*.h ebpfproxy/bench/*.c
+	$(VENV)/bin/clang-format --dry-run --Werror $(C)
 
-test: check  ## everything this machine can run
-	$(PYTHON) -m pytest
+.PHONY: fuzz
+fuzz: $(STAMP)  ## 200 000 broken API objects through parse, plan and render
+	$(PYTHON) -m pytest -q --timeout=0 --junk=200000 tests/unit/source/test_junk.py tests/unit/plan/test_junk_plans.py
 
-format: $(STAMP)
-	$(VENV)/bin/ruff check --fix .
-	$(VENV)/bin/ruff format .
-	clang-format -i bpf/*.c bpf/*.h ebpfproxy/bench/*.c
+.PHONY: soak
+soak: $(STAMP)  ## ten minutes of connections while endpoints come and go and the agent is killed
+	$(CLI) bench churn --connects=0 --seconds=600 --crash-s=20
 
-clean:
-	rm -rf $(VENV) dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis
+.PHONY: bench
+bench: $(STAMP)  ## the figures of docs/benchmarks.md, measured here
+	$(CLI) bench connect
+	$(CLI) bench sync
+
+.PHONY: format
+format: $(STAMP)  ## put all code into its one form
+	$(VENV)/bin/ruff check --fix --quiet .
+	$(VENV)/bin/ruff format --quiet .
+	$(VENV)/bin/clang-format -i $(C)
+
+.PHONY: clean
+clean:  ## remove .venv and all that tools left
+	rm -rf $(VENV) dist build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find ebpfproxy tests -name __pycache__ -type d -prune -exec rm -rf {} +

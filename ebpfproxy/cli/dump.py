@@ -131,7 +131,10 @@ def _write_table(content: Any, what: str) -> None:
     # Piped, a table is as wide as it needs to be, so that grep finds whole lines.
     console = Console(width=None if sys.stdout.isatty() else 400, highlight=False)
     for name, rows in content.items() if what == "all" else [(what, content)]:
-        console.print(_table(name, rows, titled=what == "all"))
+        if rows:
+            console.print(_table(name, rows, titled=what == "all"))
+        else:
+            console.print(f"{name}: none")
 
 
 def _table(name: str, rows: list[Row], titled: bool) -> Any:
@@ -145,8 +148,6 @@ def _table(name: str, rows: list[Row], titled: bool) -> Any:
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         padding=(0, 1, 0, 0),
-        caption=None if rows else "none",
-        caption_justify="left",
     )
     lines = [_line(row) for row in rows]
     for column in _columns(lines):
@@ -178,7 +179,7 @@ def _line(row: Row) -> Row:
 
 def _columns(lines: list[Row]) -> list[str]:
     """Those that have something to show in some line."""
-    return [column for column in lines[0] if any(_cell(line[column]) for line in lines)] if lines else []
+    return [column for column in lines[0] if any(_cell(line[column]) for line in lines)]
 
 
 def _cell(value: Any) -> str:

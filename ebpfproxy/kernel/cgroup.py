@@ -12,7 +12,7 @@ from ebpfproxy.kernel.bpf import PROG_ATTACH, PROG_DETACH, PROG_QUERY, Link, Pro
 
 _ALLOW_MULTI, _REPLACE = 2, 4  # BPF_F_ALLOW_MULTI, BPF_F_REPLACE
 _QUERY_EFFECTIVE = 1  # BPF_F_QUERY_EFFECTIVE
-_ROOM = 64  # programs; BPF_CGROUP_MAX_PROGS
+_ROOM = 1024  # programs: BPF_CGROUP_MAX_PROGS (64) of each cgroup from here to the root
 
 
 @contextmanager
@@ -45,25 +45,31 @@ def attach_link(program: Program, cgroup: Path, attach_type: int, pin: Path) -> 
     Raises Unsupported where the kernel has no cgroup links.
     """
     with opened(cgroup) as fd:
-        try:
-            link = Link.pinned(pin)
-        except NotFound:
-            pass
-        else:
-            try:
-                if link.cgroup_id == os.fstat(fd).st_ino:
-                    link.replace(program)
-                    return
-            except KernelError:
-                pass  # whatever is wrong with the old one, a new one is the answer
-            finally:
-                link.close()
-            pin.unlink()
+        if _replaced(program, os.fstat(fd).st_ino, pin):
+            return
+        pin.unlink(missing_ok=True)
         link = Link.create(program, fd, attach_type)
         try:
             link.pin(pin)
         finally:
             link.close()
+
+
+def _replaced(program: Program, cgroup_id: int, pin: Path) -> bool:
+    """Whether a link of that cgroup was there, and runs `program` now. Whatever else is there is no use."""
+    try:
+        link = Link.pinned(pin)
+    except KernelError:
+        return False
+    try:
+        if link.cgroup_id != cgroup_id:
+            return False
+        link.replace(program)
+    except KernelError:
+        return False
+    finally:
+        link.close()
+    return True
 
 
 def attach_multi(program: Program, cgroup: Path, attach_type: int, former: Program | None) -> None:

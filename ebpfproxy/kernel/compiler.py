@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 from ebpfproxy.errors import Rejected, Unsupported
 
 _FLAGS = ("-Wall", "-Werror=implicit-function-declaration", "-I/usr/include")
+_CLANG_ERROR = ": error: "  # after the file, line and column
 _LOCAL_INCLUDE = re.compile(r'#include "([^"/]+)"')
 
 
@@ -65,7 +66,8 @@ def build(
     if child.returncode == 0:
         return
     lines = [line for line in child.stderr.splitlines() if line.strip()]
-    reason = lines[-1] if lines else f"the compiler ended with {child.returncode}"
+    ends = lines[-1] if lines else f"the compiler ended with {child.returncode}"
+    reason = next((line for line in lines if _CLANG_ERROR in line), ends)
     if child.returncode == _NO_BCC:
         hint = "apt-get install python3-bpfcc, and make the venv with --system-site-packages"
         raise Unsupported(reason, hint)
@@ -92,8 +94,8 @@ def _expanded(path: Path, seen: set[Path]) -> list[str]:
                 seen.add(header)
                 lines += _expanded(header, seen)
             lines.append(f'#line {number + 1} "{path.name}"')
-        elif line.strip() != "#pragma once":
-            lines.append(line)
+        else:
+            lines.append("" if line.strip() == "#pragma once" else line)
     return lines
 
 

@@ -141,6 +141,7 @@ _VICTIM = textwrap.dedent(
     """
     import signal, sys
     from ebpfproxy.lab import Lab
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background inherits SIG_IGN
     with Lab(sys.argv[1]) as lab:
         lab.pod("server").serve_http(80)
         print(lab.identity, flush=True)

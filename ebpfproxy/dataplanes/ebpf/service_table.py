@@ -270,6 +270,10 @@ class ServiceTable:
         for key, record in dropped.items():
             del self._records[key]
             gone |= self._retire(key, record, None, now)
+        self._forget_affinity(
+            {old.id for old, new in staged.values() if old and _loses_affinity(old, new)}
+            | {record.id for record in dropped.values() if _loses_affinity(record, None)}
+        )
         return refused, gone
 
     def _check_room(self, key: ServicePortKey, entry: ServicePortEntry, room: int) -> int:
@@ -405,16 +409,16 @@ class ServiceTable:
                 self._ranges.release(*range_, now)
         if not new:
             self._service_ids.release(old.id, now)
-        if old.entry.affinity_timeout and not (new and new.entry.affinity_timeout):
-            self._forget_affinity(old.id)
         return set(gone) if key.protocol is Protocol.UDP else set()
 
-    def _forget_affinity(self, service: int) -> None:
+    def _forget_affinity(self, services: set[int]) -> None:
         """Affinity that is turned off and on again starts anew."""
+        if not services:
+            return
         affinity = self._maps["affinity"]
         at = abi.AFFINITY_KEY.offset("service_id")
         for key, _ in list(affinity.items()):
-            if _U32.unpack_from(key, at)[0] == service:
+            if _U32.unpack_from(key, at)[0] in services:
                 affinity.delete(key)
 
     def _flags(self, endpoint: int) -> int:
@@ -422,6 +426,10 @@ class ServiceTable:
 
     def _set_flags(self, endpoint: int, flags: int) -> None:
         _U16.pack_into(self._endpoints, endpoint * _STRIDE + _FLAGS_AT, flags)
+
+
+def _loses_affinity(old: _Record, new: _Record | None) -> bool:
+    return bool(old.entry.affinity_timeout and not (new and new.entry.affinity_timeout))
 
 
 def _service_key(frontend: FrontendEntry) -> bytes:

@@ -1,0 +1,40 @@
+"""Entries of the eBPF dataplane as text: what stands in the maps, without ids and slots."""
+
+from collections.abc import Iterator
+
+from ebpfproxy.dataplanes.ebpf import abi
+from ebpfproxy.dataplanes.ebpf.entries import ServicePortEntry, ServicePortKey, render
+from ebpfproxy.model.address import Network, Protocol, format_endpoint, format_network
+from tests.golden.situation import Situation
+
+
+def ebpf_text(situation: Situation) -> str:
+    """A block for each ServicePort, one for the local networks; flags by their names in abi.h."""
+    entries = render(situation.plans, situation.node_plan, ())
+    blocks = []
+    for key, entry in entries.items():
+        if isinstance(key, ServicePortKey) and isinstance(entry, ServicePortEntry):
+            blocks.append("\n".join(_service_port(key, entry)))
+    local = sorted(key for key in entries if isinstance(key, Network))
+    networks = [f"  {format_network(net)} {_flags('NETWORK_', entries[net])}" for net in local]
+    return "\n\n".join([*sorted(blocks), "\n".join(["local networks", *networks])]) + "\n"
+
+
+def _service_port(key: ServicePortKey, entry: ServicePortEntry) -> Iterator[str]:
+    affinity = f", affinity {entry.affinity_timeout} s" if entry.affinity_timeout else ""
+    yield f"{key.name} {key.protocol.name} {key.family.value}{affinity}"
+    for each in entry.frontends:
+        dialled = f"{format_endpoint(each.address, each.port)}/{Protocol(each.protocol).name}"
+        yield f"  {abi.KINDS[each.kind]} {dialled} {_flags('SERVICE_', each.flags)}".rstrip()
+    for endpoint in entry.endpoints:
+        place = format_endpoint(endpoint.address, endpoint.port)
+        yield f"  endpoint {place} {_flags('ENDPOINT_', endpoint.flags)}"
+
+
+def _flags(prefix: str, flags: object) -> str:
+    """The names of the flags that are set, without their prefix and in lower case."""
+    assert isinstance(flags, int)
+    named = {name: bit for name, bit in abi.CONSTANTS.items() if name.startswith(prefix)}
+    named.pop("SERVICE_NAME_SIZE", None)
+    assert not flags & ~sum(named.values())
+    return " ".join(name.removeprefix(prefix).lower() for name, bit in named.items() if flags & bit)

@@ -1,0 +1,43 @@
+"""Maps of two sizes, made once, and empty for each test."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from ebpfproxy.dataplanes.ebpf.maps import Maps, MapSizes
+from tests.kernel.service_table.samples import (
+    wipe,
+)
+from tests.support.bpf_place import BpfPlace, bpf_place, build_maps
+
+
+@pytest.fixture(scope="session")
+def place() -> Iterator[BpfPlace]:
+    with bpf_place() as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def roomy_maps(place: BpfPlace) -> Iterator[Maps]:
+    maps = Maps(build_maps(place, MapSizes(128, 256, 128, 64, 16), "roomy"))
+    yield maps
+    maps.close()
+
+
+@pytest.fixture(scope="session")
+def tiny_maps(place: BpfPlace) -> Iterator[Maps]:
+    maps = Maps(build_maps(place, MapSizes(8, 16, 16, 16, 16), "tiny"))
+    yield maps
+    maps.close()
+
+
+@pytest.fixture
+def roomy(roomy_maps: Maps) -> Maps:
+    wipe(roomy_maps)
+    return roomy_maps
+
+
+@pytest.fixture
+def tiny(tiny_maps: Maps) -> Maps:
+    wipe(tiny_maps)
+    return tiny_maps

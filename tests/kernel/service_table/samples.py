@@ -1,0 +1,88 @@
+"""Entries for the tests of ServiceTable, and short ways to write and apply them."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+
+from ebpfproxy.dataplanes.delta import diff
+from ebpfproxy.dataplanes.ebpf import abi
+from ebpfproxy.dataplanes.ebpf.entries import EndpointEntry, FrontendEntry, ServicePortEntry, ServicePortKey
+from ebpfproxy.dataplanes.ebpf.maps import Maps
+from ebpfproxy.dataplanes.ebpf.service_table import ServiceTable
+from ebpfproxy.model.address import Family, Protocol, parse_address
+from tests.support.clock import Clock
+
+Entries = dict[ServicePortKey, ServicePortEntry]
+
+BOTH = abi.ENDPOINT_LISTED | abi.ENDPOINT_CLUSTER | abi.ENDPOINT_LOCAL
+CLUSTER = abi.ENDPOINT_LISTED | abi.ENDPOINT_CLUSTER
+LISTED = abi.ENDPOINT_LISTED
+
+
+def wipe(maps: Maps) -> None:
+    for name in ("services", "service_names", "affinity"):
+        for key, _ in list(maps[name].items()):
+            maps[name].delete(key)
+    for name in ("slots", "endpoints"):
+        with contextlib.closing(maps[name].mapped()) as memory:
+            memory[:] = bytes(len(memory))
+
+
+@contextlib.contextmanager
+def opened(maps: Maps, clock: Clock | None = None) -> Iterator[ServiceTable]:
+    """As a new process has it: empty-handed until it has read."""
+    table = ServiceTable(maps, clock or Clock())
+    try:
+        yield table
+    finally:
+        table.close()
+
+
+def key(name: str, protocol: Protocol = Protocol.TCP, family: Family = Family.IPV4) -> ServicePortKey:
+    return ServicePortKey(f"default/{name}", protocol, family)
+
+
+def frontend(ip: str, port: int = 80, flags: int = 0, protocol: Protocol = Protocol.TCP) -> FrontendEntry:
+    return FrontendEntry(parse_address(ip), port, protocol, 1, flags)
+
+
+def endpoint(ip: str, flags: int = CLUSTER, port: int = 8080) -> EndpointEntry:
+    return EndpointEntry(parse_address(ip), port, flags)
+
+
+def entry(
+    frontends: list[FrontendEntry], endpoints: list[EndpointEntry], affinity: int = 0
+) -> ServicePortEntry:
+    return ServicePortEntry(tuple(sorted(frontends)), tuple(sorted(endpoints)), affinity)
+
+
+def bring(table: ServiceTable, actual: Mapping[ServicePortKey, ServicePortEntry], wanted: Entries) -> None:
+    """Apply the difference; nothing may be refused."""
+    delta = diff(actual, wanted)
+    refused, _ = table.apply(delta.puts, delta.drops)
+    assert not refused
+
+
+def exposed(n: int, frontends: int = 1, endpoints: int = 1) -> ServicePortEntry:
+    return entry(
+        [frontend(f"10.96.{n}.{i}") for i in range(frontends)],
+        [endpoint(f"10.1.{n}.{i}") for i in range(endpoints)],
+    )
+
+
+WEB = entry([frontend("10.96.0.1"), frontend("203.0.113.1")], [endpoint("10.1.0.1"), endpoint("10.1.0.2")])
+API = entry(
+    [
+        frontend("10.96.0.2", flags=abi.SERVICE_REJECT),
+        frontend("10.96.0.9", flags=abi.SERVICE_EXTERNAL_LOCAL),
+    ],
+    [endpoint("10.1.0.1"), endpoint("10.1.0.3", BOTH), endpoint("10.1.0.4", LISTED)],
+    affinity=600,
+)
+DNS = entry([frontend("fd00::53", 53, protocol=Protocol.UDP)], [endpoint("fd01::1", port=53)])
+SEVERAL: Entries = {
+    key("web"): WEB,
+    key("api"): API,
+    key("dns", Protocol.UDP, Family.IPV6): DNS,
+    key("idle"): entry([frontend("10.96.0.4", flags=abi.SERVICE_REJECT)], []),
+    key("unexposed"): entry([], [endpoint("10.1.0.9")]),
+}

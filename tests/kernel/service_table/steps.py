@@ -1,0 +1,93 @@
+"""A change taken step by step: every single write to a map, and what clients would get before it."""
+
+import contextlib
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from ebpfproxy.dataplanes.ebpf import abi, service_table
+from ebpfproxy.dataplanes.ebpf.maps import Maps
+from ebpfproxy.dataplanes.ebpf.service_table import ServiceTable
+from ebpfproxy.kernel.bpf import Map
+from ebpfproxy.model.address import Address
+from tests.kernel.service_table.samples import (
+    Entries,
+)
+from tests.support.service_maps import Dialled, View, check_safe
+
+
+@contextlib.contextmanager
+def interrupted(maps: Maps, at_step: Callable[[], None]) -> Iterator[None]:
+    """Call `at_step` before each single write to a map; what it raises is where the process ends."""
+    with pytest.MonkeyPatch.context() as patch:
+        update, delete, set_flags = Map.update, Map.delete, ServiceTable._set_flags
+        pack_endpoint, slots_format = abi.ENDPOINT.pack_into, service_table._slots_format
+
+        def update_all(self: Map, entries: list[tuple[bytes, bytes]]) -> None:
+            for packed, value in entries:  # a batch is no transaction: others see each entry by itself
+                at_step()
+                update(self, packed, value)
+
+        def delete_one(self: Map, packed: bytes) -> bool:
+            at_step()
+            return delete(self, packed)
+
+        def set_one(self: ServiceTable, endpoint_id: int, flags: int) -> None:
+            at_step()
+            set_flags(self, endpoint_id, flags)
+
+        def pack_one(*args: Any) -> None:
+            at_step()
+            pack_endpoint(*args)
+
+        class SlotByslot:
+            def __init__(self, count: int) -> None:
+                self.whole = slots_format(count)
+                self.unpack_from = self.whole.unpack_from
+
+            def pack_into(self, memory: Any, offset: int, *ids: int) -> None:
+                for number, id_ in enumerate(ids):
+                    at_step()
+                    struct.pack_into("=I", memory, offset + 8 * number, id_)
+
+        patch.setattr(Map, "update_all", update_all)
+        patch.setattr(Map, "delete", delete_one)
+        patch.setattr(ServiceTable, "_set_flags", set_one)
+        patch.setattr(abi.ENDPOINT, "pack_into", pack_one)
+        patch.setattr(service_table, "_slots_format", SlotByslot)
+        yield
+
+
+def lists_of(*states: Entries) -> dict[Dialled, frozenset[frozenset[tuple[Address, int]]]]:
+    """By frontend: every list of places that it has in one of the states."""
+    found: dict[Dialled, set[frozenset[tuple[Address, int]]]] = {}
+    for state in states:
+        for each in state.values():
+            for bit in (abi.ENDPOINT_CLUSTER, abi.ENDPOINT_LOCAL):
+                places = frozenset((e.address, e.port) for e in each.endpoints if e.flags & bit)
+                for f in each.frontends:
+                    wanted = {
+                        abi.ENDPOINT_LOCAL
+                        if f.flags & (abi.SERVICE_INTERNAL_LOCAL, abi.SERVICE_EXTERNAL_LOCAL)[i]
+                        else abi.ENDPOINT_CLUSTER
+                        for i in range(2)
+                    }
+                    if bit in wanted:
+                        found.setdefault((f.address, f.port, f.protocol), set()).add(places)
+    return {dialled: frozenset(places) for dialled, places in found.items()}
+
+
+@contextlib.contextmanager
+def watched(maps: Maps, *states: Entries) -> Iterator[list[set[Dialled]]]:
+    """Check before each write what clients would get; the frontends that were there each time."""
+    allowed, seen = lists_of(*states), list[set[Dialled]]()
+
+    def look() -> None:
+        check_safe(maps, allowed)
+        seen.append(set(View(maps).services))
+
+    with interrupted(maps, look):
+        yield seen
+    look()

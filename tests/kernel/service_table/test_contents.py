@@ -1,0 +1,205 @@
+"""What ServiceTable leaves in the maps: what was put, and nothing else."""
+
+import re
+import struct
+
+import pytest
+
+from ebpfproxy.dataplanes.ebpf import abi
+from ebpfproxy.dataplanes.ebpf.entries import FrontendEntry
+from ebpfproxy.dataplanes.ebpf.maps import Maps
+from ebpfproxy.model.address import Protocol, parse_address
+from tests.kernel.service_table.samples import (
+    API,
+    SEVERAL,
+    WEB,
+    bring,
+    endpoint,
+    entry,
+    frontend,
+    key,
+    opened,
+    wipe,
+)
+from tests.kernel.service_table.steps import watched
+from tests.support.bpf_place import BpfPlace
+from tests.support.service_maps import View, check_exact
+
+pytestmark = pytest.mark.kernel
+
+
+def test_what_was_put_is_read_back_and_by_a_new_process_too(roomy: Maps) -> None:
+    with opened(roomy) as table:
+        assert table.read() == {}
+        bring(table, {}, SEVERAL)
+        check_exact(roomy, SEVERAL, table.usage())
+        assert table.read() == SEVERAL
+    with opened(roomy) as other:
+        assert other.read() == SEVERAL
+        check_exact(roomy, SEVERAL, other.usage())
+
+
+def test_reading_changes_nothing(roomy: Maps) -> None:
+    with opened(roomy) as table:
+        bring(table, {}, SEVERAL)
+        before = [sorted(roomy[name].items()) for name in ("services", "service_names", "slots", "endpoints")]
+        for _ in range(3):
+            table.read()
+        after = [sorted(roomy[name].items()) for name in ("services", "service_names", "slots", "endpoints")]
+    assert before == after
+
+
+def test_everything_dropped_leaves_nothing(roomy: Maps) -> None:
+    with opened(roomy) as table:
+        bring(table, {}, SEVERAL)
+        bring(table, SEVERAL, {})
+        check_exact(roomy, {}, table.usage())
+        assert table.usage()["slots"][0] == 0
+
+
+def test_what_is_unknown_is_dropped_without_complaint(roomy: Maps) -> None:
+    with opened(roomy) as table:
+        table.read()
+        assert table.apply({}, [key("nobody")]) == ({}, set())
+
+
+def test_an_endpoint_that_stays_keeps_its_id(roomy: Maps) -> None:
+    """Affinity and unconnected sockets hold ids: they must not notice that others come and go."""
+    with opened(roomy) as table:
+        bring(table, {}, {key("web"): WEB})
+        before = {place.address: id_ for id_, place in View(roomy).listed().items()}
+        more = WEB._replace(endpoints=(endpoint("10.1.0.0"), *WEB.endpoints[1:], endpoint("10.1.0.7")))
+        bring(table, {key("web"): WEB}, {key("web"): more})
+        after = {place.address: id_ for id_, place in View(roomy).listed().items()}
+    stays = parse_address("10.1.0.2")
+    assert before[stays] == after[stays]
+    assert len(after) == 3
+
+
+def test_a_list_that_stays_the_same_is_not_written_again(roomy: Maps) -> None:
+    with opened(roomy) as table:
+        bring(table, {}, {key("web"): WEB})
+        before = View(roomy).services
+        exposed = WEB._replace(frontends=tuple(sorted((*WEB.frontends, frontend("203.0.113.2")))))
+        bring(table, {key("web"): WEB}, {key("web"): exposed})
+        after = View(roomy).services
+    assert before.items() <= after.items()
+
+
+def test_the_slots_of_a_service_that_shrinks_are_not_led_to_any_more(roomy: Maps) -> None:
+    """Regression, kubernetes-sigs/kpng: slots above the new count were never deleted."""
+    large = WEB._replace(endpoints=tuple(sorted(endpoint(f"10.1.0.{n}") for n in range(1, 10))))
+    with opened(roomy) as table:
+        bring(table, {}, {key("web"): large})
+        bring(table, {key("web"): large}, {key("web"): WEB})
+        check_exact(roomy, {key("web"): WEB}, table.usage())
+        assert table.usage()["slots"][0] == 2
+
+
+def test_one_endpoint_of_two_services_is_listed_for_each(roomy: Maps) -> None:
+    """Regression, kubernetes-sigs/kpng: ids made of address and port collide; ours belong to one service."""
+    wanted = {
+        key("one"): entry([frontend("10.96.0.1")], [endpoint("10.1.0.1"), endpoint("10.1.0.1", port=81)]),
+        key("two"): entry([frontend("10.96.0.2")], [endpoint("10.1.0.1"), endpoint("10.1.0.2")]),
+    }
+    with opened(roomy) as table:
+        bring(table, {}, wanted)
+        check_exact(roomy, wanted, table.usage())
+        bring(table, wanted, {key("two"): wanted[key("two")]})
+        check_exact(roomy, {key("two"): wanted[key("two")]}, table.usage())
+
+
+def test_the_places_of_udp_endpoints_that_went_are_told(roomy: Maps) -> None:
+    udp = key("dns", Protocol.UDP)
+    two = entry(
+        [frontend("10.96.0.53", 53, protocol=Protocol.UDP)], [endpoint("10.1.0.1"), endpoint("10.1.0.2")]
+    )
+    one = two._replace(endpoints=two.endpoints[:1])
+    with opened(roomy) as table:
+        assert table.apply({udp: two, key("web"): WEB}, ())[1] == set()
+        assert table.apply({udp: one}, ())[1] == {(parse_address("10.1.0.2"), 8080)}
+        assert table.apply({}, [udp, key("web")])[1] == {(parse_address("10.1.0.1"), 8080)}
+
+
+# Frontends that change hands
+
+
+def test_a_frontend_moves_to_another_service_in_one_delta(roomy: Maps) -> None:
+    moved = FrontendEntry(parse_address("203.0.113.1"), 80, Protocol.TCP, 3, 0)
+    before = {key("a"): entry([frontend("10.96.0.1"), moved], [endpoint("10.1.0.1")])}
+    before[key("b")] = entry([frontend("10.96.0.2")], [endpoint("10.1.0.2")])
+    after = {
+        key("a"): before[key("a")]._replace(frontends=(frontend("10.96.0.1"),)),
+        key("b"): before[key("b")]._replace(frontends=(frontend("10.96.0.2"), moved)),
+    }
+    for start, end in ((before, after), (after, before)):
+        wipe(roomy)
+        with opened(roomy) as table:
+            bring(table, {}, start)
+            bring(table, start, end)
+            check_exact(roomy, end, table.usage())
+            assert table.read() == end
+
+
+def test_two_services_swap_their_frontends(roomy: Maps) -> None:
+    one, two = frontend("10.96.0.1"), frontend("10.96.0.2")
+    before = {
+        key("a"): entry([one], [endpoint("10.1.0.1")]),
+        key("b"): entry([two], [endpoint("10.1.0.2")]),
+    }
+    after = {k: e._replace(frontends=(two,) if k == key("a") else (one,)) for k, e in before.items()}
+    with opened(roomy) as table:
+        bring(table, {}, before)
+        with watched(roomy, before, after):
+            bring(table, before, after)
+        check_exact(roomy, after, table.usage())
+
+
+def test_a_service_made_anew_under_another_name_takes_over_without_a_gap(roomy: Maps) -> None:
+    """The frontend is replaced, never deleted and put again."""
+    with opened(roomy) as table:
+        bring(table, {}, {key("old"): WEB})
+        with watched(roomy, {key("old"): WEB}, {key("new"): WEB}) as steps:
+            bring(table, {key("old"): WEB}, {key("new"): WEB})
+        check_exact(roomy, {key("new"): WEB}, table.usage())
+    wanted = {(f.address, f.port, f.protocol) for f in WEB.frontends}
+    assert steps
+    assert all(seen >= wanted for seen in steps)
+
+
+def remember(maps: Maps, service: int, client: int, endpoint_id: int) -> None:
+    address = bytes(12) + struct.pack("=I", client)
+    packed = abi.AFFINITY_KEY.pack(address, service, abi.CONSTANTS["CLIENT_ADDRESS"])
+    maps["affinity"].update(packed, abi.AFFINITY.pack(1, endpoint_id, 0))
+
+
+@pytest.mark.parametrize("change", ["turned off", "dropped"])
+def test_affinity_is_forgotten_with_what_asked_for_it(roomy: Maps, change: str) -> None:
+    other = entry([frontend("10.96.0.7")], [endpoint("10.1.0.7")], affinity=60)
+    start = {key("api"): API, key("other"): other}
+    with opened(roomy) as table:
+        bring(table, {}, start)
+        ids = {name: id_ for id_, name in View(roomy).names.items()}
+        for client in range(5):
+            remember(roomy, ids[key("api")], client, 1)
+            remember(roomy, ids[key("other")], client, 2)
+        bring(table, start, {key("other"): other._replace(affinity_timeout=90), key("api"): API})
+        assert len(list(roomy["affinity"].items())) == 10
+        if change == "dropped":
+            table.apply({}, [key("api")])
+        else:
+            table.apply({key("api"): API._replace(affinity_timeout=0)}, ())
+        left = [abi.AFFINITY_KEY.unpack(packed)[1] for packed, _ in roomy["affinity"].items()]
+    assert left == [ids[key("other")]] * 5
+
+
+PINNED = re.compile(r'^PINNED\("\w+", (?:struct )?(\w+), (?:struct )?(\w+), (\w+),', re.MULTILINE)
+
+
+def test_the_maps_have_the_sizes_that_python_packs(roomy: Maps, place: BpfPlace) -> None:
+    """Regression, projectcalico/calico 2a9648d33f. What the kernel says, against what is read from abi.h."""
+    declared = PINNED.findall((abi.source_directory() / "maps.h").read_text())
+    sizes = {"u32": 4, "u64": 8} | {name: layout.size for name, layout in abi.LAYOUTS.items()}
+    wanted = {name: (sizes[key_], sizes[value]) for key_, value, name in declared}
+    assert wanted.keys() == {path.name for path in (place.bpffs / "roomy" / "maps").iterdir()}
+    assert {name: (roomy[name].shape.key_size, roomy[name].shape.value_size) for name in wanted} == wanted

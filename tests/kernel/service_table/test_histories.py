@@ -1,0 +1,164 @@
+"""Random histories of puts, drops, restarts and pauses, against a model."""
+
+from typing import ClassVar
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from ebpfproxy.dataplanes.delta import diff
+from ebpfproxy.dataplanes.ebpf import abi
+from ebpfproxy.dataplanes.ebpf.maps import Maps
+from ebpfproxy.dataplanes.ebpf.ranges import GRACE
+from ebpfproxy.dataplanes.ebpf.service_table import ServiceTable
+from ebpfproxy.errors import TableFull
+from ebpfproxy.model.address import Family, Protocol
+from tests.kernel.service_table.samples import (
+    BOTH,
+    CLUSTER,
+    LISTED,
+    Entries,
+    endpoint,
+    entry,
+    frontend,
+    key,
+    wipe,
+)
+from tests.support.clock import Clock
+from tests.support.service_maps import check_exact
+
+pytestmark = pytest.mark.kernel
+
+
+_KEYS = [
+    key("a"),
+    key("b"),
+    key("a", Protocol.UDP),
+    key("c", Protocol.TCP, Family.IPV6),
+]
+_FRONTENDS = [frontend(ip, port) for ip in ("10.96.0.1", "0.0.0.0", "fd00::1") for port in (80, 443)]
+_FLAGS = [
+    0,
+    abi.SERVICE_INTERNAL_LOCAL,
+    abi.SERVICE_EXTERNAL_LOCAL | abi.SERVICE_REJECT,
+    abi.SERVICE_INTERNAL_LOCAL | abi.SERVICE_EXTERNAL_LOCAL,
+]
+_PLACES = [(ip, port) for ip in ("10.1.0.1", "10.1.0.2", "10.1.0.3", "fd01::1") for port in (8080, 8081)]
+
+
+@st.composite
+def states(draw: st.DrawFn) -> Entries:
+    """Entries of a few keys; no frontend has two owners."""
+    chosen = draw(st.lists(st.sampled_from(_KEYS), unique=True, max_size=len(_KEYS)))
+    there = draw(st.sets(st.sampled_from(_FRONTENDS))) if chosen else set()
+    owners = {f: draw(st.sampled_from(chosen)) for f in sorted(there)}
+    made: Entries = {}
+    for each in chosen:
+        frontends = [
+            f._replace(flags=draw(st.sampled_from(_FLAGS))) for f, owner in owners.items() if owner == each
+        ]
+        places = draw(st.lists(st.sampled_from(_PLACES), unique=True, max_size=6))
+        endpoints = [
+            endpoint(ip, draw(st.sampled_from((CLUSTER, BOTH, LISTED, BOTH | abi.ENDPOINT_ON_NODE))), port)
+            for ip, port in places
+        ]
+        made[each] = entry(frontends, endpoints, draw(st.sampled_from((0, 0, 600))) if frontends else 0)
+    return made
+
+
+class Histories(RuleBasedStateMachine):
+    """`kernel` is what the maps should hold: all that was not refused."""
+
+    maps: ClassVar[Maps]
+    may_refuse: ClassVar[bool]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = Clock()
+        self.kernel: Entries = {}
+
+    @initialize()
+    def start(self) -> None:
+        wipe(self.maps)
+        self.table = ServiceTable(self.maps, self.clock)
+        assert self.table.read() == {}
+
+    def teardown(self) -> None:
+        if hasattr(self, "table"):
+            self.table.close()
+
+    @rule(wanted=states())
+    def change(self, wanted: Entries) -> None:
+        delta = diff(self.kernel, wanted)
+        refused, _ = self.table.apply(delta.puts, delta.drops)
+        assert self.may_refuse or not refused
+        assert all(isinstance(failure, TableFull) for failure in refused.values())
+        for each in delta.drops:
+            del self.kernel[each]
+        for each, put in delta.puts.items():
+            if each not in refused:
+                self.kernel[each] = put
+                taken = {f[:3] for f in put.frontends}
+                for other in self.kernel.keys() - {each}:
+                    kept = tuple(f for f in self.kernel[other].frontends if f[:3] not in taken)
+                    timeout = self.kernel[other].affinity_timeout if kept else 0
+                    self.kernel[other] = self.kernel[other]._replace(frontends=kept, affinity_timeout=timeout)
+        check_exact(self.maps, self.kernel, self.table.usage())
+
+    @rule(number=st.integers(0, 7))
+    def drop_one(self, number: int) -> None:
+        keys = sorted(self.kernel)
+        gone = keys[number % len(keys)] if keys else _KEYS[0]
+        self.table.apply({}, [gone])
+        self.kernel.pop(gone, None)
+        check_exact(self.maps, self.kernel, self.table.usage())
+
+    @rule()
+    def read(self) -> None:
+        assert self.table.read() == self.kernel
+        check_exact(self.maps, self.kernel, self.table.usage())
+
+    @rule()
+    def start_again(self) -> None:
+        self.table.close()
+        self.table = ServiceTable(self.maps, self.clock)
+        assert self.table.read() == self.kernel
+        check_exact(self.maps, self.kernel, self.table.usage())
+
+    @rule(seconds=st.sampled_from((1.0, GRACE)))
+    def wait(self, seconds: float) -> None:
+        self.clock.now += seconds
+
+    @precondition(lambda self: self.kernel)
+    @rule()
+    def put_the_same_again(self) -> None:
+        before = sorted(self.maps["services"].items())
+        refused, _ = self.table.apply(self.kernel, ())
+        if not refused:
+            assert sorted(self.maps["services"].items()) == before
+        check_exact(self.maps, self.kernel, self.table.usage())
+
+
+_HISTORIES = settings(
+    max_examples=30,
+    stateful_step_count=12,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def test_random_histories_leave_exactly_what_was_put(roomy_maps: Maps) -> None:
+    machine = type("Roomy", (Histories,), {"maps": roomy_maps, "may_refuse": False})
+    run_state_machine_as_test(machine, settings=_HISTORIES)
+
+
+def test_random_histories_in_maps_that_are_too_small_lose_nothing_else(tiny_maps: Maps) -> None:
+    machine = type("Tiny", (Histories,), {"maps": tiny_maps, "may_refuse": True})
+    run_state_machine_as_test(machine, settings=_HISTORIES)

@@ -1,0 +1,132 @@
+"""Each step of a change: what clients get meanwhile, and what becomes of it if the process ends there."""
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+from ebpfproxy.dataplanes.delta import diff
+from ebpfproxy.dataplanes.ebpf.maps import Maps
+from ebpfproxy.dataplanes.ebpf.service_table import ServiceTable
+from tests.kernel.service_table.samples import (
+    API,
+    BOTH,
+    CLUSTER,
+    LISTED,
+    SEVERAL,
+    WEB,
+    Entries,
+    bring,
+    endpoint,
+    exposed,
+    key,
+    opened,
+    wipe,
+)
+from tests.kernel.service_table.steps import interrupted, lists_of, watched
+from tests.support.service_maps import check_exact, check_safe
+
+pytestmark = pytest.mark.kernel
+
+
+class Crash(Exception):
+    pass
+
+
+CHANGES: dict[str, tuple[Entries, Entries]] = {
+    "first": ({}, SEVERAL),
+    "gone": (SEVERAL, {}),
+    "grows": (
+        {key("web"): WEB},
+        {key("web"): WEB._replace(endpoints=(*WEB.endpoints, endpoint("10.1.0.3"), endpoint("10.1.0.4")))},
+    ),
+    "shrinks": ({key("api"): API}, {key("api"): API._replace(endpoints=API.endpoints[1:2])}),
+    "scopes": (
+        {key("api"): API},
+        {
+            key("api"): API._replace(
+                endpoints=(
+                    endpoint("10.1.0.1", BOTH),
+                    endpoint("10.1.0.3", LISTED),
+                    endpoint("10.1.0.4", CLUSTER),
+                ),
+                affinity_timeout=0,
+            )
+        },
+    ),
+    "moves": (
+        {key("a"): WEB, key("b"): exposed(5)},
+        {
+            key("a"): WEB._replace(frontends=WEB.frontends[:1]),
+            key("b"): exposed(5)._replace(
+                frontends=tuple(sorted((*exposed(5).frontends, *WEB.frontends[1:])))
+            ),
+        },
+    ),
+    "renamed": ({key("old"): WEB, key("api"): API}, {key("new"): WEB, key("api"): API}),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_at_no_step_of_a_change_does_a_frontend_lead_anywhere_but_to_the_old_or_the_new(
+    roomy: Maps, change: str
+) -> None:
+    """Regression, kubernetes-sigs/kpng: services were written before their slots."""
+    before, after = CHANGES[change]
+    with opened(roomy) as table:
+        bring(table, {}, before)
+        with watched(roomy, before, after) as steps:
+            bring(table, before, after)
+        check_exact(roomy, after, table.usage())
+    assert steps
+
+
+def further(state: Entries) -> Entries:
+    """What is wanted after that: one endpoint more everywhere."""
+    return {
+        k: e._replace(endpoints=tuple(sorted((*e.endpoints, endpoint("10.1.7.7", BOTH)))))
+        for k, e in state.items()
+    }
+
+
+@pytest.mark.parametrize("meanwhile", [False, True])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_process_that_ends_at_any_step_leaves_what_the_next_one_completes(
+    roomy: Maps, change: str, meanwhile: bool
+) -> None:
+    """Also where, `meanwhile`, it became another state that is wanted."""
+    before, after = CHANGES[change]
+    wanted = further(after) if meanwhile else after
+    allowed = lists_of(before, after)
+    for length in itertools.count():
+        wipe(roomy)
+        with opened(roomy) as table:
+            bring(table, {}, before)
+            steps = itertools.count()
+
+            def crash(steps: Iterator[int] = steps, length: int = length) -> None:
+                if next(steps) == length:
+                    raise Crash
+
+            delta = diff(before, after)
+            complete = False
+            with interrupted(roomy, crash), contextlib.suppress(Crash):
+                table.apply(delta.puts, delta.drops)
+                complete = True
+            check_safe(roomy, allowed)
+            converge(roomy, wanted, (before, after), table if length % 2 else None)
+        if complete:
+            assert length
+            return
+
+
+def converge(maps: Maps, wanted: Entries, former: tuple[Entries, Entries], same: ServiceTable | None) -> None:
+    """Read and bring in step, in a new process or in the same one, which goes on after an error."""
+    with contextlib.ExitStack() as stack:
+        table = same or stack.enter_context(opened(maps))
+        with watched(maps, *former, wanted):
+            bring(table, table.read(), wanted)
+        check_exact(maps, wanted, table.usage())
+        assert table.read() == wanted
+        check_exact(maps, wanted, table.usage())

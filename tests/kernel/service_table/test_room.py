@@ -1,0 +1,133 @@
+"""Maps that are too small: what fits is served, and nothing leaks."""
+
+import pytest
+
+from ebpfproxy.dataplanes.ebpf.entries import ServicePortEntry
+from ebpfproxy.dataplanes.ebpf.maps import Maps
+from ebpfproxy.dataplanes.ebpf.ranges import GRACE
+from ebpfproxy.dataplanes.ebpf.service_table import ServiceTable
+from ebpfproxy.errors import TableFull
+from tests.kernel.service_table.samples import (
+    BOTH,
+    Entries,
+    bring,
+    endpoint,
+    entry,
+    exposed,
+    key,
+    opened,
+    wipe,
+)
+from tests.support.clock import Clock
+from tests.support.service_maps import check_exact
+
+pytestmark = pytest.mark.kernel
+
+
+def refused_names(table: ServiceTable, puts: Entries) -> dict[str, TableFull]:
+    refused, _ = table.apply(puts, ())
+    assert all(isinstance(failure, TableFull) for failure in refused.values())
+    return {k.name: failure for k, failure in refused.items() if isinstance(failure, TableFull)}
+
+
+def test_more_frontends_than_there_is_room_for(tiny: Maps) -> None:
+    """Regression, cilium/cilium#15864: a full map was told by its errno alone."""
+    wanted = {key(f"s{n}"): exposed(n, frontends=3) for n in range(4)}
+    with opened(tiny) as table:
+        refused = refused_names(table, wanted)
+        assert set(refused) == {"default/s2", "default/s3"}
+        failure = refused["default/s2"]
+        assert "map services is full" in failure.message
+        assert "8 entries, 9 are needed" in failure.message
+        assert failure.hint.startswith("raise --ebpf-services-max;")
+        served = {k: e for k, e in wanted.items() if k.name not in refused}
+        check_exact(tiny, served, table.usage())
+
+
+def test_what_fits_is_served_beside_what_does_not(tiny: Maps) -> None:
+    """One that is refused, for whatever map, takes no room from those after it."""
+    wanted = {
+        key("a"): exposed(1, frontends=6),
+        key("too-many-endpoints"): exposed(2, frontends=2, endpoints=16),
+        key("too-many-frontends"): exposed(3, frontends=3),
+        key("b"): exposed(4, frontends=2),
+    }
+    with opened(tiny) as table:
+        assert set(refused_names(table, wanted)) == {
+            "default/too-many-endpoints",
+            "default/too-many-frontends",
+        }
+        check_exact(tiny, {k: wanted[k] for k in (key("a"), key("b"))}, table.usage())
+
+
+def test_more_endpoints_than_there_is_room_for(tiny: Maps) -> None:
+    with opened(tiny) as table:
+        fits = {key("a"): exposed(1, endpoints=8)}
+        assert not refused_names(table, fits)
+        refused = refused_names(table, {key("b"): exposed(2, endpoints=8)})
+        assert "map endpoints is full" in refused["default/b"].message
+        assert "15 entries, 16 are needed" in refused["default/b"].message
+        assert refused["default/b"].hint.startswith("raise --ebpf-endpoints-max;")
+        check_exact(tiny, fits, table.usage())
+
+
+def test_more_slots_than_there_is_room_for(tiny: Maps) -> None:
+    """A list takes a power of two: 5 endpoints in two scopes take 16 places."""
+    two_scopes = exposed(1)._replace(
+        endpoints=tuple(sorted(endpoint(f"10.1.1.{i}", BOTH) for i in range(5))),
+    )
+    with opened(tiny) as table:
+        fits = {key("a"): two_scopes}
+        assert not refused_names(table, fits)
+        refused = refused_names(table, {key("b"): exposed(2)})
+        assert "map slots is full" in refused["default/b"].message
+        assert "16 entries, 17 are needed" in refused["default/b"].message
+        assert refused["default/b"].hint.startswith("raise --ebpf-slots-max;")
+        check_exact(tiny, fits, table.usage())
+
+
+def test_more_services_than_there_are_names_for(tiny: Maps) -> None:
+    wanted = {key(f"s{n}"): entry([], []) for n in range(9)}
+    with opened(tiny) as table:
+        refused = refused_names(table, wanted)
+        assert "map service_names is full" in refused["default/s8"].message
+        assert "8 entries, 9 are needed" in refused["default/s8"].message
+        assert refused["default/s8"].hint.startswith("raise --ebpf-services-max;")
+        check_exact(tiny, {k: e for k, e in wanted.items() if k != key("s8")}, table.usage())
+
+
+def test_a_service_that_outgrows_the_maps_keeps_what_it_had(tiny: Maps) -> None:
+    small = {key("a"): exposed(1, frontends=2, endpoints=4), key("b"): exposed(2)}
+    for large in (exposed(1, frontends=9, endpoints=4), exposed(1, 2, 15), exposed(1, 2, 12)):
+        wipe(tiny)
+        with opened(tiny) as table:
+            bring(table, {}, small)
+            assert set(refused_names(table, {key("a"): large})) == {"default/a"}
+            check_exact(tiny, small, table.usage())
+            assert table.read() == small
+
+
+@pytest.mark.parametrize(
+    "first", [exposed(1, frontends=8), exposed(1, endpoints=15), exposed(1, frontends=8, endpoints=8)]
+)
+def test_what_had_no_room_fits_once_others_are_gone(tiny: Maps, first: ServicePortEntry) -> None:
+    clock = Clock()
+    second = exposed(2, len(first.frontends), len(first.endpoints))
+    with opened(tiny, clock) as table:
+        bring(table, {}, {key("a"): first})
+        for _ in range(3):  # a refusal leaks nothing
+            assert set(refused_names(table, {key("b"): second})) == {"default/b"}
+        table.apply({}, [key("a")])
+        clock.now += GRACE
+        bring(table, {}, {key("b"): second})
+        check_exact(tiny, {key("b"): second}, table.usage())
+
+
+def test_a_full_map_still_takes_changes_of_what_is_there(tiny: Maps) -> None:
+    """The kernel keeps spare elements for replacing in a full hash (htab_map_update_elem, extra_elems)."""
+    full = {key("a"): exposed(1, frontends=8)}
+    changed = {key("a"): full[key("a")]._replace(endpoints=(endpoint("10.1.7.7"),), affinity_timeout=5)}
+    with opened(tiny) as table:
+        bring(table, {}, full)
+        bring(table, full, changed)
+        check_exact(tiny, changed, table.usage())

@@ -1,0 +1,203 @@
+"""Programs at cgroups: attached by links or without, replaced, and what becomes of a cgroup that goes."""
+
+import contextlib
+import errno
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ebpfproxy.errors import NotFound, Rejected, Unsupported
+from ebpfproxy.kernel import bpf, cgroup
+from ebpfproxy.kernel.bpf import Link, Program
+from tests.support.bpf_place import CONNECT4, BpfPlace, bpf_place, load_program, remove_cgroup
+
+pytestmark = pytest.mark.kernel
+
+
+@pytest.fixture(scope="module")
+def _place() -> Iterator[BpfPlace]:
+    with bpf_place() as made:
+        yield made
+
+
+@pytest.fixture
+def group(_place: BpfPlace) -> Iterator[Path]:
+    """A cgroup of the test's own, below that of the place."""
+    path = _place.cgroup / "group"
+    path.mkdir()
+    try:
+        yield path
+    finally:
+        remove_cgroup(path)
+
+
+@pytest.fixture
+def pin(_place: BpfPlace) -> Iterator[Path]:
+    path = _place.bpffs / "link"
+    try:
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def one() -> Iterator[Program]:
+    made = load_program(name=b"one")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def two() -> Iterator[Program]:
+    made = load_program(name=b"two")
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def no_descriptor_is_left(group: Path, one: Program, two: Program) -> Iterator[None]:
+    before = len(list(os.scandir("/proc/self/fd")))
+    yield
+    assert len(list(os.scandir("/proc/self/fd"))) == before
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait, for ten seconds at most."""
+    end = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def link_id(pin: Path) -> int:
+    with contextlib.closing(Link.pinned(pin)) as link:
+        return int.from_bytes(link.facts(32)[4:8], "little")
+
+
+def test_a_link_attaches_until_it_is_unpinned(group: Path, pin: Path, one: Program) -> None:
+    assert cgroup.programs(group, CONNECT4) == []
+    cgroup.attach_link(one, group, CONNECT4, pin)
+    assert cgroup.programs(group, CONNECT4) == [one.id]
+    with contextlib.closing(Link.pinned(pin)) as link:
+        assert link.program_id == one.id
+        assert link.cgroup_id == group.stat().st_ino
+    pin.unlink()
+    until(lambda: not cgroup.programs(group, CONNECT4))  # a link is let go in the background
+
+
+def test_another_program_takes_the_place_of_the_first_in_the_same_link(
+    group: Path, pin: Path, one: Program, two: Program
+) -> None:
+    cgroup.attach_link(one, group, CONNECT4, pin)
+    link = link_id(pin)
+    cgroup.attach_link(two, group, CONNECT4, pin)
+    assert cgroup.programs(group, CONNECT4) == [two.id]
+    assert link_id(pin) == link
+
+
+def test_attaching_the_same_program_again_changes_nothing(group: Path, pin: Path, one: Program) -> None:
+    cgroup.attach_link(one, group, CONNECT4, pin)
+    link = link_id(pin)
+    cgroup.attach_link(one, group, CONNECT4, pin)
+    assert cgroup.programs(group, CONNECT4) == [one.id]
+    assert link_id(pin) == link
+
+
+def test_a_link_whose_cgroup_is_gone_is_made_anew(group: Path, pin: Path, one: Program, two: Program) -> None:
+    """Regression, projectcalico/calico#12801: ENOLINK at each start, for good."""
+    cgroup.attach_link(one, group, CONNECT4, pin)
+    group.rmdir()
+    with contextlib.closing(Link.pinned(pin)) as link:
+        until(lambda: link.cgroup_id == 0)  # the kernel lets go of a cgroup in the background
+        with pytest.raises(Rejected) as caught:
+            link.replace(two)
+        assert bpf.errno_of(caught.value) == errno.ENOLINK
+    group.mkdir()
+    cgroup.attach_link(two, group, CONNECT4, pin)
+    assert cgroup.programs(group, CONNECT4) == [two.id]
+    with contextlib.closing(Link.pinned(pin)) as link:
+        assert link.cgroup_id == group.stat().st_ino
+
+
+def test_a_link_at_another_cgroup_is_moved(group: Path, pin: Path, one: Program) -> None:
+    """Regression, cilium/cilium#48420: a link that exists, at a cgroup without processes."""
+    other = group / "other"
+    other.mkdir()
+    cgroup.attach_link(one, other, CONNECT4, pin)
+    cgroup.attach_link(one, group, CONNECT4, pin)
+    assert cgroup.programs(group, CONNECT4) == [one.id]
+    until(lambda: not cgroup.programs(other, CONNECT4))
+
+
+def test_a_cgroup_below_runs_the_programs_of_those_above(group: Path, pin: Path, one: Program) -> None:
+    below = group / "below"
+    below.mkdir()
+    cgroup.attach_link(one, group, CONNECT4, pin)
+    assert cgroup.programs(below, CONNECT4) == []
+    assert one.id in cgroup.programs(below, CONNECT4, effective=True)
+    assert one.id not in cgroup.programs(group.parent, CONNECT4, effective=True)
+
+
+def test_links_attach_beside_the_programs_of_others(
+    group: Path, pin: Path, one: Program, two: Program
+) -> None:
+    cgroup.attach_multi(one, group, CONNECT4, None)
+    cgroup.attach_link(two, group, CONNECT4, pin)
+    assert cgroup.programs(group, CONNECT4) == [one.id, two.id]
+    cgroup.detach(one, group, CONNECT4)
+    assert cgroup.programs(group, CONNECT4) == [two.id]
+
+
+def test_without_links_a_program_is_replaced_in_place(group: Path, one: Program, two: Program) -> None:
+    third = load_program(name=b"third")
+    cgroup.attach_multi(one, group, CONNECT4, None)
+    cgroup.attach_multi(third, group, CONNECT4, None)
+    cgroup.attach_multi(two, group, CONNECT4, one)
+    assert cgroup.programs(group, CONNECT4) == [two.id, third.id]
+    third.close()
+
+
+def test_without_links_a_program_in_whose_place_to_go_may_be_gone(
+    group: Path, one: Program, two: Program
+) -> None:
+    cgroup.attach_multi(two, group, CONNECT4, one)
+    assert cgroup.programs(group, CONNECT4) == [two.id]
+
+
+def test_detaching_twice_is_no_error(group: Path, one: Program) -> None:
+    cgroup.attach_multi(one, group, CONNECT4, None)
+    cgroup.detach(one, group, CONNECT4)
+    cgroup.detach(one, group, CONNECT4)
+    assert cgroup.programs(group, CONNECT4) == []
+
+
+def test_a_cgroup_that_does_not_exist_is_named(group: Path, pin: Path, one: Program) -> None:
+    missing = group / "missing"
+    for act in (
+        lambda: cgroup.programs(missing, CONNECT4),
+        lambda: cgroup.attach_link(one, missing, CONNECT4, pin),
+        lambda: cgroup.attach_multi(one, missing, CONNECT4, None),
+        lambda: cgroup.detach(one, missing, CONNECT4),
+        lambda: cgroup.programs(group / "cgroup.procs", CONNECT4),
+    ):
+        with pytest.raises(NotFound, match=str(group)):
+            act()
+    assert not pin.exists()
+
+
+def test_a_folder_that_is_no_cgroup_is_refused(pin: Path, tmp_path: Path, one: Program) -> None:
+    with pytest.raises((Rejected, Unsupported)):
+        cgroup.attach_link(one, tmp_path, CONNECT4, pin)
+    with pytest.raises(Rejected):
+        cgroup.attach_multi(one, tmp_path, CONNECT4, None)
+    assert not pin.exists()
+
+
+def test_a_program_of_another_hook_is_refused(group: Path, pin: Path, one: Program) -> None:
+    with pytest.raises((Rejected, Unsupported)):
+        cgroup.attach_link(one, group, CONNECT4 + 1, pin)
+    assert not pin.exists()
+    assert cgroup.programs(group, CONNECT4 + 1) == []

@@ -1,0 +1,141 @@
+"""bcc for real: what it makes, what it says of bad programs, and its idea of our structs."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ebpfproxy.dataplanes.ebpf import abi
+from ebpfproxy.dataplanes.ebpf.maps import MapSizes
+from ebpfproxy.errors import KernelError, Rejected
+from ebpfproxy.kernel.bpf import Map, Program
+from ebpfproxy.kernel.compiler import ProgramSpec, build
+from tests.support.bpf_place import CONNECT4, SOCK_ADDR, BpfPlace, bpf_place
+
+pytestmark = pytest.mark.kernel
+
+CONNECT = ProgramSpec("connect4", SOCK_ADDR, CONNECT4)
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[BpfPlace]:
+    with bpf_place() as made:
+        yield made
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    """A copy of ours, for changing."""
+    shutil.copytree(abi.source_directory(), tmp_path / "bpf")
+    return tmp_path / "bpf"
+
+
+def compile_(place: BpfPlace, source: Path, *programs: ProgramSpec, name: str) -> Path:
+    folder = place.bpffs / name
+    (folder / "maps").mkdir(parents=True)
+    sizes = MapSizes(8, 16, 16, 16, 16).defines()
+    build(source, sizes, programs, folder / "maps", folder / "programs")
+    return folder
+
+
+def failure_of(place: BpfPlace, source: Path, *programs: ProgramSpec, name: str) -> KernelError:
+    with pytest.raises(Rejected) as caught:
+        compile_(place, source, *programs, name=name)
+    assert not (place.bpffs / name / "programs").exists()
+    return caught.value
+
+
+def test_programs_appear_all_at_once_beside_their_maps(place: BpfPlace) -> None:
+    folder = compile_(place, abi.source_directory() / "connect.c", CONNECT, name="good")
+    assert [path.name for path in (folder / "programs").iterdir()] == ["connect4"]
+    assert not (folder / "programs_partial").exists()
+    program = Program.pinned(folder / "programs" / "connect4")
+    assert program.id
+    program.close()
+
+
+def test_maps_that_are_pinned_are_used_again_with_what_is_in_them(place: BpfPlace) -> None:
+    source = abi.source_directory() / "connect.c"
+    folder = compile_(place, source, CONNECT, name="twice")
+    with_entry = Map.pinned(folder / "maps" / "service_names")
+    with_entry.update(b"\1\0\0\0", bytes(abi.SERVICE_NAME.size))
+    build(source, MapSizes(8, 16, 16, 16, 16).defines(), (CONNECT,), folder / "maps", folder / "more")
+    again = Map.pinned(folder / "maps" / "service_names")
+    assert again.shape.id == with_entry.shape.id
+    assert again.lookup(b"\1\0\0\0") is not None
+    with_entry.close()
+    again.close()
+
+
+def test_what_a_killed_compiler_left_is_replaced(place: BpfPlace) -> None:
+    (place.bpffs / "killed" / "programs_partial").mkdir(parents=True)
+    (place.bpffs / "killed" / "programs_partial" / "old").mkdir()
+    folder = place.bpffs / "killed"
+    (folder / "maps").mkdir()
+    source = abi.source_directory() / "connect.c"
+    build(source, MapSizes(8, 16, 16, 16, 16).defines(), (CONNECT,), folder / "maps", folder / "programs")
+    assert [path.name for path in folder.iterdir() if "partial" in path.name] == []
+
+
+def test_a_mistake_in_a_header_is_told_by_that_headers_name_and_line(place: BpfPlace, sources: Path) -> None:
+    header = sources / "service.h"
+    lines = header.read_text().splitlines()
+    lines.append("static int broken(void) { return no_such_thing; }")
+    header.write_text("\n".join(lines) + "\n")
+    failure = failure_of(place, sources / "connect.c", CONNECT, name="mistake")
+    assert failure.message.startswith("cannot load the programs of connect.c: ")
+    assert f"service.h:{len(lines)}:" in failure.message
+    assert "no_such_thing" in failure.message
+
+
+def test_a_function_that_is_declared_nowhere_is_a_mistake(place: BpfPlace, sources: Path) -> None:
+    """clang alone would warn, and the verifier then say something else."""
+    source = sources / "connect.c"
+    source.write_text(source.read_text() + "\nint extra(struct bpf_sock_addr *ctx) { return nobody(ctx); }\n")
+    failure = failure_of(place, source, CONNECT, name="undeclared")
+    assert "nobody" in failure.message
+    assert "connect.c:" in failure.message
+
+
+def test_a_program_that_the_verifier_refuses_is_named(place: BpfPlace, sources: Path) -> None:
+    source = sources / "connect.c"
+    source.write_text(
+        source.read_text() + "\nint bad(struct bpf_sock_addr *ctx) { return *(int *)(long)ctx->user_port; }\n"
+    )
+    failure = failure_of(place, source, ProgramSpec("bad", SOCK_ADDR, CONNECT4), name="refused")
+    assert "bad" in failure.message
+    assert any("R" in note for note in failure.__notes__)
+
+
+def test_a_program_that_is_not_in_the_source_is_named(place: BpfPlace) -> None:
+    spec = ProgramSpec("absent", SOCK_ADDR, CONNECT4)
+    failure = failure_of(place, abi.source_directory() / "connect.c", spec, name="absent")
+    assert "absent" in failure.message
+
+
+def test_the_bpf_compiler_lays_out_every_struct_as_python_does(place: BpfPlace, sources: Path) -> None:
+    """Regression, projectcalico/calico 2a9648d33f: the target's own compiler is asked, not the host's."""
+    build(asserting(sources, 0), {}, (), place.bpffs / "no_maps", place.bpffs / "layouts")
+    with pytest.raises(Rejected, match="service_key"):
+        build(asserting(sources, 1), {}, (), place.bpffs / "no_maps", place.bpffs / "wrong_layouts")
+
+
+def asserting(sources: Path, error: int) -> Path:
+    """A source that compiles if every size and offset is Python's plus `error`."""
+    lines = ["#include <uapi/linux/bpf.h>", '#include "abi.h"']
+    for name, layout in abi.LAYOUTS.items():
+        facts = [(f"sizeof(struct {name})", layout.size)]
+        facts += [(f"__builtin_offsetof(struct {name}, {f.name})", f.offset) for f in layout.fields]
+        facts += [(f"sizeof(((struct {name} *)0)->{f.name})", f.size) for f in layout.fields]
+        lines += [f'_Static_assert({text} == {value + error}, "{name}");' for text, value in facts]
+    source = sources / "layouts.c"
+    source.write_text("\n".join(lines) + "\n")
+    return source
+
+
+def test_nothing_is_left_open_by_a_build(place: BpfPlace) -> None:
+    before = len(list(os.scandir("/proc/self/fd")))
+    compile_(place, abi.source_directory() / "connect.c", CONNECT, name="closed")
+    assert len(list(os.scandir("/proc/self/fd"))) == before

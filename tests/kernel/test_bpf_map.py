@@ -1,0 +1,339 @@
+"""bpf.Map against maps of every type that we use."""
+
+import contextlib
+import errno
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ebpfproxy.errors import AlreadyExists, KernelError, NotFound, Rejected, TableFull, Unsupported
+from ebpfproxy.kernel import bpf
+from ebpfproxy.kernel.bpf import Link, Map, Program
+from tests.support.bpf_place import (
+    ARRAY,
+    CONNECT4,
+    HASH,
+    LPM_TRIE,
+    MMAPABLE,
+    NO_PREALLOC,
+    PERCPU_ARRAY,
+    PERCPU_HASH,
+    RETURN_1,
+    SOCK_ADDR,
+    BpfPlace,
+    bpf_place,
+    create_map,
+    load_program,
+)
+
+pytestmark = pytest.mark.kernel
+
+MANY = 10_000  # more than two batches
+
+
+def u32(number: int) -> bytes:
+    return struct.pack("=I", number)
+
+
+def u64(number: int) -> bytes:
+    return struct.pack("=Q", number)
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[BpfPlace]:
+    with bpf_place() as made:
+        yield made
+
+
+@contextlib.contextmanager
+def hash_map(entries: int, contents: dict[bytes, bytes] | None = None) -> Iterator[Map]:
+    made = create_map(HASH, 4, 8, entries)
+    try:
+        made.update_all(list((contents or {}).items()))
+        yield made
+    finally:
+        made.close()
+
+
+def descriptors() -> set[str]:
+    return {entry.name for entry in os.scandir("/proc/self/fd")}
+
+
+@pytest.fixture(autouse=True)
+def no_descriptor_is_left(place: BpfPlace) -> Iterator[None]:
+    before = len(descriptors())
+    yield
+    assert len(descriptors()) == before
+
+
+def test_what_is_written_is_read_until_it_is_deleted() -> None:
+    with hash_map(4) as made:
+        assert made.lookup(u32(1)) is None
+        made.update(u32(1), u64(7))
+        made.update(u32(1), u64(8))
+        assert made.lookup(u32(1)) == u64(8)
+        assert made.delete(u32(1)) is True
+        assert made.delete(u32(1)) is False
+        assert made.lookup(u32(1)) is None
+
+
+def test_the_shape_is_what_the_map_was_made_with() -> None:
+    made = create_map(HASH, 4, 8, 33, NO_PREALLOC)
+    shape = made.shape
+    made.close()
+    assert shape[0] == HASH
+    assert shape[2:] == (4, 8, 33, NO_PREALLOC, "test")
+    assert shape.id > 0
+
+
+def test_a_full_map_says_so_and_takes_changes_of_what_is_there() -> None:
+    with hash_map(2, {u32(1): u64(1), u32(2): u64(2)}) as made:
+        with pytest.raises(TableFull, match="map test"):
+            made.update(u32(3), u64(3))
+        with pytest.raises(TableFull, match="map test"):
+            made.update_all([(u32(3), u64(3))])
+        made.update(u32(2), u64(22))
+        made.update_all([(u32(1), u64(11))])
+        assert dict(made.items()) == {u32(1): u64(11), u32(2): u64(22)}
+
+
+def test_flags_tell_what_must_or_must_not_be_there() -> None:
+    no_exist, exist = 1, 2
+    with hash_map(2) as made:
+        with pytest.raises(NotFound):
+            made.update(u32(1), u64(1), exist)
+        made.update(u32(1), u64(1), no_exist)
+        with pytest.raises(AlreadyExists):
+            made.update(u32(1), u64(2), no_exist)
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_a_walk_over_more_than_a_batch_finds_every_entry_once(
+    one_by_one: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents = {u32(n): u64(n * n) for n in range(MANY)}
+    with hash_map(MANY, contents) as made:
+        if one_by_one:
+            without_batches(monkeypatch)
+        found = list(made.items())
+    assert len(found) == MANY
+    assert dict(found) == contents
+
+
+def without_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a kernel before 5.6, for reading."""
+
+    def refuse(*_: object) -> int:
+        raise Unsupported("batch on map test: Invalid argument")
+
+    monkeypatch.setattr(Map, "_batch", refuse)
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+@pytest.mark.parametrize("kind", [HASH, LPM_TRIE])
+def test_an_empty_map_has_no_entries(kind: int, one_by_one: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = create_map(kind, 8, 8, 16, NO_PREALLOC)
+    if one_by_one:
+        without_batches(monkeypatch)
+    assert list(made.items()) == []
+    made.close()
+
+
+def test_an_empty_batch_is_written_without_a_call() -> None:
+    with hash_map(1) as made:
+        made.update_all([])
+        assert list(made.items()) == []
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 7])
+def test_a_bucket_longer_than_a_batch_makes_the_batch_longer(
+    chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel answers ENOSPC then (__htab_map_lookup_and_delete_batch in kernel/bpf/hashtab.c)."""
+    contents = {u32(n): u64(n) for n in range(256)}
+    refusals = []
+    original = bpf.error
+
+    def noted(number: int, what: str) -> KernelError:
+        refusals.append(number)
+        return original(number, what)
+
+    with hash_map(256, contents) as made:
+        monkeypatch.setattr(bpf, "_CHUNK", chunk)
+        monkeypatch.setattr(bpf, "error", noted)
+        found = list(made.items())
+    assert len(found) == len(contents)
+    assert dict(found) == contents
+    assert errno.ENOSPC in refusals or chunk > 2
+
+
+def test_an_array_is_walked_in_full() -> None:
+    made = create_map(ARRAY, 4, 8, 5000)
+    made.update_all([(u32(4999), u64(1)), (u32(0), u64(2))])
+    found = dict(made.items())
+    made.close()
+    assert len(found) == 5000
+    assert (found[u32(4999)], found[u32(0)], found[u32(1)]) == (u64(1), u64(2), u64(0))
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_networks_of_every_length_are_walked(one_by_one: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def key(length: int, address: int) -> bytes:
+        return struct.pack("=I", length) + address.to_bytes(4, "big")
+
+    contents = {key(length, 0x0A000000): u32(length) for length in range(8, 33)}
+    contents |= {key(32, 0x0A010000 + n): u32(n) for n in range(300)}
+    made = create_map(LPM_TRIE, 8, 4, 4096, NO_PREALLOC)
+    for packed, value in contents.items():
+        made.update(packed, value)
+    if one_by_one:
+        without_batches(monkeypatch)
+    found = list(made.items())
+    assert made.lookup(key(32, 0x0A010005)) == u32(5)
+    assert made.lookup(key(32, 0x0A020000)) == u32(14)  # the longest match, 10.0.0.0/14
+    assert made.delete(key(8, 0x0A000000))
+    assert not made.delete(key(8, 0x0A000000))
+    made.close()
+    assert len(found) == len(contents)
+    assert dict(found) == contents
+
+
+@pytest.mark.parametrize("kind", [PERCPU_HASH, PERCPU_ARRAY])
+@pytest.mark.parametrize("size", [4, 8, 12])
+def test_a_per_cpu_value_is_that_of_each_cpu_padded_to_eight_bytes(kind: int, size: int) -> None:
+    cpus, stride = bpf.possible_cpus(), (size + 7) // 8 * 8
+    made = create_map(kind, 4, size, 3)
+    values = {
+        u32(n): b"".join(bytes([16 * n + cpu] * size).ljust(stride, b"\0") for cpu in range(cpus))
+        for n in range(3)
+    }
+    for packed, value in values.items():
+        made.update(packed, value)
+    assert {packed: made.lookup(packed) for packed in values} == values
+    assert dict(made.items()) == values
+    made.close()
+
+
+def test_there_are_as_many_possible_cpus_as_the_kernel_counts() -> None:
+    assert bpf.possible_cpus() >= (os.cpu_count() or 1)
+
+
+def test_entries_that_go_during_a_walk_do_no_harm() -> None:
+    contents = {u32(n): u64(n) for n in range(MANY)}
+    with hash_map(MANY, contents) as made:
+        seen = 0
+        for packed, _ in made.items():
+            made.delete(packed)
+            seen += 1
+        assert seen <= MANY
+        assert seen + len(list(made.items())) >= MANY
+
+
+def test_an_array_in_memory_is_the_map_itself_and_outlives_its_descriptor() -> None:
+    made = create_map(ARRAY, 4, 4, 1000, MMAPABLE)
+    memory = made.mapped()
+    struct.pack_into("=I", memory, 8 * 999, 42)  # elements are 8-byte aligned
+    assert made.lookup(u32(999)) == u32(42)
+    made.update(u32(1), u32(7))
+    made.close()
+    assert struct.unpack_from("=I", memory, 8) == (7,)
+    assert len(memory) >= 8 * 1000
+    memory.close()
+
+
+def test_a_map_that_is_not_made_for_it_is_not_mapped_into_memory() -> None:
+    array, table = create_map(ARRAY, 4, 4, 4), create_map(HASH, 4, 4, 4)
+    with pytest.raises(KernelError, match="cannot map test into memory"):
+        array.mapped()
+    with pytest.raises(Unsupported, match="cannot map test into memory"):
+        table.mapped()
+    array.close()
+    table.close()
+
+
+def test_a_pinned_map_is_the_same_map(place: BpfPlace) -> None:
+    path = place.bpffs / "pinned"
+    with hash_map(4, {u32(1): u64(1)}) as made:
+        made.pin(path)
+        with pytest.raises(AlreadyExists, match="pinned"):
+            made.pin(path)
+    again = Map.pinned(path)
+    assert again.name == "pinned"
+    assert again.lookup(u32(1)) == u64(1)
+    again.close()
+    path.unlink()
+    with pytest.raises(NotFound, match="pinned"):
+        Map.pinned(path)
+
+
+def test_what_is_pinned_and_is_no_map_is_refused(place: BpfPlace) -> None:
+    path = place.bpffs / "a_program"
+    program = load_program()
+    program.pin(path)
+    program.close()
+    with pytest.raises(Rejected, match="a_program is no map"):
+        Map.pinned(path)
+    with contextlib.closing(Program.pinned(path)) as again:
+        assert again.id
+    with pytest.raises(Rejected, match="a_program is no link"):
+        Link.pinned(path)
+    path.unlink()
+
+
+def test_nothing_can_be_pinned_outside_of_a_bpffs(tmp_path: Path) -> None:
+    with hash_map(1) as made, pytest.raises(Rejected, match="cannot pin"):
+        made.pin(tmp_path / "map")
+
+
+def test_closing_twice_closes_nobody_elses_descriptor() -> None:
+    made = create_map(HASH, 4, 8, 1)
+    fd = made.fd
+    made.close()
+    other = os.open("/dev/null", os.O_RDONLY)  # gets the number that is free again
+    made.close()
+    assert os.fstat(other)
+    os.close(other)
+    assert other == fd
+
+
+def test_walks_that_are_left_early_keep_nothing_open() -> None:
+    with hash_map(MANY, {u32(n): u64(n) for n in range(MANY)}) as made:
+        before = descriptors()
+        for _ in range(3):
+            next(made.items())
+        assert descriptors() == before
+
+
+# Features
+
+
+def test_a_program_that_the_kernel_takes_is_told_from_those_that_it_does_not() -> None:
+    assert bpf.loads(SOCK_ADDR, CONNECT4, RETURN_1)
+    assert not bpf.loads(SOCK_ADDR, 255, RETURN_1)  # no such hook
+    assert not bpf.loads(255, CONNECT4, RETURN_1)  # no such type
+    assert not bpf.loads(SOCK_ADDR, CONNECT4, RETURN_1[8:])  # r0 was never set
+    call = struct.pack("=BBhi", 0x85, 0, 0, 100_000)  # no such helper
+    assert not bpf.loads(SOCK_ADDR, CONNECT4, call + RETURN_1)
+
+
+def test_without_the_capabilities_probing_is_an_error_and_not_a_no() -> None:
+    script = """
+import ctypes, struct
+from ebpfproxy.errors import Rejected
+from ebpfproxy.kernel import bpf
+assert ctypes.CDLL(None).capset(struct.pack("=Ii", 0x20080522, 0), bytes(24)) == 0
+code = bytes.fromhex("b7000000010000009500000000000000")
+try:
+    bpf.loads(18, 10, code)
+except Rejected as failure:
+    assert "CAP_BPF" in failure.hint
+else:
+    raise AssertionError("loaded")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,101 @@
+"""Whatever is in the cluster, it is planned: broken objects through parse, tracker, plan and render.
+
+A short run; `make fuzz` makes it a long one by --junk.
+"""
+
+import struct
+from socket import htons
+
+import pytest
+
+from ebpfproxy.dataplanes.ebpf import abi, entries
+from ebpfproxy.dataplanes.ebpf.entries import Entry, Key, ServicePortEntry
+from ebpfproxy.dataplanes.ebpf.hooks import SOCKET_HOOKS
+from ebpfproxy.model.address import Network, parse_network
+from ebpfproxy.model.cluster import ClusterState
+from ebpfproxy.model.service import NamespacedName
+from ebpfproxy.plan.claims import Claims
+from ebpfproxy.plan.exposure import plan_service
+from ebpfproxy.plan.node_ports import plan_node
+from ebpfproxy.plan.service_plan import PlanContext, ServicePortPlan
+from ebpfproxy.source.event import AddressesChanged, Event
+from ebpfproxy.source.parse import parse_node, parse_service, parse_slice
+from ebpfproxy.source.tracker import Tracker
+from tests.support.junk import junk_objects
+
+CONTEXT = PlanContext(node_name="here", node_port_primary=True)
+PARSERS = {"Service": parse_service, "EndpointSlice": parse_slice, "Node": parse_node}
+LOCAL = frozenset(map(parse_network, ("127.0.0.0/8", "192.0.2.10/32", "::1/128")))
+BATCH = 50
+
+
+class Planner:
+    """As the agent does it: only what changed is planned again."""
+
+    def __init__(self) -> None:
+        self.tracker = Tracker(started=0.0)
+        self.claims = Claims()
+        self.state = ClusterState({}, {})
+        self.fold(AddressesChanged(LOCAL))
+
+    def fold(self, event: Event) -> None:
+        self.tracker.fold(event)
+
+    def sync(self) -> dict[Key, Entry]:
+        """The entries of what changed."""
+        drained = self.tracker.drain()
+        self.state = drained.state
+        names = drained.services | self.state.services.keys() if drained.everything else drained.services
+        changed: list[ServicePortPlan] = []
+        for name in names:
+            changed += self.claims.update(name, plans_of(self.state, name)).plans
+        node = plan_node(self.state.local_networks, self.state.node, CONTEXT) if drained.everything else None
+        return entries.render(changed, node, SOCKET_HOOKS)
+
+
+def plans_of(state: ClusterState, name: NamespacedName) -> tuple[ServicePortPlan, ...]:
+    service = state.services.get(name)
+    if service is None:
+        return ()
+    return tuple(plan_service(service, state.slices_of(service.name).values(), state.node, CONTEXT))
+
+
+def check(entry: Entry | None, key: Key) -> None:
+    """The kernel's layouts can hold it. Raises struct.error, OverflowError or AssertionError."""
+    if isinstance(key, Network):
+        abi.NETWORK_KEY.pack(key.length, key.address)
+    if not isinstance(entry, ServicePortEntry):
+        return
+    places = [(address, port) for address, port, _ in entry.endpoints]
+    assert places == sorted(set(places))
+    assert entry.frontends == tuple(sorted(set(entry.frontends)))
+    for address, port, protocol, kind, flags in entry.frontends:
+        assert port
+        abi.SERVICE_KEY.pack(address, htons(port), protocol, 0)
+        abi.SERVICE.pack(bytes(8), bytes(8), 1, entry.affinity_timeout, flags, kind, 0)
+    for address, port, flags in entry.endpoints:
+        assert port
+        abi.ENDPOINT.pack(address, htons(port), flags, 1)
+
+
+def test_broken_objects_are_planned_and_what_changed_is_all_that_had_to_be(
+    request: pytest.FixtureRequest,
+) -> None:
+    planner, rendered = Planner(), 0
+    for position, (kind, raw) in enumerate(junk_objects(seed=2, n=request.config.getoption("--junk")), 1):
+        planner.fold(PARSERS[kind](raw))
+        if position % BATCH:
+            continue
+        for key, entry in planner.sync().items():
+            try:
+                check(entry, key)
+            except (struct.error, OverflowError) as failure:
+                raise AssertionError(f"{key}: {entry}") from failure
+            rendered += 1
+    planner.sync()
+    afresh = Claims()
+    for name in sorted(planner.state.services, reverse=True):
+        afresh.update(name, plans_of(planner.state, name))
+    assert planner.claims.plans == afresh.plans
+    assert planner.claims.conflicts == afresh.conflicts
+    assert rendered > request.config.getoption("--junk") / 10
