@@ -55,7 +55,7 @@ class Load:
     def measure(
         self, place: Place, mode: str, targets: Path, samples: int, *, seed: int = 0, connected: bool = False
     ) -> "list[array.array[int]]":
-        """For each list of targets, in order, the nanoseconds of its connections; `mode`: connect, crr or udp.
+        """For each list of targets, in order, the nanoseconds of its connections (connect, crr or udp).
 
         There are `samples` of them altogether, after a warm-up. Raises LoadFailed at the first that fails.
         """
