@@ -64,8 +64,10 @@ fuzz: $(STAMP)  ## 200 000 broken API objects through parse, plan and render
 	$(PYTHON) -m pytest -q --timeout=0 --junk=200000 tests/unit/source/test_junk.py tests/unit/plan/test_junk_plans.py
 
 .PHONY: soak
-soak: $(STAMP)  ## ten minutes of connections while endpoints come and go and the agent is killed
-	$(CLI) bench churn --connects=0 --seconds=600 --crash-s=20
+soak: $(STAMP)  ## a million connections while endpoints come and go, agents are killed, the API server is away
+	$(CLI) bench churn --seconds=0 --crash-s=15
+	$(CLI) bench churn --seconds=0 --crash-s=15 --replace
+	$(PYTHON) -m pytest -q --timeout=0 --connects=1000000 tests/kernel/test_agent_api.py -k no_connection_fails
 
 .PHONY: bench
 bench: $(STAMP)  ## the figures of docs/benchmarks.md, measured here

@@ -159,7 +159,8 @@ enum network_flag {
 
 /* The one entry of `node`. */
 struct node {
-	__u64 netns_cookie; /* of the namespace that counts as the node itself */
+	__u64
+	    netns_cookie; /* of the namespace that counts as the node itself; 0: the initial one */
 };
 
 /* Index of `counters`, and why the socket path did what it did. */

@@ -60,14 +60,22 @@ static __always_inline int give6(struct bpf_sock_addr *ctx, const struct service
 	return CONTINUE;
 }
 
-#define HOOK(name, family, act)                                                                    \
+static __always_inline bool is_connected(struct bpf_sock_addr *ctx)
+{
+	struct bpf_sock *sk = ctx->sk;
+
+	return sk && sk->state == BPF_TCP_ESTABLISHED;
+}
+
+#define HOOK(name, family, act, ...)                                                               \
 	int name(struct bpf_sock_addr *ctx)                                                        \
 	{                                                                                          \
 		struct service_key peer = {};                                                      \
                                                                                                    \
 		if (!dialed##family(ctx, &peer))                                                   \
 			return CONTINUE;                                                           \
-		switch (act(&peer, bpf_get_netns_cookie(ctx), bpf_get_socket_cookie(ctx))) {       \
+		switch (act(&peer, bpf_get_netns_cookie(ctx), bpf_get_socket_cookie(ctx),          \
+			    ##__VA_ARGS__)) {                                                      \
 		case TRANSLATED:                                                                   \
 			return give##family(ctx, &peer);                                           \
 		case REFUSED:                                                                      \
@@ -79,8 +87,8 @@ static __always_inline int give6(struct bpf_sock_addr *ctx, const struct service
 
 HOOK(connect4, 4, socket_connect)
 HOOK(connect6, 6, socket_connect)
-HOOK(sendmsg4, 4, socket_send)
-HOOK(sendmsg6, 6, socket_send)
+HOOK(sendmsg4, 4, socket_send, is_connected(ctx))
+HOOK(sendmsg6, 6, socket_send, is_connected(ctx))
 
 #define HOOK_BACK(name, family, datagram)                                                          \
 	int name(struct bpf_sock_addr *ctx)                                                        \

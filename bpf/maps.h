@@ -20,7 +20,7 @@ PINNED("array", u32, u32, slots, SLOTS_MAX, BPF_F_MMAPABLE);
 PINNED("array", u32, struct endpoint, endpoints, ENDPOINTS_MAX, BPF_F_MMAPABLE);
 PINNED("array", u32, struct node, node, 1, BPF_F_MMAPABLE);
 
-PINNED("lpm_trie", struct network_key, u32, local_networks, 4096, BPF_F_NO_PREALLOC);
+PINNED("lpm_trie", struct network_key, u32, local_networks, 65536, BPF_F_NO_PREALLOC);
 
 PINNED("lru_hash", struct affinity_key, struct affinity, affinity, AFFINITY_MAX, 0);
 PINNED("lru_hash", struct socket_flow_key, struct socket_flow, socket_flows, SOCKETS_MAX, 0);

@@ -39,6 +39,17 @@ static __always_inline u32 network_flags(const struct address *address)
 	return flags ? *flags : 0;
 }
 
+/* To dial an unspecified address is to dial the loopback of its family: tcp_v4_connect() and others
+ * take it for INADDR_LOOPBACK or in6addr_loopback, after the hook.
+ */
+static __always_inline bool node_ports_on_loopback(const struct address *unspecified)
+{
+	struct address loopback = *unspecified;
+
+	loopback.word[3] = address_is_v4(unspecified) ? bpf_htonl(0x7f000001) : bpf_htonl(1);
+	return network_flags(&loopback) & NETWORK_NODE_PORTS;
+}
+
 /* Find what `dialed` means to a socket of this node; `on_node`: of the node itself, not of a pod.
  * A pod's loopback is its own, the node's answers NodePorts.
  */
@@ -47,9 +58,9 @@ static __always_inline bool service_find(const struct service_key *dialed, bool 
 {
 	struct service_key key = *dialed;
 
-	/* To dial an unspecified address is to dial oneself, which for a pod is not the node. */
-	if (!on_node && address_is_unspecified(&key.address))
-		return false;
+	if (address_is_unspecified(&key.address)) /* the very key of a NodePort */
+		return on_node && service_copy(&key, service) &&
+		       node_ports_on_loopback(&key.address);
 	if (service_copy(&key, service))
 		return true;
 	if (!on_node && address_is_loopback(&key.address))
@@ -72,16 +83,23 @@ static __always_inline struct endpoint *endpoint_of(const struct service *servic
 	return endpoint;
 }
 
-/* One of `range`, each with the same probability; its id goes to `id`. NULL: it is empty. */
-static __always_inline struct endpoint *endpoint_random(const struct slot_range *range, u32 *id)
+/* One of `range`, each with the same probability; its id goes to `id`. NULL: it is empty, or what
+ * it holds is not of `service`: better no connection than one to somebody else.
+ */
+static __always_inline struct endpoint *endpoint_random(const struct service *service,
+							const struct slot_range *range, u32 *id)
 {
 	u32 slot = range->first + (u32)(((u64)bpf_get_prandom_u32() * range->count) >> 32);
 	u32 *chosen = slots.lookup(&slot);
+	struct endpoint *endpoint;
 
 	if (!range->count || !chosen)
 		return NULL;
 	*id = *chosen;
-	return endpoints.lookup(id);
+	endpoint = endpoints.lookup(id);
+	if (!endpoint || endpoint->service_id != service->id)
+		return NULL;
+	return endpoint;
 }
 
 /* Choose for a new connection of `client`: the endpoint it had within the affinity's timeout while
@@ -96,7 +114,7 @@ static __always_inline struct endpoint *endpoint_choose(const struct service *se
 	struct endpoint *endpoint;
 
 	if (!service->affinity_timeout)
-		return endpoint_random(range, id);
+		return endpoint_random(service, range, id);
 
 	fresh.last_used = bpf_ktime_get_ns();
 	known = affinity.lookup(client);
@@ -109,7 +127,7 @@ static __always_inline struct endpoint *endpoint_choose(const struct service *se
 			return endpoint;
 		}
 	}
-	endpoint = endpoint_random(range, id);
+	endpoint = endpoint_random(service, range, id);
 	if (endpoint) {
 		fresh.endpoint = *id;
 		affinity.update(client, &fresh);

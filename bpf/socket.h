@@ -79,12 +79,19 @@ static __always_inline void flow_key(struct socket_flow_key *key, u64 cookie,
 	key->pad = 0;
 }
 
+/* A cookie of 0 stands for the initial namespace: kernels before 5.14 do not tell the agent what
+ * its cookie is, but tell us, asked for no socket's in particular (5.7, f318903c0bf4).
+ */
 static __always_inline bool on_node(u64 netns_cookie)
 {
 	u32 zero = 0;
 	struct node *found = node.lookup(&zero);
 
-	return found && found->netns_cookie == netns_cookie;
+	if (!found)
+		return false;
+	if (found->netns_cookie)
+		return found->netns_cookie == netns_cookie;
+	return bpf_get_netns_cookie(NULL) == netns_cookie;
 }
 
 /* PASS and REFUSED for what has no endpoint to offer this client; TRANSLATED: go on and choose. */
@@ -168,11 +175,12 @@ static __always_inline enum verdict socket_connect(struct service_key *dialed, u
 	return TRANSLATED;
 }
 
-/* An unconnected UDP socket sends to `dialed`. It keeps the endpoint that it has for this frontend
- * as long as that one may be used.
+/* A UDP socket sends to `dialed`. It keeps the endpoint that it has for this frontend as long as
+ * that one may be used. `connected`: it has a peer nonetheless, be it that of IPv6 whose peer is an
+ * IPv4 address, which udpv6_sendmsg() hands on as if that had been named.
  */
 static __always_inline enum verdict socket_send(struct service_key *dialed, u64 netns_cookie,
-						u64 cookie)
+						u64 cookie, bool connected)
 {
 	bool from_node = on_node(netns_cookie);
 	struct socket_flow flow = {};
@@ -187,6 +195,8 @@ static __always_inline enum verdict socket_send(struct service_key *dialed, u64 
 		flow_key(&back, cookie, dialed, TO_FRONTEND);
 		if (socket_flows.lookup(&back))
 			socket_flows.delete(&back);
+		if (!connected) /* any more: connect() to AF_UNSPEC meets no hook */
+			socket_forget(cookie);
 		return PASS;
 	}
 	verdict = socket_admit(&service, from_node);

@@ -157,7 +157,7 @@ class _Agent:
 
     def _sync(self, now: float) -> None:
         """Plan what is pending and bring it into the kernel; a failure is logged, and tried again later."""
-        if self._tracker.pending:
+        if self._tracker.pending or self._first:
             self._plan()
         verify = self._pacer.verify_due(now)
         try:
@@ -170,7 +170,7 @@ class _Agent:
             return
         ended = time.monotonic()
         if done.refused:  # what had no room may have it once ranges that rest are free again
-            self._pacer.failed(ended)
+            self._pacer.refused(ended, verified=verify)
         else:
             self._pacer.succeeded(ended, verified=verify)
         self._health.updated(ended)
@@ -184,7 +184,12 @@ class _Agent:
     def _plan(self) -> None:
         drained = self._tracker.drain()
         self._metrics.changes(drained.service_changes, drained.slice_changes)
-        self._proxier.plan(drained.state, drained.services, drained.everything)
+        self._proxier.plan(
+            drained.state,
+            drained.services,
+            node_changed=drained.node_changed,
+            networks_changed=drained.networks_changed,
+        )
         self._triggers += drained.trigger_times
 
     def _tell(self, done: SyncResult, began: float, ended: float) -> None:

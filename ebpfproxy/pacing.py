@@ -8,13 +8,16 @@ _MOST_DOUBLINGS = 30
 
 
 class Pacer:
-    """Paces the attempts at a sync, of which each ends with `succeeded` or `failed`.
+    """Paces the attempts at a sync, of which each ends with `succeeded`, `refused` or `failed`.
 
     - Nothing is due before the first `changed`.
     - Between the end of an attempt and the next lie at least `min_interval` seconds.
     - A failed attempt is due again after `backoff_first` seconds, then twice that, up to
       `backoff_max`. A change that comes after the failure may be tried at once, but not within
       `backoff_first` seconds of it.
+    - While the kernel refuses some entries, they are tried again `grace` seconds after the last change
+      was taken in, then after twice that, up to `backoff_max`; what is freed has room again after such a
+      time. Neither do changes wait for that, nor is anything verified because of it.
     - At least every `max_interval` seconds, and after each failure, a sync verifies: it reads the
       kernel back whole.
     """
@@ -25,14 +28,17 @@ class Pacer:
         max_interval: float,
         backoff_first: float = 1.0,
         backoff_max: float = 30.0,
+        grace: float = 3.0,
     ) -> None:
         self._min_interval = min_interval
         self._max_interval = max_interval
         self._backoff_first = backoff_first
         self._backoff_max = backoff_max
+        self._grace = grace
         self._started = False
         self._changed = False
         self._failures = 0
+        self._refusals = 0  # in a row, since the last change that was taken in
         self._ended: float | None = None
         self._verified: float | None = None
 
@@ -61,14 +67,24 @@ class Pacer:
 
         `verified`: it read the kernel back. Until one has where `verify_due` asks for it, it stays due.
         """
-        self._ended, self._failures, self._changed = now, 0, False
-        if verified:
-            self._verified = now
+        self._refusals = 0
+        self._end_well(now, verified)
+
+    def refused(self, now: float, *, verified: bool) -> None:
+        """The sync has ended as in `succeeded`, but for some entries that the kernel refused."""
+        self._refusals = 1 if self._changed else self._refusals + 1
+        self._end_well(now, verified)
 
     def failed(self, now: float) -> None:
         """The sync has ended badly: what it should have done is still to be done."""
         self._ended, self._changed = now, False
         self._failures += 1
+        self._refusals = 0
+
+    def _end_well(self, now: float, verified: bool) -> None:
+        self._ended, self._failures, self._changed = now, 0, False
+        if verified:
+            self._verified = now
 
     def _due_at(self) -> float | None:
         if not self._started:
@@ -78,7 +94,10 @@ class Pacer:
         earliest = self._ended + max(self._min_interval, self._pause())
         if self._changed or self._failures or self._verified is None:
             return earliest
-        return max(earliest, self._verified + self._max_interval)
+        at = self._verified + self._max_interval
+        if self._refusals:
+            at = min(at, self._ended + self._doubled(self._grace, self._refusals))
+        return max(earliest, at)
 
     def _pause(self) -> float:
         """Seconds that the failures so far ask for."""
@@ -86,5 +105,8 @@ class Pacer:
             return 0.0
         if self._changed:
             return self._backoff_first
-        doublings = min(self._failures - 1, _MOST_DOUBLINGS)
-        return float(min(self._backoff_max, self._backoff_first * 2**doublings))
+        return self._doubled(self._backoff_first, self._failures)
+
+    def _doubled(self, first: float, times: int) -> float:
+        """`first` the first time, then twice that each time, up to `backoff_max`."""
+        return float(min(self._backoff_max, first * 2 ** min(times - 1, _MOST_DOUBLINGS)))

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ebpfproxy.dataplanes.delta import diff
-from ebpfproxy.dataplanes.interface import Dataplane
+from ebpfproxy.dataplanes.interface import Dataplane, Delta
 from ebpfproxy.errors import KernelError
 from ebpfproxy.log import Logger
 from ebpfproxy.model.cluster import ClusterState
@@ -46,6 +46,7 @@ class Proxier(Generic[K, E]):
         self._figures: dict[PlanKey, tuple[int, NoLocalEndpoints]] = {}
         self._keys: dict[PlanKey | None, frozenset[K]] = {}  # None: the entries of the node
         self._desired: dict[K, E] = {}
+        self._node_planned = False
         self._actual: dict[K, E] | None = None  # None: not known, so read it
         self._touched: set[K] = set()
         self._told: dict[K, str] = {}
@@ -63,13 +64,20 @@ class Proxier(Generic[K, E]):
         """How many frontends more than one ServicePort claims."""
         return self._claims.conflicts
 
-    def plan(self, state: ClusterState, services: frozenset[NamespacedName], everything: bool) -> None:
-        """Take in what changed: these Services, or with `everything` the node and so all of them."""
-        if everything:
+    def plan(
+        self,
+        state: ClusterState,
+        services: frozenset[NamespacedName],
+        *,
+        node_changed: bool,
+        networks_changed: bool,
+    ) -> None:
+        """Take in what changed: these Services, the Node and so all of them, the local networks."""
+        if node_changed or networks_changed or not self._node_planned:
             node = plan_node(state.local_networks, state.node, self._context)
             self._desire(None, self._dataplane.render((), node))
-        names = services | state.services.keys() if everything else services
-        for name in names:
+            self._node_planned = True
+        for name in services | state.services.keys() if node_changed else services:
             self._plan_service(name, state)
 
     def _plan_service(self, name: NamespacedName, state: ClusterState) -> None:
@@ -132,9 +140,10 @@ class Proxier(Generic[K, E]):
                 delta = diff(actual, self._desired)
             else:
                 actual = self._actual
-                delta = diff(actual, self._desired, self._touched)
+                delta = self._with_refused(diff(actual, self._desired, self._touched))
             drifted = self._drifted(expected, actual) if verify and expected is not None else 0
-            refused = self._dataplane.apply(delta) if delta else {}
+            # Also where nothing differs: after a restart the dataplane lets go of what was there before.
+            refused = self._dataplane.apply(delta) if delta or verify else {}
         except KernelError:
             self._actual = None
             raise
@@ -147,6 +156,12 @@ class Proxier(Generic[K, E]):
         self._touched = set(refused)
         self._tell(refused)
         return SyncResult(len(delta.puts) - len(refused), len(delta.drops), len(refused), drifted)
+
+    def _with_refused(self, delta: Delta[K, E]) -> Delta[K, E]:
+        """What was refused is put again even where it looks as desired: it kept what it had, but for
+        frontends that another took over."""
+        again = {key: self._desired[key] for key in self._told if key in self._desired}
+        return Delta({**delta.puts, **again}, delta.drops)
 
     @staticmethod
     def _drifted(expected: Mapping[K, E], actual: Mapping[K, E]) -> int:

@@ -31,6 +31,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="how many broken objects are planned (make fuzz: 200000)",
     )
+    parser.addoption(
+        "--connects",
+        type=int,
+        default=10_000,
+        metavar="N",
+        help="how many connections are made while the API server is away (make soak: 1000000)",
+    )
 
 
 @functools.cache

@@ -71,8 +71,7 @@ class Load:
     ) -> dict[str, Any]:
         """Connections that no error stops: attempts, failed, seconds, slowest_us, errors by their names."""
         flags = ["-n", str(count), "-t", str(seconds), *(["-c"] if connect_only else [])]
-        report: dict[str, Any] = json.loads(self._run(place, ["churn", *flags], targets))
-        return report
+        return _report(self._run(place, ["churn", *flags], targets))
 
     def start_churn(
         self, place: Place, targets: Path, *, count: int = 0, connect_only: bool = False
@@ -86,11 +85,12 @@ class Load:
             )
 
     def end_churn(self, running: "subprocess.Popen[bytes]") -> dict[str, Any]:
-        """End it, and return what `churn` does."""
+        """End it, and return what `churn` does. Raises LoadFailed where it ended otherwise by itself."""
         running.terminate()
         out, _ = running.communicate(timeout=30)
-        report: dict[str, Any] = json.loads(out)
-        return report
+        if running.returncode:
+            raise LoadFailed(f"a load client ended with status {running.returncode}")
+        return _report(out)
 
     def _run(self, place: Place, arguments: Sequence[str], targets: Path) -> bytes:
         with open(targets, "rb") as lines:
@@ -101,3 +101,12 @@ class Load:
         if client.returncode:
             raise LoadFailed(f"{place.name}: {err.decode().strip() or f'status {client.returncode}'}")
         return bytes(out)
+
+
+def _report(out: bytes) -> dict[str, Any]:
+    """The one JSON object of a churn. Raises LoadFailed for anything else."""
+    try:
+        report: dict[str, Any] = json.loads(out)
+    except ValueError:
+        raise LoadFailed(f"a load client reported {out[:80]!r}, which is no JSON") from None
+    return report

@@ -5,6 +5,7 @@ Each file holds one click command by the name `command`.
 """
 
 import importlib
+import os
 import re
 import sys
 import traceback
@@ -14,7 +15,7 @@ import click
 
 from ebpfproxy import __version__
 from ebpfproxy.config.command import unknown_flag
-from ebpfproxy.errors import ConfigError, EbpfProxyError
+from ebpfproxy.errors import ConfigError, EbpfProxyError, Rejected
 
 COMMANDS = {
     "run": "Keep this node's kernel in step with the cluster's Services.",
@@ -86,6 +87,9 @@ def _report(error: Exception, trace: bool) -> int:
     """Say on standard error what went wrong; returns the exit code."""
     if trace:
         traceback.print_exception(error, file=sys.stderr)
+    if isinstance(error, PermissionError) and os.geteuid():  # root would have been permitted
+        where = f" {error.filename}" if error.filename else ""
+        error = Rejected(f"not permitted{where}: {error.strerror}", "run as root")
     if isinstance(error, EbpfProxyError):
         _say(error.message, error.hint)
         return error.exit_code

@@ -14,8 +14,8 @@ from ebpfproxy.errors import EbpfProxyError
 def command(bpffs_root: Path, cgroup_root: Path | None) -> None:
     """Remove all that ebpfproxy put into this node's kernel: programs, links and maps.
 
-    Services are no longer reachable through it afterwards. Stop the agent first: it would put
-    everything back. Connections that exist go on.
+    Services are no longer reachable through it afterwards. Stop the agent first: while one runs,
+    this is refused. Connections that exist go on.
     """
     cleanup(bpffs_root, cgroup_root)
 

@@ -88,13 +88,19 @@ def _rows(view: "View", part: str, wanted: Filter) -> list[Row]:
 
 
 def _parse_place(text: str) -> tuple[str, int | None]:
-    """ "10.0.0.1", "10.0.0.1:80", "fd00::1" or "[fd00::1]:80", canonical. Raises ConfigError."""
+    """ "10.0.0.1", "10.0.0.1:80", "fd00::1", "[fd00::1]" or "[fd00::1]:80", canonical.
+
+    >>> _parse_place("[fd00:0::1]"), _parse_place("[fd00::1]:80"), _parse_place("fd00::1:80")
+    (('fd00::1', None), ('fd00::1', 80), ('fd00::1:80', None))
+
+    Raises ConfigError.
+    """
     from ebpfproxy.model.address import format_address
 
     if not text:
         return "", None
     head, colon, tail = text.rpartition(":")
-    if not colon or (":" in head and not text.startswith("[")):
+    if not colon or text.endswith("]") or (":" in head and not text.startswith("[")):
         head, tail = text, ""
     try:
         port = int(tail) if tail else None

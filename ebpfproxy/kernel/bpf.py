@@ -28,6 +28,8 @@ ENOTSUPP = 524  # the kernel's own, which has no name in user space
 
 _SYSCALL = {"x86_64": 321, "aarch64": 280, "riscv64": 280, "loongarch64": 280, "s390x": 351, "ppc64le": 361}
 _libc = ctypes.CDLL(None, use_errno=True)
+_ATTEMPTS = 5  # as libbpf's sys_bpf_prog_load()
+_NOT_NOW = frozenset({errno.EPERM, errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
 _CHUNK = 4096  # entries a batch: long enough to be cheap, short enough not to hold a CPU for long
 
 
@@ -106,7 +108,12 @@ class _Object:
 def _pinned_fd(path: Path, kind: str) -> int:
     """`kind`: map, prog or link. The kernel does not check it, and describes each in its own way."""
     name = ctypes.create_string_buffer(os.fsencode(path))
-    fd, _ = bpf(OBJ_GET, struct.pack("=QII", ctypes.addressof(name), 0, 0), f"cannot open {path}")
+    try:
+        fd, _ = bpf(OBJ_GET, struct.pack("=QII", ctypes.addressof(name), 0, 0), f"cannot open {path}")
+    except Rejected as failure:
+        if errno_of(failure) == errno.EACCES:  # of the path, not of a capability
+            failure.hint = "run as root"
+        raise
     found = str(Path(f"/proc/self/fd/{fd}").readlink())  # "anon_inode:bpf-map", "anon_inode:bpf_link"
     if not found.endswith(kind):
         os.close(fd)
@@ -297,7 +304,8 @@ class Link(_Object):
 def loads(program_type: int, attach_type: int, instructions: bytes) -> bool:
     """Whether the kernel takes a program of these instructions (struct bpf_insn): how features are probed.
 
-    Raises Rejected where we may not load programs at all.
+    Raises Rejected where we may not load programs at all, or where there is no memory or file descriptor
+    for it: that tells nothing of the program.
     """
     code = ctypes.create_string_buffer(instructions, len(instructions))
     license_ = ctypes.create_string_buffer(b"Dual BSD/GPL")
@@ -306,14 +314,18 @@ def loads(program_type: int, attach_type: int, instructions: bytes) -> bool:
         *(program_type, len(instructions) // 8, ctypes.addressof(code), ctypes.addressof(license_)),
         *(0, 0, 0, 0, 0, b"ebpfproxy_probe", 0, attach_type),
     )
-    try:
-        fd, _ = bpf(PROG_LOAD, attr, "cannot load a program")
-    except KernelError as failure:
-        if errno_of(failure) == errno.EPERM:
-            raise
-        return False
-    os.close(fd)
-    return True
+    for attempt in range(_ATTEMPTS):
+        try:
+            fd, _ = bpf(PROG_LOAD, attr, "cannot load a program")
+        except KernelError as failure:
+            if errno_of(failure) == errno.EAGAIN and attempt < _ATTEMPTS - 1:
+                continue  # the verifier was disturbed by a signal
+            if errno_of(failure) in _NOT_NOW:
+                raise
+            return False
+        os.close(fd)
+        return True
+    raise AssertionError("unreachable")
 
 
 def possible_cpus() -> int:

@@ -4,7 +4,7 @@ import ctypes
 import os
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from ebpfproxy.errors import KernelError, NotFound
@@ -47,10 +47,12 @@ def attach_link(program: Program, cgroup: Path, attach_type: int, pin: Path) -> 
     with opened(cgroup) as fd:
         if _replaced(program, os.fstat(fd).st_ino, pin):
             return
-        pin.unlink(missing_ok=True)
+        fresh = pin.with_name(f"{pin.name}_new")
+        fresh.unlink(missing_ok=True)
         link = Link.create(program, fd, attach_type)
         try:
-            link.pin(pin)
+            link.pin(fresh)
+            fresh.rename(pin)  # what was there stays in force until now
         finally:
             link.close()
 
@@ -83,9 +85,12 @@ def attach_multi(program: Program, cgroup: Path, attach_type: int, former: Progr
         bpf(PROG_ATTACH, attr, f"cannot attach {program.name} to {cgroup}")
 
 
-def detach(program: Program, cgroup: Path, attach_type: int) -> None:
-    """Undo `attach_multi`; no error where it is not attached."""
+def detach(program: Program, cgroup: Path, attach_type: int) -> bool:
+    """Undo `attach_multi`; whether it was attached so."""
     with opened(cgroup) as fd:
         attr = struct.pack("=IIIII", fd, program.fd, attach_type, 0, 0)
-        with suppress(NotFound):
+        try:
             bpf(PROG_DETACH, attr, f"cannot detach {program.name} from {cgroup}")
+        except NotFound:
+            return False
+    return True

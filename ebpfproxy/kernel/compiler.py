@@ -10,11 +10,13 @@ bcc comes from the distribution (python3-bpfcc), never from PyPI, where that nam
 """
 
 import contextlib
+import ctypes
 import io
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -25,6 +27,7 @@ from typing import Any, NamedTuple
 from ebpfproxy.errors import Rejected, Unsupported
 
 _FLAGS = ("-Wall", "-Werror=implicit-function-declaration", "-I/usr/include")
+_PR_SET_PDEATHSIG = 1
 _CLANG_ERROR = ": error: "  # after the file, line and column
 _LOCAL_INCLUDE = re.compile(r'#include "([^"/]+)"')
 
@@ -43,10 +46,13 @@ def build(
     programs: tuple[ProgramSpec, ...],
     map_pins: Path,
     program_pins: Path,
+    kept_open: tuple[int, ...] = (),
 ) -> None:
     """Compile `source`, load `programs`, pin them below `program_pins`, which must not exist yet.
 
-    Maps that are pinned already below `map_pins` are used, without a check of their shape.
+    Maps that are pinned already below `map_pins` are used, without a check of their shape. The child has
+    the file descriptors `kept_open`, too, so that a lock among them lasts as long as it runs; it ends
+    with us, and leaves signals of the terminal to us.
     Raises Unsupported where bcc is missing or another package, Rejected where clang or the kernel says no.
     """
     request = {
@@ -56,24 +62,36 @@ def build(
         "maps": str(map_pins),
         "pins": str(program_pins),
     }
-    child = subprocess.run(
-        [sys.executable, "-m", __name__],
-        input=json.dumps(request),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    child, log = _run(json.dumps(request), kept_open)
     if child.returncode == 0:
         return
-    lines = [line for line in child.stderr.splitlines() if line.strip()]
+    lines = [line for line in log.splitlines() if line.strip()]
     ends = lines[-1] if lines else f"the compiler ended with {child.returncode}"
     reason = next((line for line in lines if _CLANG_ERROR in line), ends)
     if child.returncode == _NO_BCC:
         hint = "apt-get install python3-bpfcc, and make the venv with --system-site-packages"
         raise Unsupported(reason, hint)
     failure = Rejected(f"cannot load the programs of {source.name}: {reason}", "-v=4 shows the whole log")
-    failure.add_note(child.stderr)
+    failure.add_note(log)
     raise failure
+
+
+def _run(request: str, kept_open: tuple[int, ...]) -> "tuple[subprocess.Popen[str], str]":
+    """The child, which has ended, and its log. It is born with the signals that end us blocked: a Ctrl-C
+    goes to the whole process group, and it is for us to say what becomes of it."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        child = subprocess.Popen(
+            [sys.executable, "-m", __name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            pass_fds=kept_open,
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return child, child.communicate(request)[1]
 
 
 def expand(source: Path) -> str:
@@ -115,6 +133,11 @@ def _import_bcc() -> Any:
     return bcc
 
 
+def _end_with_parent() -> None:
+    """prctl(2): a compiler whose agent was killed would be in the next one's way."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def _load(request: dict[str, Any]) -> None:
     source = Path(request["source"])
     # bcc asks for kernel headers, which a node need not have; these stand-ins are all it uses.
@@ -137,5 +160,6 @@ def _load(request: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
+    _end_with_parent()
     with contextlib.redirect_stdout(io.StringIO()):
         _load(json.load(sys.stdin))

@@ -96,7 +96,10 @@ def ensure_bpffs(path: Path) -> bool:
 
     Raises Unsupported without CAP_SYS_ADMIN or bpffs in the kernel, else Rejected.
     """
-    mounted = not is_bpffs(_nearest_existing(path))
+    try:
+        mounted = not is_bpffs(_nearest_existing(path))
+    except PermissionError as error:
+        raise _not_permitted(path) from error
     target = BPFFS if path.is_relative_to(BPFFS) else path
     if mounted:
         _make_folders(target)
@@ -106,11 +109,17 @@ def ensure_bpffs(path: Path) -> bool:
 
 
 def is_bpffs(path: Path) -> bool:
-    """Whether `path` is on a bpffs; False where it does not exist."""
+    """Whether `path` is on a bpffs; False where it does not exist. Raises Rejected where we may not look."""
     try:
         return _file_system(path) == BPF_FS_MAGIC
+    except PermissionError as error:
+        raise _not_permitted(path) from error
     except OSError:
         return False
+
+
+def _not_permitted(path: Path) -> Rejected:
+    return Rejected(f"{path} cannot be looked at: {os.strerror(errno.EACCES)}", "run as root")
 
 
 def unmount(path: Path) -> None:
@@ -171,6 +180,8 @@ def _nearest_existing(path: Path) -> Path:
 def _make_folders(path: Path) -> None:
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except PermissionError as error:
+        raise Rejected(f"folder {path} cannot be made: {error.strerror}", "run as root") from error
     except OSError as error:
         raise Rejected(f"folder {path} cannot be made: {error.strerror}") from error
 

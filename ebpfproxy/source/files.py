@@ -4,6 +4,7 @@ All files ``*.yaml``, ``*.yml`` and ``*.json`` of the folder itself count, hidde
 vanished from all files is gone; what does not parse is told as Invalid, and its last good state stays.
 """
 
+import contextlib
 import dataclasses
 import os
 import stat
@@ -41,6 +42,8 @@ _STEP_MS = 2
 _SETTLED_NS = 1_000_000_000
 """How long ago a file must have changed for its time stamps to be trusted: theirs is a coarse clock, so a
 change right behind another may not show in them."""
+_WRITTEN_NS = 200_000_000
+"""How long ago a file must have been written for it to be taken as whole where it has lost something."""
 _LOOK_ROUND_MS = 250
 """How often the folder is looked at without being told of a change: what inotify cannot tell, such as
 a change behind a symbolic link, or that the folder is another one now, is found so."""
@@ -54,13 +57,17 @@ class FileReading:
     """What one file said when it last parsed. `fingerprint`: hash() of the bytes read last, good or bad.
 
     `stamp` is the file's identity, size and times when it was read, None where they are not to be
-    trusted yet: while they are the same, it need not be read again.
+    trusted yet: while they are the same, it need not be read again. `inode` and `size` are those of the
+    same bytes as `objects`. `held`: the file says less now, and seems to be in the midst of being written.
     """
 
     fingerprint: int
     objects: Mapping[Key, Located] = dataclasses.field(default_factory=dict)
     invalid: tuple[Invalid, ...] = ()
     stamp: "_Stamp | None" = None
+    inode: int = 0
+    size: int = 0
+    held: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -71,32 +78,59 @@ class Reading:
     objects: Mapping[Key, Event] = dataclasses.field(default_factory=dict)
     invalid: tuple[Invalid, ...] = ()
 
+    @property
+    def held(self) -> bool:
+        """Whether some file is to be looked at again, though it may not change any more."""
+        return any(each.held for each in self.files.values())
+
 
 def read_directory(directory: Path, node_name: str, before: Reading | None = None) -> Reading:
     """Read all manifests of `directory`; files that are as `before` are not parsed, or even read, again.
 
+    A file that is written in place is empty first, and then cut short, which YAML cannot tell from an
+    object that was removed: one that lost something a moment ago is taken as it was, and `held`. One that
+    another was renamed over, or that is gone, is taken as it is at once.
     Raises OSError where the directory itself cannot be listed.
     """
-    before = before or Reading()
+    known = before.files if before else {}
     files: dict[str, FileReading] = {}
     for name in _names(directory):
-        known = before.files.get(name)
-        try:
-            stamp = _stamp(directory / name)
-            if known and known.stamp and known.stamp == stamp:
-                files[name] = known
-                continue
-            content = (directory / name).read_bytes()
-        except FileNotFoundError:
-            continue  # removed since it was listed
-        except OSError as error:
-            why = Invalid(FILE, name, f"{name}: {error.strerror}")
-            files[name] = FileReading(0, known.objects if known else {}, (why,))
-            continue
-        if not known or known.fingerprint != hash(content):
-            known = _read_file(name, content, node_name, known)
-        files[name] = dataclasses.replace(known, stamp=stamp)
+        with contextlib.suppress(FileNotFoundError):  # removed since it was listed
+            files[name] = _read_again(directory / name, node_name, known.get(name))
     return _merge(files)
+
+
+def _read_again(path: Path, node_name: str, known: FileReading | None) -> FileReading:
+    """One file, if it does not look as it did when it was `known`. Raises FileNotFoundError."""
+    try:
+        stamp = _stamp(path)
+        if known and known.stamp and known.stamp == stamp:
+            return known
+        content = path.read_bytes()
+        now = path.stat()  # after the content: what was changed in between shows
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        why = Invalid(FILE, path.name, f"{path.name}: {error.strerror}")
+        return FileReading(0, known.objects if known else {}, (why,))
+    if known and known.fingerprint == hash(content):
+        fresh = known
+    else:
+        fresh = _read_file(path.name, content, node_name, known)
+        if known and _is_being_written(known, fresh, now, len(content)):
+            return dataclasses.replace(known, stamp=None, held=True)
+    return dataclasses.replace(fresh, stamp=stamp, inode=now.st_ino, size=len(content), held=False)
+
+
+def _is_being_written(known: FileReading, fresh: FileReading, now: os.stat_result, size: int) -> bool:
+    """Whether the same file was written a moment ago, and has fewer objects, or bytes, than were known."""
+    lost = size < known.size or bool(known.objects.keys() - fresh.objects.keys())
+    return (
+        bool(known.objects)
+        and lost
+        and now.st_ino == known.inode
+        and 0 <= time.time_ns() - now.st_mtime_ns < _WRITTEN_NS
+    )
 
 
 _Stamp = tuple[int, int, int, int]
@@ -193,7 +227,7 @@ class FileSource:
                 log.warning("cannot read the manifests; keeping the last", path=self._directory, error=error)
             self._missed, self._seen = True, None
             return
-        self._missed, self._seen = False, seen
+        self._missed, self._seen = False, None if reading.held else seen
         for event in changes(self._reading or Reading(), reading):
             self._put(event)
         if self._reading is None:

@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ebpfproxy.log import Logger
+from ebpfproxy.model.address import Address
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.endpoint import EndpointSlice
+from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import NamespacedName, Service
 from ebpfproxy.source.event import (
     ADDRESSES,
@@ -39,14 +41,16 @@ _MAX_TOLD_OF_ONE = 100
 class Drained(NamedTuple):
     """What a sync starts from.
 
-    `services`: those whose plan may have changed. `everything`: the Node or the local networks did,
-    so that any plan may have. `trigger_times`: for each slice change, when its cause happened, in
-    Unix seconds. `service_changes`, `slice_changes`: events received, those without effect included.
+    `services`: those whose plan may have changed. `node_changed`: the zone or the addresses of our Node
+    did, so that any plan may have. `networks_changed`: the local networks did, on which the plan of the
+    node depends, and that of no Service. `trigger_times`: for each slice change, when its cause happened,
+    in Unix seconds. `service_changes`, `slice_changes`: events received, those without effect included.
     """
 
     state: ClusterState
     services: frozenset[NamespacedName]
-    everything: bool
+    node_changed: bool
+    networks_changed: bool
     trigger_times: tuple[float, ...]
     service_changes: int
     slice_changes: int
@@ -87,7 +91,8 @@ class Tracker:
     @property
     def pending(self) -> bool:
         """Whether a drain would tell of a change."""
-        return bool(self._earlier_services or self._earlier_slices) or self._everything
+        changed = self._earlier_services or self._earlier_slices
+        return bool(changed) or self._node_changed or self._networks_changed
 
     @property
     def pending_services(self) -> int:
@@ -106,17 +111,17 @@ class Tracker:
 
     def fold(self, event: Event) -> None:
         """Take in one event. Whatever it says, it never raises."""
-        earlier = self._drained
         match event:
             case ServiceChanged():
                 self._fold_service(event)
             case SliceChanged():
                 self._fold_slice(event)
             case NodeChanged(node):
-                self._node = earlier.node if node == earlier.node else node
+                self._node = node
             case AddressesChanged(networks):
-                same = networks == earlier.local_networks
-                self._networks = earlier.local_networks if same else networks
+                # By identity from here on: the local table of a large node has thousands of networks.
+                earlier = self._drained.local_networks
+                self._networks = earlier if networks == earlier else networks
             case Synced(kind):
                 self._synced.add(kind)
             case Invalid():
@@ -131,7 +136,8 @@ class Tracker:
         drained = Drained(
             state=self._snapshot(),
             services=touched.union(self._earlier_services),
-            everything=self._everything,
+            node_changed=self._node_changed,
+            networks_changed=self._networks_changed,
             trigger_times=tuple(times),
             service_changes=self._received[SERVICE],
             slice_changes=self._received[ENDPOINT_SLICE],
@@ -143,10 +149,12 @@ class Tracker:
         return drained
 
     @property
-    def _everything(self) -> bool:
-        """By identity: `fold` keeps the earlier objects where the new ones equal them."""
-        earlier = self._drained
-        return self._node is not earlier.node or self._networks is not earlier.local_networks
+    def _node_changed(self) -> bool:
+        return _planned_by(self._node) != _planned_by(self._drained.node)
+
+    @property
+    def _networks_changed(self) -> bool:
+        return self._networks is not self._drained.local_networks
 
     def _snapshot(self) -> ClusterState:
         """Copies of the outer mappings; an inner one is never changed once it was handed out."""
@@ -211,6 +219,11 @@ class Tracker:
         for complaint in complaints:
             if self._told.is_new(kind, str(name), complaint):
                 log.warning("left out", kind=kind, name=name, reason=complaint)
+
+
+def _planned_by(node: Node | None) -> tuple[str, tuple[Address, ...]]:
+    """What plans depend on. Whether load balancers may send to the node is not among it."""
+    return (node.zone, node.addresses) if node else ("", ())
 
 
 def _serve_alike(one: EndpointSlice | None, other: EndpointSlice | None) -> bool:

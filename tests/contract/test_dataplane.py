@@ -111,6 +111,16 @@ def test_what_is_not_there_is_dropped_without_complaint(subject: Subject) -> Non
     assert subject.plane.read() == wanted
 
 
+def test_a_delta_of_nothing_is_taken_at_any_time_and_changes_nothing(subject: Subject) -> None:
+    """It comes with each verification that finds no difference, the first of a run included."""
+    wanted = entries(subject, plan("web", "10.96.0.1"))
+    bring(subject, wanted)
+    for _ in range(2):
+        assert not subject.plane.apply(Delta({}, frozenset()))
+        assert subject.plane.read() == wanted
+        subject.reopen()
+
+
 def test_networks_come_and_go(subject: Subject) -> None:
     more = NodePlan(NODE.local_networks | {parse_network("198.51.100.1/32")}, NODE.local_networks)
     for node in (NODE, more, NodePlan(), NODE):

@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from ebpfproxy.bench.load import Load
 from ebpfproxy.kernel import netns
 from ebpfproxy.lab import Pod, manifests
 from tests.kernel.clients import REFUSED, TCP, answers, outcome
@@ -99,6 +101,28 @@ def test_a_restart_while_the_api_server_is_away_changes_nothing(
     rough.agent.await_sync()
     assert set(answers(rough.p, TCP, web.v4, 80)) == {"a", "b"}
     assert outcome(rough.p, TCP, rough.node.v4, web.node_port) in ("a", "b")
+
+
+def test_no_connection_fails_while_the_api_server_is_away(
+    request: pytest.FixtureRequest, rough: Cluster, server: ApiServer, load: Load, tmp_path: Path
+) -> None:
+    """Away for the whole time, with an agent that is killed and started again; --connects=N for longer."""
+    web = put(server, rough.service(), rough.a, rough.b)
+    run(rough, server, tmp_path)
+    server.stop()
+    targets = load.targets("away", [(web.v4, 80), (web.v6, 80)])
+    running = load.start_churn(rough.p, targets, count=request.config.getoption("--connects"))
+    try:
+        while running.poll() is None:
+            rough.agent.kill()
+            rough.launch("--manifests=", f"--kubeconfig={tmp_path / 'kubeconfig'}")
+            rough.agent.await_line(lambda line: "API server fails" in line.text)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                running.wait(10)
+    finally:
+        report = load.end_churn(running)
+    assert report["attempts"] >= request.config.getoption("--connects")
+    assert report["errors"] == {}
 
 
 def test_a_restart_while_slices_are_listed_late_loses_no_endpoint(

@@ -20,8 +20,8 @@ def gateway(rough: Cluster) -> str:
 def test_without_localhost_node_ports_loopback_is_the_nodes_own(rough: Cluster) -> None:
     rough.start("--iptables-localhost-nodeports=false")
     web = rough.service(node_port=True).to(rough.a)
-    for address in ("127.0.0.1", "127.0.0.2"):
-        assert outcome(rough.node, TCP, address, web.node_port) == REFUSED
+    for address in ("127.0.0.1", "127.0.0.2", "0.0.0.0", "::ffff:0.0.0.0"):
+        assert outcome(rough.node, TCP, address, web.node_port) == REFUSED, address
     assert outcome(rough.node, TCP, rough.node.v4, web.node_port) == "a"
     assert outcome(rough.p, TCP, rough.node.v6, web.node_port) == "a"
 
@@ -34,9 +34,19 @@ def test_node_ports_on_addresses_of_some_networks_only(rough: Cluster) -> None:
         for client in (rough.p, rough.node):
             assert outcome(client, TCP, rough.node.v4, web.node_port) == "a"
             assert outcome(client, TCP, gateway(rough), web.node_port) == "the node"
-        assert outcome(rough.node, TCP, "127.0.0.1", web.node_port) == REFUSED
+        for address in ("127.0.0.1", "0.0.0.0"):
+            assert outcome(rough.node, TCP, address, web.node_port) == REFUSED, address
     finally:
         host.kill()
+
+
+def test_to_dial_no_address_is_to_dial_the_loopback_of_that_family(rough: Cluster) -> None:
+    rough.start("--nodeport-addresses=127.0.0.0/8,2001:db8::/64")
+    web = rough.service(node_port=True).to(rough.a)
+    for address in ("127.0.0.1", "0.0.0.0", "::ffff:0.0.0.0"):
+        assert outcome(rough.node, TCP, address, web.node_port) == "a", address
+    for address in ("::1", "::"):
+        assert outcome(rough.node, TCP, address, web.node_port) == REFUSED, address
 
 
 def test_what_does_not_answer_node_ports_may_be_bound(rough: Cluster) -> None:

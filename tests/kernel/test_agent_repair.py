@@ -14,6 +14,7 @@ from ebpfproxy.dataplanes.ebpf.hooks import SOCKET_HOOKS
 from ebpfproxy.kernel import bpf
 from ebpfproxy.kernel.bpf import Link, Map, Program
 from ebpfproxy.lab import Place, manifests
+from ebpfproxy.lab.agent import is_sync
 from ebpfproxy.model.address import parse_address
 from tests.kernel.clients import TCP, UDP, answers, outcome
 from tests.kernel.cluster import Cluster, Exposed, eventually
@@ -211,3 +212,41 @@ def test_what_does_not_fit_is_named_and_the_rest_is_served(
     manifests.write(rough.folder / "singles.yaml", *singles(rough, fits))
     eventually(lambda: rough.metric("ebpfproxy_refused_entries") == 0, "all that is left fits")
     assert served(rough, fits) == fits
+
+
+def served_one(rough: Cluster, count: int) -> tuple[int, str]:
+    """Of the Services of `singles`, one that answers: where its two objects stand, and its name."""
+    for number in range(1, count + 1):
+        if outcome(rough.p, TCP, f"10.96.230.{number}", 80, 0.1) == "a":
+            return 2 * (number - 1), f"single-{number}"
+    raise AssertionError("none of them is served")
+
+
+def test_what_is_refused_makes_no_other_change_slow_nor_the_kernel_be_read(rough: Cluster) -> None:
+    manifests.write(rough.folder / "singles.yaml", *singles(rough, 5))
+    agent = rough.start("--ebpf-services-max=4")
+    agent.await_line(lambda line: "not served" in line.text)
+    at, name = served_one(rough, 5)
+    objects = singles(rough, 5)
+    for endpoint in (rough.b, rough.c, rough.a, rough.b, rough.c):
+        told = len(agent.lines)
+        changed = manifests.endpoint_slice(name, name, [endpoint.v4], [manifests.port(8080)])
+        manifests.write(rough.folder / "singles.yaml", *objects[: at + 1], changed, *objects[at + 2 :])
+        synced = agent.await_line(is_sync, since=told).values
+        assert synced["refused"] == "1"
+        assert float(synced["latency_ms"]) < 500  # a pause would take 1000
+    assert rough.metric("ebpfproxy_refused_entries") == 1
+
+
+def test_what_had_no_room_is_served_soon_after_there_is_some_though_nothing_changes_any_more(
+    rough: Cluster,
+) -> None:
+    """Slots that are freed rest for 3 s; with a sync period of 30 s no verification helps."""
+    manifests.write(rough.folder / "singles.yaml", *singles(rough, 5))
+    agent = rough.start("--ebpf-slots-max=4")
+    agent.await_line(lambda line: "not served" in line.text)
+    at, _ = served_one(rough, 5)
+    objects = singles(rough, 5)
+    manifests.write(rough.folder / "singles.yaml", *objects[:at], *objects[at + 2 :])
+    eventually(lambda: rough.metric("ebpfproxy_refused_entries") == 0, "the retry finds room", 10.0)
+    assert served(rough, 5) == 4

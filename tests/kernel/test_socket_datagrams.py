@@ -86,6 +86,25 @@ def test_a_socket_goes_from_one_service_to_another(cluster: Cluster, client: str
         assert converse(sock) == "b"
 
 
+def test_a_socket_that_left_its_service_hears_the_endpoint_as_itself(cluster: Cluster) -> None:
+    """connect() to AF_UNSPEC meets no hook: what the socket was connected to is only known to be over
+    when it sends."""
+    dns = cluster.service().to(cluster.a)
+    with connected(cluster.p, UDP, dns.v4, 53) as sock:
+        assert converse(sock) == "a"
+        disconnect(sock)
+        assert ask_from(sock, cluster.a.v4, 5353) == ("a", (cluster.a.v4, 5353))
+
+
+def test_a_connected_socket_that_sends_elsewhere_keeps_its_service(cluster: Cluster) -> None:
+    dns = cluster.service().to(cluster.a)
+    with connected(cluster.p, UDP, dns.v4, 53) as sock:
+        sock.sendto(b"?", (cluster.b.v4, 5353))
+        assert sock.getpeername() == (dns.v4, 53)
+        sock.sendall(b"?")
+        assert sock.recvfrom(100) == (b"a", (dns.v4, 53))
+
+
 def test_a_connected_socket_may_connect_anew_without_disconnecting(cluster: Cluster) -> None:
     one, two = cluster.service().to(cluster.a), cluster.service().to(cluster.b)
     with connected(cluster.p, UDP, one.v4, 53) as sock:

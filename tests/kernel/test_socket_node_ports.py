@@ -1,7 +1,15 @@
 """NodePorts as pods and the node dial them: on which addresses, and what else lives there."""
 
+import contextlib
+from pathlib import Path
+
 import pytest
 
+from ebpfproxy.dataplanes.ebpf import abi
+from ebpfproxy.dataplanes.ebpf.pins import Pins
+from ebpfproxy.dataplanes.ebpf.view import View
+from ebpfproxy.kernel.bpf import Map
+from ebpfproxy.lab import Place
 from ebpfproxy.model.address import Protocol
 from tests.kernel.clients import (
     SILENT,
@@ -114,3 +122,39 @@ def test_a_node_port_that_changes_leaves_the_old_one(cluster: Cluster) -> None:
     web.set()
     assert outcome(cluster.p, TCP, cluster.node.v4, web.node_port) == "a"
     assert outcome(cluster.p, TCP, cluster.node.v4, former) == "refused"
+
+
+_INITIAL_INODE = 0xEFFFFFF9
+"""That of the initial network namespace, NET_NS_INIT_INO in include/uapi/linux/nsfs.h (Linux 6.18)."""
+
+
+@pytest.fixture
+def untold(rough: Cluster) -> Cluster:
+    """The node as an agent leaves it that could not learn its namespace's cookie (Linux before 5.14)."""
+    rough.start()
+    node = Map.pinned(Pins(rough.lab.bpffs).hooked_in() / "maps" / "node")
+    try:
+        node.update(bytes(4), abi.NODE.pack(0))
+    finally:
+        node.close()
+    return rough
+
+
+def test_without_a_cookie_no_other_namespace_is_the_node(untold: Cluster) -> None:
+    web = untold.service(node_port=True).to(untold.a)
+    assert outcome(untold.node, TCP, web.v4, 80) == "a"
+    assert outcome(untold.node, TCP, untold.node.v4, web.node_port) == "a"  # as for a pod
+    for address in ("127.0.0.1", "::1", "0.0.0.0"):
+        assert outcome(untold.node, TCP, address, web.node_port) == "refused"
+
+
+@pytest.mark.skipif(
+    Path("/proc/self/ns/net").stat().st_ino != _INITIAL_INODE, reason="not in the initial network namespace"
+)
+def test_without_a_cookie_the_initial_namespace_is_the_node(untold: Cluster) -> None:
+    web = untold.service(node_port=True).to(untold.a)
+    initial = Place("initial", "/proc/self/ns/net", untold.node.cgroup)
+    with socket_in(initial, UDP) as sock, contextlib.closing(View(untold.lab.bpffs)) as view:
+        with contextlib.suppress(OSError):  # from there, no route leads into the lab
+            sock.connect(("127.0.0.1", web.node_port))
+        assert f"127.0.0.1:{web.node_port}" in {row.dialed for row in view.sockets()}

@@ -1,20 +1,24 @@
 """The proxier over the fake: what it touches, what it makes of failures, and that order means nothing."""
 
 import contextlib
+import dataclasses
 import logging
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ebpfproxy import proxier
 from ebpfproxy.dataplanes.fake import Entry, FakeDataplane, FakeKernel, Key
 from ebpfproxy.errors import KernelError, TableFull
 from ebpfproxy.model.address import Family, Protocol, parse_address
 from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import NamespacedName, Service, ServicePortName, ServiceType, TrafficPolicy
-from ebpfproxy.plan.service_plan import Frontend, PlanKey, ServicePortPlan
+from ebpfproxy.plan import exposure, node_ports
+from ebpfproxy.plan.service_plan import Frontend, NodePlan, PlanKey, ServicePortPlan
 from ebpfproxy.proxier import Proxier, SyncResult
 from ebpfproxy.source.event import AddressesChanged, Event, NodeChanged, ServiceChanged, SliceChanged
 from ebpfproxy.source.tracker import Tracker
@@ -45,7 +49,12 @@ class Agent:
 
     def plan(self) -> None:
         drained = self.tracker.drain()
-        self.proxier.plan(drained.state, drained.services, drained.everything)
+        self.proxier.plan(
+            drained.state,
+            drained.services,
+            node_changed=drained.node_changed,
+            networks_changed=drained.networks_changed,
+        )
 
     def sync(self, *told: Service | EndpointSlice | Event, verify: bool = False) -> SyncResult:
         """Take these in and sync; what was written is all that is in `kernel.writes` afterwards."""
@@ -157,6 +166,102 @@ def test_a_change_of_the_node_plans_everything_anew(agent: Agent) -> None:
     assert not before[balancer][1].node_admitted
     assert agent.kernel.frontends[balancer][1].node_admitted
     assert [e.cluster for e in agent.kernel.ports[key("api")].endpoints if e.cluster] == [True]
+
+
+@dataclasses.dataclass
+class Work:
+    """What a proxier did: of which Services plans were made, how often one of the node."""
+
+    services: list[str] = dataclasses.field(default_factory=list)
+    nodes: int = 0
+
+
+@pytest.fixture
+def work(monkeypatch: pytest.MonkeyPatch) -> Work:
+    done = Work()
+
+    def plan_service(service_: Service, *rest: Any) -> tuple[ServicePortPlan, ...]:
+        done.services.append(service_.name.name)
+        return exposure.plan_service(service_, *rest)
+
+    def plan_node(*given: Any) -> NodePlan:
+        done.nodes += 1
+        return node_ports.plan_node(*given)
+
+    monkeypatch.setattr(proxier, "plan_service", plan_service)
+    monkeypatch.setattr(proxier, "plan_node", plan_node)
+    return done
+
+
+def test_a_new_pods_local_address_plans_the_node_and_no_service(agent: Agent, work: Work) -> None:
+    """Each Pod's veth brings an fe80:: address: planning all Services for that takes 400 ms at 10 000."""
+    agent.sync(WEB, API, WEB_SLICE, API_SLICE, LOCAL, NodeChanged(node(zone="a")))
+    assert work == Work(work.services, 1)
+    assert sorted(work.services) == ["api", "web"]
+    work.services.clear()
+    more = LOCAL.networks.union(networks(["fe80::1/128"]))
+    assert agent.sync(AddressesChanged(more)) == SyncResult(1, 0, 0, 0)
+    assert work == Work([], 2)
+    assert set(agent.kernel.networks) == more
+
+
+def test_what_a_change_of_the_node_and_one_of_a_service_ask_for_is_planned_once(
+    agent: Agent, work: Work
+) -> None:
+    agent.sync(WEB, API, LOCAL)
+    work.services.clear()
+    agent.sync(WEB_SLICE, NodeChanged(node(zone="b")), AddressesChanged(frozenset()))
+    assert (sorted(work.services), work.nodes) == (["api", "web"], 2)
+
+
+def test_a_service_that_goes_as_the_node_changes_is_gone(agent: Agent) -> None:
+    agent.sync(WEB, API)
+    agent.sync(gone("web"), NodeChanged(node(zone="b")))
+    assert agent.served() == {"default/api"}
+
+
+def test_a_node_that_has_no_local_address_is_planned_in_the_first_sync_too(agent: Agent, work: Work) -> None:
+    """What it asks for besides its networks is there to be attached."""
+    agent.sync(WEB)
+    assert work.nodes == 1
+    agent.sync(API)
+    assert work.nodes == 1
+
+
+class Counted(FakeDataplane):
+    """Counts the deltas that it was given."""
+
+    deltas = 0
+
+    def apply(self, delta):  # type: ignore[no-untyped-def]
+        self.deltas += 1
+        return super().apply(delta)
+
+
+class CountedAgent(Agent):
+    plane: Counted
+
+    def __init__(self, kernel: FakeKernel | None = None) -> None:
+        super().__init__(kernel)
+        self.plane = Counted(self.kernel)
+        self.plane.open()
+        self.proxier = Proxier(self.plane, CONTEXT)
+
+
+def test_a_restart_that_finds_nothing_to_do_lets_the_dataplane_settle() -> None:
+    before = CountedAgent()
+    before.sync(WEB, WEB_SLICE, LOCAL, verify=True)
+    again = CountedAgent(before.kernel)
+    assert again.sync(WEB, WEB_SLICE, LOCAL, verify=True) == SyncResult(0, 0, 0, 0)
+    assert again.plane.deltas == 1
+    assert again.kernel.writes == []
+
+
+def test_a_sync_that_has_nothing_to_do_and_is_no_verification_asks_the_dataplane_for_nothing() -> None:
+    agent = CountedAgent()
+    agent.sync(WEB)
+    agent.sync()
+    assert agent.plane.deltas == 1
 
 
 def test_local_networks_come_and_go_with_the_nodes_addresses(agent: Agent) -> None:
@@ -339,6 +444,30 @@ def test_a_refused_change_leaves_what_was_there_and_is_retried(caplog: pytest.Lo
     agent.sync()
     assert len(agent.kernel.frontends) == 2
     assert {owner for owner, _ in agent.kernel.frontends.values()} == {key("web")}
+
+
+def test_what_is_refused_is_tried_again_without_reading_the_kernel() -> None:
+    agent = small_agent(1)
+    agent.sync(WEB)
+    agent.sync(API)
+    agent.sync(gone("web"))
+    agent.plane.fail_next_read(KernelError("reading is slow"))
+    assert agent.sync() == SyncResult(1, 0, 0, 0)
+    assert agent.served() == {"default/api"}
+
+
+def test_a_refused_service_that_lost_a_frontend_meanwhile_has_it_again_once_it_is_as_it_was() -> None:
+    """What it had was kept, but for what another took: so what is believed to be there is not."""
+    agent = small_agent(3)
+    a, b = service("a", ips=["10.96.0.1"], external=["203.0.113.1"]), service("b", ips=["10.96.0.2"])
+    agent.sync(a, b)
+    moved = service("a", ips=["10.96.0.1"], external=["203.0.113.2"])
+    taking = service("b", ips=["10.96.0.2"], external=["203.0.113.1"])
+    frontend = Frontend(parse_address("203.0.113.1"), 80, Protocol.TCP)
+    assert agent.sync(moved, taking).refused == 1
+    assert agent.kernel.frontends[frontend][0] == key("b")
+    assert agent.sync(a, b).refused == 0
+    assert agent.kernel.frontends[frontend][0] == key("a")
 
 
 # Drift

@@ -1,5 +1,6 @@
 """The eBPF dataplane: the five methods, over services, local networks and hooks."""
 
+import contextlib
 import dataclasses
 import struct
 import time
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import cast
 
 from ebpfproxy.dataplanes.ebpf import abi, entries
+from ebpfproxy.dataplanes.ebpf.carry_over import CarryOver
 from ebpfproxy.dataplanes.ebpf.entries import (
     ATTACHED,
     Entry,
@@ -24,10 +26,15 @@ from ebpfproxy.dataplanes.ebpf.stale_sockets import StaleSockets
 from ebpfproxy.dataplanes.interface import Delta
 from ebpfproxy.errors import KernelError
 from ebpfproxy.kernel import mounts, netns
+from ebpfproxy.kernel.lock import FolderLock
+from ebpfproxy.log import Logger
 from ebpfproxy.model.address import Address, Network
 from ebpfproxy.plan.service_plan import NodePlan, ServicePortPlan
 
+log = Logger(__name__)
+
 _U32 = struct.Struct("=I")
+_PATIENCE = 5.0  # seconds for an agent that is about to end, as at a DaemonSet's update
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,23 +65,37 @@ class EbpfDataplane:
         self._settings = settings
         self._sockets_destroyed = sockets_destroyed
         self._clock = clock
-        self._settled = False
 
     def open(self) -> None:
-        """Maps and programs are there afterwards; what is attached is still what was attached before."""
-        mounts.ensure_bpffs(self._settings.bpffs_root)
-        pins = Pins(self._settings.bpffs_root)
-        self._programs = Programs(pins, self._settings.cgroup_root, self._settings.sizes)
-        directory = self._programs.layout / "maps"
-        self._maps = Maps(directory)
+        """Maps and programs are there afterwards; what is attached is still what was attached before.
+
+        Raises AlreadyExists where another agent has this bpffs root: two would overwrite each other's
+        slots and endpoints.
+        """
+        root = self._settings.bpffs_root
+        if mounts.ensure_bpffs(root):
+            _warn_of_private_mount(root, self._settings.proc_root)
+        self._lock = FolderLock(root, _PATIENCE)
+        self._pins = Pins(root)
+        self._programs = Programs(
+            self._pins, self._settings.cgroup_root, self._settings.sizes, (self._lock.fd,)
+        )
+        self._maps = Maps(self._programs.maps)
         self._table = ServiceTable(self._maps, self._clock)
-        self._maps["node"].update(_U32.pack(0), abi.NODE.pack(netns.cookie()))
-        self._stale = StaleSockets(directory, self._settings.proc_root, self._sockets_destroyed)
+        cookie = netns.cookie_or_initial(self._settings.proc_root)
+        self._maps["node"].update(_U32.pack(0), abi.NODE.pack(cookie))
+        self._stale = StaleSockets(self._programs.maps, self._settings.proc_root, self._sockets_destroyed)
+        self._settled = False
 
     def render(self, plans: Iterable[ServicePortPlan], node: NodePlan | None) -> dict[Key, Entry]:
         return entries.render(plans, node, self._programs.hooks)
 
     def read(self) -> dict[Key, Entry]:
+        """Where somebody removed our pins, everything is made anew first, and nothing is in force then."""
+        if not self._programs.is_pinned():
+            log.warning("pins were removed by somebody; loading anew", root=self._settings.bpffs_root)
+            self.close()
+            self.open()
         found: dict[Key, Entry] = dict(self._table.read().items())
         for key, value in self._maps["local_networks"].items():
             length, address = abi.NETWORK_KEY.unpack(key)
@@ -84,13 +105,13 @@ class EbpfDataplane:
 
     def apply(self, delta: Delta[Key, Entry]) -> Mapping[Key, KernelError]:
         """Networks, then services, then hooks: nothing is sent anywhere before the maps are complete."""
-        self._put_networks(delta.puts)
+        refused: dict[Key, KernelError] = dict(self._put_networks(delta.puts).items())
         puts = {k: cast(ServicePortEntry, e) for k, e in delta.puts.items() if isinstance(k, ServicePortKey)}
         drops = [key for key in delta.drops if isinstance(key, ServicePortKey)]
         services, gone = self._table.apply(puts, drops)
-        refused: dict[Key, KernelError] = dict(services.items())
+        refused.update(services.items())
         hooks = [key.name for key in delta.puts if isinstance(key, HookKey)]
-        refused.update({HookKey(name): error for name, error in self._programs.attach(hooks).items()})
+        refused.update({HookKey(name): error for name, error in self._attach(hooks).items()})
         for key in delta.drops:
             if isinstance(key, Network):
                 self._maps["local_networks"].delete(_network_key(key))
@@ -99,10 +120,37 @@ class EbpfDataplane:
             self._stale.look(frozenset(gone))
         return refused
 
-    def _put_networks(self, puts: Mapping[Key, Entry]) -> None:
+    def _put_networks(self, puts: Mapping[Key, Entry]) -> dict[Key, KernelError]:
+        refused: dict[Key, KernelError] = {}
         for key, entry in puts.items():
             if isinstance(key, Network):
-                self._maps["local_networks"].update(_network_key(key), _U32.pack(cast(int, entry)))
+                try:
+                    self._maps["local_networks"].update(_network_key(key), _U32.pack(cast(int, entry)))
+                except KernelError as failure:
+                    refused[key] = failure
+        return refused
+
+    def _attach(self, hooks: list[str]) -> Mapping[str, KernelError]:
+        """Where another layout is hooked in, what its maps know of sockets and clients comes along."""
+        former = self._former_maps() if hooks else None
+        if former is None:
+            return self._programs.attach(hooks)
+        carrying = CarryOver(former, self._maps, self._table.ids_of)
+        try:
+            carrying.copy()
+            failed = self._programs.attach(hooks)
+            carrying.copy()  # of what was connected meanwhile
+        finally:
+            carrying.close()
+        return failed
+
+    def _former_maps(self) -> Path | None:
+        """The maps of the layout that is hooked in; None where that is this one, or there is none."""
+        try:
+            layout = self._pins.hooked_in()
+        except KernelError:
+            return None
+        return None if layout == self._programs.layout else layout / "maps"
 
     def _settle(self, incomplete: bool) -> None:
         """After the first delta that left every hook attached: let go of what an earlier run left."""
@@ -117,10 +165,22 @@ class EbpfDataplane:
         self._table.close()
         self._maps.close()
         self._programs.close()
+        self._lock.release()
 
     def usage(self) -> dict[str, tuple[int, int]]:
         """By map: entries in use, and room. For any thread."""
         return self._table.usage()
+
+
+def _warn_of_private_mount(root: Path, proc_root: Path) -> None:
+    """A bpffs that we had to mount, in a mount namespace that is not the host's, goes when that goes."""
+    with contextlib.suppress(OSError):
+        if Path("/proc/self/ns/mnt").stat().st_ino != (proc_root / "1/ns/mnt").stat().st_ino:
+            log.warning(
+                "the bpffs is this container's own: a restart will interrupt Services",
+                root=root,
+                hint="mount the host's /sys/fs/bpf into it, with mountPropagation Bidirectional",
+            )
 
 
 def _network_key(network: Network) -> bytes:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ebpfproxy.dataplanes.ebpf import abi
 from ebpfproxy.dataplanes.ebpf.hooks import Hook
-from ebpfproxy.model.address import Address, Family, Network, Protocol, contains
+from ebpfproxy.model.address import Address, Family, Network, Protocol, network
 from ebpfproxy.plan.service_plan import (
     FrontendKind,
     FrontendPlan,
@@ -122,10 +122,13 @@ def _endpoint(planned: PlannedEndpoint) -> EndpointEntry:
 
 def _networks(node: NodePlan) -> dict[Key, Entry]:
     """The longest match decides in the kernel, so each network says for itself whether NodePorts answer."""
+    answering = node.node_port_networks
+    lengths = sorted({each.length for each in answering})  # few, where there may be thousands of networks
     found: dict[Key, Entry] = {}
-    for network in node.local_networks | node.node_port_networks:
+    for net in node.local_networks | answering:
         flags = abi.NETWORK_LOCAL
-        if any(n.length <= network.length and contains(n, network.address) for n in node.node_port_networks):
+        around = (network(net.address, length) for length in lengths if length <= net.length)
+        if net in answering or any(each in answering for each in around):
             flags |= abi.NETWORK_NODE_PORTS
-        found[network] = flags
+        found[net] = flags
     return found

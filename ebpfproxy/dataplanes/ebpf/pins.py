@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ebpfproxy.dataplanes.ebpf import abi
 from ebpfproxy.dataplanes.ebpf.maps import MapSizes
-from ebpfproxy.errors import NotFound
+from ebpfproxy.errors import NotFound, Rejected
 
 _DIGITS = 10
 
@@ -43,9 +43,14 @@ class Pins:
         yield from sorted(path for path in self.root.glob("v*-*") if path.is_dir())
 
     def hooked_in(self) -> Path:
-        """The layout whose programs are, or were last, attached. Raises NotFound."""
+        """The layout whose programs are, or were last, attached.
+
+        Raises NotFound, or Rejected where we may not look.
+        """
         try:
             return self.root / self.current.readlink()
+        except PermissionError as failure:
+            raise Rejected(f"{self.root} cannot be looked at: {failure.strerror}", "run as root") from failure
         except OSError as failure:
             raise NotFound(
                 f"nothing of ebpfproxy is pinned in {self.root}",

@@ -1,6 +1,7 @@
 """The programs: compiled where this code was not yet, attached to their hooks, replaced, detached."""
 
 import contextlib
+import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from ebpfproxy.dataplanes.ebpf import abi
 from ebpfproxy.dataplanes.ebpf.hooks import SOCKET_HOOKS, Hook
 from ebpfproxy.dataplanes.ebpf.maps import MapSizes, is_complete
 from ebpfproxy.dataplanes.ebpf.pins import Pins
-from ebpfproxy.errors import KernelError, NotFound, Unsupported
+from ebpfproxy.errors import KernelError, NotFound, Rejected, Unsupported
 from ebpfproxy.kernel import bpf, cgroup
 from ebpfproxy.kernel.bpf import Link, Program
 from ebpfproxy.kernel.compiler import ProgramSpec, build, expand
@@ -58,32 +59,42 @@ def defines(sizes: MapSizes) -> dict[str, str]:
 class Programs:
     """The programs of one code for one layout, loaded and pinned, and their attachments to one cgroup."""
 
-    def __init__(self, pins: Pins, cgroup_root: Path, sizes: MapSizes) -> None:
-        """Compile and load them, unless a former run left them pinned. Raises KernelError."""
+    def __init__(self, pins: Pins, cgroup_root: Path, sizes: MapSizes, kept_open: tuple[int, ...]) -> None:
+        """Compile and load them, unless a former run left them pinned. Raises KernelError.
+
+        `kept_open`: see `compiler.build`.
+        """
         self.hooks = available_hooks()
         self.layout = pins.layout(sizes)
+        self.maps = self.layout / "maps"
         self._pins = pins
         self._cgroup = cgroup_root
         source = abi.source_directory() / _SOURCE
         settings = defines(sizes)
         self.directory = pins.programs(self.layout, expand(source) + str(settings) + str(self.hooks))
-        maps = self.layout / "maps"
-        if not self.directory.exists() or not is_complete(maps):
-            maps.mkdir(parents=True, exist_ok=True)
-            self._remove_incomplete()
+        if not self.is_pinned():
+            self._make_room()
             specs = tuple(ProgramSpec(h.name, h.program_type, h.attach_type) for h in self.hooks)
-            build(source, settings, specs, maps, self.directory)
+            build(source, settings, specs, self.maps, self.directory, kept_open)
             log.info("compiled and loaded", programs=len(specs), layout=self.layout.name)
         self._programs = {hook.name: Program.pinned(self.directory / hook.name) for hook in self.hooks}
         self._ids = {name: program.id for name, program in self._programs.items()}
         self._links: bool | None = None
 
-    def _remove_incomplete(self) -> None:
-        """Programs whose maps somebody unpinned would go on using those, and not what we pin anew."""
-        if self.directory.exists():
-            for path in self.directory.iterdir():
-                path.unlink()
-            self.directory.rmdir()
+    def is_pinned(self) -> bool:
+        """Whether everything that `__init__` made, or found, is still there."""
+        return is_complete(self.maps) and all((self.directory / hook.name).exists() for hook in self.hooks)
+
+    def _make_room(self) -> None:
+        """Where one map's pin is missing all are made anew, since programs and maps belong together: those
+        that are attached would go on using the old ones, and share some with what we write."""
+        if not is_complete(self.maps):
+            shutil.rmtree(self.layout, ignore_errors=True)
+        shutil.rmtree(self.directory, ignore_errors=True)
+        try:
+            self.maps.mkdir(parents=True, exist_ok=True)
+        except OSError as failure:
+            raise Rejected(f"cannot make {self.maps}: {failure.strerror}") from failure
 
     def attached(self) -> list[str]:
         """The hooks where our programs run for every process below the cgroup: attached, and in force.
@@ -92,25 +103,38 @@ class Programs:
         """
         found = []
         for hook in self.hooks:
-            with contextlib.suppress(KernelError):
-                if self._ids[hook.name] in cgroup.programs(self._cgroup, hook.attach_type, effective=True):
+            with contextlib.suppress(KernelError, OSError):
+                in_force = cgroup.programs(self._cgroup, hook.attach_type, effective=True)
+                if self._ids[hook.name] in in_force and self._is_linked_here(hook):
                     found.append(hook.name)
         return found
+
+    def _is_linked_here(self, hook: Hook) -> bool:
+        """Whether it is attached to this very cgroup, and not to one above."""
+        try:
+            link = Link.pinned(self._pins.links / hook.name)
+        except NotFound:
+            attached = cgroup.programs(self._cgroup, hook.attach_type)
+            return self._links is not True and self._ids[hook.name] in attached
+        try:
+            return link.cgroup_id == self._cgroup.stat().st_ino
+        finally:
+            link.close()
 
     def attach(self, names: Iterable[str]) -> Mapping[str, KernelError]:
         """Attach these hooks' programs, in the order of SOCKET_HOOKS; what failed, by name."""
         wanted = set(names)
         failed: dict[str, KernelError] = {}
-        if not wanted:
-            return failed
-        self._pins.links.mkdir(exist_ok=True)
         for hook in self.hooks:
             if hook.name not in wanted:
                 continue
             try:
+                self._pins.links.mkdir(exist_ok=True)
                 self._attach(hook)
             except KernelError as failure:
                 failed[hook.name] = failure
+            except OSError as failure:
+                failed[hook.name] = Rejected(f"cannot pin the link {hook.name}: {failure.strerror}")
         return failed
 
     def _attach(self, hook: Hook) -> None:
@@ -161,20 +185,16 @@ def pinned_programs(pins: Pins, name: str) -> Iterable[Program]:
 
 def detach_all(pins: Pins, cgroup_root: Path | None) -> list[str]:
     """Take our programs off their hooks; what was detached. No error where nothing is."""
-    removed = []
-    for path in sorted(pins.links.iterdir()) if pins.links.is_dir() else ():
-        with contextlib.suppress(KernelError):
-            link = Link.pinned(path)
-            link.close()
+    linked = sorted(pins.links.iterdir()) if pins.links.is_dir() else []
+    for path in linked:
         path.unlink()
-        removed.append(f"link {path.name}")
+    removed = [f"link {path.name}" for path in linked]
     if cgroup_root is None:
         return removed
     for hook in SOCKET_HOOKS:
         for program in pinned_programs(pins, hook.name):
             try:
-                if program.id in cgroup.programs(cgroup_root, hook.attach_type):
-                    cgroup.detach(program, cgroup_root, hook.attach_type)
+                if cgroup.detach(program, cgroup_root, hook.attach_type):
                     removed.append(f"program {hook.name}")
             finally:
                 program.close()

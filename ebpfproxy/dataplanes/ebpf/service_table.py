@@ -92,6 +92,11 @@ class ServiceTable:
             "endpoints": (self._endpoint_ids.used, self._endpoint_ids.capacity - 1),
         }
 
+    def ids_of(self, key: ServicePortKey) -> tuple[int, Mapping[Place, int]] | None:
+        """A ServicePort's id and those of its endpoints in force; None where the kernel does not hold it."""
+        record = self._records.get(key)
+        return (record.id, record.places()) if record else None
+
     # Reading back
 
     def read(self) -> dict[ServicePortKey, ServicePortEntry]:

@@ -25,6 +25,7 @@ log = Logger(__name__)
 Places = frozenset[tuple[Address, int]]
 
 _ATTEMPTS = 3
+_PATIENCE = 5.0  # seconds that an agent's end waits for the search
 
 
 class StaleSockets:
@@ -48,9 +49,12 @@ class StaleSockets:
         self._jobs.put(places)
 
     def close(self) -> None:
-        """Finish what was asked for, and end."""
+        """Finish what was asked for, and end. Where that takes longer than 5 s, it is not waited for."""
         self._jobs.put(StopIteration)
-        self._thread.join()
+        self._thread.join(_PATIENCE)
+        if self._thread.is_alive():  # it reads the maps: they stay open until the process ends
+            log.warning("stale sockets are still being looked for; not waiting", seconds=_PATIENCE)
+            return
         self._endpoints.close()
         self._peers.close()
         for opened in self._maps:
@@ -63,6 +67,8 @@ class StaleSockets:
                 self._destroy_all(job)
             except KernelError as failure:
                 log.error("stale sockets could not be looked for", reason=failure.message)
+            except Exception as failure:  # the thread lives on: nobody else looks for later ones
+                log.error("stale sockets could not be looked for", reason=repr(failure))
 
     def _destroy_all(self, places: Places | None) -> None:
         destroyed = failed = 0

@@ -3,6 +3,7 @@
 Nothing here writes. A dump of a busy node is no snapshot: entries may change while it is read.
 """
 
+import contextlib
 import struct
 import time
 from collections import Counter, defaultdict
@@ -14,6 +15,7 @@ from typing import NamedTuple
 from ebpfproxy.dataplanes.ebpf import abi
 from ebpfproxy.dataplanes.ebpf.maps import Maps
 from ebpfproxy.dataplanes.ebpf.pins import Pins
+from ebpfproxy.errors import NotFound
 from ebpfproxy.model.address import Address, Protocol, format_address, format_endpoint, is_unspecified
 
 _U32 = struct.Struct("=I")
@@ -92,10 +94,13 @@ class _Endpoint(NamedTuple):
 
 
 class View:
-    """The maps of the layout that is hooked in below `root`. Raises NotFound where nothing is."""
+    """The maps of the layout that is hooked in below `root`.
+
+    Raises NotFound where nothing is, Rejected where we may not look.
+    """
 
     def __init__(self, root: Path) -> None:
-        self._maps = Maps(Pins(root).hooked_in() / "maps")
+        self._maps = _open(Pins(root))
         self._slots = self._maps["slots"].mapped()
         self._endpoints = self._maps["endpoints"].mapped()
         self._peers = self._maps["socket_peers"].mapped()
@@ -132,16 +137,25 @@ class View:
             external=self._endpoints_in(external),
             policy=policy[0] if policy[0] == policy[1] else "/".join(policy),
             affinity=affinity,
-            flags=[word for bit, word in _FLAGS.items() if flags & bit],
+            flags=[
+                *(word for bit, word in _FLAGS.items() if flags & bit),
+                *(["beyond-slots"] if self._is_beyond(internal) or self._is_beyond(external) else []),
+            ],
             id=id_,
         )
         return key, row
 
     def _endpoints_in(self, packed: bytes) -> list[str]:
+        """Of a range that goes beyond the slots, which is none of ours, what there is of it."""
         first, count = abi.SLOT_RANGE.unpack(packed)
-        ids = [_U32.unpack_from(self._slots, (first + i) * _SLOT_STRIDE)[0] for i in range(count)]
+        places = range(first, min(first + count, self._room("slots")))
+        ids = [_U32.unpack_from(self._slots, place * _SLOT_STRIDE)[0] for place in places]
         found = [self._endpoint(id_) for id_ in ids]
         return [str(e) if e.flags & abi.ENDPOINT_LISTED else f"{e} (retired)" for e in sorted(found)]
+
+    def _is_beyond(self, packed: bytes) -> bool:
+        first, count = abi.SLOT_RANGE.unpack(packed)
+        return bool(count) and first + count > self._room("slots")
 
     def _endpoint(self, id_: int) -> _Endpoint:
         if (id_ + 1) * abi.ENDPOINT.size > len(self._endpoints):
@@ -208,9 +222,9 @@ class View:
         return sorted(rows, key=lambda row: row.age)
 
     def sockets(self) -> list[SocketRow]:
-        """Connected sockets, then unconnected ones, by service and cookie."""
+        """Connected sockets, then unconnected ones, by service, cookie and what was dialed."""
         rows = [*self._connected(), *self._unconnected()]
-        return sorted(rows, key=lambda row: (row.kind, row.service, row.cookie))
+        return sorted(rows, key=lambda row: (row.kind, row.service, row.cookie, row.dialed, row.endpoint))
 
     def _connected(self) -> Iterator[SocketRow]:
         for peer in abi.SOCKET_PEER.iter_unpack(self._peers[: self._room("socket_peers") * _PEER_SIZE]):
@@ -276,6 +290,17 @@ class View:
     def name(self, service: int) -> str:
         """ "namespace/name:port", or ``?/ID`` for one that has no name."""
         return self._names.get(service, f"?/{service}")
+
+
+def _open(pins: Pins) -> Maps:
+    """An agent with another layout may remove the maps between the link to them and their opening."""
+    with contextlib.suppress(NotFound):
+        return Maps(pins.hooked_in() / "maps")
+    try:
+        return Maps(pins.hooked_in() / "maps")
+    except NotFound as failure:
+        hint = failure.hint or "somebody removed it: start the agent, which makes it anew"
+        raise NotFound(failure.message, hint) from failure
 
 
 def _protocol(number: int) -> str:

@@ -45,11 +45,13 @@ class Planner:
         """The entries of what changed."""
         drained = self.tracker.drain()
         self.state = drained.state
-        names = drained.services | self.state.services.keys() if drained.everything else drained.services
+        names = drained.services | (self.state.services.keys() if drained.node_changed else frozenset())
         changed: list[ServicePortPlan] = []
         for name in names:
             changed += self.claims.update(name, plans_of(self.state, name)).plans
-        node = plan_node(self.state.local_networks, self.state.node, CONTEXT) if drained.everything else None
+        node = None
+        if drained.node_changed or drained.networks_changed:
+            node = plan_node(self.state.local_networks, self.state.node, CONTEXT)
         return entries.render(changed, node, SOCKET_HOOKS)
 
 

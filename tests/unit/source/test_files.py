@@ -5,6 +5,7 @@ import os
 import queue
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,6 +45,12 @@ def changed(called: str = "web", ip: str = "10.96.0.10") -> ServiceChanged:
 NODE_MANIFEST = (
     "kind: Node\nmetadata: {name: here}\nstatus: {addresses: [{type: InternalIP, address: 192.0.2.10}]}\n"
 )
+
+
+def settle(path: Path) -> None:
+    """Have a file look as if it was written a while ago."""
+    written = path.stat().st_mtime_ns - files._WRITTEN_NS
+    os.utime(path, ns=(written, written))
 
 
 def step(folder: Path, before: Reading) -> tuple[Reading, list[Event]]:
@@ -93,7 +100,7 @@ def test_what_has_vanished_from_all_files_is_gone(tmp_path: Path) -> None:
     (tmp_path / "b.json").unlink()
     reading, events = step(tmp_path, reading)
     assert sorted(events, key=repr) == [NodeChanged(None), SliceChanged(name("web-1"), None)]
-    (tmp_path / "c.yaml").write_text("")
+    write(tmp_path / "c.yaml", "")
     assert step(tmp_path, reading)[1] == [ServiceChanged(WEB, None)]
 
 
@@ -129,18 +136,18 @@ def test_the_last_good_state_of_a_file_that_does_not_parse_stays(tmp_path: Path)
     assert first.reason.startswith("a.yaml:6: ")
     assert second == ServiceChanged(API, None)
     assert step(tmp_path, reading)[1] == []
-    (tmp_path / "a.yaml").write_text(manifest("web", "10.96.0.99"))
+    write(tmp_path / "a.yaml", manifest("web", "10.96.0.99"))
     assert step(tmp_path, reading)[1] == [changed("web", "10.96.0.99")]
 
 
 def test_the_last_good_value_of_an_invalid_object_stays(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(manifest("web") + "---\n" + manifest("api"))
     reading, _ = step(tmp_path, Reading())
-    (tmp_path / "a.yaml").write_text(manifest("web", "junk") + "---\n" + manifest("api", "10.96.0.20"))
+    write(tmp_path / "a.yaml", manifest("web", "junk") + "---\n" + manifest("api", "10.96.0.20"))
     reading, events = step(tmp_path, reading)
     assert [type(event) for event in events] == [Invalid, ServiceChanged]
     assert events[1] == changed("api", "10.96.0.20")
-    (tmp_path / "a.yaml").write_text(manifest("api", "10.96.0.20"))
+    write(tmp_path / "a.yaml", manifest("api", "10.96.0.20"))
     assert step(tmp_path, reading)[1] == [ServiceChanged(WEB, None)]
 
 
@@ -164,6 +171,81 @@ def test_a_config_map_is_swapped_as_a_whole(tmp_path: Path) -> None:
     (tmp_path / "..data_tmp").symlink_to("..2")
     (tmp_path / "..data_tmp").replace(tmp_path / "..data")
     assert step(tmp_path, reading)[1] == [changed("web", "10.96.0.2")]
+
+
+# --- Files that are written in place ---
+
+
+@pytest.mark.parametrize(
+    "cut",
+    ["", manifest("api"), manifest("api") + "---\n" + manifest("web")[:-20], manifest("api", "10.96.0.11")],
+    ids=["emptied", "cut between objects", "cut within an object", "changed and cut"],
+)
+def test_a_file_in_the_midst_of_being_written_stays_as_it_was(tmp_path: Path, cut: str) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(manifest("api") + "---\n" + manifest("web"))
+    settle(path)
+    before, _ = step(tmp_path, Reading())
+    path.write_text(cut)
+    reading, events = step(tmp_path, before)
+    assert events == []
+    assert reading.held
+    assert reading.objects == before.objects
+    path.write_text(manifest("api") + "---\n" + manifest("web", "10.96.0.11"))
+    reading, events = step(tmp_path, reading)
+    assert events == [changed("web", "10.96.0.11")]
+    assert not reading.held
+
+
+def test_a_file_that_is_written_as_it_was_is_held_no_longer(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(manifest("api"))
+    reading, _ = step(tmp_path, Reading())
+    path.write_text("")
+    reading, _ = step(tmp_path, reading)
+    path.write_text(manifest("api"))
+    reading, events = step(tmp_path, reading)
+    assert (events, reading.held) == ([], False)
+
+
+def test_a_file_that_was_written_a_while_ago_is_taken_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(manifest("api") + "---\n" + manifest("web"))
+    reading, _ = step(tmp_path, Reading())
+    path.write_text(manifest("api"))
+    reading, _ = step(tmp_path, reading)
+    settle(path)
+    reading, events = step(tmp_path, reading)
+    assert events == [ServiceChanged(WEB, None)]
+    assert not reading.held
+
+
+def test_a_file_that_is_emptied_while_it_is_read_stays_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(manifest("api"))
+    reading, _ = step(tmp_path, Reading())
+    path.write_text(manifest("api", "10.96.0.11"))
+    settle(path)
+    real = Path.read_bytes
+
+    def empty(opened: Path) -> bytes:
+        opened.write_text("")
+        return real(opened)
+
+    monkeypatch.setattr(Path, "read_bytes", empty)
+    reading, events = step(tmp_path, reading)
+    assert (events, reading.held) == ([], True)
+
+
+def test_a_file_that_another_is_renamed_over_is_whole_at_once(tmp_path: Path) -> None:
+    write(tmp_path / "a.yaml", manifest("api") + "---\n" + manifest("web"))
+    reading, _ = step(tmp_path, Reading())
+    write(tmp_path / "a.yaml", manifest("api"))
+    reading, events = step(tmp_path, reading)
+    assert events == [ServiceChanged(WEB, None)]
+    assert not reading.held
 
 
 # --- Following a folder ---
@@ -228,6 +310,31 @@ def test_changes_are_put_as_they_happen(followed: Followed, folder: Path) -> Non
     assert followed.next() == ServiceChanged(WEB, None)
     write(folder / "c.yml", "")
     assert followed.next() == ServiceChanged(API, None)
+
+
+def test_an_object_that_is_removed_in_place_goes_soon(followed: Followed, folder: Path) -> None:
+    followed.until_synced()
+    path = folder / "a.yaml"
+    path.write_text(manifest("web") + "---\n" + manifest("api"))
+    assert followed.next() == changed("api")
+    for rest, gone in ((manifest("api"), WEB), ("", API)):
+        path.write_text(rest)
+        written = time.monotonic()
+        assert followed.next() == ServiceChanged(gone, None)
+        assert time.monotonic() - written < 2.0
+
+
+def test_a_file_that_is_rewritten_in_two_steps_loses_nothing_meanwhile(
+    followed: Followed, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_WRITTEN_NS", 60_000_000_000)  # however slow this machine is
+    followed.until_synced()
+    for ip in ("10.96.0.11", "10.96.0.12", "10.96.0.13"):
+        with (folder / "a.yaml").open("w") as file:
+            told = threading.Event()
+            assert not told.wait(0.06)  # several times the debounce
+            file.write(manifest("web", ip))
+        assert followed.next() == changed("web", ip)
 
 
 def test_a_broken_file_is_told_and_mended_by_the_next_write(followed: Followed, folder: Path) -> None:

@@ -1,5 +1,6 @@
 """What the tracker calls a change, and that nothing it handed out changes afterwards."""
 
+import dataclasses
 import logging
 from typing import Any
 
@@ -87,7 +88,8 @@ def test_nothing_is_pending_at_first_nor_after_a_drain() -> None:
     assert tracker.drain().services == {WEB}
     assert not tracker.pending
     empty = tracker.drain()
-    assert (empty.services, empty.everything, empty.service_changes) == (frozenset(), False, 0)
+    assert (empty.services, empty.node_changed, empty.networks_changed) == (frozenset(), False, False)
+    assert empty.service_changes == 0
     assert empty.state.services == {WEB: put_service().service}
 
 
@@ -132,7 +134,7 @@ def test_changes_that_cancel_each_other_out_are_none(there: Event, back: Event) 
     tracker.fold(back)
     assert not tracker.pending
     drained = tracker.drain()
-    assert (drained.services, drained.everything) == (frozenset(), False)
+    assert (drained.services, drained.node_changed, drained.networks_changed) == (frozenset(), False, False)
     assert drained.state == before
 
 
@@ -144,23 +146,52 @@ def test_a_change_that_was_drained_is_not_cancelled_by_its_opposite() -> None:
     assert tracker.drain().services == {WEB}
 
 
-def test_heartbeats_of_the_node_change_nothing_and_its_zone_changes_everything() -> None:
+def test_heartbeats_of_the_node_change_nothing_and_its_zone_changes_the_node() -> None:
     tracker = tracker_with(NodeChanged(node("zone-a")))
     for _ in range(3):
         tracker.fold(NodeChanged(node("zone-a")))
     assert not tracker.pending
     tracker.fold(NodeChanged(node("zone-b")))
     drained = tracker.drain()
-    assert drained.everything
+    assert (drained.node_changed, drained.networks_changed) == (True, False)
     assert drained.services == frozenset()
     assert drained.state.node == node("zone-b")
 
 
-def test_a_new_local_address_changes_everything() -> None:
+def test_an_address_of_the_node_changes_the_node() -> None:
+    tracker = tracker_with(NodeChanged(node("zone-a")))
+    tracker.fold(NodeChanged(node("zone-a", addresses=["192.0.2.11"])))
+    drained = tracker.drain()
+    assert (drained.node_changed, drained.networks_changed) == (True, False)
+
+
+def test_a_node_that_is_to_go_away_is_planned_no_differently() -> None:
+    """That is for load balancers, who ask the health server: no plan depends on it."""
+    tracker = tracker_with(NodeChanged(node("zone-a")))
+    leaving = dataclasses.replace(node("zone-a"), eligible=False)
+    tracker.fold(NodeChanged(leaving))
+    assert not tracker.pending
+    drained = tracker.drain()
+    assert not drained.node_changed
+    assert drained.state.node == leaving
+
+
+@pytest.mark.parametrize(("zone", "addresses"), [("", ()), ("zone-a", ()), ("", ("192.0.2.10",))])
+def test_a_node_that_is_gone_is_a_change_where_it_told_us_anything(
+    zone: str, addresses: tuple[str, ...]
+) -> None:
+    tracker = tracker_with(NodeChanged(node(zone, addresses=addresses)))
+    tracker.fold(NodeChanged(None))
+    assert tracker.pending is bool(zone or addresses)
+    assert tracker.drain().node_changed is bool(zone or addresses)
+
+
+def test_a_new_local_address_changes_the_networks_and_not_the_node() -> None:
     tracker = tracker_with(local("192.0.2.1/32"))
     tracker.fold(local("192.0.2.1/32", "192.0.2.2/32"))
+    assert tracker.pending
     drained = tracker.drain()
-    assert drained.everything
+    assert (drained.node_changed, drained.networks_changed) == (False, True)
     assert drained.state.local_networks == frozenset(networks(["192.0.2.1/32", "192.0.2.2/32"]))
 
 
@@ -357,7 +388,7 @@ def test_any_history_gives_the_last_values_and_names_exactly_what_changed(
     history: list[Event | None],
 ) -> None:
     tracker, model, known = Tracker(STARTED), Model(), set[Any]()
-    everything: tuple[Any, ...] = (None, frozenset())
+    zone, nets = "", frozenset[Network]()
     handed_out: list[tuple[Any, Any]] = []
     for event in [*history, None]:
         if event is not None:
@@ -369,8 +400,10 @@ def test_any_history_gives_the_last_values_and_names_exactly_what_changed(
         drained = tracker.drain()
         assert isinstance(drained.services, frozenset)
         assert drained.services == {fact[0] for fact in facts ^ known}
-        assert drained.everything is (everything != (model.node, model.networks))
-        assert pending is bool(drained.services or drained.everything)
+        model_zone = model.node.zone if model.node else ""
+        assert drained.node_changed is (zone != model_zone)
+        assert drained.networks_changed is (nets != model.networks)
+        assert pending is bool(drained.services or drained.node_changed or drained.networks_changed)
         state = drained.state
         inner = [(key, s) for of in state.slices.values() for key, s in of.items()]
         assert {(s.service, key, s.family, s.ports, s.endpoints) for key, s in inner} | set(
@@ -380,6 +413,6 @@ def test_any_history_gives_the_last_values_and_names_exactly_what_changed(
         assert all(state.slices.values())
         copied = (dict(state.services), {key: dict(of) for key, of in state.slices.items()})
         handed_out.append((state, copied))
-        known, everything = facts, (model.node, model.networks)
+        known, zone, nets = facts, model_zone, model.networks
     for state, copied in handed_out:
         assert (dict(state.services), {key: dict(of) for key, of in state.slices.items()}) == copied

@@ -1,6 +1,7 @@
 """Plans become entries: what each flag stands for, and that nothing else has a part in it."""
 
 import dataclasses
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -18,7 +19,7 @@ from ebpfproxy.dataplanes.ebpf.entries import (
     render,
 )
 from ebpfproxy.dataplanes.ebpf.hooks import SOCKET_HOOKS
-from ebpfproxy.model.address import Address, Family, Network, Protocol, parse_address, parse_network
+from ebpfproxy.model.address import Address, Family, Network, Protocol, contains, parse_address, parse_network
 from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import Service, ServicePortName
@@ -172,6 +173,45 @@ def test_a_network_of_the_other_family_has_no_part_in_it() -> None:
     found = render((), NodePlan(frozenset({four}), frozenset({four})), ())
     assert found == {four: abi.NETWORK_LOCAL | abi.NETWORK_NODE_PORTS}
     assert render((), NodePlan(frozenset({six}), frozenset()), ()) == {six: abi.NETWORK_LOCAL}
+
+
+def many_networks(prefix: int, count: int = 4200) -> frozenset[Network]:
+    addresses = (bytes([0xFE, prefix, *bytes(12), *divmod(number, 256)]) for number in range(count))
+    return frozenset(Network(Address(address), 128) for address in addresses)
+
+
+@pytest.mark.parametrize("answering", [many_networks(0x80), many_networks(0x90)])
+def test_thousands_of_local_networks_are_rendered_in_no_time(answering: frozenset[Network]) -> None:
+    """A node has an address for each of its Pods and more: comparing each with each took 8 s for these."""
+    local = many_networks(0x80)
+    began = time.process_time()
+    found = render((), NodePlan(local, answering), ())
+    assert time.process_time() - began < 1.0
+    assert len(found) == len(local | answering)
+
+
+NETWORK_TEXTS = (
+    "0.0.0.0/0",
+    "::/0",
+    "10.0.0.0/8",
+    "10.1.0.0/16",
+    "10.1.0.1/32",
+    "10.2.0.1/32",
+    "fd00::/8",
+    "fd00::1/128",
+    "::ffff:0:0/90",
+)
+SOME_NETWORKS = st.frozensets(st.sampled_from([parse_network(text) for text in NETWORK_TEXTS]))
+
+
+@given(SOME_NETWORKS, SOME_NETWORKS)
+def test_a_network_answers_node_ports_exactly_where_one_of_them_holds_it(
+    local: frozenset[Network], ports: frozenset[Network]
+) -> None:
+    for net, flags in render((), NodePlan(local, ports), ()).items():
+        assert isinstance(net, Network)
+        held = any(each.length <= net.length and contains(each, net.address) for each in ports)
+        assert flags == abi.NETWORK_LOCAL | (abi.NETWORK_NODE_PORTS if held else 0)
 
 
 @given(exposed_services(), NODES, CONTEXTS)

@@ -1,0 +1,148 @@
+"""One agent has a node: a second one, a compiler that was left behind, pins that somebody removed."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ebpfproxy.dataplanes.delta import diff
+from ebpfproxy.dataplanes.ebpf.dataplane import EbpfDataplane, EbpfSettings
+from ebpfproxy.dataplanes.ebpf.entries import Entry, HookKey, Key
+from ebpfproxy.errors import AlreadyExists
+from ebpfproxy.kernel.lock import FolderLock
+from ebpfproxy.lab import Lab
+from ebpfproxy.model.address import Address, network
+from tests.kernel.clients import TCP, outcome
+from tests.kernel.cluster import Cluster, eventually
+from tests.support.bpf_place import BpfPlace, bpf_place
+
+pytestmark = pytest.mark.kernel
+
+
+@pytest.fixture
+def fresh() -> Iterator[Cluster]:
+    """A node that nothing was ever loaded on."""
+    with Lab("test-alone", 3) as lab:
+        cluster = Cluster(lab)
+        try:
+            yield cluster
+        finally:
+            cluster.end()
+
+
+@pytest.fixture
+def place() -> Iterator[BpfPlace]:
+    with bpf_place() as made:
+        yield made
+
+
+def ebpfproxy(cluster: Cluster, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    flags = [f"--bpffs-root={cluster.lab.bpffs}", f"--cgroup-root={cluster.lab.cgroup}"]
+    command = [sys.executable, "-m", "ebpfproxy", *arguments, *flags]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_a_second_agent_at_one_root_gives_way(rough: Cluster) -> None:
+    """Both would give out the same slots and endpoints, each to Services of its own."""
+    rough.start()
+    web = rough.service().to(rough.a)
+    second = ebpfproxy(rough, "run", f"--manifests={rough.folder}", "--healthz-port=0", "--metrics-port=0")
+    assert second.returncode == 4
+    assert f"another ebpfproxy holds {rough.lab.bpffs}" in second.stderr
+    assert outcome(rough.p, TCP, web.v4, 80) == "a"
+
+
+def test_cleanup_gives_way_to_an_agent_that_runs(rough: Cluster) -> None:
+    rough.start()
+    web = rough.service().to(rough.a)
+    refused = ebpfproxy(rough, "cleanup")
+    assert refused.returncode == 4
+    assert "stop the agent" in refused.stderr
+    assert outcome(rough.p, TCP, web.v4, 80) == "a"
+    rough.agent.stop()
+    done = ebpfproxy(rough, "cleanup")
+    assert done.returncode == 0
+    assert "removed link connect4" in done.stdout
+    assert "removed program" not in done.stdout
+    assert outcome(rough.p, TCP, web.v4, 80, 0.2) != "a"
+
+
+def compilers_of(agent: int) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            words = (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1]) if words else 0
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if parent == agent and b"ebpfproxy.kernel.compiler" in words:
+            found.append(int(entry.name))
+    return found
+
+
+def test_an_agent_that_is_killed_while_it_compiles_leaves_no_compiler(fresh: Cluster) -> None:
+    agent = fresh.launch()
+    eventually(lambda: bool(compilers_of(agent.process.pid)), "it compiles")
+    (compiler,) = compilers_of(agent.process.pid)
+    agent.kill()
+    eventually(lambda: not Path(f"/proc/{compiler}").exists(), "its compiler ends with it")
+    fresh.start()
+    web = fresh.service().to(fresh.a)
+    assert outcome(fresh.p, TCP, web.v4, 80) == "a"
+
+
+def test_a_signal_of_the_terminal_while_it_compiles_ends_it_well(fresh: Cluster) -> None:
+    agent = fresh.launch()
+    eventually(lambda: bool(compilers_of(agent.process.pid)), "it compiles")
+    for pid in (*compilers_of(agent.process.pid), agent.process.pid):
+        os.kill(pid, 2)
+    assert agent.process.wait(20) == 0, agent.log()
+
+
+@pytest.mark.parametrize("what", ["maps/services", "maps", "."])
+def test_pins_that_somebody_removed_are_made_anew(rough: Cluster, what: str) -> None:
+    rough.start("--sync-period=1s")
+    web = rough.service().to(rough.a)
+    (layout,) = rough.lab.bpffs.glob("v*-*")
+    victim = layout / what
+    before = len(rough.agent.lines)
+    if victim.is_dir():
+        shutil.rmtree(victim)
+    else:
+        victim.unlink()
+    rough.agent.await_sync(before)
+    assert outcome(rough.p, TCP, web.v4, 80) == "a"
+    rough.agent.kill()
+    assert outcome(rough.p, TCP, web.v4, 80) == "a"
+    assert (layout / "maps" / "services").exists()
+
+
+def test_more_local_networks_than_there_is_room_for(place: BpfPlace) -> None:
+    """A node that comes from IPVS has every ClusterIP on kube-ipvs0."""
+    dataplane = EbpfDataplane(EbpfSettings(place.cgroup, place.bpffs))
+    dataplane.open()
+    try:
+        prefix = b"\xfd" + bytes(11)
+        desired: dict[Key, Entry] = {
+            network(Address(prefix + number.to_bytes(4)), 128): 1 for number in range(65_540)
+        }
+        hooks = {HookKey(hook): "attached" for hook in ("connect4", "connect6")}
+        refused = dataplane.apply(diff({}, desired | hooks))
+        assert len(refused) == 4
+        assert all("local_networks" in failure.message for failure in refused.values())
+        assert hooks.items() <= dataplane.read().items()
+    finally:
+        dataplane.close()
+
+
+def test_a_lock_is_free_again_when_it_is_released(tmp_path: Path) -> None:
+    first = FolderLock(tmp_path)
+    with pytest.raises(AlreadyExists, match=str(tmp_path)):
+        FolderLock(tmp_path)
+    first.release()
+    first.release()
+    FolderLock(tmp_path).release()

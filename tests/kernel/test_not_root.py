@@ -1,0 +1,68 @@
+"""What the commands say to somebody who is not root."""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.support.bpf_place import ARRAY, bpf_place, create_map
+
+pytestmark = pytest.mark.kernel
+
+_NOBODY = 65534
+
+
+def as_nobody(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run Python with our rights gone."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        user=_NOBODY,
+        group=_NOBODY,
+        extra_groups=[],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    "command", ["dump", "cleanup", "run --cleanup", "run --healthz-port=0 --metrics-port=0"]
+)
+def test_a_bpffs_that_only_root_may_look_into_asks_for_root(command: str) -> None:
+    with bpf_place() as place, tempfile.TemporaryDirectory() as manifests:
+        Path(manifests).chmod(0o755)
+        flags = [f"--bpffs-root={place.bpffs}/agent"]
+        if command.startswith("run"):
+            flags += [f"--manifests={manifests}", f"--cgroup-root={place.cgroup}"]
+        done = as_nobody("-m", "ebpfproxy", *command.split(), *flags)
+    assert done.returncode == 4, done.stderr
+    *_, message, hint = done.stderr.splitlines()
+    assert hint == "  hint: run as root"
+    assert message.startswith("ebpfproxy: ")
+    assert str(place.bpffs) in message
+    assert done.stdout == ""
+
+
+_OPEN = """
+import sys
+from pathlib import Path
+from ebpfproxy.errors import Rejected
+from ebpfproxy.kernel.bpf import Map
+try:
+    Map.pinned(Path(sys.argv[1]))
+except Rejected as failure:
+    print(failure.hint)
+"""
+
+
+def test_a_pin_that_may_be_seen_but_not_opened_asks_for_root() -> None:
+    with bpf_place() as place:
+        place.bpffs.chmod(0o755)
+        pinned = create_map(ARRAY, 4, 4, 1)
+        pinned.pin(place.bpffs / "one")
+        pinned.close()
+        done = as_nobody("-c", _OPEN, str(place.bpffs / "one"))
+    assert done.stdout.startswith("run as root"), done.stderr

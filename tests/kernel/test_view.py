@@ -1,0 +1,81 @@
+"""The view of pinned maps that are odd: written by somebody else, or replaced while they are opened."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from socket import htons
+
+import pytest
+
+from ebpfproxy.dataplanes.ebpf import abi, view
+from ebpfproxy.dataplanes.ebpf.maps import Maps, MapSizes
+from ebpfproxy.dataplanes.ebpf.pins import Pins
+from ebpfproxy.dataplanes.ebpf.view import View
+from ebpfproxy.errors import NotFound
+from ebpfproxy.model.address import parse_address
+from tests.support.bpf_place import BpfPlace, bpf_place, build_maps
+
+pytestmark = pytest.mark.kernel
+
+_SIZES = MapSizes(services=8, slots=16, endpoints=8, affinity=8, sockets=8)
+_HTTP = htons(80)
+
+
+@pytest.fixture
+def place() -> Iterator[BpfPlace]:
+    with bpf_place() as made:
+        yield made
+
+
+def hook_in(place: BpfPlace, name: str) -> Path:
+    """The maps of a layout of that name, which is the current one."""
+    folder = build_maps(place, _SIZES, name)
+    Pins(place.bpffs).set_current(folder.parent)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("first", "count", "seen"), [(0, 2, 2), (14, 2, 2), (14, 4, 2), (0xFFFFFFF0, 0xFFFFFFFF, 0)]
+)
+def test_a_service_whose_range_goes_beyond_the_slots_is_shown_and_marked(
+    place: BpfPlace, first: int, count: int, seen: int
+) -> None:
+    with contextlib.closing(Maps(hook_in(place, "v1-odd"))) as maps:
+        span = abi.SLOT_RANGE.pack(first, count)
+        address = parse_address("10.96.0.1")
+        key = abi.SERVICE_KEY.pack(address, _HTTP, 6, 0)
+        maps["services"].update(key, abi.SERVICE.pack(span, span, 1, 0, 0, 1, 0))
+    with contextlib.closing(View(place.bpffs)) as opened:
+        (row,) = opened.services()
+    assert (len(row.internal), len(row.external)) == (seen, seen)
+    assert row.flags == (["beyond-slots"] if seen < count else [])
+
+
+def test_sockets_are_always_in_one_order(place: BpfPlace) -> None:
+    names = [f"10.96.0.{number}" for number in range(1, 7)]
+    endpoint = parse_address("10.244.0.1")
+    with contextlib.closing(Maps(hook_in(place, "v1-sockets"))) as maps:
+        for index, name in enumerate(reversed(names)):
+            key = abi.SOCKET_FLOW_KEY.pack(7, endpoint, index + 1, 17, abi.TO_FRONTEND, 0)
+            maps["socket_flows"].update(key, abi.SOCKET_FLOW.pack(parse_address(name), _HTTP, 0, 1, 1))
+    with contextlib.closing(View(place.bpffs)) as opened:
+        assert [row.dialed for row in opened.sockets()] == [f"{name}:80" for name in names]
+
+
+def test_maps_that_another_layout_replaces_while_they_are_opened(
+    place: BpfPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hook_in(place, "v1-new")
+    fresh = Pins(place.bpffs).hooked_in()
+    known = iter([place.bpffs / "v1-old", fresh])
+    monkeypatch.setattr(Pins, "hooked_in", lambda pins: next(known))
+    with contextlib.closing(view.View(place.bpffs)) as opened:
+        assert opened.services() == []
+
+
+def test_maps_that_are_gone_are_named_with_a_hint(place: BpfPlace) -> None:
+    folder = hook_in(place, "v1-torn")
+    (folder / "slots").unlink()
+    with pytest.raises(NotFound, match="slots") as caught:
+        View(place.bpffs)
+    assert "start the agent" in caught.value.hint

@@ -1,0 +1,66 @@
+"""What a churn must not take for a success: dead agents, clients that crash, and no end."""
+
+import subprocess
+import time
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from ebpfproxy.bench import churn
+from ebpfproxy.bench.load import Load, LoadFailed
+from ebpfproxy.errors import ConfigError
+from ebpfproxy.lab import Agent
+from ebpfproxy.lab.agent import AgentFailed, LogLine
+
+_STARTING = "2025-01-01T00:00:00.000Z INFO starting node=here"
+_SYNCED = "2025-01-01T00:00:00.000Z INFO synced services=1"
+
+
+def agent(age: float, *lines: str, status: int | None = None) -> Agent:
+    """One that was started `age` seconds ago; `status`: that it ended with, None while it runs."""
+    process = SimpleNamespace(poll=lambda: status)
+    logged = [LogLine(0.0, text) for text in lines]
+    return cast(Agent, SimpleNamespace(process=process, lines=logged, started=time.monotonic() - age))
+
+
+@pytest.mark.parametrize("status", [0, 1, -9])
+def test_an_agent_that_ended_by_itself_has_failed(status: int) -> None:
+    with pytest.raises(AgentFailed, match=f"with status {status}\n") as caught:
+        churn.check_alive(agent(1.0, _STARTING, _SYNCED, status=status))
+    assert _STARTING in caught.value.hint
+
+
+def test_an_agent_that_lives_on_without_a_sync_has_failed() -> None:
+    churn.check_alive(agent(1.0, _STARTING))
+    churn.check_alive(agent(60.0, _STARTING, _SYNCED))
+    with pytest.raises(AgentFailed, match="did not sync"):
+        churn.check_alive(agent(6.0, _STARTING, "2025-01-01T00:00:00.000Z INFO not yet synced x=1"))
+
+
+def test_a_churn_without_an_end_is_a_usage_error() -> None:
+    with pytest.raises(ConfigError, match="no end"):
+        next(churn.run(0, 0.0, 10.0, 0.0, False, "ebpf", lambda text: None))
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [("exit 3", "status 3"), ("kill -SEGV $$", "status -11"), ("echo '{'", "no JSON"), ("true", "no JSON")],
+)
+def test_a_client_that_crashed_is_a_failure_that_says_so(script: str, reason: str) -> None:
+    with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE) as client:
+        client.wait()
+        with pytest.raises(LoadFailed, match=reason):
+            Load.__new__(Load).end_churn(client)
+
+
+def test_a_client_that_ended_well_has_a_report() -> None:
+    with subprocess.Popen(["echo", '{"attempts":1}'], stdout=subprocess.PIPE) as client:
+        client.wait()
+        assert Load.__new__(Load).end_churn(client) == {"attempts": 1}
+
+
+def test_clients_that_made_no_connection_proved_nothing() -> None:
+    nothing: dict[str, Any] = {"attempts": 0, "failed": 0, "slowest_us": 0.0, "errors": {}}
+    with pytest.raises(LoadFailed, match="not one"):
+        list(churn._results("ebpf", [nothing, nothing], 3, 0, lambda text: None))

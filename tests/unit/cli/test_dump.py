@@ -1,0 +1,35 @@
+"""What --address takes, and what it chooses."""
+
+import pytest
+
+from ebpfproxy.cli.dump import Filter, _parse_place
+from ebpfproxy.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("", ("", None)),
+        ("10.96.0.1", ("10.96.0.1", None)),
+        ("10.96.0.1:80", ("10.96.0.1", 80)),
+        ("fd00::1", ("fd00::1", None)),
+        ("fd00:0:0::1", ("fd00::1", None)),
+        ("[fd00::1]", ("fd00::1", None)),
+        ("[fd00::1]:80", ("fd00::1", 80)),
+    ],
+)
+def test_an_address_with_or_without_a_port(text: str, place: tuple[str, int | None]) -> None:
+    assert _parse_place(text) == place
+
+
+@pytest.mark.parametrize("text", ["web", "10.96.0", "10.96.0.1:http", "[fd00::1", ":80", "[]"])
+def test_what_is_no_address_is_a_configuration_error(text: str) -> None:
+    with pytest.raises(ConfigError, match="is no address"):
+        _parse_place(text)
+
+
+def test_an_address_in_brackets_chooses_all_its_ports() -> None:
+    wanted = Filter("", *_parse_place("[fd00::1]"))
+    row = {"service": "default/web:http", "address": "fd00::1", "port": 80}
+    assert wanted.admits(row)
+    assert not wanted.admits(row | {"address": "fd00::2"})
