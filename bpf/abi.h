@@ -157,10 +157,9 @@ enum network_flag {
 	NETWORK_NODE_PORTS = 2, /* NodePorts answer there */
 };
 
-/* The one entry of `node`. */
+/* The one entry of `node`: which network namespace counts as the node itself. */
 struct node {
-	__u64
-	    netns_cookie; /* of the namespace that counts as the node itself; 0: the initial one */
+	__u64 netns_cookie; /* 0: the initial one */
 };
 
 /* Index of `counters`, and why the socket path did what it did. */
