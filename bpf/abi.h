@@ -9,7 +9,7 @@
  */
 #pragma once
 
-/* Raised with every change of meaning that the text below does not show by itself. */
+/* Raised with every change that sizes do not show: of a meaning, or of the order of fields. */
 #define ABI_VERSION 1
 
 /* IPv6, or IPv4 a.b.c.d as ::ffff:a.b.c.d: one code path for both families. */

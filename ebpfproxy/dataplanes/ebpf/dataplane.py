@@ -150,7 +150,7 @@ class EbpfDataplane:
             layout = self._pins.hooked_in()
         except KernelError:
             return None
-        return None if layout == self._programs.layout else layout / "maps"
+        return layout / "maps" if layout != self._programs.layout and layout.is_dir() else None
 
     def _settle(self, incomplete: bool) -> None:
         """After the first delta that left every hook attached: let go of what an earlier run left."""
