@@ -22,7 +22,7 @@ COMMANDS = {
     "dump": "Show what the kernel's maps hold.",
     "cleanup": "Remove all that ebpfproxy put into this node's kernel.",
     "demo": "See it work: pods, a Service and the agent, on this machine alone.",
-    "bench": "Measure it, against iptables and against none.",
+    "bench": "Measure connections, starts and changes, in a lab on this machine.",
     "version": "Show the version.",
 }
 """Each command and what the list of commands says of it."""

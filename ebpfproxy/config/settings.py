@@ -70,7 +70,8 @@ class Config:
     )  # fmt: skip
     masquerade_all: bool = option(
         "--masquerade-all", kinds.BOOLEAN, "false", _TRAFFIC,
-        "Masquerade everything that is sent to a ClusterIP.",
+        "Masquerade everything that is sent to a ClusterIP: packets, that is; a socket of this node "
+        "that is sent to an endpoint has no packets to masquerade.",
     )  # fmt: skip
     nodeport_addresses: NodePortAddresses = option(
         "--nodeport-addresses", kinds.NODE_PORT_ADDRESSES, "", _TRAFFIC,
