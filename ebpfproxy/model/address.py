@@ -41,6 +41,9 @@ class Network(NamedTuple):
     address: Address
     length: int
 
+    def __str__(self) -> str:
+        return format_network(self)
+
 
 _DOTTED = re.compile(r"[0-9]{1,10}(?:\.[0-9]{1,10}){3}", re.ASCII)
 _UNSPECIFIED = {Family.IPV4: Address(V4_PREFIX + bytes(4)), Family.IPV6: Address(bytes(16))}
@@ -111,11 +114,6 @@ def unspecified(of: Family) -> Address:
 
 def is_unspecified(address: Address) -> bool:
     return address in _UNSPECIFIED.values()
-
-
-def is_loopback(address: Address) -> bool:
-    """127.0.0.0/8 or ::1."""
-    return address[:13] == V4_PREFIX + b"\x7f" or address == bytes(15) + b"\x01"
 
 
 def format_address(address: Address) -> str:

@@ -4,7 +4,7 @@ import dataclasses
 import enum
 from typing import NamedTuple
 
-from ebpfproxy.model.address import Address, Family, Network, Protocol
+from ebpfproxy.model.address import Address, Family, Network, Protocol, format_endpoint
 from ebpfproxy.model.service import ServicePortName
 
 
@@ -14,6 +14,9 @@ class Frontend(NamedTuple):
     address: Address
     port: int
     protocol: Protocol
+
+    def __str__(self) -> str:
+        return f"{format_endpoint(self.address, self.port)}/{self.protocol.name}"
 
 
 class FrontendKind(enum.Enum):

@@ -28,11 +28,17 @@ class ServicePortKey(NamedTuple):
     protocol: Protocol
     family: Family
 
+    def __str__(self) -> str:
+        return f"{self.name}/{self.protocol.name}/{self.family.value}"
+
 
 class HookKey(NamedTuple):
     """A hook of the kernel that one of our programs is attached to."""
 
     name: str
+
+    def __str__(self) -> str:
+        return self.name
 
 
 class FrontendEntry(NamedTuple):

@@ -15,7 +15,6 @@ from ebpfproxy.model.address import (
     format_address,
     format_endpoint,
     format_network,
-    is_loopback,
     is_unspecified,
     network,
     network_family,
@@ -143,13 +142,16 @@ def test_every_ipv4_address_is_in_its_whole_family_and_in_no_ipv6_prefix() -> No
     assert not contains(parse_network("2000::/3"), parse_address("32.0.0.1"))
 
 
-def test_loopback_and_unspecified_are_told_apart_from_their_neighbours() -> None:
-    assert all(is_loopback(parse_address(text)) for text in ("127.0.0.1", "127.255.0.9", "::1"))
-    assert not any(is_loopback(parse_address(text)) for text in ("128.0.0.1", "126.0.0.1", "::2", "::"))
+def test_the_unspecified_addresses_are_told_apart_from_their_neighbours() -> None:
     assert unspecified(Family.IPV4) == parse_address("0.0.0.0")
     assert unspecified(Family.IPV6) == parse_address("::")
     assert all(is_unspecified(unspecified(of)) for of in Family)
     assert not is_unspecified(parse_address("::1"))
+
+
+def test_a_network_reads_as_a_cidr() -> None:
+    assert str(parse_network("10.1.2.3/8")) == "10.0.0.0/8"
+    assert str(parse_network("fd00::1/64")) == "fd00::/64"
 
 
 def test_an_ipv6_endpoint_is_written_in_brackets() -> None:

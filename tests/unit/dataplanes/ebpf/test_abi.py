@@ -17,8 +17,7 @@ PLAIN = re.sub(r"/\*.*?\*/", "", SOURCE.read_text(), flags=re.DOTALL)
 def compiled(folder: Path, expressions: list[str]) -> list[int]:
     """What a C compiler makes of these constant expressions, with abi.h included."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        pytest.skip("no C compiler here")
+    assert compiler, "no C compiler here: make setup installs one"
     prints = "".join(f'\tprintf("%lld\\n", (long long)({each}));\n' for each in expressions)
     program = folder / "layouts.c"
     program.write_text(

@@ -242,3 +242,10 @@ def test_the_nodes_entries_do_not_depend_on_the_order_of_sets(one: set[int], two
     back = NodePlan(frozenset(reversed(local)), frozenset(reversed(ports)))
     assert render((), there, ()) == render((), back, ())
     assert render((), there, ()).keys() == {*local, *ports}
+
+
+def test_what_the_log_names_reads_as_an_operator_would_write_it() -> None:
+    assert str(PLAIN.frontend) == "10.96.0.10:80/TCP"
+    assert str(ServicePortKey("default/web:http", Protocol.TCP, Family.IPV4)) == "default/web:http/TCP/IPv4"
+    assert str(HookKey("connect4")) == "connect4"
+    assert str(parse_network("10.0.0.0/8")) == "10.0.0.0/8"
