@@ -1,4 +1,4 @@
-"""One request and its answer on a raw netlink socket: a dump, or a change that is acknowledged.
+"""One request and its answer on a raw netlink socket: a dump, one object, or a change that is acknowledged.
 
 pyroute2 is for links and tc, where there is much to encode and little to read. Tables that are read
 again and again and may be long (the local routes of a node with IPVS, the sockets of a node) are
@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 NLM_F_REQUEST = 0x1
 NLM_F_ACK = 0x4
+NLM_F_ECHO = 0x8
 NLM_F_DUMP_INTR = 0x10
 NLM_F_DUMP = 0x300
 
@@ -30,6 +31,7 @@ NETLINK_GET_STRICT_CHK = 12
 _HEADER = struct.Struct("=IHHII")  # struct nlmsghdr: len, type, flags, seq, pid
 _ATTRIBUTE = struct.Struct("=HH")  # struct nlattr: len, type
 _ERRNO = struct.Struct("=i")
+_U32 = struct.Struct("=I")
 _KIND_BITS = 0x3FFF  # without NLA_F_NESTED and NLA_F_NET_BYTEORDER
 
 RECEIVE_BYTES = 1 << 16
@@ -88,6 +90,24 @@ def change(protocol: int, kind: int, body: bytes) -> None:
                 return
 
 
+def get(protocol: int, kind: int, body: bytes) -> list[bytes]:
+    """The payloads that answer one request about one object, in the calling thread's network namespace.
+
+    With NLM_F_ECHO, without which net/sched tells a queueing discipline to everybody but the one who asks.
+
+    Raises OSError with the errno of the answer.
+    """
+    payloads: list[bytes] = []
+    with _opened(protocol) as sock:
+        _send(sock, kind, NLM_F_REQUEST | NLM_F_ACK | NLM_F_ECHO, body)
+        for received in _answer(sock):
+            if received.kind == NLMSG_ERROR:
+                _raise_if_failed(received.payload)
+                break
+            payloads.append(received.payload)
+    return payloads
+
+
 def message(kind: int, flags: int, sequence: int, body: bytes) -> bytes:
     """One message to the kernel, header included."""
     return _HEADER.pack(_HEADER.size + len(body), kind, flags, sequence, 0) + body
@@ -118,6 +138,16 @@ def attributes(payload: bytes, offset: int) -> Iterator[tuple[int, bytes]]:
             return
         yield kind & _KIND_BITS, payload[offset + _ATTRIBUTE.size : offset + length]
         offset += _aligned(length)
+
+
+def text(value: bytes | None) -> str:
+    """A value that is a string, its terminating zero left out; "" where the attribute is missing."""
+    return (value or b"").rstrip(b"\0").decode(errors="replace")
+
+
+def number(value: bytes | None) -> int:
+    """A value that is a u32; 0 where the attribute is missing, or too short."""
+    return int(_U32.unpack_from(value)[0]) if value and len(value) >= _U32.size else 0
 
 
 def _aligned(length: int) -> int:

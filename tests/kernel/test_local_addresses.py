@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from ebpfproxy.errors import Rejected
-from ebpfproxy.kernel import local_addresses, namespaces
+from ebpfproxy.kernel import local_addresses, namespaces, rtnetlink_watch
 from ebpfproxy.model.address import Network, format_network
 
 pytestmark = pytest.mark.kernel
@@ -163,7 +163,7 @@ def test_a_device_that_goes_down_keeps_its_ipv4_addresses_and_one_that_is_delete
 
 
 def test_changes_that_come_together_are_one_report(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_addresses, "COALESCE_SECONDS", 0.5)
+    monkeypatch.setattr(rtnetlink_watch, "COALESCE_SECONDS", 0.5)
     wanted = [f"10.255.77.{number}/32" for number in range(100)]
     with Watch(node) as watch:
         assert watch.next() == LOOPBACK
@@ -197,7 +197,7 @@ def test_reports_that_the_kernel_had_to_drop_lose_nothing(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """ENOBUFS: the reader is held up while more comes than its buffer holds."""
-    monkeypatch.setattr(local_addresses, "_RECEIVE_BUFFER_BYTES", 1)  # the kernel's least
+    monkeypatch.setattr(rtnetlink_watch, "_RECEIVE_BUFFER_BYTES", 1)  # the kernel's least
     wanted = [f"10.1.{number // 256}.{number % 256}/32" for number in range(300)]
     with Watch(node) as watch:
         watch.go_on.clear()
@@ -214,13 +214,13 @@ def dropped(node: Node) -> int:
     """How many reports the watcher's socket has lost: /proc/net/netlink, found by its groups."""
     with node.entered(), open("/proc/thread-self/net/netlink") as table:
         rows = [line.split() for line in table.readlines()[1:]]
-    return sum(int(row[8]) for row in rows if int(row[3], 16) == local_addresses.GROUPS)
+    return sum(int(row[8]) for row in rows if int(row[3], 16) == rtnetlink_watch.GROUPS)
 
 
 def test_the_table_is_read_again_in_time_though_nothing_was_reported(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_addresses, "REREAD_SECONDS", 0.3)
+    monkeypatch.setattr(rtnetlink_watch, "REREAD_SECONDS", 0.3)
     monkeypatch.setattr(local_addresses, "_is_relevant", lambda _: False)
     with Watch(node) as watch:
         assert watch.next() == LOOPBACK
@@ -239,7 +239,7 @@ def test_a_read_that_fails_once_does_not_end_the_watch(node: Node, monkeypatch: 
         return real()
 
     monkeypatch.setattr(local_addresses, "read", failing_once)
-    monkeypatch.setattr(local_addresses, "REREAD_SECONDS", 0.3)
+    monkeypatch.setattr(rtnetlink_watch, "REREAD_SECONDS", 0.3)
     with Watch(node) as watch:
         assert watch.next() == LOOPBACK
         armed.set()

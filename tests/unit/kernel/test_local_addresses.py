@@ -2,7 +2,7 @@
 
 import struct
 
-from ebpfproxy.kernel import local_addresses, netlink
+from ebpfproxy.kernel import local_addresses, netlink, rtnetlink_watch
 from ebpfproxy.model.address import format_network
 
 LOCAL, BROADCAST, ANYCAST, MULTICAST = 2, 3, 4, 5
@@ -47,7 +47,7 @@ def test_routes_of_other_tables_are_not_local_where_the_kernel_did_not_filter() 
 
 def test_only_reports_that_can_concern_the_local_table_are_relevant() -> None:
     def report(kind: int, body: bytes) -> bytes:
-        return netlink.message(kind, 0, 0, body)[: local_addresses._REPORT.size]
+        return netlink.message(kind, 0, 0, body)[: rtnetlink_watch.REPORT_BYTES]
 
     assert local_addresses._is_relevant(report(24, route(2, 32, bytes(4))))
     assert not local_addresses._is_relevant(report(24, route(2, 32, bytes(4), table=254)))

@@ -1,0 +1,239 @@
+"""Programs at a device's ingress and egress: bpf filters of tc, in direct action mode, below clsact.
+
+Ours has a name, a priority and a handle that nobody else uses, so it is found again, replaced, and
+removed without regard to anybody else's on the same device. Reading is done with raw netlink, since
+pyroute2 does not know TCA_BPF_ID; changing with pyroute2. Everything here acts in the network namespace
+that the calling thread is in. A device that is gone has no filters; only to `attach` there is an error.
+
+A qdisc `ingress` (its own kind, older than clsact) stands in the same place and has ingress only, but
+takes filters "at egress" without complaint and runs them at ingress (ingress_tcf_block() of
+net/sched/sch_ingress.c does not look at the class). So egress is never read from it, nor attached to it.
+
+Sources: tc(8), tc-bpf(8); include/uapi/linux/{rtnetlink,pkt_sched,pkt_cls}.h; net/sched/cls_api.c;
+1f211a1b929c ("net, sched: add clsact qdisc", 4.5).
+"""
+
+import contextlib
+import enum
+import errno
+import socket
+import struct
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from ebpfproxy.errors import AlreadyExists, KernelError, NotFound, Rejected, Unsupported
+from ebpfproxy.kernel import iproute, netlink
+from ebpfproxy.kernel.bpf import Program
+
+NAME = "ebpfproxy"
+PRIORITY = 0xEB
+HANDLE = 0xEB
+
+RTM_GETQDISC = 38
+RTM_GETTFILTER = 46
+ETH_P_ALL = 3
+TCA_KIND, TCA_OPTIONS, TCA_CHAIN = 1, 2, 11
+TCA_BPF_NAME, TCA_BPF_ID = 7, 11
+_TC_H_INGRESS = 0xFFFFFFF1  # where both clsact and ingress stand
+_NO_CLASS = 0xFFFF0000  # the qdisc itself: clsact has filters only at its two classes, ingress here too
+_TCMSG = struct.Struct("=BxxxiIII")  # struct tcmsg: family, ifindex, handle, parent, info
+
+CLSACT = "clsact"
+INGRESS_ONLY = "ingress"
+
+
+class Side(enum.IntEnum):
+    """TC_H_MIN_INGRESS and TC_H_MIN_EGRESS below TC_H_CLSACT: ffff:fff2 and ffff:fff3."""
+
+    INGRESS = 0xFFFFFFF2
+    EGRESS = 0xFFFFFFF3
+
+
+class Filter(NamedTuple):
+    """One filter. `protocol` is an Ethernet type in host order, ETH_P_ALL (3) for all.
+
+    `name` and `program_id` are of the kind bpf, "" and 0 for all others.
+    """
+
+    priority: int
+    handle: int
+    protocol: int
+    kind: str
+    name: str
+    program_id: int
+    chain: int = 0
+
+    @property
+    def is_ours(self) -> bool:
+        return self._in_our_place and self.handle == HANDLE and (self.kind, self.name) == ("bpf", NAME)
+
+    @property
+    def is_in_our_way(self) -> bool:
+        """Somebody else's where ours belongs: at one priority there is one kind and one protocol only."""
+        if not self._in_our_place or self.is_ours:
+            return False
+        return self.handle == HANDLE or (self.kind, self.protocol) != ("bpf", ETH_P_ALL)
+
+    @property
+    def _in_our_place(self) -> bool:
+        return (self.chain, self.priority) == (0, PRIORITY)
+
+
+def filters(ifindex: int, side: Side) -> list[Filter]:
+    """All filters there, in the order in which they see a packet; of every chain, anybody's.
+
+    Raises Rejected.
+    """
+    return [one for one in map(_filter, _filters(ifindex, side)) if one.handle]
+
+
+def program_id(ifindex: int, side: Side) -> int | None:
+    """The id of the program of our filter; None where there is no filter of ours. Raises Rejected."""
+    return next((one.program_id for one in filters(ifindex, side) if one.is_ours), None)
+
+
+def has_clsact(ifindex: int) -> bool:
+    """Whether the device has one, whoever made it. Raises Rejected."""
+    return _qdisc(ifindex) == CLSACT
+
+
+def attach(ifindex: int, side: Side, program: Program) -> bool:
+    """Have `program` run there, instead of the one of our filter that may be there; make clsact if needed.
+
+    The kernel changes from the old program to the new one between two packets: the new filter takes the
+    old one's place in a list that is read under RCU (cls_bpf_change(), list_replace_rcu()).
+
+    Returns whether it made the clsact. Raises NotFound where the device is gone; AlreadyExists where
+    somebody else's filter has our priority; Unsupported where the kernel has no clsact or no bpf filters,
+    or the device has a qdisc on which `side` cannot be served; Rejected.
+    """
+    what = f"cannot attach to {side.name.lower()} of {iproute.device_name(ifindex)}"
+    if any(other.is_in_our_way for other in filters(ifindex, side)):
+        hint = f"somebody else's filter has priority {PRIORITY}, which is ours: give it another one"
+        raise AlreadyExists(f"{what}: the place is taken", hint)
+    made = _ensure_qdisc(ifindex, side, what)
+    try:
+        with _opened(ifindex, what) as changes:
+            changes.tc("replace-filter", "bpf", ifindex, fd=program.fd, direct_action=True, **_where(side))
+    except KernelError:
+        if made:
+            remove_clsact(ifindex)
+        raise
+    return made
+
+
+def detach(ifindex: int, side: Side) -> bool:
+    """Remove our filter; the clsact stays. Whether there was one. Raises Rejected."""
+    if program_id(ifindex, side) is None:
+        return False
+    what = f"cannot detach from {side.name.lower()} of {iproute.device_name(ifindex)}"
+    try:
+        with iproute.opened(what) as changes:
+            changes.tc("del-filter", "bpf", ifindex, **_where(side))
+    except KernelError:
+        if program_id(ifindex, side) is not None:
+            raise
+        return False  # somebody was faster, or the device went
+    return True
+
+
+def remove_clsact(ifindex: int) -> bool:
+    """Remove it if nobody has a filter on either side; whether it was removed. Raises Rejected.
+
+    A filter that somebody adds between our look and the removal goes with it: the kernel has no way to
+    remove an empty one only.
+    """
+    if not has_clsact(ifindex) or any(_filters(ifindex, side) for side in Side):
+        return False
+    try:
+        with iproute.opened(f"cannot remove clsact from {iproute.device_name(ifindex)}") as changes:
+            changes.tc("del", CLSACT, ifindex)
+    except KernelError:
+        if has_clsact(ifindex):
+            raise
+        return False
+    return True
+
+
+def _where(side: Side) -> dict[str, Any]:
+    """What names our filter on a device."""
+    return {"name": NAME, "handle": HANDLE, "prio": PRIORITY, "protocol": ETH_P_ALL, "parent": int(side)}
+
+
+@contextlib.contextmanager
+def _opened(ifindex: int, what: str) -> Iterator[Any]:
+    """As iproute.opened; for a kernel that lacks the parts it says ENOENT, as for much else."""
+    try:
+        with iproute.opened(what) as changes:
+            yield changes
+    except NotFound as failure:
+        if not iproute.exists(ifindex):
+            raise
+        hint = "it takes CONFIG_NET_SCH_INGRESS and CONFIG_NET_CLS_BPF"
+        raise Unsupported(f"{failure.message}: this kernel lacks clsact or bpf filters", hint) from failure
+
+
+def _ensure_qdisc(ifindex: int, side: Side, what: str) -> bool:
+    """Have a qdisc that takes filters at `side`; whether it was made."""
+    if not _qdisc(ifindex):
+        with contextlib.suppress(AlreadyExists):  # somebody else was faster
+            with _opened(ifindex, what) as changes:
+                changes.tc("add", CLSACT, ifindex)
+            return True
+    if side is Side.EGRESS and _qdisc(ifindex) == INGRESS_ONLY:
+        raise Unsupported(
+            f"{what}: there is an ingress qdisc of somebody else",
+            "have its owner use clsact, which serves both ways (tc qdisc add dev ... clsact)",
+        )
+    return False
+
+
+def _qdisc(ifindex: int) -> str:
+    """The kind of qdisc in the place of clsact; "" where there is none, or no such device."""
+    request = _TCMSG.pack(0, ifindex, 0, _TC_H_INGRESS, 0)
+    try:
+        answers = netlink.get(socket.NETLINK_ROUTE, RTM_GETQDISC, request)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENODEV):
+            return ""
+        raise _reading_failed(ifindex, error) from error
+    return netlink.text(dict(netlink.attributes(answers[0], _TCMSG.size)).get(TCA_KIND)) if answers else ""
+
+
+def _filters(ifindex: int, side: Side) -> list[bytes]:
+    """Messages about filters there, and one for each priority in use; see above for the qdisc `ingress`."""
+    found = _dump_filters(ifindex, side)
+    if side is Side.EGRESS and found and _dump_filters(ifindex, _NO_CLASS):
+        return []
+    return found
+
+
+def _dump_filters(ifindex: int, parent: int) -> list[bytes]:
+    request = _TCMSG.pack(0, ifindex, 0, parent, 0)
+    try:
+        return netlink.dump(socket.NETLINK_ROUTE, RTM_GETTFILTER, request)
+    except OSError as error:
+        if error.errno in (errno.ENODEV, errno.EINVAL):  # the device, or its qdisc, went meanwhile
+            return []
+        raise _reading_failed(ifindex, error) from error
+
+
+def _filter(message: bytes) -> Filter:
+    """From struct tcmsg and its attributes; of a priority as such the handle is 0."""
+    _, _, handle, _, info = _TCMSG.unpack_from(message)
+    attributes = dict(netlink.attributes(message, _TCMSG.size))
+    kind = netlink.text(attributes.get(TCA_KIND))
+    options = dict(netlink.attributes(attributes.get(TCA_OPTIONS, b""), 0)) if kind == "bpf" else {}
+    return Filter(
+        priority=info >> 16,
+        handle=handle,
+        protocol=socket.ntohs(info & 0xFFFF),
+        kind=kind,
+        name=netlink.text(options.get(TCA_BPF_NAME)),
+        program_id=netlink.number(options.get(TCA_BPF_ID)),
+        chain=netlink.number(attributes.get(TCA_CHAIN)),
+    )
+
+
+def _reading_failed(ifindex: int, error: OSError) -> KernelError:
+    return Rejected(f"cannot read the filters of {iproute.device_name(ifindex)}: {error.strerror or error}")
