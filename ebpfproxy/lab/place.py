@@ -126,6 +126,26 @@ class Place:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
+    def start_until_ready(self, function: Callable[[int], T]) -> Call[T]:
+        """As `start`, for what goes on: returns once the function has written to its file descriptor.
+
+        Raises what it raises before that.
+        """
+        waiting, ready = os.pipe()
+
+        def child() -> T:
+            os.close(waiting)
+            return function(ready)
+
+        try:
+            call = self.start(child)
+        finally:
+            os.close(ready)
+        with open(waiting, "rb") as pipe:
+            if not pipe.read(1):
+                call.result()
+        return call
+
     def call(self, function: Callable[[], T], timeout: float = 60.0) -> T:
         """Run a Python function here to its end; see `Call.result`."""
         return self.start(function).result(timeout)

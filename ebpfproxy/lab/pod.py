@@ -40,6 +40,17 @@ class Pod(Place):
             Protocol.TCP, port, "::", lambda listener: sockets.serve_http(listener, body or self.name)
         )
 
+    def tell(self, protocol: Protocol, port: int, address: str = "::") -> Call[None]:
+        """Answer "?" with the pod's name and the client's address, as seen here, and all else with itself.
+
+        Else as `serve`.
+        """
+
+        def speak(client: str, _port: int) -> str:
+            return f"{self.name} {client}"
+
+        return self._serve(protocol, port, address, lambda listener: sockets.tell(listener, speak))
+
     def ask(self, protocol: Protocol, address: str, port: int, timeout: float = 3.0) -> str:
         """What the server there answers to a client here. Raises OSError."""
         return self.call(lambda: sockets.ask(protocol, address, port, timeout))
@@ -47,20 +58,10 @@ class Pod(Place):
     def _serve(
         self, protocol: Protocol, port: int, address: str, serve: Callable[[socket.socket], None]
     ) -> Call[None]:
-        waiting, ready = os.pipe()
-
-        def child() -> None:
-            os.close(waiting)
+        def child(ready: int) -> None:
             listener = sockets.listening(protocol, port, address)
             os.write(ready, b"!")
             os.close(ready)
             serve(listener)
 
-        try:
-            call = self.start(child)
-        finally:
-            os.close(ready)
-        with open(waiting, "rb") as pipe:
-            if not pipe.read(1):
-                call.result()
-        return call
+        return self.start_until_ready(child)

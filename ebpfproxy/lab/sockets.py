@@ -1,8 +1,10 @@
 """Small servers and clients over TCP and UDP of both families, to be run within a place."""
 
 import asyncio
+import errno
 import http.server
 import socket
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -70,6 +72,36 @@ async def _serve_streams(listener: socket.socket, reply: Reply) -> None:
     await server.serve_forever()
 
 
+def tell(listener: socket.socket, reply: Reply) -> None:
+    """Answer "?" with `reply`, and everything else with itself, until the process is ended.
+
+    A stream is one or the other by its first chunk. Of UDP replies the same holds as of `serve`.
+    """
+    if listener.type == socket.SOCK_DGRAM:
+        while True:
+            question, peer = listener.recvfrom(1 << 16)
+            listener.sendto(_answer(reply, peer) if question == b"?" else question, peer)
+    asyncio.run(_tell_streams(listener, reply))
+
+
+async def _tell_streams(listener: socket.socket, reply: Reply) -> None:
+    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            first = chunk = await reader.read(1 << 16)
+            answer = _answer(reply, writer.get_extra_info("peername"))
+            while chunk:
+                writer.write(answer if first == b"?" else chunk)
+                await writer.drain()
+                chunk = await reader.read(1 << 16)
+        except OSError:
+            pass  # the client's business; a way that is gone is none of ConnectionError
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(converse, sock=listener, backlog=_BACKLOG)
+    await server.serve_forever()
+
+
 def _answer(reply: Reply, peer: Any) -> bytes:
     return reply(peer[0].removeprefix("::ffff:"), peer[1]).encode()
 
@@ -99,12 +131,20 @@ def serve_http(listener: socket.socket, body: str) -> None:
     server.serve_forever()
 
 
-def dial(protocol: Protocol, address: str, port: int, timeout: float = 3.0) -> socket.socket:
-    """A connected socket; for UDP one that has a peer. Raises OSError, TimeoutError included."""
+def dial(
+    protocol: Protocol, address: str, port: int, timeout: float = 3.0, source: tuple[str, int] = ("", 0)
+) -> socket.socket:
+    """A connected socket; for UDP one that has a peer. Raises OSError, TimeoutError included.
+
+    `source` is the address and the port to dial from, "" and 0 for any.
+    """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     client = socket.socket(family, _TYPES[protocol], protocol)
     try:
         client.settimeout(timeout)
+        if source != ("", 0):
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            client.bind(source)
         client.connect((address, port))
     except OSError:
         client.close()
@@ -112,9 +152,11 @@ def dial(protocol: Protocol, address: str, port: int, timeout: float = 3.0) -> s
     return client
 
 
-def ask(protocol: Protocol, address: str, port: int, timeout: float = 3.0) -> str:
+def ask(
+    protocol: Protocol, address: str, port: int, timeout: float = 3.0, source: tuple[str, int] = ("", 0)
+) -> str:
     """Dial, say something, and return the answer. Raises OSError; ConnectionResetError for none."""
-    with dial(protocol, address, port, timeout) as client:
+    with dial(protocol, address, port, timeout, source) as client:
         client.sendall(b"?")
         answer = client.recv(1 << 16)
     if not answer:
@@ -130,3 +172,38 @@ def ask_unconnected(address: str, port: int, timeout: float = 3.0) -> tuple[str,
         client.sendto(b"?", (address, port))
         answer, peer = client.recvfrom(1 << 16)
     return answer.decode(), (peer[0], peer[1])
+
+
+def exchange(client: socket.socket, payload: bytes) -> bytes:
+    """Send it by a connected TCP socket to a server that `tell`s, and return as many bytes as it was.
+
+    Raises OSError; ConnectionResetError where the connection ends before.
+    """
+    sender = threading.Thread(target=client.sendall, args=(payload,), daemon=True)
+    sender.start()
+    received = bytearray()
+    while len(received) < len(payload):
+        chunk = client.recv(1 << 18)
+        if not chunk:
+            raise ConnectionResetError(f"the connection ended after {len(received)} bytes")
+        received += chunk
+    sender.join()
+    return bytes(received)
+
+
+def exchange_datagram(client: socket.socket, payload: bytes, attempts: int = 5) -> bytes:
+    """Send it by a connected UDP socket to a server that `tell`s, and return what comes back.
+
+    Another attempt each time that nothing comes, or that it was too long: the first datagrams over a
+    narrow path are lost, and tell both ends how narrow it is. Raises TimeoutError after the last one.
+    """
+    for _ in range(attempts):
+        try:
+            client.send(payload)
+            return client.recv(1 << 16)
+        except TimeoutError:
+            continue
+        except OSError as error:
+            if error.errno != errno.EMSGSIZE:
+                raise
+    raise TimeoutError(f"{len(payload)} bytes did not come back")

@@ -1,10 +1,14 @@
 """Clients of Services: sockets that belong to a pod or to the node, and what comes of dialing with them."""
 
 import collections
+import concurrent.futures
 import contextlib
 import errno
 import socket
+import struct
 import time
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from ebpfproxy.lab import Place, sockets
 from ebpfproxy.model.address import Protocol
@@ -62,14 +66,19 @@ def ask_from(client: socket.socket, address: str, port: int) -> tuple[str, tuple
     return answer.decode(), (peer[0], peer[1])
 
 
-def outcome(place: Place, protocol: Protocol, address: str, port: int, timeout: float = 0.5) -> str:
-    """The server's answer, REFUSED, or SILENT where nobody says anything (no way included)."""
+def outcome(place: Place, protocol: Protocol, address: str, port: int, timeout: float = 2.0) -> str:
+    """The server's answer, REFUSED, or SILENT where nobody says anything (no way included).
+
+    `timeout` in seconds: less where silence is expected, so that it is not waited for in vain.
+    """
     return place.call(lambda: _outcome(protocol, address, port, timeout))
 
 
-def _outcome(protocol: Protocol, address: str, port: int, timeout: float) -> str:
+def _outcome(
+    protocol: Protocol, address: str, port: int, timeout: float, source: tuple[str, int] = ("", 0)
+) -> str:
     try:
-        return sockets.ask(protocol, address, port, timeout)
+        return sockets.ask(protocol, address, port, timeout, source)
     except ConnectionRefusedError:
         return REFUSED
     except TimeoutError:
@@ -78,6 +87,45 @@ def _outcome(protocol: Protocol, address: str, port: int, timeout: float) -> str
         if error.errno in _NO_WAY:
             return SILENT
         raise
+
+
+class Dial(NamedTuple):
+    """What a client dials, and from where; `timeout` in seconds."""
+
+    protocol: Protocol
+    address: str
+    port: int
+    timeout: float = 2.0
+    source: tuple[str, int] = ("", 0)
+
+
+def outcomes(place: Place, dials: Sequence[Dial]) -> list[str]:
+    """The outcome of each, all at the same time; none needs another's patience."""
+
+    def all_of_them() -> list[str]:
+        with concurrent.futures.ThreadPoolExecutor(max(1, len(dials))) as threads:
+            return list(threads.map(lambda dial: _outcome(*dial), dials))
+
+    return place.call(all_of_them)
+
+
+def ping(place: Place, address: str, payload: bytes = b"ebpfproxy", timeout: float = 1.0) -> str:
+    """The address that answers an ICMP echo, with what it was sent; SILENT where nobody does."""
+    family, kind = family_of(address), 128 if ":" in address else 8
+    protocol = socket.IPPROTO_ICMPV6 if ":" in address else socket.IPPROTO_ICMP
+
+    def exchange() -> str:
+        with socket.socket(family, socket.SOCK_DGRAM, protocol) as client:
+            client.settimeout(timeout)
+            client.sendto(struct.pack("!BBHHH", kind, 0, 0, 0, 1) + payload, (address, 0))
+            try:
+                answer, peer = client.recvfrom(1 << 16)
+            except TimeoutError:
+                return SILENT
+            assert answer[8:] == payload
+            return str(peer[0])
+
+    return place.call(exchange)
 
 
 def answers(

@@ -11,7 +11,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from ebpfproxy.lab import Agent, Lab, Pod, manifests
 from ebpfproxy.lab.manifests import Object
@@ -21,6 +21,8 @@ from tests.kernel import clients
 TCP_TARGET, UDP_TARGET = 8080, 5353
 ZONE = "zone-a"
 PATIENCE = 10.0
+START_PATIENCE = 90.0  # programs are compiled and verified, perhaps by several agents at once
+SERVICE_NETWORKS = ("10.96.0.0/12", "fd00:10:96::/48")
 
 
 class Backend(NamedTuple):
@@ -63,14 +65,14 @@ class Exposed:
     def address(self, family: str) -> str:
         return self.v4 if family == "v4" else self.v6
 
-    def to(self, *backends: Pod | Backend, **spec: Any) -> "Exposed":
+    def to(self, *backends: Pod | Backend, **spec: Any) -> Self:
         """Have these endpoints; await that they are in force."""
         self.backends = backends
         self.spec |= spec
         self.cluster.write(self.name, *self.objects())
         return self
 
-    def set(self, **spec: Any) -> "Exposed":
+    def set(self, **spec: Any) -> Self:
         """Change the Service itself; await that it is in force."""
         return self.to(*self.backends, **spec)
 
@@ -100,7 +102,7 @@ class Exposed:
 
     def _endpoint(self, given: Pod | Backend, family: str) -> Object:
         backend = given if isinstance(given, Backend) else Backend(given)
-        node = backend.node or self.cluster.lab.node_name
+        node = backend.node or self.cluster.node_of(backend.pod)
         address = backend.pod.v4 if family == "v4" else backend.pod.v6
         entry = manifests.endpoint(address, node=node, zone=backend.zone, **backend.conditions)
         if backend.hints:
@@ -124,8 +126,7 @@ class Cluster:
         for pod in (self.a, self.b, self.c):
             self.serve(pod)
         self.beacon.serve(Protocol.TCP, TCP_TARGET)
-        # What is not translated goes nowhere, rather than to and fro until its TTL is used up.
-        lab.ip(lab.outside, "route add blackhole 10.96.0.0/12", "route add blackhole fd00:10:96::/48")
+        self.route()
         self._agent: Agent | None = None
         self._names = itertools.count(1)
         self._beacons: dict[str, int] = {}
@@ -142,6 +143,14 @@ class Cluster:
         assert self._agent, "the agent was not started"
         return self._agent
 
+    def route(self) -> None:
+        """What is not translated goes nowhere, rather than to and fro until its TTL is used up."""
+        self.lab.ip(self.lab.outside, *(f"route add blackhole {network}" for network in SERVICE_NETWORKS))
+
+    def node_of(self, pod: Pod) -> str:
+        """The name of the node that the pod is on."""
+        return self.lab.node_name
+
     def client(self, kind: str) -> Pod:
         """A client by its class of sources: a pod of this node, or the node itself."""
         return {"pod": self.p, "node": self.node}[kind]
@@ -156,7 +165,7 @@ class Cluster:
     def start(self, *flags: str) -> Agent:
         """Start the agent, and await its first sync."""
         agent = self.launch(*flags)
-        agent.await_sync()
+        agent.await_sync(timeout=START_PATIENCE)
         return agent
 
     def launch(self, *flags: str) -> Agent:
@@ -216,7 +225,10 @@ class Cluster:
         )
         if self._agent:
             self._agent.await_sync(before, PATIENCE)
-            self.node.call(lambda: clients.first_to_answer(address, port, PATIENCE))
+            self.await_beacon(address, port)
+
+    def await_beacon(self, address: str, port: int) -> None:
+        self.node.call(lambda: clients.first_to_answer(address, port, PATIENCE))
 
     def forget(self) -> None:
         """Remove all files but the Node's; the agent is not awaited."""

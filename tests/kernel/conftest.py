@@ -1,7 +1,8 @@
 """The clusters that the kernel's tests share: a lab takes a second, an agent's first start two.
 
 A test that asks for `cluster` runs once for each dataplane; `@pytest.mark.dataplanes("ebpf")` names those
-that a test is about, where it is not about all.
+that a test is about, where it is not about all. One that asks for `two_nodes` runs once for each way of
+a dataplane, and `@pytest.mark.ways("ebpf-off")` names some of them.
 """
 
 import contextlib
@@ -10,14 +11,26 @@ from collections.abc import Iterator
 import pytest
 
 from ebpfproxy.bench.load import Load
-from ebpfproxy.lab import Lab
+from ebpfproxy.errors import Unsupported
+from ebpfproxy.lab import Lab, PodNetwork
 from tests.kernel.cluster import Cluster
+from tests.kernel.two_nodes import TwoNodes
 
 DATAPLANES = ("ebpf",)
+# The size is none that the kernel gives an LRU table: it rounds it up.
+_EBPF = "--ebpf-flows-max=300001"
+WAYS = {
+    "ebpf-on": ("ebpf", (_EBPF, "--socket-lb=on")),
+    "ebpf-off": ("ebpf", (_EBPF, "--socket-lb=off")),
+    "ebpf-host": ("ebpf", (_EBPF, "--socket-lb=host")),
+}
+"""A dataplane, and flags of the agents."""
+USUAL_WAYS = ("ebpf-on", "ebpf-off")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "dataplanes(*names): which dataplanes a test is about; default: all")
+    config.addinivalue_line("markers", "ways(*names): of the dataplanes' ways, those a test is about")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -25,6 +38,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         mark = metafunc.definition.get_closest_marker("dataplanes")
         wanted = mark.args if mark else DATAPLANES
         metafunc.parametrize("cluster", wanted, indirect=True, scope="session")
+    if "two_nodes" in metafunc.fixturenames:
+        mark = metafunc.definition.get_closest_marker("ways")
+        wanted = mark.args if mark else USUAL_WAYS
+        metafunc.parametrize("two_nodes", wanted, indirect=True, scope="session")
 
 
 @pytest.fixture(scope="session")
@@ -54,6 +71,55 @@ def rough(_rough: Cluster) -> Iterator[Cluster]:
         with contextlib.suppress(ProcessLookupError):
             _rough.end()
         _rough.forget()
+
+
+@pytest.fixture(scope="session")
+def _pair() -> Iterator[TwoNodes]:
+    """One lab for all ways: what takes its time is to compile and load the programs, for each lab anew."""
+    with Lab("test-pair", 61, PodNetwork.ROUTED) as lab:
+        pair = TwoNodes(lab)
+        try:
+            yield pair
+            assert pair.bad_checksums() == {}
+        finally:
+            pair.end()
+
+
+@pytest.fixture(scope="session")
+def two_nodes(_pair: TwoNodes, request: pytest.FixtureRequest) -> TwoNodes:
+    """Two nodes with running agents, and routed pods, for all tests; each has Services of its own."""
+    _pair.mode, _pair.flags = WAYS[request.param]
+    _pair.start()
+    return _pair
+
+
+@pytest.fixture
+def tunnel(two_nodes: TwoNodes, request: pytest.FixtureRequest) -> Iterator[PodNetwork]:
+    """A kind of tunnel, that the pods of the two nodes are behind within the test."""
+    kind: PodNetwork = request.param
+    try:
+        two_nodes.lab.backbone.join(kind)
+    except Unsupported as lack:
+        pytest.skip(f"{kind.name}: {lack.message.splitlines()[0]}")
+    yield kind
+    two_nodes.lab.backbone.join(PodNetwork.ROUTED)
+
+
+@pytest.fixture(scope="module")
+def _rough_pair() -> Iterator[TwoNodes]:
+    with Lab("test-rough-pair", 65, PodNetwork.ROUTED) as lab:
+        yield TwoNodes(lab)
+
+
+@pytest.fixture
+def rough_pair(_rough_pair: TwoNodes) -> Iterator[TwoNodes]:
+    """Two nodes for tests that start and end the first one's agent, as `rough`."""
+    try:
+        yield _rough_pair
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            _rough_pair.end()
+        _rough_pair.forget()
 
 
 @pytest.fixture(scope="session")

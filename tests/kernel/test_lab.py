@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from ebpfproxy.bench.load import Load, LoadFailed
-from ebpfproxy.errors import AlreadyExists, ConfigError, NotFound
+from ebpfproxy.errors import AlreadyExists, ConfigError, NotFound, Unsupported
 from ebpfproxy.kernel import netns
-from ebpfproxy.lab import Lab, leftovers, sockets
+from ebpfproxy.lab import Lab, PodNetwork, leftovers, offloads, sockets
 from ebpfproxy.model.address import Protocol
 
 pytestmark = pytest.mark.kernel
@@ -180,6 +180,76 @@ def test_a_lab_whose_process_lives_is_not_swept() -> None:
     with Lab("test-alive") as lab:
         leftovers.sweep("test-alive")
         assert _traces(lab.identity)
+
+
+@pytest.fixture(scope="module", params=PodNetwork)
+def pair(request: pytest.FixtureRequest) -> Iterator[Lab]:
+    """Two nodes, with a pod on each; the second one's answers."""
+    try:
+        with Lab("test-two", 60, request.param) as lab:
+            lab.pod("client")
+            server = lab.nodes[1].pod("server")
+            for protocol in (Protocol.TCP, Protocol.UDP):
+                server.tell(protocol, 80)
+            yield lab
+    except Unsupported as lack:
+        pytest.skip(f"{request.param.name}: {lack.message.splitlines()[0]}")
+
+
+@pytest.mark.parametrize("family", ["v4", "v6"])
+def test_pods_of_two_nodes_reach_each_other_and_see_their_own_addresses(pair: Lab, family: str) -> None:
+    client, server = pair.pods["client"], pair.nodes[1].pods["server"]
+    for place in (client, pair.bypassing(client)):
+        for protocol in (Protocol.TCP, Protocol.UDP):
+            answer = place.ask(protocol, getattr(server, family), 80)
+            assert answer == f"server {getattr(client, family)}"
+
+
+@pytest.mark.parametrize("family", ["v4", "v6"])
+def test_what_is_larger_than_a_packet_reaches_a_pod_of_another_node(pair: Lab, family: str) -> None:
+    address = getattr(pair.nodes[1].pods["server"], family)
+    payload = os.urandom(9000)
+
+    def talk() -> tuple[bytes, bytes]:
+        with sockets.dial(Protocol.TCP, address, 80) as stream:
+            streamed = sockets.exchange(stream, payload * 20)
+        with sockets.dial(Protocol.UDP, address, 80, timeout=0.3) as datagrams:
+            return streamed, sockets.exchange_datagram(datagrams, payload)
+
+    for client in (pair.pods["client"], pair.node):
+        assert client.call(talk) == (payload * 20, payload)
+
+
+@pytest.mark.parametrize("family", ["v4", "v6"])
+def test_a_client_outside_reaches_both_nodes_through_the_router(pair: Lab, family: str) -> None:
+    for node in pair.nodes:
+        server = node.host.tell(Protocol.TCP, 81)
+        assert pair.outside.ask(Protocol.TCP, getattr(node.host, family), 81) == (
+            f"{node.host.name} {getattr(pair.outside, family)}"
+        )
+        server.kill()
+
+
+def test_the_backbone_can_be_changed_for_another_one(pair: Lab) -> None:
+    address = pair.nodes[1].pods["server"].v6
+    for kind in (PodNetwork.VXLAN, PodNetwork.USER, PodNetwork.ROUTED):
+        pair.backbone.join(kind)
+        assert pair.pods["client"].ask(Protocol.TCP, address, 80).startswith("server ")
+        way = pair.node.run(["ip", "route", "get", address]).stdout
+        assert {"vxlan0": "vxlan", "flannel0": "user", "eth0": "routed"}[_device(way)] == kind.value
+
+
+def _device(route: str) -> str:
+    words = route.split()
+    return words[words.index("dev") + 1]
+
+
+def test_offloads_can_be_taken_away_and_given_back(pair: Lab) -> None:
+    seen = []
+    for on in (False, True):
+        offloads.set_offloads(pair.node, "eth0", on)
+        seen.append(offloads.enabled(pair.node, "eth0"))
+    assert seen == [set(), set(offloads.NAMES)]
 
 
 def test_every_namespace_has_a_cookie_of_its_own(lab: Lab) -> None:

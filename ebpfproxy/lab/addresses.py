@@ -1,0 +1,60 @@
+"""The addresses of a lab: which number stands for which network and whom."""
+
+from typing import NamedTuple
+
+_TUNNEL = 254
+"""Within a node's pod network, the address of the node's tunnel device."""
+
+
+class Pair(NamedTuple):
+    """One address of each family, as text."""
+
+    v4: str
+    v6: str
+
+
+class Addresses(NamedTuple):
+    """Those of the lab with this number, 1 to 254. Nodes count from 0.
+
+    The nodes' network is 172.18.N.0/24 and fd00:172:18:N::/64; the pods of the first node have
+    10.244.N.0/24 and fd00:10:244:N::/64, those of the second 10.245.N.0/24 and fd00:10:245:N::/64.
+    """
+
+    number: int
+
+    @property
+    def outside(self) -> Pair:
+        return self._on_link(1)
+
+    @property
+    def router(self) -> Pair:
+        return self._on_link(254)
+
+    def node(self, index: int) -> Pair:
+        return self._on_link(2 + index)
+
+    def gateway(self, node: int) -> Pair:
+        """The node as its pods see it."""
+        return self.pod(node, 1)
+
+    def tunnel(self, node: int) -> Pair:
+        return self.pod(node, _TUNNEL)
+
+    def pod(self, node: int, host: int) -> Pair:
+        four, six = f"10.{244 + node}.{self.number}", f"fd00:10:{244 + node}:{self.number}:"
+        return Pair(f"{four}.{host}", f"{six}:{host:x}")
+
+    def pods(self, node: int) -> Pair:
+        """A node's pod network, as CIDRs."""
+        return Pair(f"10.{244 + node}.{self.number}.0/24", f"fd00:10:{244 + node}:{self.number}::/64")
+
+    def further(self, count: int) -> tuple[Pair, ...]:
+        """More addresses of the client outside, at most 16; they lead to it, but it does not have them."""
+        return tuple(self._on_link(16 + i) for i in range(min(count, 16)))
+
+    @property
+    def further_network(self) -> Pair:
+        return Pair(f"172.18.{self.number}.16/28", f"fd00:172:18:{self.number}::10/124")
+
+    def _on_link(self, host: int) -> Pair:
+        return Pair(f"172.18.{self.number}.{host}", f"fd00:172:18:{self.number}::{host:x}")

@@ -1,0 +1,311 @@
+"""Two nodes in a lab with an agent on each, and a client outside: as `Cluster`, of packets on their way.
+
+Servers tell the client's address. Whoever names a Service's address that no node translates gets no
+answer: the router has no way there.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ebpfproxy.lab import Agent, Lab, Node, Place, Pod, manifests, sockets
+from ebpfproxy.lab.offloads import set_offloads
+from ebpfproxy.model.address import Protocol
+from tests.kernel import clients
+from tests.kernel.clients import TCP, Dial
+from tests.kernel.cluster import (
+    PATIENCE,
+    SERVICE_NETWORKS,
+    START_PATIENCE,
+    TCP_TARGET,
+    UDP_TARGET,
+    ZONE,
+    Cluster,
+    Exposed,
+)
+
+FRONTENDS = ("ClusterIP", "NodePort", "ExternalIP", "LoadBalancer")
+PORTS = {Protocol.TCP: 80, Protocol.UDP: 53}
+NARROW = 1400
+"""Bytes of an IP packet that a narrow path takes; all others take 1500."""
+
+
+class Everywhere(Exposed):
+    """A Service that has frontends of each kind, of two families."""
+
+    cluster: "TwoNodes"
+
+    def objects(self) -> list[manifests.Object]:
+        self.spec = {"type": "LoadBalancer", "externalIPs": list(self.external_ips)} | self.spec
+        self.status = {"loadBalancer": {"ingress": [{"ip": vip} for vip in self.balancer_ips]}}
+        return super().objects()
+
+    @property
+    def external_ips(self) -> tuple[str, str]:
+        return self._addresses(98, 1)
+
+    @property
+    def balancer_ips(self) -> tuple[str, str]:
+        return self._addresses(99, 2)
+
+    def frontend(
+        self, kind: str, family: str, protocol: Protocol, node: Pod | None = None
+    ) -> tuple[str, int]:
+        """What a client dials: address and port. A NodePort is the first node's, unless told otherwise."""
+        if kind == "NodePort":
+            return getattr(node or self.cluster.node, family), self.node_port
+        pairs = {
+            "ClusterIP": (self.v4, self.v6),
+            "ExternalIP": self.external_ips,
+            "LoadBalancer": self.balancer_ips,
+        }
+        return pairs[kind][family == "v6"], PORTS[protocol]
+
+    def dial(self, kind: str, family: str, protocol: Protocol, timeout: float = 2.0) -> Dial:
+        return Dial(protocol, *self.frontend(kind, family, protocol), timeout)
+
+    def _addresses(self, four: int, six: int) -> tuple[str, str]:
+        number = int(self.name.removeprefix("svc-"))
+        return f"10.{four}.{number >> 8}.{number & 255}", f"fd00:10:96:{six}::{number:x}"
+
+
+class TwoNodes(Cluster):
+    """As `Cluster`; the second node has the servers d and e, and r, which is a client.
+
+    Both hosts serve, too. `x` is the client outside. Services' addresses lead from there to the first node.
+    """
+
+    def __init__(self, lab: Lab) -> None:
+        super().__init__(lab)
+        self.flags: tuple[str, ...] = ()
+        self.d, self.e, self.r = (self.second.pod(name) for name in "der")
+        self.x = lab.outside
+        for pod in (self.d, self.e):
+            self.serve(pod)
+        for node in lab.nodes:
+            for address in (node.host.v4, node.host.v6):
+                self.serve(node.host, address)
+        self._second_agent: Agent | None = None
+        self._second_ready = False
+
+    @property
+    def second(self) -> Node:
+        return self.lab.nodes[1]
+
+    @staticmethod
+    def serve(pod: Pod, address: str = "::") -> None:
+        pod.tell(Protocol.TCP, TCP_TARGET, address)
+        pod.tell(Protocol.UDP, UDP_TARGET, address)
+
+    def route(self) -> None:
+        """By the router: what comes from outside to the first node, all else nowhere."""
+        gateways = (self.node.v4, self.node.v6)
+        for network, gateway in zip(SERVICE_NETWORKS, gateways, strict=True):
+            self.lab.ip(
+                self.lab.router,
+                f"route add blackhole {network}",
+                f"route add {network} via {gateway} table 100",
+            )
+            family = "-6" if ":" in network else "-4"
+            rule = ["rule", "add", "iif", "outside", "to", network, "lookup", "100"]
+            self.lab.router.run(["ip", family, *rule])
+        for pair in self.lab.addresses.further(16):
+            # Deprecated from the start, so that nobody takes them unasked.
+            self.lab.ip(
+                self.lab.outside,
+                f"addr add {pair.v4}/32 dev lo",
+                f"addr add {pair.v6}/128 dev lo nodad preferred_lft 0",
+            )
+
+    def node_of(self, pod: Pod) -> str:
+        of_second = pod.name in self.second.pods or pod is self.second.host
+        return self.second.name if of_second else self.lab.node_name
+
+    def write_node(self, **labels: str) -> None:
+        super().write_node(**labels)
+        host = self.second.host
+        manifests.write(
+            self.folder / "node-2.yaml",
+            manifests.node(
+                self.second.name, [host.v4, host.v6], labels={"topology.kubernetes.io/zone": ZONE} | labels
+            ),
+        )
+
+    def everywhere(self, **spec: Any) -> Everywhere:
+        plain = self.service(node_port=True, **spec)
+        return Everywhere(self, plain.name, plain.v4, plain.v6, plain.node_port, plain.spec)
+
+    # The agents
+
+    def launch(self, *flags: str) -> Agent:
+        """Start both agents, and await nothing; `await_second` does of the second."""
+        agent = super().launch(*self._all_flags(flags))
+        self._second_agent = self._start_second(*flags)
+        return agent
+
+    def restart(self, *flags: str) -> Agent:
+        """Start the first node's agent again, after a crash, and await its first sync."""
+        if self._agent:
+            self._agent.kill()
+        self._agent = self.lab.agent(
+            self.folder, f"--proxy-mode={self.mode}", *self._all_flags(flags), wait=START_PATIENCE
+        )
+        return self._agent
+
+    def await_second(self) -> None:
+        """Until the second agent is there; from then on it is awaited, too, at every change."""
+        assert self._second_agent, "the agents were not started"
+        if not self._second_ready:
+            self._second_agent.await_sync(timeout=START_PATIENCE)
+            self._second_ready = True
+            self.write_node()
+            self.service().to(self.a)  # whatever was changed while it started is in force with this
+
+    def end(self) -> None:
+        super().end()
+        if self._second_agent:
+            self._second_agent.kill()
+            self._second_agent = None
+
+    def await_beacon(self, address: str, port: int) -> None:
+        super().await_beacon(address, port)
+        if self._second_agent and self._second_ready:
+            self.second.host.call(lambda: clients.first_to_answer(address, port, PATIENCE))
+
+    def _start_second(self, *flags: str) -> Agent:
+        """Once ready, it is so again in no time; the first time is long, and the first agent's is enough."""
+        mode = f"--proxy-mode={self.mode}"
+        wait = PATIENCE if self._second_ready else 0
+        return self.second.agent(self.folder, mode, *self._all_flags(flags), wait=wait)
+
+    def _all_flags(self, flags: tuple[str, ...]) -> tuple[str, ...]:
+        return "--sync-period=2s", *self.flags, *flags
+
+    # The way
+
+    @property
+    def places(self) -> Sequence[Pod]:
+        pods = (pod for node in self.lab.nodes for pod in node.pods.values())
+        return (self.x, self.lab.router, *(node.host for node in self.lab.nodes), *pods)
+
+    @contextlib.contextmanager
+    def narrow_to_second_node(self) -> Iterator[None]:
+        """Within the block, the router takes no larger packet to the second node's pods."""
+        network, host = self.lab.addresses.pods(1), self.second.host
+        with self._narrow(
+            self.lab.router,
+            f"{network.v4} via {host.v4}",
+            f"{network.v6} via {host.v6}",
+        ):
+            yield
+
+    @contextlib.contextmanager
+    def narrow_to(self, pod: Pod) -> Iterator[None]:
+        """Within the block, the first node takes no larger packet to one of its pods."""
+        with self._narrow(
+            self.node,
+            f"{pod.v4}/32 dev {pod.device}",
+            f"{pod.v6}/128 dev {pod.device}",
+        ):
+            yield
+
+    @contextlib.contextmanager
+    def narrow_to_outside(self) -> Iterator[None]:
+        """Within the block, the router takes no larger packet to the client."""
+        with self._narrow(self.lab.router, f"{self.x.v4}/32 dev outside", f"{self.x.v6}/128 dev outside"):
+            yield
+
+    @contextlib.contextmanager
+    def _narrow(self, place: Pod, *routes: str) -> Iterator[None]:
+        """A locked MTU also counts where a packet is forwarded (ip_dst_mtu_maybe_forward)."""
+        self.lab.ip(place, *(f"route replace {route} mtu lock {NARROW}" for route in routes))
+        try:
+            yield
+        finally:
+            self.lab.ip(place, *(f"route replace {route}" for route in routes))
+            for each in self.places:
+                for family in ("-4", "-6"):
+                    each.run(["ip", family, "route", "flush", "cache"])
+
+    @contextlib.contextmanager
+    def without_offloads(self, *devices: tuple[Place, str]) -> Iterator[None]:
+        """Within the block, these devices leave checksums and segmentation to the stack."""
+        for place, device in devices:
+            set_offloads(place, device, False)
+        try:
+            yield
+        finally:
+            for place, device in devices:
+                set_offloads(place, device, True)
+
+    def every_device(self) -> Iterator[tuple[Place, str]]:
+        """Both ends of every veth pair."""
+        for pod in (pod for node in self.lab.nodes for pod in node.pods.values()):
+            yield pod, "eth0"
+        for node in self.lab.nodes:
+            yield node.host, "eth0"
+            yield from ((node.host, pod.device) for pod in node.pods.values())
+            yield self.lab.router, node.cgroup.name
+        yield self.x, "eth0"
+        yield self.lab.router, "outside"
+
+    def bad_checksums(self) -> dict[str, int]:
+        """Where packets with a wrong checksum arrived, and how many since the lab's beginning."""
+        counted = {place.name: place.call(_bad_checksums) for place in self.places}
+        return {name: count for name, count in counted.items() if count}
+
+    # Clients
+
+    def serve_together(self, web: Everywhere, *others: Everywhere) -> None:
+        """All of them in force, after one change of the files."""
+        webs = (web, *others)
+        self.write(web.name, *(entry for each in webs for entry in each.objects()))
+
+    def await_packets_of(self, pod: Pod, web: Exposed) -> None:
+        """Until a Service answers the pod, whose sockets the node does not see."""
+        answer = clients.first_to_answer
+        pod.call(lambda: answer(web.v4, 80, PATIENCE))
+
+
+def _bad_checksums() -> int:
+    """Of the calling process's network namespace: fields InCsumErrors, all protocols and families."""
+    total = 0
+    with open("/proc/net/snmp") as lines:
+        table = [line.split() for line in lines]
+    for names, values in zip(table[::2], table[1::2], strict=True):
+        total += sum(int(v) for n, v in zip(names, values, strict=True) if n == "InCsumErrors")
+    with open("/proc/net/snmp6") as lines:
+        total += sum(int(value) for name, value in map(str.split, lines) if name.endswith("InCsumErrors"))
+    return total
+
+
+def told(answer: str) -> tuple[str, str]:
+    """A server's name, and the address at which it saw the client; ("refused", "") and the like."""
+    name, _, client = answer.partition(" ")
+    return name, client
+
+
+def streamed(place: Place, address: str, port: int, payload: bytes, timeout: float = 10.0) -> bytes:
+    """What a server sends back of the payload, over TCP."""
+
+    def talk() -> bytes:
+        with sockets.dial(TCP, address, port, timeout) as client:
+            return sockets.exchange(client, payload)
+
+    return place.call(talk)
+
+
+def echoed(place: Place, address: str, port: int, payload: bytes) -> bytes:
+    """What a server sends back of one datagram."""
+
+    def talk() -> bytes:
+        with sockets.dial(Protocol.UDP, address, port, 0.3) as client:
+            return sockets.exchange_datagram(client, payload)
+
+    return place.call(talk)
+
+
+def route_mtu(place: Place, address: str) -> int:
+    """What the place has learned of the way to the address; 0 where it has learned nothing."""
+    words = place.run(["ip", "route", "get", address]).stdout.split()
+    return int(words[words.index("mtu") + 1]) if "mtu" in words else 0
