@@ -60,8 +60,9 @@ check: $(STAMP)  ## formatting, lint, types, layers
 	$(VENV)/bin/clang-format --dry-run --Werror $(C)
 
 .PHONY: fuzz
-fuzz: $(STAMP)  ## 200 000 broken API objects through parse, plan and render
+fuzz: $(STAMP)  ## 200 000 broken API objects through parse, plan and render; ten million random packets
 	$(PYTHON) -m pytest -q --timeout=0 --junk=200000 tests/unit/source/test_junk.py tests/unit/plan/test_junk_plans.py
+	$(PYTHON) -m pytest -q --timeout=0 --packets=10000000 tests/kernel/packet_path/test_packet_random.py
 
 .PHONY: soak
 soak: $(STAMP)  ## a million connections while endpoints come and go, agents are killed, the API server is away

@@ -10,7 +10,7 @@
 #pragma once
 
 /* Raised with every change that sizes do not show: of a meaning, or of the order of fields. */
-#define ABI_VERSION 1
+#define ABI_VERSION 2
 
 /* IPv6, or IPv4 a.b.c.d as ::ffff:a.b.c.d: one code path for both families. */
 struct address {
@@ -25,6 +25,18 @@ struct service_key {
 	__be16 port;
 	__u8 protocol; /* IPPROTO_TCP, IPPROTO_UDP, IPPROTO_SCTP */
 	__u8 pad;
+};
+
+/* `service_ports` has a bit for each port that a frontend has, by protocol: 64 in a word, the
+ * lowest port in the lowest bit, and a line of 1024 words for each protocol. Most ports are no
+ * frontend's, so most packets need no lookup in a hash map.
+ */
+#define SERVICE_PORT_LINE  1024
+#define SERVICE_PORT_WORDS 3072
+enum port_line {
+	PORTS_TCP = 0,
+	PORTS_UDP = 1,
+	PORTS_SCTP = 2,
 };
 
 /* `count` entries of `slots`, from `first` on; each is the id of an endpoint. */
@@ -157,20 +169,163 @@ enum network_flag {
 	NETWORK_NODE_PORTS = 2, /* NodePorts answer there */
 };
 
-/* The one entry of `node`: which network namespace counts as the node itself. */
-struct node {
-	__u64 netns_cookie; /* 0: the initial one */
+/* Key of `source_ranges`: `length` bits of what follows count, 32 of them the service's id. */
+struct source_range_key {
+	__u32 length;
+	__u32 service_id;
+	struct address source;
 };
 
-/* Index of `counters`, and why the socket path did what it did. */
+enum node_flag {
+	NODE_SOCKETS_OF_PODS = 1, /* the socket path serves pods, too, and not the node alone */
+	NODE_REDIRECT = 2,	  /* flows to another node's endpoint skip this node's stack */
+};
+
+/* The one entry of `node`: what holds for all programs. Timeouts in seconds. */
+struct node {
+	__u64 netns_cookie; /* of the namespace that counts as the node; 0: the initial one */
+	__u32 flags;	    /* enum node_flag */
+	__u32 inlet;	    /* index of the device by which replies reach the node; 0: none */
+	__u32 tcp_established;
+	__u32 tcp_close_wait; /* one side has closed */
+	__u32 tcp_syn;	      /* not established yet */
+	__u32 tcp_fin;	      /* both sides have closed, or one was reset */
+	__u32 udp;	      /* not answered yet; SCTP, too */
+	__u32 udp_stream;     /* answered */
+};
+
+enum device_flag {
+	DEVICE_POD = 1,	   /* what comes in is of a pod of this node; else of somebody outside */
+	DEVICE_LAYER3 = 2, /* its packets begin with the IP header */
+	DEVICE_CLSACT = 4, /* its clsact qdisc is of our making */
+};
+
+/* Value of `devices`, by interface index: devices that have our programs. */
+struct device {
+	struct address v4; /* what is masqueraded there gets; unspecified: there is none */
+	struct address v6;
+	__u32 flags; /* enum device_flag */
+	__u32 pad;
+};
+
+/* A flow is known by up to three packets, as they are seen where our programs are: what the client
+ * sends, at ingress; what the endpoint sends, at ingress, where it was masqueraded; and in between,
+ * as the node's own stack sees it, what goes back to the client, at egress. Of a client that is the
+ * node itself, what it sends is seen at egress.
+ */
+enum flow_side {
+	AT_INGRESS = 1,
+	AT_EGRESS = 2,
+};
+
+/* Key of `flows`. */
+struct flow_key {
+	struct address source;
+	struct address destination;
+	__be16 source_port;
+	__be16 destination_port;
+	__u8 protocol;
+	__u8 side; /* enum flow_side */
+	__u16 pad;
+};
+
+enum flow_way {
+	FROM_CLIENT = 1,   /* client:client_port to frontend */
+	BETWEEN = 2,	   /* endpoint to client:between_port */
+	FROM_ENDPOINT = 3, /* endpoint to masquerade:masquerade_port */
+};
+
+enum flow_flag {
+	FLOW_MASQUERADE = 1,	/* the endpoint sees an address of this node */
+	FLOW_NODE = 2,		/* the client is this node itself */
+	FLOW_REPLIED = 4,	/* the endpoint has sent something */
+	FLOW_ESTABLISHED = 8,	/* TCP: the client has acknowledged that */
+	FLOW_CLIENT_FIN = 16,	/* TCP: no more from the client */
+	FLOW_ENDPOINT_FIN = 32, /* TCP: nor from the endpoint */
+	FLOW_RESET = 64,	/* TCP: by either */
+	FLOW_REDIRECT = 128,	/* both legs skip the node's stack */
+	FLOW_DIRECT = 256,	/* of no Service: the node's own, whose port was another flow's */
+};
+
+/* Value of `flows`: each entry of a flow has all of it, so that one restores the others. */
+struct flow {
+	struct address client;
+	struct address frontend;
+	struct address endpoint;
+	struct address masquerade; /* all zero until it is chosen, at egress */
+	__be16 client_port;
+	__be16 frontend_port;
+	__be16 endpoint_port;
+	__be16 between_port; /* the client's, unless another flow between the two has that */
+	__be16 masquerade_port;
+	__u16 flags;	  /* enum flow_flag */
+	__u32 service_id; /* 0, and endpoint_id: nowhere in force */
+	__u32 endpoint_id;
+	__u8 protocol;
+	__u8 way; /* enum flow_way: which of the entries this is */
+	__u16 pad;
+	__u64 last_seen; /* bpf_ktime_get_coarse_ns() or bpf_ktime_get_ns(), to about a second */
+};
+
+/* Key of `fragments`: packets of one datagram, at one side. `protocol` is the one that all of them
+ * name: of IPv6 what the fragment header says comes next, which may be another extension header.
+ */
+struct fragment_key {
+	struct address source;
+	struct address destination;
+	__u32 id; /* as in the packet, 16 bits of IPv4 or 32 of IPv6 */
+	__u8 protocol;
+	__u8 side; /* enum flow_side */
+	__u16 pad;
+};
+
+/* What only the first fragment tells. */
+struct fragment {
+	__be16 source_port;
+	__be16 destination_port;
+	__u8 protocol; /* IPPROTO_TCP, IPPROTO_UDP, IPPROTO_SCTP */
+	__u8 pad;
+	__u16 pad2;
+};
+
+/* Value of `traffic`, by service id, for each CPU: what the packet path has carried. Bytes are
+ * those of the IP packets; a GSO packet counts as one.
+ */
+struct traffic {
+	__u64 new_flows;
+	__u64 packets_in; /* to endpoints */
+	__u64 bytes_in;
+	__u64 packets_out; /* to clients */
+	__u64 bytes_out;
+};
+
+/* Index of `counters`, and why a program did what it did. Up to PACKET_NEW of the socket path. */
 enum counter {
-	COUNTER_CONNECT = 0,	  /* connections sent to an endpoint */
-	COUNTER_DATAGRAM = 1,	  /* datagrams of unconnected sockets sent to an endpoint */
-	COUNTER_REJECTED = 2,	  /* no endpoint: refused */
-	COUNTER_DROPPED = 3,	  /* no endpoint by policy: left to time out */
-	COUNTER_RESTRICTED = 4,	  /* source ranges: left to the packet path */
-	COUNTER_BIND_REFUSED = 5, /* a bind on a NodePort */
-	COUNTER_INCONSISTENT = 6, /* a service, slot or endpoint that should be there was not */
-	COUNTER_PEERS_FULL = 7,	  /* socket_peers overwrote, or socket_flows refused, an entry */
-	COUNTERS = 8,
+	COUNTER_CONNECT = 0,	     /* connections sent to an endpoint */
+	COUNTER_DATAGRAM = 1,	     /* datagrams of unconnected sockets sent to an endpoint */
+	COUNTER_REJECTED = 2,	     /* no endpoint: refused */
+	COUNTER_DROPPED = 3,	     /* no endpoint by policy: left to time out */
+	COUNTER_RESTRICTED = 4,	     /* source ranges: left to the packet path */
+	COUNTER_BIND_REFUSED = 5,    /* a bind on a NodePort */
+	COUNTER_INCONSISTENT = 6,    /* a service, slot or endpoint that should be there was not */
+	COUNTER_PEERS_FULL = 7,	     /* socket_peers overwrote, or socket_flows refused, an entry */
+	COUNTER_PACKET_NEW = 8,	     /* new flows of the packet path */
+	COUNTER_PACKET_REJECTED = 9, /* no endpoint: refused by a packet of ours */
+	COUNTER_PACKET_DROPPED = 10, /* no endpoint by policy: dropped */
+	COUNTER_SOURCE_REFUSED = 11, /* outside the source ranges: dropped */
+	COUNTER_PORTS_EXHAUSTED = 12, /* no free port to masquerade with: dropped */
+	COUNTER_NO_ADDRESS = 13,      /* a device has no address to masquerade with: dropped */
+	COUNTER_FLOWS_FULL = 14,      /* `flows` refused an entry: dropped */
+	COUNTER_FLOWS_BUSY = 15,      /* `flows` was locked by somebody: tried again */
+	COUNTER_HEALED = 16,	      /* an entry of a flow was gone and is restored */
+	COUNTER_PORT_CHANGED = 17,    /* a client's port was taken between node and endpoint */
+	COUNTER_ICMP_ERROR = 18,      /* ICMP errors translated */
+	COUNTER_ECHO_ANSWERED = 19,   /* pings of a frontend's address answered */
+	COUNTER_FRAGMENT_ORPHAN = 20, /* fragments whose first one is not known: passed on */
+	COUNTER_UNPARSED = 21,	      /* packets that cannot be parsed: passed on */
+	COUNTER_PORT_UNEQUAL = 22,    /* SCTP: the endpoint's port is not the frontend's: dropped */
+	COUNTER_REDIRECTED = 23,      /* packets that skipped the node's stack */
+	COUNTER_NO_ROUTE = 24,	      /* of the node itself: no way to the endpoint, dropped */
+	COUNTER_BYPASSED = 25,	      /* a pod's packets that no program saw before egress */
+	COUNTERS = 26,
 };

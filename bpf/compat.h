@@ -21,3 +21,11 @@
 #define EADDRINUSE   98
 #define ECONNREFUSED 111
 #endif
+
+/* Keep the compiler from knowing a value, so that it makes the very comparison that the verifier is
+ * to see, and not one that comes to the same.
+ */
+#define hide(value) asm volatile("" : "+r"(value))
+
+/* Of bytes on the stack that are also written in words. */
+#define ALIGNED __attribute__((aligned(4)))

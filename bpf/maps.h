@@ -28,7 +28,20 @@ PINNED("lru_hash", struct socket_flow_key, struct socket_flow, socket_flows, SOC
 /* An array, since cookies are given out one after another: a fifth of the cost of a hash map. */
 PINNED("array", u32, struct socket_peer, socket_peers, SOCKETS_MAX, BPF_F_MMAPABLE);
 
+PINNED("lpm_trie", struct source_range_key, u32, source_ranges, SOURCE_RANGES_MAX,
+       BPF_F_NO_PREALLOC);
+PINNED("array", u32, u64, service_ports, SERVICE_PORT_WORDS, BPF_F_MMAPABLE);
+PINNED("hash", struct address, u32, frontend_addresses, SERVICES_MAX, BPF_F_NO_PREALLOC);
+
+PINNED("hash", u32, struct device, devices, 4096, BPF_F_NO_PREALLOC);
+/* Pods, by the index of their device, whose packets reached a frontend by no program of ours. */
+PINNED("lru_hash", u32, u64, bypassing, 4096, 0);
+
+PINNED("lru_hash", struct flow_key, struct flow, flows, FLOWS_MAX, 0);
+PINNED("lru_hash", struct fragment_key, struct fragment, fragments, 8192, 0);
+
 PINNED("percpu_array", u32, u64, counters, COUNTERS, 0);
+PINNED("percpu_array", u32, struct traffic, traffic, SERVICES_MAX + 1, 0);
 
 static __always_inline void count(u32 counter)
 {

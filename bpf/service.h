@@ -31,6 +31,19 @@ static __always_inline bool service_copy(struct service_key *key, struct service
 	return false;
 }
 
+/* Whether any frontend has this port. */
+static __always_inline bool port_is_served(u8 protocol, __be16 port)
+{
+	u32 number = bpf_ntohs(port);
+	u32 line = protocol == IPPROTO_TCP   ? PORTS_TCP
+		   : protocol == IPPROTO_UDP ? PORTS_UDP
+					     : PORTS_SCTP;
+	u32 word = line * SERVICE_PORT_LINE + number / 64;
+	u64 *bits = service_ports.lookup(&word);
+
+	return bits && *bits >> (number % 64) & 1;
+}
+
 static __always_inline u32 network_flags(const struct address *address)
 {
 	struct network_key key = {.length = 128, .address = *address};
@@ -58,6 +71,8 @@ static __always_inline bool service_find(const struct service_key *dialed, bool 
 {
 	struct service_key key = *dialed;
 
+	if (!port_is_served(key.protocol, key.port))
+		return false;
 	if (address_is_unspecified(&key.address)) /* the very key of a NodePort */
 		return on_node && service_copy(&key, service) &&
 		       node_ports_on_loopback(&key.address);

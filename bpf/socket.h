@@ -79,19 +79,27 @@ static __always_inline void flow_key(struct socket_flow_key *key, u64 cookie,
 	key->pad = 0;
 }
 
+enum socket_owner {
+	UNSERVED, /* a pod's socket where those of pods are left alone */
+	OF_POD,
+	OF_NODE,
+};
+
 /* A cookie of 0 stands for the initial namespace: kernels before 5.14 do not tell the agent what
  * its cookie is, but tell us, asked for no socket's in particular (5.7, f318903c0bf4).
  */
-static __always_inline bool on_node(u64 netns_cookie)
+static __always_inline enum socket_owner socket_owner(u64 netns_cookie)
 {
 	u32 zero = 0;
 	struct node *found = node.lookup(&zero);
+	u64 nodes;
 
 	if (!found)
-		return false;
-	if (found->netns_cookie)
-		return found->netns_cookie == netns_cookie;
-	return bpf_get_netns_cookie(NULL) == netns_cookie;
+		return UNSERVED;
+	nodes = found->netns_cookie ? found->netns_cookie : bpf_get_netns_cookie(NULL);
+	if (nodes == netns_cookie)
+		return OF_NODE;
+	return found->flags & NODE_SOCKETS_OF_PODS ? OF_POD : UNSERVED;
 }
 
 /* PASS and REFUSED for what has no endpoint to offer this client; TRANSLATED: go on and choose. */
@@ -148,18 +156,18 @@ static __always_inline void socket_forget(u64 cookie)
 static __always_inline enum verdict socket_connect(struct service_key *dialed, u64 netns_cookie,
 						   u64 cookie)
 {
-	bool from_node = on_node(netns_cookie);
+	enum socket_owner owner = socket_owner(netns_cookie);
 	struct service service;
 	struct endpoint *endpoint;
 	enum verdict verdict;
 	u32 id = 0;
 
-	if (!service_find(dialed, from_node, &service)) {
+	if (owner == UNSERVED || !service_find(dialed, owner == OF_NODE, &service)) {
 		if (dialed->protocol == IPPROTO_UDP) /* which may connect often; TCP once */
 			socket_forget(cookie);
 		return PASS;
 	}
-	verdict = socket_admit(&service, from_node);
+	verdict = socket_admit(&service, owner == OF_NODE);
 	if (verdict != TRANSLATED) {
 		socket_forget(cookie);
 		return verdict;
@@ -182,7 +190,7 @@ static __always_inline enum verdict socket_connect(struct service_key *dialed, u
 static __always_inline enum verdict socket_send(struct service_key *dialed, u64 netns_cookie,
 						u64 cookie, bool connected)
 {
-	bool from_node = on_node(netns_cookie);
+	enum socket_owner owner = socket_owner(netns_cookie);
 	struct socket_flow flow = {};
 	struct socket_flow_key there, back;
 	struct service service;
@@ -190,7 +198,7 @@ static __always_inline enum verdict socket_send(struct service_key *dialed, u64 
 	struct endpoint *endpoint = NULL;
 	enum verdict verdict;
 
-	if (!service_find(dialed, from_node, &service)) {
+	if (owner == UNSERVED || !service_find(dialed, owner == OF_NODE, &service)) {
 		/* The same socket may have reached this address through a service before. */
 		flow_key(&back, cookie, dialed, TO_FRONTEND);
 		if (socket_flows.lookup(&back))
@@ -199,7 +207,7 @@ static __always_inline enum verdict socket_send(struct service_key *dialed, u64 
 			socket_forget(cookie);
 		return PASS;
 	}
-	verdict = socket_admit(&service, from_node);
+	verdict = socket_admit(&service, owner == OF_NODE);
 	if (verdict != TRANSLATED)
 		return verdict;
 
@@ -270,7 +278,7 @@ static __always_inline bool socket_bind(const struct service_key *bound, u64 net
 	bool any = address_is_unspecified(&bound->address);
 	struct service_key key = *bound;
 
-	if (!on_node(netns_cookie))
+	if (socket_owner(netns_cookie) != OF_NODE)
 		return true;
 	address_unspecified_like(&key.address, &bound->address);
 	if (!services.lookup(&key)) {

@@ -1,7 +1,7 @@
 """The agent: builds the parts, runs them, and ends at a signal or when a part dies.
 
-One thread, the one that calls `run`, owns all state. Sources, the monitor of local addresses and signal
-handlers only put something into its queue.
+One thread, the one that calls `run`, owns all state. Sources, the monitors of local addresses and of
+devices, the dataplane's own threads and signal handlers only put something into its queue.
 """
 
 import contextlib
@@ -10,22 +10,33 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ebpfproxy.config import Config
-from ebpfproxy.dataplanes.ebpf.dataplane import EbpfDataplane, EbpfSettings
-from ebpfproxy.dataplanes.ebpf.maps import MapSizes
+from ebpfproxy.config.derived import ebpf_settings, plan_context
+from ebpfproxy.dataplanes.ebpf.dataplane import EbpfDataplane
 from ebpfproxy.errors import EbpfProxyError, KernelError, Unsupported
-from ebpfproxy.kernel import local_addresses, mounts
+from ebpfproxy.kernel import links, local_addresses, mounts
 from ebpfproxy.log import Logger
+from ebpfproxy.model.address import Network
+from ebpfproxy.model.device import Device
 from ebpfproxy.pacing import Pacer
-from ebpfproxy.plan.service_plan import PlanContext
 from ebpfproxy.proxier import Proxier, SyncResult
 from ebpfproxy.serve.healthz import HealthServer, ProxierHealth
-from ebpfproxy.serve.metrics import MapUse, Metrics, MetricsServer, State
-from ebpfproxy.source.event import ADDRESSES, AddressesChanged, Event, Invalid, NodeChanged, Synced
+from ebpfproxy.serve.metrics import MapUse, Metrics, MetricsServer, ServiceTraffic, State
+from ebpfproxy.source.event import (
+    ADDRESSES,
+    DEVICES,
+    AddressesChanged,
+    DevicesChanged,
+    Event,
+    Invalid,
+    NodeChanged,
+    PodsBypass,
+    Synced,
+)
 from ebpfproxy.source.tracker import Tracker
 
 log = Logger(__name__)
@@ -85,9 +96,13 @@ class _Agent:
         self._tracker = Tracker(time.time())
         self._pacer = Pacer(config.min_sync_period, config.sync_period)
         self._health = ProxierHealth(config.sync_period)
-        self._metrics = Metrics(self._map_use)
-        self._dataplane = EbpfDataplane(_settings(config), self._metrics.sockets_destroyed)
-        self._proxier = Proxier(self._dataplane, _context(config))
+        self._metrics = Metrics(self._map_use, self._counters, self._traffic)
+        self._dataplane = EbpfDataplane(
+            ebpf_settings(config, cgroup_root(config)),
+            self._metrics.sockets_destroyed,
+            pods_bypass=lambda ifindexes: self._put(PodsBypass(ifindexes)),
+        )
+        self._proxier = Proxier(self._dataplane, plan_context(config))
         self._opened = False
         self._oldest: float | None = None  # when the first event not yet in the kernel was received
         self._triggers: list[float] = []  # of changes not yet in the kernel
@@ -188,7 +203,7 @@ class _Agent:
             drained.state,
             drained.services,
             node_changed=drained.node_changed,
-            networks_changed=drained.networks_changed,
+            host_changed=drained.host_changed,
         )
         self._triggers += drained.trigger_times
 
@@ -223,6 +238,7 @@ class _Agent:
 
     def _sources(self) -> Iterator[tuple[str, Callable[[threading.Event], object]]]:
         yield "local-addresses", self._watch_addresses
+        yield "devices", self._watch_devices
         if self._config.manifests is not None:
             from ebpfproxy.source.files import FileSource
 
@@ -235,11 +251,18 @@ class _Agent:
             yield "api", ApiSource(configuration, self._config.node_name, self._put, self._metrics).run
 
     def _watch_addresses(self, stop: threading.Event) -> None:
-        def changed(networks: Any) -> None:
+        def changed(networks: frozenset[Network]) -> None:
             self._put(AddressesChanged(networks))
             self._put(Synced(ADDRESSES))
 
         local_addresses.watch(changed, stop)
+
+    def _watch_devices(self, stop: threading.Event) -> None:
+        def changed(devices: tuple[Device, ...]) -> None:
+            self._put(DevicesChanged(devices))
+            self._put(Synced(DEVICES))
+
+        links.watch(changed, stop)
 
     def _supervised(self, part: str, run_part: Callable[[threading.Event], object]) -> None:
         """A part that ends before it was told to takes the agent with it: no state goes stale unseen."""
@@ -263,6 +286,12 @@ class _Agent:
         usage = self._dataplane.usage() if self._opened else {}
         return {name: MapUse(*use) for name, use in usage.items()}
 
+    def _counters(self) -> Mapping[str, int]:
+        return self._dataplane.counters() if self._opened else {}
+
+    def _traffic(self) -> list[ServiceTraffic]:
+        return [ServiceTraffic(*each) for each in self._dataplane.traffic()] if self._opened else []
+
 
 def _unforeseen(died: _Died) -> BaseException:
     if isinstance(died.error, EbpfProxyError):
@@ -270,31 +299,6 @@ def _unforeseen(died: _Died) -> BaseException:
     failure = RuntimeError(f"{died.part} died: {died.error!r}")
     failure.__cause__ = died.error
     return failure
-
-
-def _settings(config: Config) -> EbpfSettings:
-    return EbpfSettings(
-        cgroup_root=cgroup_root(config),
-        bpffs_root=config.bpffs_root,
-        proc_root=config.proc_root,
-        sizes=MapSizes(
-            services=config.ebpf_services_max,
-            slots=config.ebpf_slots_max,
-            endpoints=config.ebpf_endpoints_max,
-            affinity=config.ebpf_affinity_max,
-            sockets=config.ebpf_sockets_max,
-        ),
-    )
-
-
-def _context(config: Config) -> PlanContext:
-    return PlanContext(
-        node_name=config.node_name,
-        masquerade_all=config.masquerade_all,
-        localhost_node_ports=config.iptables_localhost_nodeports,
-        node_port_cidrs=config.node_port_cidrs,
-        node_port_primary=config.node_port_primary,
-    )
 
 
 def _adjust_oom_score(score: int) -> None:

@@ -12,9 +12,10 @@ from ebpfproxy.model.service import NamespacedName
 from ebpfproxy.plan.claims import Claims
 from ebpfproxy.plan.exposure import plan_service
 from ebpfproxy.plan.lifeline import API_SERVER, with_last_endpoints
-from ebpfproxy.plan.node_ports import plan_node
-from ebpfproxy.plan.service_plan import PlanContext, PlanKey, ServicePortPlan
-from ebpfproxy.plan.summary import NoLocalEndpoints, no_local_endpoints
+from ebpfproxy.plan.needs import needs_packets_of_pods
+from ebpfproxy.plan.node_plan import plan_node
+from ebpfproxy.plan.service_plan import NodePlan, PlanContext, PlanKey, ServicePortPlan
+from ebpfproxy.plan.summary import no_local_endpoints
 
 K = TypeVar("K")
 E = TypeVar("E")
@@ -43,16 +44,19 @@ class Proxier(Generic[K, E]):
         self._dataplane = dataplane
         self._context = context
         self._claims = Claims()
-        self._figures: dict[PlanKey, tuple[int, NoLocalEndpoints]] = {}
+        self._figures: dict[PlanKey, tuple[int, int, int, bool]] = {}
         self._keys: dict[PlanKey | None, frozenset[K]] = {}  # None: the entries of the node
         self._desired: dict[K, E] = {}
-        self._node_planned = False
+        self._node_plan: NodePlan | None = None
+        self._pods = False  # whether the plan of the node has what the packets of pods need
         self._actual: dict[K, E] | None = None  # None: not known, so read it
         self._touched: set[K] = set()
         self._told: dict[K, str] = {}
         self.endpoints = 0
         self.no_local_internal = 0
         self.no_local_external = 0
+        self.needing_pods = 0
+        """How many ServicePorts need the packets of pods."""
 
     @property
     def services(self) -> int:
@@ -70,15 +74,21 @@ class Proxier(Generic[K, E]):
         services: frozenset[NamespacedName],
         *,
         node_changed: bool,
-        networks_changed: bool,
+        host_changed: bool,
     ) -> None:
-        """Take in what changed: these Services, the Node and so all of them, the local networks."""
-        if node_changed or networks_changed or not self._node_planned:
-            node = plan_node(state.local_networks, state.node, self._context)
-            self._desire(None, self._dataplane.render((), node))
-            self._node_planned = True
+        """Take in what changed: these Services, the Node and so all of them, what the kernel tells."""
         for name in services | state.services.keys() if node_changed else services:
             self._plan_service(name, state)
+        pods = self.needing_pods > 0
+        if node_changed or host_changed or pods is not self._pods or self._node_plan is None:
+            self._pods = pods
+            self._plan_node(state)
+
+    def _plan_node(self, state: ClusterState) -> None:
+        plan = plan_node(state, self._context, self._pods)
+        if plan != self._node_plan:  # a device may change in ways that mean nothing here
+            self._desire(None, self._dataplane.render((), plan))
+            self._node_plan = plan
 
     def _plan_service(self, name: NamespacedName, state: ClusterState) -> None:
         service = state.services.get(name)
@@ -117,15 +127,17 @@ class Proxier(Generic[K, E]):
     def _count(self, key: PlanKey, plan: ServicePortPlan | None) -> None:
         """Keep up the sums that metrics show."""
         former = self._figures.pop(key, None)
-        figures = (len(plan.endpoints), no_local_endpoints((plan,))) if plan else None
-        if figures:
-            self._figures[key] = figures
+        figures = None
+        if plan:
+            without = no_local_endpoints((plan,))
+            figures = self._figures[key] = (len(plan.endpoints), *without, needs_packets_of_pods(plan))
         for sign, some in ((-1, former), (1, figures)):
             if some:
-                endpoints, without = some
+                endpoints, internal, external, needing = some
                 self.endpoints += sign * endpoints
-                self.no_local_internal += sign * without.internal
-                self.no_local_external += sign * without.external
+                self.no_local_internal += sign * internal
+                self.no_local_external += sign * external
+                self.needing_pods += sign * needing
 
     def sync(self, verify: bool) -> SyncResult:
         """Bring the kernel in step; with `verify`, or after a failure, compare everything.

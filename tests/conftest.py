@@ -32,6 +32,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="how many broken objects are planned (make fuzz: 200000)",
     )
     parser.addoption(
+        "--packets",
+        type=int,
+        default=1_000_000,
+        metavar="N",
+        help="how many random packets the classifiers get (make fuzz: 10000000)",
+    )
+    parser.addoption(
         "--connects",
         type=int,
         default=10_000,

@@ -12,10 +12,12 @@ from ebpfproxy.errors import EbpfProxyError
 @click.command("cleanup", cls=FlagsCommand)
 @options("bpffs_root", "cgroup_root")
 def command(bpffs_root: Path, cgroup_root: Path | None) -> None:
-    """Remove all that ebpfproxy put into this node's kernel: programs, links and maps.
+    """Remove all that ebpfproxy put into this node's kernel: programs, links, filters, maps, devices.
 
-    Services are no longer reachable through it afterwards. Stop the agent first: while one runs,
-    this is refused. Connections that exist go on.
+    Run it in the node's network namespace: filters and devices are looked for there. Services are no
+    longer reachable through ebpfproxy afterwards. Stop the agent first: while one runs, this is refused.
+    Sockets that are connected go on; connections whose packets were translated, as those of clients
+    outside, end.
     """
     cleanup(bpffs_root, cgroup_root)
 
@@ -32,4 +34,4 @@ def cleanup(bpffs_root: Path, cgroup_root: Path | None) -> None:
     for what in removed:
         click.echo(f"removed {what}")
     if not removed:
-        click.echo(f"nothing of ebpfproxy is in {bpffs_root}")
+        click.echo(f"nothing of ebpfproxy is in {bpffs_root}, or on this node's devices")

@@ -4,6 +4,7 @@ import collections
 import functools
 import statistics
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Callable
@@ -29,6 +30,7 @@ ECHO_PORT = 9090
 NODE_PORT = 30080
 REQUESTS = 300
 SAMPLES = 4000
+FLOWS = 5
 
 console = Console(highlight=False)
 
@@ -61,6 +63,7 @@ class _Demo:
         self.requests()
         self.changes()
         self.node_port()
+        self.outside()
         self.refusal()
         self.dump()
         self.latency()
@@ -120,6 +123,14 @@ class _Demo:
         self._show_answers(self.client, _url(self.lab.node.v4, NODE_PORT))
         self._show_answers(self.lab.node, _url("127.0.0.1", NODE_PORT))
 
+    def outside(self) -> None:
+        _heading("From outside", "a client on the node's network, whose packets the classifiers translate")
+        self._show_answers(self.lab.outside, _url(self.lab.node.v4, NODE_PORT))
+        self._show_answers(self.lab.outside, _url(SERVICE_IPS[1], PORT))
+        _command(f"ebpfproxy dump conntrack | head -{FLOWS}")
+        for line in self._dumped("conntrack")[1 : FLOWS + 1]:
+            console.print(f"  [dim]{escape(line)}[/]", soft_wrap=True)
+
     def refusal(self) -> None:
         _heading("A Service without endpoints", "the client is refused at once")
         _prompt(self.client, f"curl {_url(LONELY_IP, PORT)}")
@@ -129,10 +140,18 @@ class _Demo:
     def dump(self) -> None:
         _heading("What the kernel holds")
         _command("ebpfproxy dump")
-        flags = [f"--bpffs-root={self.lab.bpffs}"]
         console.file.flush()
         # It writes straight to our terminal, whose width it heeds.
-        self.lab.node.popen([sys.executable, "-m", "ebpfproxy", "dump", *flags]).wait()
+        self.lab.node.popen(self._dump_command()).wait()
+
+    def _dump_command(self, *what: str) -> list[str]:
+        return [sys.executable, "-m", "ebpfproxy", "dump", *what, f"--bpffs-root={self.lab.bpffs}"]
+
+    def _dumped(self, what: str) -> list[str]:
+        with tempfile.TemporaryFile() as out:
+            self.lab.node.popen(self._dump_command(what), stdout=out).wait()
+            out.seek(0)
+            return out.read().decode().splitlines()
 
     def latency(self) -> None:
         _heading("What it costs", f"the time of connect(), {SAMPLES} times each")

@@ -6,11 +6,10 @@ _CLIENT = "kube-proxy has it; how the API server is asked cannot be tuned here: 
 
 _OF_NOTHING = (
     "boot-id-file cluster-cidr config-sync-period conntrack-max-per-core conntrack-min "
-    "conntrack-tcp-be-liberal conntrack-tcp-timeout-close-wait conntrack-tcp-timeout-established "
-    "conntrack-udp-timeout conntrack-udp-timeout-stream detect-local-mode feature-gates init-only "
-    "log-flush-frequency log-json-info-buffer-size log-json-split-stream log-text-info-buffer-size "
-    "log-text-split-stream machine-id-file pod-bridge-interface pod-interface-name-prefix profiling "
-    "proxy-port-range show-hidden-metrics-for-version vmodule"
+    "conntrack-tcp-be-liberal detect-local-mode feature-gates init-only log-flush-frequency "
+    "log-json-info-buffer-size log-json-split-stream log-text-info-buffer-size log-text-split-stream "
+    "machine-id-file pod-bridge-interface pod-interface-name-prefix profiling proxy-port-range "
+    "show-hidden-metrics-for-version vmodule"
 )
 _OF_OTHER_MODES = (
     "iptables-masquerade-bit ipvs-exclude-cidrs ipvs-scheduler ipvs-strict-arp ipvs-tcp-timeout "

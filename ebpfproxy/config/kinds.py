@@ -4,12 +4,14 @@ Every `parse` raises ValueError with words that complete a line such as ``--sync
 """
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ebpfproxy.model.address import Network, format_address, parse_address, parse_network
+from ebpfproxy.plan.service_plan import SocketLb
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,6 +41,8 @@ _TRUE = {"1", "t", "T", "TRUE", "true", "True"}
 _FALSE = {"0", "f", "F", "FALSE", "false", "False"}
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
+_LONGEST_TIMEOUT = 2**31 - 1
+_PATTERN = re.compile(r"[^\s/]+")  # what dev_valid_name() of net/core/dev.c lets into a name, roughly
 _WITH_PORT = re.compile(r"(?:\[([^\]]*:[^\]]*)\]|([0-9.]+)):([0-9]{1,5})", re.ASCII)
 _DURATION = re.compile(rf"[-+]?(?:{_PART.pattern})+")
 
@@ -66,6 +70,18 @@ def parse_duration(text: str) -> float:
         raise ValueError(f'"{text}" is not a duration such as 30s, 1m30s or 1h')
     seconds = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
     return -seconds if text.startswith("-") else seconds
+
+
+def parse_timeout(text: str) -> int:
+    """Whole seconds, rounded up, from a duration; 0 where it is 0.
+
+    >>> parse_timeout("24h"), parse_timeout("100ms"), parse_timeout("0s")
+    (86400, 1, 0)
+    """
+    seconds = math.ceil(parse_duration(text))
+    if not 0 <= seconds <= _LONGEST_TIMEOUT or text.startswith("-"):
+        raise ValueError(f"{text} is not between 0 and {_LONGEST_TIMEOUT}s")
+    return seconds
 
 
 def parse_integer(text: str) -> int:
@@ -128,6 +144,23 @@ def parse_node_port_addresses(texts: Sequence[str]) -> NodePortAddresses:
     return NodePortAddresses(tuple(map(parse_network, words)))
 
 
+def parse_device_patterns(texts: Sequence[str]) -> tuple[str, ...]:
+    """Names of network devices, or patterns of the shell for them.
+
+    >>> parse_device_patterns(["eth*, bond0", "wg[0-9]"])
+    ('eth*', 'bond0', 'wg[0-9]')
+    """
+    words = [word.strip() for text in texts for word in text.split(",") if word.strip()]
+    for word in words:
+        if not _PATTERN.fullmatch(word):
+            raise ValueError(f'"{word}" is no pattern for names of devices: they have no blank and no /')
+    return tuple(words)
+
+
+def parse_socket_lb(text: str) -> SocketLb:
+    return SocketLb(_SOCKET_LB.parse(text))
+
+
 def parse_node_name(text: str) -> str:
     if text and not text.strip():
         raise ValueError("the name of the node is blank")
@@ -167,6 +200,8 @@ def duration(*, zero: bool) -> Kind:
     return Kind("DURATION", parse)
 
 
+_SOCKET_LB = one_of("on", "host", "off")
+
 BOOLEAN = Kind("", parse_boolean, boolean=True)
 TEXT = Kind("TEXT", str)
 NODE_NAME = Kind("NAME", parse_node_name)
@@ -177,5 +212,8 @@ DIRECTORY = Kind("DIR", parse_path)
 IP = Kind("IP", parse_address)
 LISTEN_ADDRESS = Kind("IP[:PORT]", parse_listen_address)
 NODE_PORT_ADDRESSES = Kind("CIDR,...|primary", parse_node_port_addresses, many=True)
+DEVICE_PATTERNS = Kind("PATTERN,...", parse_device_patterns, many=True)
+SOCKET_LB = Kind(_SOCKET_LB.metavar, parse_socket_lb)
+TIMEOUT = Kind("DURATION", parse_timeout)
 PORT = integer(0, 65535)
 ENTRIES = integer(1, 1 << 26)

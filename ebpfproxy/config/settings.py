@@ -17,6 +17,7 @@ from ebpfproxy.config.kinds import NodePortAddresses
 from ebpfproxy.config.option import Option, declared_by, option
 from ebpfproxy.errors import ConfigError
 from ebpfproxy.model.address import Address, Family, Network, family, format_address, unspecified
+from ebpfproxy.plan.service_plan import SocketLb
 
 HEALTHZ_PORT, METRICS_PORT = 10256, 10249
 
@@ -82,6 +83,22 @@ class Config:
         "--iptables-localhost-nodeports", kinds.BOOLEAN, "true", _TRAFFIC,
         "Answer NodePorts on 127.0.0.1, too. The name is kube-proxy's; here it needs no iptables.",
     )  # fmt: skip
+    conntrack_tcp_timeout_established: int = option(
+        "--conntrack-tcp-timeout-established", kinds.TIMEOUT, "24h", _TRAFFIC,
+        "For how long an established TCP connection may be idle (0: 24h).",
+    )  # fmt: skip
+    conntrack_tcp_timeout_close_wait: int = option(
+        "--conntrack-tcp-timeout-close-wait", kinds.TIMEOUT, "1h", _TRAFFIC,
+        "For how long a TCP connection that one side has closed may be idle (0: 1h).",
+    )  # fmt: skip
+    conntrack_udp_timeout: int = option(
+        "--conntrack-udp-timeout", kinds.TIMEOUT, "0s", _TRAFFIC,
+        "For how long a UDP flow that was never answered may be idle (0: 30s).",
+    )  # fmt: skip
+    conntrack_udp_timeout_stream: int = option(
+        "--conntrack-udp-timeout-stream", kinds.TIMEOUT, "0s", _TRAFFIC,
+        "For how long a UDP flow that was answered may be idle (0: 180s).",
+    )  # fmt: skip
     sync_period: float = option(
         "--sync-period", kinds.duration(zero=False), "30s", _TRAFFIC,
         "How often the kernel is read back, compared and repaired (ebpfproxy's own).",
@@ -125,6 +142,32 @@ class Config:
     proc_root: Path = option(
         "--proc-root", kinds.ABSOLUTE_PATH, "/proc", _KERNEL,
         "The host's proc file system, where the network namespaces of pods are found.",
+    )  # fmt: skip
+    socket_lb: SocketLb = option(
+        "--socket-lb", kinds.SOCKET_LB, "on", _KERNEL,
+        "Whose sockets are sent to an endpoint when they connect, which costs nothing afterwards; the "
+        "packets of all others are translated. on: those of pods and of the node; host: of the node "
+        "alone; off: nobody's. Everything works with each. Service meshes whose sidecars must see the "
+        "Service's address need host or off.",
+    )  # fmt: skip
+    tc_devices: tuple[str, ...] = option(
+        "--tc-devices", kinds.DEVICE_PATTERNS, "", _KERNEL,
+        "Translate packets on the network devices of these names or patterns, such as eth*, and on no "
+        "others but loopback. May be given more than once. Default: found by what they are: uplinks, "
+        "tunnels, and devices of pods as far as these need it.",
+    )  # fmt: skip
+    ebpf_redirect: bool = option(
+        "--ebpf-redirect", kinds.BOOLEAN, "false", _KERNEL,
+        "Send flows to another node's endpoint past this node's network stack: faster, but this node's "
+        "FORWARD rules and connection tracking do not see them.",
+    )  # fmt: skip
+    ebpf_flows_max: int = option(
+        "--ebpf-flows-max", kinds.ENTRIES, "524288", _KERNEL,
+        "Entries for flows whose packets are translated: two or three for each flow.",
+    )  # fmt: skip
+    ebpf_source_ranges_max: int = option(
+        "--ebpf-source-ranges-max", kinds.ENTRIES, "65536", _KERNEL,
+        "Source ranges of load balancers that the maps hold, over all ServicePorts.",
     )  # fmt: skip
     ebpf_services_max: int = option(
         "--ebpf-services-max", kinds.ENTRIES, "65536", _KERNEL,

@@ -1,22 +1,37 @@
 """A dataplane in memory, for tests of what is above: it keeps the invariants that a kernel keeps.
 
 The contract tests run the same cases against it and against the real ones, so it cannot tell lies:
-a frontend leads to one ServicePort at a time, room is limited, an error may come in the middle of a
-delta, and what is there outlives the process that put it there.
+a frontend leads to one ServicePort at a time, room is limited, a device comes and goes as it likes, an
+error may come in the middle of a delta, and what is there outlives the process that put it there.
 """
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ebpfproxy.dataplanes.interface import Delta
 from ebpfproxy.errors import KernelError, TableFull
 from ebpfproxy.model.address import Network
-from ebpfproxy.plan.service_plan import Frontend, FrontendPlan, NodePlan, PlanKey, ServicePortPlan
+from ebpfproxy.plan.service_plan import (
+    DevicePlan,
+    Frontend,
+    FrontendPlan,
+    NodePlan,
+    PlanKey,
+    ServicePortPlan,
+)
 
-Key = PlanKey | Network
-Entry = ServicePortPlan | bool
-"""For a ServicePort its plan, for a local Network whether NodePorts answer there."""
+
+class DeviceId(NamedTuple):
+    """A network device, as long as it has this name."""
+
+    ifindex: int
+    name: str
+
+
+Key = PlanKey | Network | DeviceId
+Entry = ServicePortPlan | bool | DevicePlan
+"""For a ServicePort and for a device its plan, for a local Network whether NodePorts answer there."""
 
 Write = tuple[Literal["put", "trim", "drop"], Key]
 """`trim`: of what was put, the frontends that it no longer has are taken away."""
@@ -26,14 +41,18 @@ Write = tuple[Literal["put", "trim", "drop"], Key]
 class FakeKernel:
     """What lasts. `capacity` is how many frontends fit, None for any number.
 
-    `ports` holds the plans without their frontends, which are in `frontends`, each with its owner. A
-    test may change all of it, as a foreign writer would. `writes` tells what was done, in order.
+    `ports` holds the plans without their frontends, which are in `frontends`, each with its owner.
+    `devices` are those that exist, by ifindex, and `watched` the plans of those that are looked after; who
+    removes a device from the former does so from the latter. A test may change all of it, as a foreign
+    writer would. `writes` tells what was done, in order.
     """
 
     capacity: int | None = None
     ports: dict[PlanKey, ServicePortPlan] = dataclasses.field(default_factory=dict)
     frontends: dict[Frontend, tuple[PlanKey, FrontendPlan]] = dataclasses.field(default_factory=dict)
     networks: dict[Network, bool] = dataclasses.field(default_factory=dict)
+    devices: dict[int, str] = dataclasses.field(default_factory=dict)
+    watched: dict[int, DevicePlan] = dataclasses.field(default_factory=dict)
     writes: list[Write] = dataclasses.field(default_factory=list)
 
 
@@ -70,6 +89,7 @@ class FakeDataplane:
         if node is not None:
             for network in node.local_networks | node.node_port_networks:
                 entries[network] = network in node.node_port_networks
+            entries.update({DeviceId(each.ifindex, each.name): each for each in node.devices})
         return entries
 
     def read(self) -> dict[Key, Entry]:
@@ -86,6 +106,9 @@ class FakeDataplane:
             else:
                 stray.add(key)
         found: dict[Key, Entry] = dict(self.kernel.networks.items())
+        for ifindex, device in self.kernel.watched.items():
+            name = self.kernel.devices[ifindex]
+            found[DeviceId(ifindex, name)] = device._replace(name=name)
         for key, port in self.kernel.ports.items():
             found[key] = _sorted(dataclasses.replace(port, frontends=tuple(own[key])))
         return found | dict.fromkeys(stray, False)
@@ -121,6 +144,11 @@ class FakeDataplane:
         if isinstance(key, Network):
             kernel.networks[key] = bool(entry)
             return
+        if isinstance(key, DeviceId):
+            assert isinstance(entry, DevicePlan)
+            if key.ifindex in kernel.devices:  # else it will be planned away
+                kernel.watched[key.ifindex] = entry
+            return
         assert isinstance(entry, ServicePortPlan)
         fresh = sum(each.frontend not in kernel.frontends for each in entry.frontends)
         needed = len(kernel.frontends) + fresh
@@ -130,12 +158,15 @@ class FakeDataplane:
         kernel.frontends |= {each.frontend: (key, each) for each in entry.frontends}
 
     def _trim(self, key: Key, entry: Entry) -> None:
-        if isinstance(entry, ServicePortPlan) and not isinstance(key, Network):
+        if isinstance(entry, ServicePortPlan) and not isinstance(key, Network | DeviceId):
             self._drop_frontends(key, keep={each.frontend for each in entry.frontends})
 
     def _drop(self, key: Key) -> None:
         if isinstance(key, Network):
             self.kernel.networks.pop(key, None)
+        elif isinstance(key, DeviceId):
+            if key.ifindex in self.kernel.watched and self.kernel.watched[key.ifindex].name == key.name:
+                del self.kernel.watched[key.ifindex]
         else:
             self.kernel.ports.pop(key, None)
             self._drop_frontends(key, keep=set())

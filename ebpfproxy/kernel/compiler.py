@@ -47,16 +47,18 @@ def build(
     map_pins: Path,
     program_pins: Path,
     kept_open: tuple[int, ...] = (),
+    beside: tuple[Path, ...] = (),
 ) -> None:
     """Compile `source`, load `programs`, pin them below `program_pins`, which must not exist yet.
 
-    Maps that are pinned already below `map_pins` are used, without a check of their shape. The child has
-    the file descriptors `kept_open`, too, so that a lock among them lasts as long as it runs; it ends
-    with us, and leaves signals of the terminal to us.
+    Sources `beside` it are compiled as one text with it, so that clang runs once, and maps that are not
+    pinned are shared. Maps that are pinned already below `map_pins` are used, without a check of their
+    shape. The child has the file descriptors `kept_open`, too, so that a lock among them lasts as long as
+    it runs; it ends with us, and leaves signals of the terminal to us.
     Raises Unsupported where bcc is missing or another package, Rejected where clang or the kernel says no.
     """
     request = {
-        "source": str(source),
+        "sources": [str(source), *map(str, beside)],
         "defines": dict(defines),
         "programs": [list(program) for program in programs],
         "maps": str(map_pins),
@@ -71,7 +73,8 @@ def build(
     if child.returncode == _NO_BCC:
         hint = "apt-get install python3-bpfcc, and make the venv with --system-site-packages"
         raise Unsupported(reason, hint)
-    failure = Rejected(f"cannot load the programs of {source.name}: {reason}", "-v=4 shows the whole log")
+    names = ", ".join(path.name for path in (source, *beside))
+    failure = Rejected(f"cannot load the programs of {names}: {reason}", "-v=4 shows the whole log")
     failure.add_note(log)
     raise failure
 
@@ -94,12 +97,13 @@ def _run(request: str, kept_open: tuple[int, ...]) -> "tuple[subprocess.Popen[st
     return child, child.communicate(request)[1]
 
 
-def expand(source: Path) -> str:
-    """The source with our own headers put in place, each once: bcc rewrites the main file only.
+def expand(*sources: Path) -> str:
+    """The sources as one, with our own headers put in place, each once: bcc rewrites the main file only.
 
     `#line` keeps the messages of clang and of the verifier true.
     """
-    return "\n".join(_expanded(source, set())) + "\n"
+    seen: set[Path] = set()
+    return "\n".join(line for source in sources for line in _expanded(source, seen)) + "\n"
 
 
 def _expanded(path: Path, seen: set[Path]) -> list[str]:
@@ -139,14 +143,14 @@ def _end_with_parent() -> None:
 
 
 def _load(request: dict[str, Any]) -> None:
-    source = Path(request["source"])
+    sources = [Path(source) for source in request["sources"]]
     # bcc asks for kernel headers, which a node need not have; these stand-ins are all it uses.
-    os.environ["BCC_KERNEL_SOURCE"] = str(source.parent / "include")
+    os.environ["BCC_KERNEL_SOURCE"] = str(sources[0].parent / "include")
     bcc = _import_bcc()
     cflags = [*_FLAGS, f"-I/usr/include/{sysconfig.get_config_var('MULTIARCH')}"]
     cflags += [f"-D{name}={value}" for name, value in request["defines"].items()]
     cflags += [f'-DPIN_DIR="{request["maps"]}"']
-    loaded = bcc.BPF(text=expand(source), cflags=cflags)
+    loaded = bcc.BPF(text=expand(*sources), cflags=cflags)
     pins, partial = Path(request["pins"]), Path(request["pins"] + "_partial")
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(partial)  # of a child that was killed

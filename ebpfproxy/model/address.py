@@ -35,6 +35,18 @@ class Protocol(enum.IntEnum):
     __hash__ = int.__hash__  # equal to its number, so it must hash like it
 
 
+def protocol_name(number: int) -> str:
+    """As the API calls it; of another protocol the number.
+
+    >>> protocol_name(17), protocol_name(1)
+    ('UDP', '1')
+    """
+    return Protocol(number).name if number in _PROTOCOLS else str(number)
+
+
+_PROTOCOLS = frozenset(map(int, Protocol))
+
+
 class Network(NamedTuple):
     """A prefix of `length` bits, 0 to 128; an IPv4 /n has length 96 + n. Host bits are zero."""
 

@@ -13,7 +13,7 @@ from ebpfproxy.model.address import (
     network_family,
 )
 from ebpfproxy.model.node import Node
-from ebpfproxy.plan.service_plan import NodePlan, PlanContext
+from ebpfproxy.plan.service_plan import PlanContext
 
 LOOPBACK = (
     Network(Address(V4_PREFIX + bytes((127, 0, 0, 0))), V4_BITS + 8),
@@ -21,7 +21,9 @@ LOOPBACK = (
 )
 
 
-def plan_node(local_networks: frozenset[Network], node: Node | None, context: PlanContext) -> NodePlan:
+def plan_node_ports(
+    local_networks: frozenset[Network], node: Node | None, context: PlanContext
+) -> frozenset[Network]:
     """What NodePorts are answered on, out of `local_networks`, the kernel's local table.
 
     - `node_port_primary`: the addresses of our Node, as far as they are local; none as long as the Node
@@ -37,7 +39,7 @@ def plan_node(local_networks: frozenset[Network], node: Node | None, context: Pl
     if not context.localhost_node_ports:
         for hole in LOOPBACK:
             chosen = {part for net in chosen for part in _without(net, hole)}
-    return NodePlan(local_networks, frozenset(chosen))
+    return frozenset(chosen)
 
 
 def _primary(local_networks: frozenset[Network], node: Node | None) -> set[Network]:

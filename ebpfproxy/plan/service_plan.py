@@ -107,16 +107,50 @@ class ServicePortPlan:
         return self.name, self.family
 
 
+class DeviceRole(enum.Enum):
+    """What a device leads to, and so whose packets come in by it."""
+
+    UPLINK = "uplink"  # the node's network: everybody outside
+    TUNNEL = "tunnel"  # other nodes and their pods
+    POD = "pod"  # a pod of this node
+    LOOPBACK = "loopback"  # the node itself
+
+
+class DevicePlan(NamedTuple):
+    """A device that packets have to be looked at on.
+
+    `layer3`: they begin with the IP header there. `v4` and `v6`: what is masqueraded there gets; None
+    where this node has no such address.
+    """
+
+    ifindex: int
+    name: str
+    role: DeviceRole
+    layer3: bool
+    v4: Address | None
+    v6: Address | None
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodePlan:
-    """What all Services share on this node: where NodePorts are answered.
+    """What all Services share on this node: where NodePorts are answered, where packets come and go.
 
     `local_networks` is the kernel's local table; `node_port_networks` the part of it on which
     NodePorts answer. Both families; loopback is in the latter only where localhost NodePorts are on.
+    `devices` sorted by ifindex.
     """
 
     local_networks: frozenset[Network] = frozenset()
     node_port_networks: frozenset[Network] = frozenset()
+    devices: tuple[DevicePlan, ...] = ()
+
+
+class SocketLb(enum.Enum):
+    """Whose sockets are sent to an endpoint when they connect; all others' packets are translated."""
+
+    OFF = "off"
+    HOST = "host"  # the node's own
+    ON = "on"  # and its pods'
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -124,6 +158,7 @@ class PlanContext:
     """What plan needs to know beside the cluster's objects.
 
     `node_port_cidrs` empty means every local address. `node_name` as endpoints name it.
+    `device_patterns` as of the shell; empty means that devices are found by what they are.
     """
 
     node_name: str
@@ -132,3 +167,5 @@ class PlanContext:
     node_port_cidrs: tuple[Network, ...] = ()
     node_port_primary: bool = False
     has_detector: bool = True
+    socket_lb: SocketLb = SocketLb.ON
+    device_patterns: tuple[str, ...] = ()

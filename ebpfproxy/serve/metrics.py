@@ -9,19 +9,17 @@ takes two values of its git_version in one cluster for an upgrade that got stuck
 import gzip
 import os
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, exposition
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.registry import Collector
 
-from ebpfproxy import __version__, log
-from ebpfproxy.errors import EbpfProxyError
+from ebpfproxy import __version__
 from ebpfproxy.serve.listener import Listener, Request, Response, not_found, plain
-
-_log = log.Logger(__name__)
+from ebpfproxy.serve.readings import MapUse as MapUse
+from ebpfproxy.serve.readings import Readings
+from ebpfproxy.serve.readings import ServiceTraffic as ServiceTraffic
 
 SYNC_BUCKETS = tuple(0.001 * 2**n for n in range(15))
 """Seconds: 0.001 to 16.384."""
@@ -31,13 +29,6 @@ PROGRAMMING_BUCKETS = (0.25, 0.5, *range(1, 60), *range(60, 120, 5), *range(120,
 
 # Beside each counter the library would show when it was made: a series that kube-proxy has not.
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
-
-
-class MapUse(NamedTuple):
-    """How full one BPF map is."""
-
-    entries: int
-    capacity: int
 
 
 class State(NamedTuple):
@@ -59,15 +50,21 @@ class State(NamedTuple):
 class Metrics:
     """What happened, told by the control thread in plain words, and counted.
 
-    `maps` is called at each scrape, in the scraping thread; it tells how full the BPF maps are. It may
-    raise EbpfProxyError: the scrape shows all the rest then.
+    `maps`, `events` and `traffic` are called at each scrape, in the scraping thread; they tell how full the
+    BPF maps are, what the programs did, and what they carried. They may raise EbpfProxyError: the scrape
+    shows all the rest then.
     """
 
-    def __init__(self, maps: Callable[[], Mapping[str, MapUse]] = dict) -> None:
+    def __init__(
+        self,
+        maps: Callable[[], Mapping[str, MapUse]] = dict,
+        events: Callable[[], Mapping[str, int]] = dict,
+        traffic: Callable[[], Collection[ServiceTraffic]] = tuple,
+    ) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
         prometheus_client.ProcessCollector(registry=self.registry)
         prometheus_client.PlatformCollector(registry=self.registry)
-        self.registry.register(_Maps(maps))
+        self.registry.register(Readings(maps, events, traffic))
         self._make_kube_proxys()
         self._make_ours()
 
@@ -232,33 +229,6 @@ class Metrics:
     def livez(self, code: int) -> None:
         """/livez has answered so."""
         self._livez.labels(str(code)).inc()
-
-
-class _Maps(Collector):
-    """How full the maps are, asked at each scrape."""
-
-    def __init__(self, maps: Callable[[], Mapping[str, MapUse]]) -> None:
-        self._maps = maps
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        entries = GaugeMetricFamily("ebpfproxy_map_entries", "Entries in a BPF map", labels=["map"])
-        capacity = GaugeMetricFamily(
-            "ebpfproxy_map_capacity", "Entries that a BPF map can hold", labels=["map"]
-        )
-        try:
-            uses = self._maps()
-        except EbpfProxyError as error:
-            _log.warning("a scrape cannot read the maps", error=error)
-            uses = {}
-        for name, use in uses.items():
-            entries.add_metric([name], use.entries)
-            capacity.add_metric([name], use.capacity)
-        yield entries
-        yield capacity
-
-    def describe(self) -> Iterator[GaugeMetricFamily]:
-        """Nothing: registering must not read the maps, which are not there yet."""
-        return iter(())
 
 
 class MetricsServer(Listener):

@@ -3,11 +3,13 @@
 from typing import NamedTuple
 
 from ebpfproxy.model.address import Network
+from ebpfproxy.model.device import Device
 from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import NamespacedName, Service
 
-SERVICE, ENDPOINT_SLICE, NODE, ADDRESSES = "Service", "EndpointSlice", "Node", "addresses"
+SERVICE, ENDPOINT_SLICE, NODE = "Service", "EndpointSlice", "Node"
+ADDRESSES, DEVICES = "addresses", "devices"
 
 
 class ServiceChanged(NamedTuple):
@@ -41,6 +43,21 @@ class AddressesChanged(NamedTuple):
     networks: frozenset[Network]
 
 
+class DevicesChanged(NamedTuple):
+    """All network devices of this node, each time, in any order."""
+
+    devices: tuple[Device, ...]
+
+
+class PodsBypass(NamedTuple):
+    """Devices of pods whose packets were seen to reach a Service by no program of ours.
+
+    It may name those seen lately, or all: one that was named counts as long as the device exists.
+    """
+
+    ifindexes: frozenset[int]
+
+
 class Synced(NamedTuple):
     """All objects of `kind` (a constant of this file) that exist have been told. May come again."""
 
@@ -58,4 +75,13 @@ class Invalid(NamedTuple):
     reason: str
 
 
-Event = ServiceChanged | SliceChanged | NodeChanged | AddressesChanged | Synced | Invalid
+Event = (
+    ServiceChanged
+    | SliceChanged
+    | NodeChanged
+    | AddressesChanged
+    | DevicesChanged
+    | PodsBypass
+    | Synced
+    | Invalid
+)

@@ -13,17 +13,21 @@ from typing import NamedTuple
 from ebpfproxy.log import Logger
 from ebpfproxy.model.address import Address
 from ebpfproxy.model.cluster import ClusterState
+from ebpfproxy.model.device import Device
 from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import NamespacedName, Service
 from ebpfproxy.source.event import (
     ADDRESSES,
+    DEVICES,
     ENDPOINT_SLICE,
     SERVICE,
     AddressesChanged,
+    DevicesChanged,
     Event,
     Invalid,
     NodeChanged,
+    PodsBypass,
     ServiceChanged,
     SliceChanged,
     Synced,
@@ -31,7 +35,7 @@ from ebpfproxy.source.event import (
 
 log = Logger(__name__)
 
-AWAITED = frozenset({SERVICE, ENDPOINT_SLICE, ADDRESSES})
+AWAITED = frozenset({SERVICE, ENDPOINT_SLICE, ADDRESSES, DEVICES})
 """What must be synced before the first sync. The Node is not: without it, topology is unknown."""
 
 _MAX_TOLD = 10_000
@@ -42,15 +46,16 @@ class Drained(NamedTuple):
     """What a sync starts from.
 
     `services`: those whose plan may have changed. `node_changed`: the zone or the addresses of our Node
-    did, so that any plan may have. `networks_changed`: the local networks did, on which the plan of the
-    node depends, and that of no Service. `trigger_times`: for each slice change, when its cause happened,
-    in Unix seconds. `service_changes`, `slice_changes`: events received, those without effect included.
+    did, so that any plan may have. `host_changed`: what the kernel tells did (local networks, devices,
+    which pods bypass), on which the plan of the node depends, and that of no Service. `trigger_times`: for
+    each slice change, when its cause happened, in Unix seconds. `service_changes`, `slice_changes`: events
+    received, those without effect included.
     """
 
     state: ClusterState
     services: frozenset[NamespacedName]
     node_changed: bool
-    networks_changed: bool
+    host_changed: bool
     trigger_times: tuple[float, ...]
     service_changes: int
     slice_changes: int
@@ -71,6 +76,9 @@ class Tracker:
         self._drained = ClusterState({}, {})
         self._node = self._drained.node
         self._networks = self._drained.local_networks
+        self._devices = self._drained.devices
+        self._bypassing = self._drained.bypassing
+        self._seen_to_bypass: set[int] = set()  # those of devices that are not told of yet included
         self._synced: set[str] = set()
 
         # The earlier values of what has changed since the last drain, and which inner mappings are new since.
@@ -85,14 +93,14 @@ class Tracker:
 
     @property
     def synced(self) -> bool:
-        """Whether Services, EndpointSlices and local addresses are all known in full."""
+        """Whether Services, EndpointSlices, local addresses and devices are all known in full."""
         return self._synced >= AWAITED
 
     @property
     def pending(self) -> bool:
         """Whether a drain would tell of a change."""
         changed = self._earlier_services or self._earlier_slices
-        return bool(changed) or self._node_changed or self._networks_changed
+        return bool(changed) or self._node_changed or self._host_changed
 
     @property
     def pending_services(self) -> int:
@@ -122,6 +130,11 @@ class Tracker:
                 # By identity from here on: the local table of a large node has thousands of networks.
                 earlier = self._drained.local_networks
                 self._networks = earlier if networks == earlier else networks
+            case DevicesChanged(devices):
+                self._fold_devices(devices)
+            case PodsBypass(ifindexes):
+                self._seen_to_bypass |= ifindexes
+                self._bypassing = self._ifindexes & self._seen_to_bypass
             case Synced(kind):
                 self._synced.add(kind)
             case Invalid():
@@ -137,7 +150,7 @@ class Tracker:
             state=self._snapshot(),
             services=touched.union(self._earlier_services),
             node_changed=self._node_changed,
-            networks_changed=self._networks_changed,
+            host_changed=self._host_changed,
             trigger_times=tuple(times),
             service_changes=self._received[SERVICE],
             slice_changes=self._received[ENDPOINT_SLICE],
@@ -153,8 +166,11 @@ class Tracker:
         return _planned_by(self._node) != _planned_by(self._drained.node)
 
     @property
-    def _networks_changed(self) -> bool:
-        return self._networks is not self._drained.local_networks
+    def _host_changed(self) -> bool:
+        earlier = self._drained
+        if self._networks is not earlier.local_networks or self._devices is not earlier.devices:
+            return True
+        return self._bypassing != earlier.bypassing
 
     def _snapshot(self) -> ClusterState:
         """Copies of the outer mappings; an inner one is never changed once it was handed out."""
@@ -164,6 +180,8 @@ class Tracker:
             slices=dict(self._by_service) if self._unshared else earlier.slices,
             node=self._node,
             local_networks=self._networks,
+            devices=self._devices,
+            bypassing=self._bypassing,
         )
 
     def _touched_slices(self) -> list[tuple[NamespacedName | None, NamespacedName | None]]:
@@ -205,6 +223,18 @@ class Tracker:
         earlier = self._earlier_slices.setdefault(event.name, old)
         if _serve_alike(earlier, new):
             del self._earlier_slices[event.name]
+
+    def _fold_devices(self, devices: tuple[Device, ...]) -> None:
+        former = self._ifindexes
+        told, earlier = tuple(sorted(devices, key=lambda each: each.ifindex)), self._drained.devices
+        self._devices = earlier if told == earlier else told  # by identity from here on, as networks
+        present = self._ifindexes
+        self._seen_to_bypass -= former - present  # another device may be given the index one day
+        self._bypassing = present & self._seen_to_bypass
+
+    @property
+    def _ifindexes(self) -> frozenset[int]:
+        return frozenset(each.ifindex for each in self._devices)
 
     def _slices_of(self, service: NamespacedName) -> dict[NamespacedName, EndpointSlice]:
         """The slices of a Service, for changing: copied first where a snapshot holds them."""

@@ -1,7 +1,11 @@
 """What the contract of a dataplane is checked against: the fake, and each real one."""
 
+import itertools
+import os
+import socket
+import subprocess
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
@@ -10,6 +14,7 @@ from ebpfproxy.dataplanes.ebpf.dataplane import EbpfDataplane, EbpfSettings
 from ebpfproxy.dataplanes.ebpf.maps import MapSizes
 from ebpfproxy.dataplanes.fake import FakeDataplane, FakeKernel
 from ebpfproxy.dataplanes.interface import Dataplane
+from ebpfproxy.kernel import netns
 from ebpfproxy.plan.service_plan import NodePlan
 from tests.support.bpf_place import BpfPlace, bpf_place
 from tests.support.clock import Clock
@@ -18,11 +23,72 @@ ROOM = 8
 """How many frontends the dataplanes of these tests have room for."""
 
 
-class Subject:
-    """A dataplane, and how to have another run of the agent take it over."""
+class Devices(Protocol):
+    """The network devices that a dataplane finds."""
 
-    def __init__(self, make: Callable[[Clock], Dataplane[Any, Any]]) -> None:
+    def add(self, name: str) -> int:
+        """Make one; its ifindex, which no other one ever had."""
+
+    def remove(self, name: str) -> None: ...
+
+    def rename(self, old: str, new: str) -> None: ...
+
+    def strip(self, name: str) -> None:
+        """Take away what dataplanes put there, as somebody else might."""
+
+
+class FakeDevices:
+    def __init__(self, kernel: FakeKernel) -> None:
+        self._kernel = kernel
+        self._numbers = itertools.count(2)
+
+    def add(self, name: str) -> int:
+        ifindex = next(self._numbers)
+        self._kernel.devices[ifindex] = name
+        return ifindex
+
+    def remove(self, name: str) -> None:
+        ifindex = self._index(name)
+        del self._kernel.devices[ifindex]
+        self._kernel.watched.pop(ifindex, None)
+
+    def rename(self, old: str, new: str) -> None:
+        self._kernel.devices[self._index(old)] = new
+
+    def strip(self, name: str) -> None:
+        self._kernel.watched.pop(self._index(name), None)
+
+    def _index(self, name: str) -> int:
+        return next(ifindex for ifindex, each in self._kernel.devices.items() if each == name)
+
+
+class RealDevices:
+    """One end of a veth pair each, in the network namespace that the test is in."""
+
+    def add(self, name: str) -> int:
+        _run("ip", "link", "add", name, "type", "veth", "peer", "name", f"{name}-peer")
+        return socket.if_nametoindex(name)
+
+    def remove(self, name: str) -> None:
+        _run("ip", "link", "del", name)
+
+    def rename(self, old: str, new: str) -> None:
+        _run("ip", "link", "set", old, "name", new)
+
+    def strip(self, name: str) -> None:
+        _run("tc", "qdisc", "del", "dev", name, "clsact")
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True)
+
+
+class Subject:
+    """A dataplane, the devices that it finds, and how to have another run of the agent take it over."""
+
+    def __init__(self, make: Callable[[Clock], Dataplane[Any, Any]], devices: Devices) -> None:
         self._make = make
+        self.devices = devices
         self.clock = Clock()
         self.plane = make(self.clock)
         self.plane.open()
@@ -39,18 +105,35 @@ def _ebpf_place() -> Iterator[BpfPlace]:
         yield place
 
 
+@pytest.fixture
+def _namespace() -> Iterator[None]:
+    """A network namespace for one test, without devices but loopback; the test is in it."""
+    name = f"ebpfproxy-contract-{os.getpid()}"
+    netns.create(name)
+    try:
+        with netns.entered(netns.path(name)):
+            yield
+    finally:
+        netns.delete(name)
+
+
 @pytest.fixture(params=["fake", pytest.param("ebpf", marks=pytest.mark.kernel)])
 def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
     """Open, with the entries of an empty node. The real one keeps its compiled programs from test to test."""
     make: Callable[[Clock], Dataplane[Any, Any]]
+    devices: Devices
     if request.param == "fake":
         kernel = FakeKernel(capacity=ROOM)
+        devices = FakeDevices(kernel)
         make = lambda clock: FakeDataplane(kernel)  # noqa: E731
     else:
         place: BpfPlace = request.getfixturevalue("_ebpf_place")
-        settings = EbpfSettings(place.cgroup, place.bpffs, sizes=MapSizes(ROOM, 64, 64, 16, 16))
+        request.getfixturevalue("_namespace")
+        devices = RealDevices()
+        sizes = MapSizes(ROOM, 64, 64, 16, 16, flows=16, source_ranges=16)
+        settings = EbpfSettings(place.cgroup, place.bpffs, sizes=sizes)
         make = lambda clock: EbpfDataplane(settings, clock=clock)  # noqa: E731
-    made = Subject(make)
+    made = Subject(make, devices)
     try:
         node = made.plane.render((), NodePlan())
         assert not made.plane.apply(diff(made.plane.read(), node))

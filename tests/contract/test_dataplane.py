@@ -14,6 +14,8 @@ from ebpfproxy.errors import TableFull
 from ebpfproxy.model.address import Family, Protocol, parse_address, parse_network
 from ebpfproxy.model.service import ServicePortName
 from ebpfproxy.plan.service_plan import (
+    DevicePlan,
+    DeviceRole,
     Frontend,
     FrontendKind,
     FrontendPlan,
@@ -127,6 +129,100 @@ def test_networks_come_and_go(subject: Subject) -> None:
         wanted = entries(subject, node=node)
         assert not bring(subject, wanted)
         assert subject.plane.read() == wanted
+
+
+# Devices
+
+UPLINK = parse_address("192.0.2.10")
+
+
+def watched(*devices: tuple[int, str], role: DeviceRole = DeviceRole.UPLINK) -> NodePlan:
+    """A node with these devices, by ifindex and name, all to be looked after alike."""
+    plans = (DevicePlan(ifindex, name, role, False, UPLINK, None) for ifindex, name in devices)
+    return dataclasses.replace(NODE, devices=tuple(plans))
+
+
+def test_devices_come_and_go(subject: Subject) -> None:
+    one, two = subject.devices.add("one"), subject.devices.add("two")
+    for node in (watched((one, "one")), watched((one, "one"), (two, "two")), watched((two, "two")), NODE):
+        wanted = entries(subject, node=node)
+        assert not bring(subject, wanted)
+        assert subject.plane.read() == wanted
+
+
+def test_a_device_is_looked_after_otherwise_than_before(subject: Subject) -> None:
+    one = subject.devices.add("one")
+    plans = [watched((one, "one"), role=role) for role in DeviceRole]
+    moved = plans[0].devices[0]._replace(v4=parse_address("192.0.2.11"), v6=parse_address("2001:db8::1"))
+    plans.append(dataclasses.replace(NODE, devices=(moved,)))
+    for node in (*plans, plans[0]):
+        wanted = entries(subject, node=node)
+        assert not bring(subject, wanted)
+        assert subject.plane.read() == wanted
+
+
+def test_a_device_that_somebody_stripped_is_looked_after_again(subject: Subject) -> None:
+    wanted = entries(subject, node=watched((subject.devices.add("one"), "one")))
+    bring(subject, wanted)
+    subject.devices.strip("one")
+    assert subject.plane.read() != wanted
+    assert not bring(subject, wanted)
+    assert subject.plane.read() == wanted
+
+
+def test_a_device_that_is_gone_is_no_error_whether_it_is_put_or_dropped(subject: Subject) -> None:
+    wanted = entries(subject, node=watched((subject.devices.add("one"), "one")))
+    subject.devices.remove("one")
+    assert not bring(subject, wanted)  # it went before it was put
+    again = entries(subject, node=watched((subject.devices.add("one"), "one")))
+    assert not bring(subject, again)
+    assert subject.plane.read() == again
+    subject.devices.remove("one")
+    assert not subject.plane.apply(diff(again, entries(subject)))  # before it was dropped
+    assert subject.plane.read() == entries(subject)
+
+
+def test_a_device_that_takes_the_name_of_another_one_is_another_one(subject: Subject) -> None:
+    former = entries(subject, node=watched((subject.devices.add("one"), "one")))
+    bring(subject, former)
+    subject.devices.remove("one")
+    wanted = entries(subject, node=watched((subject.devices.add("one"), "one")))
+    assert not subject.plane.apply(diff(former, wanted))  # as a proxier that was told of the new one
+    assert subject.plane.read() == wanted
+
+
+def test_what_was_gone_unnoticed_is_dropped_by_what_is_read(subject: Subject) -> None:
+    bring(subject, entries(subject, node=watched((subject.devices.add("one"), "one"))))
+    subject.devices.remove("one")
+    assert not bring(subject, entries(subject))
+    assert subject.plane.read() == entries(subject)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_renamed_device_stays_looked_after(subject: Subject, at_once: bool) -> None:
+    """Whether the old name is dropped with what puts the new one, or later."""
+    one = subject.devices.add("one")
+    former = entries(subject, node=watched((one, "one")))
+    bring(subject, former)
+    subject.devices.rename("one", "new")
+    wanted = entries(subject, node=watched((one, "new")))
+    delta = diff(former, wanted)
+    if at_once:
+        assert not subject.plane.apply(delta)
+    else:
+        assert not subject.plane.apply(Delta(delta.puts, frozenset()))
+        assert not subject.plane.apply(Delta({}, delta.drops))
+    assert subject.plane.read() == wanted
+
+
+def test_devices_that_are_looked_after_stay_so_from_run_to_run(subject: Subject) -> None:
+    one, two = subject.devices.add("one"), subject.devices.add("two")
+    wanted = entries(subject, node=watched((one, "one"), (two, "two")))
+    bring(subject, wanted)
+    subject.reopen()
+    assert subject.plane.read() == wanted
+    assert not bring(subject, entries(subject, node=watched((two, "two"))))
+    assert subject.plane.read() == entries(subject, node=watched((two, "two")))
 
 
 def test_a_delta_that_is_applied_leaves_no_difference(subject: Subject) -> None:

@@ -3,13 +3,26 @@
 from collections.abc import Iterator
 
 from ebpfproxy.dataplanes.ebpf import abi
-from ebpfproxy.dataplanes.ebpf.entries import ServicePortEntry, ServicePortKey, render
-from ebpfproxy.model.address import Network, Protocol, format_endpoint, format_network
+from ebpfproxy.dataplanes.ebpf.entries import (
+    DeviceEntry,
+    DeviceKey,
+    ServicePortEntry,
+    ServicePortKey,
+    render,
+)
+from ebpfproxy.model.address import (
+    Network,
+    Protocol,
+    format_address,
+    format_endpoint,
+    format_network,
+    is_unspecified,
+)
 from tests.golden.situation import Situation
 
 
 def ebpf_text(situation: Situation) -> str:
-    """A block for each ServicePort, one for the local networks; flags by their names in abi.h."""
+    """A block for each ServicePort, one for local networks, one for devices; flags as abi.h names them."""
     entries = render(situation.plans, situation.node_plan, ())
     blocks = []
     for key, entry in entries.items():
@@ -17,7 +30,11 @@ def ebpf_text(situation: Situation) -> str:
             blocks.append("\n".join(_service_port(key, entry)))
     local = sorted(key for key in entries if isinstance(key, Network))
     networks = [f"  {format_network(net)} {_flags('NETWORK_', entries[net])}" for net in local]
-    return "\n\n".join([*sorted(blocks), "\n".join(["local networks", *networks])]) + "\n"
+    blocks = [*sorted(blocks), "\n".join(["local networks", *networks])]
+    devices = [_device(key, entry) for key, entry in entries.items() if isinstance(key, DeviceKey)]
+    if devices:
+        blocks.append("\n".join(["devices", *devices]))
+    return "\n\n".join(blocks) + "\n"
 
 
 def _service_port(key: ServicePortKey, entry: ServicePortEntry) -> Iterator[str]:
@@ -26,9 +43,19 @@ def _service_port(key: ServicePortKey, entry: ServicePortEntry) -> Iterator[str]
     for each in entry.frontends:
         dialled = f"{format_endpoint(each.address, each.port)}/{Protocol(each.protocol).name}"
         yield f"  {abi.KINDS[each.kind]} {dialled} {_flags('SERVICE_', each.flags)}".rstrip()
+    if entry.source_ranges:
+        yield f"  restricted to {', '.join(map(format_network, entry.source_ranges))}"
     for endpoint in entry.endpoints:
         place = format_endpoint(endpoint.address, endpoint.port)
         yield f"  endpoint {place} {_flags('ENDPOINT_', endpoint.flags)}"
+
+
+def _device(key: DeviceKey, entry: object) -> str:
+    assert isinstance(entry, DeviceEntry)
+    addresses = [format_address(each) for each in (entry.v4, entry.v6) if not is_unspecified(each)]
+    parts = [key.name, *entry.sides, _flags("DEVICE_", entry.flags)]
+    masquerade = f", masquerade {' '.join(addresses)}" if addresses else ""
+    return f"  {' '.join(filter(None, parts))}{masquerade}"
 
 
 def _flags(prefix: str, flags: object) -> str:

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
-from ebpfproxy.model.address import format_endpoint, format_network
+from ebpfproxy.model.address import format_address, format_endpoint, format_network
 from ebpfproxy.plan.health import local_endpoints, needs_health_check
 from ebpfproxy.plan.service_plan import (
+    DevicePlan,
     Frontend,
     FrontendPlan,
     Otherwise,
@@ -64,6 +65,7 @@ def _node_block(situation: Situation) -> Iterator[str]:
         yield "  not seen"
     nets = sorted(situation.node_plan.node_port_networks)
     yield f"  node ports answer on {', '.join(map(format_network, nets)) or 'nothing'}"
+    yield from map(_device, situation.node_plan.devices)
     none_here = no_local_endpoints(situation.plans)
     if any(none_here):
         yield f"  without local endpoints: {none_here.internal} internal, {none_here.external} external"
@@ -72,6 +74,14 @@ def _node_block(situation: Situation) -> Iterator[str]:
             slices = situation.state.slices_of(name).values()
             count = local_endpoints(service, slices, situation.context.node_name)
             yield f"  health check {service.health_check_node_port} of {name}: {count} local"
+
+
+def _device(plan: DevicePlan) -> str:
+    own = [format_address(address) for address in (plan.v4, plan.v6) if address]
+    layer3 = ", no Ethernet header" * plan.layer3
+    return (
+        f"  packets on {plan.name}: {plan.role.value}{layer3}, masquerade with {' '.join(own) or 'nothing'}"
+    )
 
 
 def _flows(plan: ServicePortPlan) -> Iterator[tuple[str, str, str, str, str]]:

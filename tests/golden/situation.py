@@ -8,13 +8,23 @@ from typing import Any
 
 import yaml
 
-from ebpfproxy.model.address import Network, parse_network
+from ebpfproxy.model.address import Network, parse_address, parse_network
 from ebpfproxy.model.cluster import ClusterState
+from ebpfproxy.model.device import ETHERNET, Device
 from ebpfproxy.plan.claims import Claims, LostClaim
 from ebpfproxy.plan.exposure import plan_service
-from ebpfproxy.plan.node_ports import plan_node
-from ebpfproxy.plan.service_plan import NodePlan, PlanContext, ServicePortPlan
-from ebpfproxy.source.event import AddressesChanged, Event, Invalid, ServiceChanged, SliceChanged
+from ebpfproxy.plan.needs import needs_packets_of_pods
+from ebpfproxy.plan.node_plan import plan_node
+from ebpfproxy.plan.service_plan import NodePlan, PlanContext, ServicePortPlan, SocketLb
+from ebpfproxy.source.event import (
+    AddressesChanged,
+    DevicesChanged,
+    Event,
+    Invalid,
+    PodsBypass,
+    ServiceChanged,
+    SliceChanged,
+)
 from ebpfproxy.source.parse import parse_manifest_object
 from ebpfproxy.source.tracker import Tracker
 from tests.support.build import node_object
@@ -51,7 +61,9 @@ def load(name: str) -> Situation:
 
     The fields of node.yaml, all optional: ``name`` (here), ``labels`` and ``addresses`` of the Node,
     ``seen`` (true; false: our Node does not exist), ``local``: networks of the kernel's local table
-    beside loopback (the Node's addresses), ``options``: fields of PlanContext, CIDRs as text.
+    beside loopback (the Node's addresses), ``options``: fields of PlanContext, CIDRs as text,
+    ``devices``: fields of Device, the master by its name and before its parts; none is loopback or
+    down unless it says so, and the first has index 1. ``bypassing``: names of devices.
     """
     folder = CASES / name
     node = yaml.safe_load((folder / "node.yaml").read_text()) or {}
@@ -71,14 +83,22 @@ def _planned(name: str, state: ClusterState, context: PlanContext, refused: tupl
         settled = claims.update(service.name, plan_service(service, slices, state.node, context))
         lost.update(settled.lost)
     plans = sorted(claims.plans.values(), key=lambda plan: (plan.name, plan.family.value))
-    node_plan = plan_node(state.local_networks, state.node, context)
+    node_plan = plan_node(state, context, any(map(needs_packets_of_pods, plans)))
     return Situation(name, state, context, tuple(plans), node_plan, tuple(sorted(lost)), refused)
 
 
 def _context(node: dict[str, Any]) -> PlanContext:
     options = dict(node.get("options", {}))
     cidrs = tuple(parse_network(text) for text in options.pop("node_port_cidrs", ()))
-    return PlanContext(node.get("name", "here"), node_port_cidrs=cidrs, **options)
+    socket_lb = SocketLb(options.pop("socket_lb", "on"))
+    patterns = tuple(options.pop("device_patterns", ()))
+    return PlanContext(
+        node.get("name", "here"),
+        node_port_cidrs=cidrs,
+        socket_lb=socket_lb,
+        device_patterns=patterns,
+        **options,
+    )
 
 
 def _node_events(node: dict[str, Any], context: PlanContext) -> Iterator[Event]:
@@ -88,6 +108,27 @@ def _node_events(node: dict[str, Any], context: PlanContext) -> Iterator[Event]:
         yield from parse_manifest_object(json.dumps(made).encode(), context.node_name)
     single = [f"{address}/{128 if ':' in address else 32}" for address in addresses]
     yield AddressesChanged(_networks(_LOOPBACK + node.get("local", single)))
+    devices = _devices(node.get("devices", []))
+    yield DevicesChanged(tuple(devices.values()))
+    yield PodsBypass(frozenset(devices[name].ifindex for name in node.get("bypassing", ())))
+
+
+def _devices(written: list[dict[str, Any]]) -> dict[str, Device]:
+    devices: dict[str, Device] = {}
+    for ifindex, fields in enumerate(written, 1):
+        master = devices.get(fields.get("master", ""))
+        devices[fields["name"]] = Device(
+            ifindex,
+            fields["name"],
+            fields.get("kind", ""),
+            fields.get("link_type", ETHERNET),
+            fields.get("up", True),
+            master.ifindex if master else 0,
+            master.kind if master else "",
+            tuple(map(parse_address, fields.get("addresses", ()))),
+            fields.get("default_route", False),
+        )
+    return devices
 
 
 def _networks(texts: list[str]) -> frozenset[Network]:

@@ -1,13 +1,16 @@
 """bcc for real: what it makes, what it says of bad programs, and its idea of our structs."""
 
+import ctypes
 import os
 import shutil
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from ebpfproxy.dataplanes.ebpf import abi
+from ebpfproxy.dataplanes.ebpf import abi, features
+from ebpfproxy.dataplanes.ebpf.hooks import CLASSIFIERS, SCHED_CLS
 from ebpfproxy.dataplanes.ebpf.maps import MapSizes
 from ebpfproxy.errors import KernelError, Rejected
 from ebpfproxy.kernel.bpf import Map, Program
@@ -17,6 +20,7 @@ from tests.support.bpf_place import CONNECT4, SOCK_ADDR, BpfPlace, bpf_place
 pytestmark = pytest.mark.kernel
 
 CONNECT = ProgramSpec("connect4", SOCK_ADDR, CONNECT4)
+SIZES = MapSizes(8, 16, 16, 16, 16, 16, 16)
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +39,7 @@ def sources(tmp_path: Path) -> Path:
 def compile_(place: BpfPlace, source: Path, *programs: ProgramSpec, name: str) -> Path:
     folder = place.bpffs / name
     (folder / "maps").mkdir(parents=True)
-    sizes = MapSizes(8, 16, 16, 16, 16).defines()
-    build(source, sizes, programs, folder / "maps", folder / "programs")
+    build(source, SIZES.defines(), programs, folder / "maps", folder / "programs")
     return folder
 
 
@@ -56,12 +59,41 @@ def test_programs_appear_all_at_once_beside_their_maps(place: BpfPlace) -> None:
     program.close()
 
 
+def test_programs_of_two_sources_share_their_maps(place: BpfPlace) -> None:
+    folder = place.bpffs / "both"
+    (folder / "maps").mkdir(parents=True)
+    source, beside = (abi.source_directory() / name for name in ("connect.c", "tc.c"))
+    specs = (CONNECT, *(ProgramSpec(name, SCHED_CLS, 0) for name in CLASSIFIERS))
+    settings = SIZES.defines() | features.defines()
+    build(source, settings, specs, folder / "maps", folder / "programs", beside=(beside,))
+    assert {path.name for path in (folder / "programs").iterdir()} == {"connect4", *CLASSIFIERS}
+    services = Map.pinned(folder / "maps" / "services")
+    try:
+        users = [map_ids(folder / "programs" / name) for name in ("connect4", "from_any")]
+        assert all(services.shape.id in ids for ids in users)
+    finally:
+        services.close()
+
+
+def map_ids(pin: Path) -> set[int]:
+    """The maps that a program uses, by id: nr_map_ids and map_ids of struct bpf_prog_info."""
+    program = Program.pinned(pin)
+    try:
+        room = (ctypes.c_uint32 * 64)()
+        asked = bytearray(64)
+        struct.pack_into("=IQ", asked, 52, len(room), ctypes.addressof(room))
+        count = struct.unpack_from("=I", program.facts(64, bytes(asked)), 52)[0]
+        return set(room[:count])
+    finally:
+        program.close()
+
+
 def test_maps_that_are_pinned_are_used_again_with_what_is_in_them(place: BpfPlace) -> None:
     source = abi.source_directory() / "connect.c"
     folder = compile_(place, source, CONNECT, name="twice")
     with_entry = Map.pinned(folder / "maps" / "service_names")
     with_entry.update(b"\1\0\0\0", bytes(abi.SERVICE_NAME.size))
-    build(source, MapSizes(8, 16, 16, 16, 16).defines(), (CONNECT,), folder / "maps", folder / "more")
+    build(source, SIZES.defines(), (CONNECT,), folder / "maps", folder / "more")
     again = Map.pinned(folder / "maps" / "service_names")
     assert again.shape.id == with_entry.shape.id
     assert again.lookup(b"\1\0\0\0") is not None
@@ -75,7 +107,7 @@ def test_what_a_killed_compiler_left_is_replaced(place: BpfPlace) -> None:
     folder = place.bpffs / "killed"
     (folder / "maps").mkdir()
     source = abi.source_directory() / "connect.c"
-    build(source, MapSizes(8, 16, 16, 16, 16).defines(), (CONNECT,), folder / "maps", folder / "programs")
+    build(source, SIZES.defines(), (CONNECT,), folder / "maps", folder / "programs")
     assert [path.name for path in folder.iterdir() if "partial" in path.name] == []
 
 

@@ -134,7 +134,8 @@ def untold(rough: Cluster) -> Cluster:
     rough.start()
     node = Map.pinned(Pins(rough.lab.bpffs).hooked_in() / "maps" / "node")
     try:
-        node.update(bytes(4), abi.NODE.pack(0))
+        _, *rest = abi.NODE.unpack(node.lookup(bytes(4)) or b"")
+        node.update(bytes(4), abi.NODE.pack(0, *rest))
     finally:
         node.close()
     return rough

@@ -1,10 +1,11 @@
-"""The maps services, service_names, slots and endpoints as the programs see them.
+"""The maps of services, their endpoints and what else they lead to, as the programs see them.
 
 Read with lookups of our own, on purpose without ServiceTable, which is judged by what is found here.
 """
 
 import itertools
 import struct
+from collections import defaultdict
 from collections.abc import Mapping
 from socket import ntohs
 from typing import NamedTuple
@@ -12,7 +13,7 @@ from typing import NamedTuple
 from ebpfproxy.dataplanes.ebpf import abi
 from ebpfproxy.dataplanes.ebpf.entries import ServicePortEntry, ServicePortKey
 from ebpfproxy.dataplanes.ebpf.maps import Maps
-from ebpfproxy.model.address import Address, Family
+from ebpfproxy.model.address import Address, Family, Network, is_unspecified, network
 
 U32 = struct.Struct("=I")
 
@@ -41,7 +42,7 @@ Dialled = tuple[Address, int, int]
 
 
 class View:
-    """What all four maps hold at one moment."""
+    """What all these maps hold at one moment."""
 
     def __init__(self, maps: Maps) -> None:
         self.services: dict[Dialled, Found] = {}
@@ -62,6 +63,15 @@ class View:
         for _, value in sorted(_numbered(maps, "endpoints")):
             address, port, flags, service = abi.ENDPOINT.unpack(value)
             self.endpoints.append(Place(address, ntohs(port), flags, service))
+        self.sources: dict[int, set[Network]] = defaultdict(set)
+        for key, value in maps["source_ranges"].items():
+            length, service, source = abi.SOURCE_RANGE_KEY.unpack(key)
+            assert U32.unpack(value) == (1,)
+            self.sources[service].add(network(source, length - 32))  # bits beyond it are kept, and unused
+        self.addresses: set[Address] = set()
+        for key, value in maps["frontend_addresses"].items():
+            assert U32.unpack(value) == (1,)
+            self.addresses.add(Address(key))
 
     def listed(self) -> dict[int, Place]:
         return {id_: place for id_, place in enumerate(self.endpoints) if place.flags & abi.ENDPOINT_LISTED}
@@ -94,6 +104,7 @@ def check_safe(maps: Maps, allowed: Mapping[Dialled, frozenset[frozenset[tuple[A
     view = View(maps)
     for dialled, found in view.services.items():
         assert found.id in view.names, f"{dialled}: the service has no name"
+        assert dialled[0] in view.addresses or is_unspecified(dialled[0]), f"{dialled}: answers no ping"
         for bit, range_ in scopes_of(found):
             ids = view.in_range(range_)
             assert len(set(ids)) == len(ids), f"{dialled}: an endpoint twice in one list"
@@ -106,6 +117,19 @@ def check_safe(maps: Maps, allowed: Mapping[Dialled, frozenset[frozenset[tuple[A
             places = frozenset((view.endpoints[i].address, view.endpoints[i].port) for i in ids)
             if dialled in allowed:
                 assert places in allowed[dialled], f"{dialled}: neither the old nor the new list"
+
+
+def check_admitted(maps: Maps, allowed: Mapping[Dialled, list[frozenset[Network]]]) -> None:
+    """Whatever is under way: a restricted frontend admits whom its old or its new ranges do, and nobody else.
+
+    `allowed`: by restricted frontend, its ranges before and after the change.
+    """
+    view = View(maps)
+    for dialled, found in view.services.items():
+        if found.flags & abi.SERVICE_RESTRICTED and dialled in allowed:
+            held, states = view.sources[found.id], allowed[dialled]
+            assert any(held >= state for state in states), f"{dialled}: refuses whom it should admit"
+            assert held <= frozenset().union(*states), f"{dialled}: admits whom it should refuse"
 
 
 def _room_of_lists(entry: ServicePortEntry) -> int:
@@ -147,6 +171,10 @@ def check_exact(
     }
     assert {(p.service, p.address, p.port, p.flags) for p in listed.values()} == expected, "endpoints"
     assert len(listed) == len(expected), "an endpoint twice"
+    ranges = {ids[key]: set(entry.source_ranges) for key, entry in wanted.items() if entry.source_ranges}
+    assert view.sources == ranges, "source ranges"
+    assert view.addresses == {dialled[0] for dialled in frontends if not is_unspecified(dialled[0])}, "pings"
+    assert usage["source_ranges"][0] == sum(map(len, ranges.values()))
     assert usage["services"][0] == len(frontends)
     assert usage["endpoints"][0] == len(expected)
     most = sum(_room_of_lists(entry) for entry in wanted.values())  # a list may have no frontend

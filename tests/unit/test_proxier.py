@@ -14,13 +14,22 @@ from ebpfproxy import proxier
 from ebpfproxy.dataplanes.fake import Entry, FakeDataplane, FakeKernel, Key
 from ebpfproxy.errors import KernelError, TableFull
 from ebpfproxy.model.address import Family, Protocol, parse_address
+from ebpfproxy.model.device import ETHERNET, Device
 from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import NamespacedName, Service, ServicePortName, ServiceType, TrafficPolicy
-from ebpfproxy.plan import exposure, node_ports
+from ebpfproxy.plan import exposure, node_plan
 from ebpfproxy.plan.service_plan import Frontend, NodePlan, PlanKey, ServicePortPlan
 from ebpfproxy.proxier import Proxier, SyncResult
-from ebpfproxy.source.event import AddressesChanged, Event, NodeChanged, ServiceChanged, SliceChanged
+from ebpfproxy.source.event import (
+    AddressesChanged,
+    DevicesChanged,
+    Event,
+    NodeChanged,
+    PodsBypass,
+    ServiceChanged,
+    SliceChanged,
+)
 from ebpfproxy.source.tracker import Tracker
 from tests.support.build import CONTEXT, HERE, endpoint, name, networks, node, port, service, slice_of
 from tests.support.strategies import NODES, SERVICES, slices_of
@@ -53,7 +62,7 @@ class Agent:
             drained.state,
             drained.services,
             node_changed=drained.node_changed,
-            networks_changed=drained.networks_changed,
+            host_changed=drained.host_changed,
         )
 
     def sync(self, *told: Service | EndpointSlice | Event, verify: bool = False) -> SyncResult:
@@ -186,7 +195,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Work:
 
     def plan_node(*given: Any) -> NodePlan:
         done.nodes += 1
-        return node_ports.plan_node(*given)
+        return node_plan.plan_node(*given)
 
     monkeypatch.setattr(proxier, "plan_service", plan_service)
     monkeypatch.setattr(proxier, "plan_node", plan_node)
@@ -212,6 +221,80 @@ def test_what_a_change_of_the_node_and_one_of_a_service_ask_for_is_planned_once(
     work.services.clear()
     agent.sync(WEB_SLICE, NodeChanged(node(zone="b")), AddressesChanged(frozenset()))
     assert (sorted(work.services), work.nodes) == (["api", "web"], 2)
+
+
+def ranged(called: str, number: int, *ranges: str) -> Service:
+    balancer = [f"203.0.113.{number}"]
+    kind = ServiceType.LOAD_BALANCER
+    return service(called, ips=[f"10.96.0.{number}"], balancer=balancer, type_=kind, ranges=ranges)
+
+
+ETH0 = Device(2, "eth0", "", ETHERNET, up=True, default_route=True)
+VETHS = tuple(Device(number, f"veth{number}", "veth", ETHERNET, up=True) for number in (8, 9))
+
+
+class Recorded(FakeDataplane):
+    """Remembers the devices of each plan of the node that it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.devices: list[set[str]] = []
+
+    def render(self, plans: Iterable[ServicePortPlan], node: NodePlan | None) -> dict[Key, Entry]:
+        if node is not None:
+            self.devices.append({each.name for each in node.devices})
+        return super().render(plans, node)
+
+
+@pytest.fixture
+def recorded() -> Recorded:
+    return Recorded()
+
+
+@pytest.fixture
+def host(recorded: Recorded) -> Agent:
+    """An agent on a node with an uplink and two pods."""
+    agent = Agent()
+    agent.plane = recorded
+    recorded.open()
+    agent.proxier = Proxier(recorded, CONTEXT)
+    agent.sync(DevicesChanged((ETH0, *VETHS)), LOCAL)
+    assert recorded.devices == [{"eth0"}]
+    recorded.devices.clear()
+    return agent
+
+
+def test_pods_devices_are_taken_while_a_service_needs_their_packets(host: Agent, recorded: Recorded) -> None:
+    host.sync(ranged("ranged", 8, "198.51.100.0/24"))
+    host.sync(WEB, ranged("other", 9, "198.51.100.0/24"))
+    assert (recorded.devices, host.proxier.needing_pods) == ([{"eth0", "veth8", "veth9"}], 2)
+    host.sync(gone("ranged"))
+    assert len(recorded.devices) == 1
+    host.sync(ranged("other", 9))
+    assert (recorded.devices[1:], host.proxier.needing_pods) == ([{"eth0"}], 0)
+
+
+def test_what_the_first_services_need_is_in_the_first_plan_of_the_node() -> None:
+    agent, recorded = Agent(), Recorded()
+    recorded.open()
+    agent.proxier = Proxier(recorded, CONTEXT)
+    agent.tell(ranged("ranged", 8, "198.51.100.0/24"), DevicesChanged((ETH0, *VETHS)))
+    agent.plan()
+    assert recorded.devices == [{"eth0", "veth8", "veth9"}]
+
+
+def test_the_device_of_a_pod_that_bypasses_is_taken(host: Agent, recorded: Recorded) -> None:
+    host.sync(PodsBypass(frozenset({9})))
+    assert recorded.devices == [{"eth0", "veth9"}]
+
+
+def test_a_device_that_means_nothing_here_leaves_the_entries_alone(host: Agent, recorded: Recorded) -> None:
+    """With sockets looked at, a pod's veth is one of those."""
+    for veths in (VETHS[:1], (*VETHS, VETHS[0]._replace(ifindex=10, name="veth10"))):
+        assert host.sync(DevicesChanged((ETH0, *veths))) == SyncResult(0, 0, 0, 0)
+    assert recorded.devices == []
+    host.sync(DevicesChanged(VETHS))
+    assert recorded.devices == [set()]
 
 
 def test_a_service_that_goes_as_the_node_changes_is_gone(agent: Agent) -> None:
@@ -595,7 +678,7 @@ def test_any_history_of_events_and_failures_ends_as_if_only_the_last_state_had_b
     assert agent.plane.read() == fresh.plane.read()
     assert agent.sync(verify=True) == SyncResult(0, 0, 0, 0)
     sums = [
-        (p.services, p.endpoints, p.no_local_internal, p.no_local_external, p.conflicts)
+        (p.services, p.endpoints, p.no_local_internal, p.no_local_external, p.needing_pods, p.conflicts)
         for p in (agent.proxier, fresh.proxier)
     ]
     assert sums[0] == sums[1]

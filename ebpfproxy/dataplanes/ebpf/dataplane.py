@@ -1,27 +1,33 @@
-"""The eBPF dataplane: the five methods, over services, local networks and hooks."""
+"""The eBPF dataplane: the five methods, over local networks, services, devices and hooks."""
 
 import contextlib
-import dataclasses
 import struct
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import cast
 
 from ebpfproxy.dataplanes.ebpf import abi, entries
 from ebpfproxy.dataplanes.ebpf.carry_over import CarryOver
+from ebpfproxy.dataplanes.ebpf.devices import DeviceTable, former_clsacts
 from ebpfproxy.dataplanes.ebpf.entries import (
-    ATTACHED,
+    DeviceEntry,
+    DeviceKey,
     Entry,
     HookKey,
     Key,
     ServicePortEntry,
     ServicePortKey,
 )
-from ebpfproxy.dataplanes.ebpf.maps import Maps, MapSizes
+from ebpfproxy.dataplanes.ebpf.flow_collector import FlowCollector
+from ebpfproxy.dataplanes.ebpf.flow_state import FlowTimeouts as FlowTimeouts
+from ebpfproxy.dataplanes.ebpf.maps import Maps
+from ebpfproxy.dataplanes.ebpf.node_entry import NodeEntry
 from ebpfproxy.dataplanes.ebpf.pins import Pins
 from ebpfproxy.dataplanes.ebpf.programs import Programs
+from ebpfproxy.dataplanes.ebpf.readings import Readings, ServiceTraffic
 from ebpfproxy.dataplanes.ebpf.service_table import ServiceTable
+from ebpfproxy.dataplanes.ebpf.settings import EbpfSettings as EbpfSettings
 from ebpfproxy.dataplanes.ebpf.stale_sockets import StaleSockets
 from ebpfproxy.dataplanes.interface import Delta
 from ebpfproxy.errors import KernelError
@@ -29,7 +35,7 @@ from ebpfproxy.kernel import mounts, netns
 from ebpfproxy.kernel.lock import FolderLock
 from ebpfproxy.log import Logger
 from ebpfproxy.model.address import Address, Network
-from ebpfproxy.plan.service_plan import NodePlan, ServicePortPlan
+from ebpfproxy.plan.service_plan import NodePlan, ServicePortPlan, SocketLb
 
 log = Logger(__name__)
 
@@ -37,17 +43,11 @@ _U32 = struct.Struct("=I")
 _PATIENCE = 5.0  # seconds for an agent that is about to end, as at a DaemonSet's update
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class EbpfSettings:
-    """Where everything is. `cgroup_root` catches the sockets of all processes below it."""
-
-    cgroup_root: Path
-    bpffs_root: Path
-    proc_root: Path = Path("/proc")
-    sizes: MapSizes = dataclasses.field(default_factory=MapSizes)
-
-
 def _nobody_counts(destroyed: int, failed: int) -> None:
+    pass
+
+
+def _nobody_plans(devices: frozenset[int]) -> None:
     pass
 
 
@@ -61,10 +61,15 @@ class EbpfDataplane:
         settings: EbpfSettings,
         sockets_destroyed: Callable[[int, int], object] = _nobody_counts,
         clock: Callable[[], float] = time.monotonic,
+        pods_bypass: Callable[[frozenset[int]], object] = _nobody_plans,
     ) -> None:
+        """`sockets_destroyed` and `pods_bypass` are called in threads of ours: see `StaleSockets` and
+        `FlowCollector`."""
         self._settings = settings
         self._sockets_destroyed = sockets_destroyed
         self._clock = clock
+        self._pods_bypass = pods_bypass
+        self._clsacts: frozenset[int] = frozenset()  # that former maps know to be ours, by ifindex
 
     def open(self) -> None:
         """Maps and programs are there afterwards; what is attached is still what was attached before.
@@ -76,46 +81,68 @@ class EbpfDataplane:
         if mounts.ensure_bpffs(root):
             _warn_of_private_mount(root, self._settings.proc_root)
         self._lock = FolderLock(root, _PATIENCE)
+        try:
+            self._open(root)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _open(self, root: Path) -> None:
         self._pins = Pins(root)
         self._programs = Programs(
             self._pins, self._settings.cgroup_root, self._settings.sizes, (self._lock.fd,)
         )
         self._maps = Maps(self._programs.maps)
         self._table = ServiceTable(self._maps, self._clock)
+        self._clsacts |= former_clsacts(self._former_maps())
+        self._devices = DeviceTable(self._maps["devices"], self._programs.classifiers, self._clsacts)
         cookie = netns.cookie_or_initial(self._settings.proc_root)
-        self._maps["node"].update(_U32.pack(0), abi.NODE.pack(cookie))
-        self._stale = StaleSockets(self._programs.maps, self._settings.proc_root, self._sockets_destroyed)
+        self._node = NodeEntry(self._maps["node"], self._settings, cookie)
+        self._node.write()
+        pins = self._programs.maps
+        self._stale = StaleSockets(pins, self._settings.proc_root, self._sockets_destroyed)
+        self._collector = FlowCollector(pins, self._settings.timeouts, self._pods_bypass)
+        self._readings = Readings(pins)
         self._settled = False
 
     def render(self, plans: Iterable[ServicePortPlan], node: NodePlan | None) -> dict[Key, Entry]:
-        return entries.render(plans, node, self._programs.hooks)
+        off = self._settings.socket_lb is SocketLb.OFF
+        return entries.render(plans, node, () if off else self._programs.hooks)
 
     def read(self) -> dict[Key, Entry]:
         """Where somebody removed our pins, everything is made anew first, and nothing is in force then."""
         if not self._programs.is_pinned():
             log.warning("pins were removed by somebody; loading anew", root=self._settings.bpffs_root)
+            self._clsacts |= self._devices.clsacts()
             self.close()
             self.open()
-        found: dict[Key, Entry] = dict(self._table.read().items())
+        if self._node.write():
+            log.warning("what holds for the whole node had drifted, and is repaired")
+        found: dict[Key, Entry] = {}
         for key, value in self._maps["local_networks"].items():
             length, address = abi.NETWORK_KEY.unpack(key)
             found[Network(Address(address), length)] = int(_U32.unpack(value)[0])
-        found.update({HookKey(name): ATTACHED for name in self._programs.attached()})
+        found.update(self._table.read().items())
+        found.update(self._devices.read().items())
+        found.update({HookKey(name): state for name, state in self._programs.hook_states().items()})
         return found
 
     def apply(self, delta: Delta[Key, Entry]) -> Mapping[Key, KernelError]:
-        """Networks, then services, then hooks: nothing is sent anywhere before the maps are complete."""
+        """Networks, services, devices, hooks: nothing is sent anywhere before the maps are complete.
+
+        What is dropped goes the other way round.
+        """
         refused: dict[Key, KernelError] = dict(self._put_networks(delta.puts).items())
         puts = {k: cast(ServicePortEntry, e) for k, e in delta.puts.items() if isinstance(k, ServicePortKey)}
         drops = [key for key in delta.drops if isinstance(key, ServicePortKey)]
         services, gone = self._table.apply(puts, drops)
         refused.update(services.items())
-        hooks = [key.name for key in delta.puts if isinstance(key, HookKey)]
-        refused.update({HookKey(name): error for name, error in self._attach(hooks).items()})
+        refused.update(self._attach(delta.puts))
+        refused.update(self._detach(delta.drops))
         for key in delta.drops:
             if isinstance(key, Network):
                 self._maps["local_networks"].delete(_network_key(key))
-        self._settle(any(isinstance(key, HookKey) for key in refused))
+        self._settle(refused)
         if gone:
             self._stale.look(frozenset(gone))
         return refused
@@ -130,19 +157,32 @@ class EbpfDataplane:
                     refused[key] = failure
         return refused
 
-    def _attach(self, hooks: list[str]) -> Mapping[str, KernelError]:
-        """Where another layout is hooked in, what its maps know of sockets and clients comes along."""
-        former = self._former_maps() if hooks else None
-        if former is None:
-            return self._programs.attach(hooks)
-        carrying = CarryOver(former, self._maps, self._table.ids_of)
+    def _attach(self, puts: Mapping[Key, Entry]) -> dict[Key, KernelError]:
+        """Where another layout is hooked in, what its maps know of flows, sockets and clients comes along."""
+        hooks = [key.name for key in puts if isinstance(key, HookKey)]
+        devices = {k: cast(DeviceEntry, e) for k, e in puts.items() if isinstance(k, DeviceKey)}
+        refused: dict[Key, KernelError] = dict(self._devices.fill(devices).items())
+        devices = {key: entry for key, entry in devices.items() if key not in refused}
+        former = self._former_maps() if hooks or devices else None
+        carrying = CarryOver(former, self._maps, self._table.ids_of) if former else None
         try:
-            carrying.copy()
+            if carrying:
+                carrying.copy()
+            refused.update(self._devices.attach(devices).items())
             failed = self._programs.attach(hooks)
-            carrying.copy()  # of what was connected meanwhile
+            if carrying:
+                carrying.copy()  # of what was begun meanwhile
         finally:
-            carrying.close()
-        return failed
+            if carrying:
+                carrying.close()
+        return refused | {HookKey(name): failure for name, failure in failed.items()}
+
+    def _detach(self, drops: Collection[Key]) -> dict[Key, KernelError]:
+        hooks = [key.name for key in drops if isinstance(key, HookKey)]
+        failed = self._programs.detach(hooks) if hooks else {}
+        refused: dict[Key, KernelError] = {HookKey(name): failure for name, failure in failed.items()}
+        devices = [key for key in drops if isinstance(key, DeviceKey)]
+        return refused | dict(self._devices.drop(devices).items())
 
     def _former_maps(self) -> Path | None:
         """The maps of the layout that is hooked in; None where that is this one, or there is none."""
@@ -152,24 +192,44 @@ class EbpfDataplane:
             return None
         return layout / "maps" if layout != self._programs.layout and layout.is_dir() else None
 
-    def _settle(self, incomplete: bool) -> None:
-        """After the first delta that left every hook attached: let go of what an earlier run left."""
-        if self._settled or incomplete:
+    def _settle(self, refused: Collection[Key]) -> None:
+        """After the first delta that left nothing of a former run attached: let go of what it left."""
+        if self._settled or any(self._holds_former(key) for key in refused):
             return
         self._programs.settle()
+        self._node.settle()
         self._settled = True
         self._stale.look(None)  # what went while no agent ran
 
+    def _holds_former(self, refused: Key) -> bool:
+        """A device that takes no filter of ours, as somebody else's qdisc is in the way, holds nothing."""
+        if isinstance(refused, DeviceKey):
+            return self._devices.has_outdated(refused)
+        return isinstance(refused, HookKey)
+
     def close(self) -> None:
+        self._readings.close()
+        self._collector.close()
         self._stale.close()
         self._table.close()
         self._maps.close()
         self._programs.close()
         self._lock.release()
 
+    # For any thread:
+
     def usage(self) -> dict[str, tuple[int, int]]:
-        """By map: entries in use, and room. For any thread."""
-        return self._table.usage()
+        """By map: entries in use, and room. Flows are those that the collector met last."""
+        flows = self._collector.collected().entries, self._settings.sizes.flows
+        return self._table.usage() | {"flows": flows}
+
+    def counters(self) -> dict[str, int]:
+        """How often the programs and the collector did what, by its name."""
+        return self._readings.counters() | self._collector.collected().events()
+
+    def traffic(self) -> list[ServiceTraffic]:
+        """What the packet path has carried, by service."""
+        return self._readings.traffic()
 
 
 def _warn_of_private_mount(root: Path, proc_root: Path) -> None:

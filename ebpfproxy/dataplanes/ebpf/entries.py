@@ -9,8 +9,10 @@ from typing import NamedTuple
 
 from ebpfproxy.dataplanes.ebpf import abi
 from ebpfproxy.dataplanes.ebpf.hooks import Hook
-from ebpfproxy.model.address import Address, Family, Network, Protocol, network
+from ebpfproxy.model.address import Address, Family, Network, Protocol, network, unspecified
 from ebpfproxy.plan.service_plan import (
+    DevicePlan,
+    DeviceRole,
     FrontendKind,
     FrontendPlan,
     NodePlan,
@@ -41,6 +43,16 @@ class HookKey(NamedTuple):
         return self.name
 
 
+class DeviceKey(NamedTuple):
+    """A network device that our classifiers are on. Another device that takes the name is another one."""
+
+    ifindex: int
+    name: str
+
+    def __str__(self) -> str:
+        return f"device {self.name}"
+
+
 class FrontendEntry(NamedTuple):
     """`kind` and `flags` are abi.h's service_kind and service_flag."""
 
@@ -60,18 +72,35 @@ class EndpointEntry(NamedTuple):
 
 
 class ServicePortEntry(NamedTuple):
-    """Both tuples sorted by address and port. `affinity_timeout` in seconds, 0 for none."""
+    """All tuples sorted, the first two by address and port. `affinity_timeout` in seconds, 0 for none.
+
+    `source_ranges` hold for those frontends that are restricted.
+    """
 
     frontends: tuple[FrontendEntry, ...]
     endpoints: tuple[EndpointEntry, ...]
     affinity_timeout: int
+    source_ranges: tuple[Network, ...] = ()
 
 
-Key = ServicePortKey | Network | HookKey
-Entry = ServicePortEntry | int | str
+class DeviceEntry(NamedTuple):
+    """`flags` are abi.h's device_flag without DEVICE_CLSACT; `sides` those where our classifier is.
+
+    `v4` and `v6` are the unspecified address of their family where there is nothing to masquerade with.
+    """
+
+    flags: int
+    v4: Address
+    v6: Address
+    sides: tuple[str, ...]
+
+
+Key = ServicePortKey | Network | HookKey | DeviceKey
+Entry = ServicePortEntry | int | str | DeviceEntry
 """For a Network: abi.h's network_flag. For a hook: the state that it is in, of which ATTACHED is good."""
 
-ATTACHED = "attached"
+ATTACHED, OUTDATED = "attached", "outdated"
+INGRESS, EGRESS = "ingress", "egress"
 
 _KIND = {FrontendKind(name): number for number, name in abi.KINDS.items()}
 
@@ -87,11 +116,30 @@ def render(
             tuple(sorted(_frontend(frontend, plan) for frontend in plan.frontends)),
             tuple(map(_endpoint, plan.endpoints)),
             plan.affinity_timeout if plan.frontends else 0,  # the maps have it with each frontend
+            _source_ranges(plan),
         )
     if node is not None:
         entries.update(_networks(node))
+        entries.update({DeviceKey(each.ifindex, each.name): _device(each) for each in node.devices})
         entries.update({HookKey(hook.name): ATTACHED for hook in hooks})
     return entries
+
+
+def _source_ranges(plan: ServicePortPlan) -> tuple[Network, ...]:
+    """All restricted frontends of a ServicePort have the same, those of its Service."""
+    return tuple(sorted({net for each in plan.frontends if each.restricted for net in each.source_ranges}))
+
+
+def _device(plan: DevicePlan) -> DeviceEntry:
+    flags = abi.DEVICE_POD if plan.role is DeviceRole.POD else 0
+    if plan.layer3:
+        flags |= abi.DEVICE_LAYER3
+    return DeviceEntry(
+        flags,
+        plan.v4 or unspecified(Family.IPV4),
+        plan.v6 or unspecified(Family.IPV6),
+        (EGRESS,) if plan.role is DeviceRole.LOOPBACK else (INGRESS, EGRESS),
+    )
 
 
 def _frontend(plan: FrontendPlan, of: ServicePortPlan) -> FrontendEntry:

@@ -7,6 +7,7 @@ kernel has is found by trying.
 from typing import NamedTuple
 
 _SOCK_ADDR, _SOCK = 18, 9  # BPF_PROG_TYPE_CGROUP_SOCK_ADDR, BPF_PROG_TYPE_CGROUP_SOCK
+SCHED_CLS = 3  # BPF_PROG_TYPE_SCHED_CLS
 
 
 class Hook(NamedTuple):
@@ -33,3 +34,6 @@ SOCKET_HOOKS = (
     Hook("post_bind4", _SOCK, 12, "4.17"),
     Hook("post_bind6", _SOCK, 13, "4.17"),
 )
+
+CLASSIFIERS = ("from_any", "from_any_l3", "to_any", "to_any_l3")
+"""The programs for network devices, by the names of their functions and pins."""

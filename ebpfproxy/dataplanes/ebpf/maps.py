@@ -8,7 +8,7 @@ from ebpfproxy.dataplanes.ebpf import abi
 from ebpfproxy.errors import AbiMismatch
 from ebpfproxy.kernel.bpf import Map
 
-_U32 = 4
+_U32, _ADDRESS = 4, 16
 _SHAPES = {
     "services": (abi.SERVICE_KEY.size, abi.SERVICE.size),
     "service_names": (_U32, abi.SERVICE_NAME.size),
@@ -20,6 +20,14 @@ _SHAPES = {
     "socket_peers": (_U32, abi.SOCKET_PEER.size),
     "socket_flows": (abi.SOCKET_FLOW_KEY.size, abi.SOCKET_FLOW.size),
     "counters": (_U32, 8),
+    "source_ranges": (abi.SOURCE_RANGE_KEY.size, _U32),
+    "service_ports": (_U32, 8),
+    "frontend_addresses": (_ADDRESS, _U32),
+    "devices": (_U32, abi.DEVICE.size),
+    "bypassing": (_U32, 8),
+    "flows": (abi.FLOW_KEY.size, abi.FLOW.size),
+    "fragments": (abi.FRAGMENT_KEY.size, abi.FRAGMENT.size),
+    "traffic": (_U32, abi.TRAFFIC.size),
 }
 
 
@@ -32,6 +40,8 @@ class MapSizes:
     endpoints: int = 262144
     affinity: int = 65536
     sockets: int = 262144
+    flows: int = 524288
+    source_ranges: int = 65536
 
     def defines(self) -> dict[str, str]:
         """As maps.h wants them from the compiler's command line."""

@@ -5,8 +5,9 @@ import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from ebpfproxy.dataplanes.ebpf import abi
-from ebpfproxy.dataplanes.ebpf.hooks import SOCKET_HOOKS, Hook
+from ebpfproxy.dataplanes.ebpf import abi, features
+from ebpfproxy.dataplanes.ebpf.entries import ATTACHED, OUTDATED
+from ebpfproxy.dataplanes.ebpf.hooks import CLASSIFIERS, SCHED_CLS, SOCKET_HOOKS, Hook
 from ebpfproxy.dataplanes.ebpf.maps import MapSizes, is_complete
 from ebpfproxy.dataplanes.ebpf.pins import Pins
 from ebpfproxy.errors import KernelError, NotFound, Rejected, Unsupported
@@ -17,17 +18,7 @@ from ebpfproxy.log import Logger
 
 log = Logger(__name__)
 
-_SOURCE = "connect.c"
-_SET_RETVAL = 187  # BPF_FUNC_set_retval
-
-
-def _instruction(code: int, register: int = 0, immediate: int = 0) -> bytes:
-    """struct bpf_insn, without offset and source register."""
-    return bytes((code, register, 0, 0)) + immediate.to_bytes(4, "little", signed=True)
-
-
-_RETURN_1 = _instruction(0xB7, 0, 1) + _instruction(0x95)  # r0 = 1; exit
-_CALLS_SET_RETVAL = _instruction(0xB7, 1, -111) + _instruction(0x85, 0, _SET_RETVAL) + _RETURN_1
+_SOURCES = ("connect.c", "tc.c")
 
 
 def available_hooks() -> tuple[Hook, ...]:
@@ -37,7 +28,7 @@ def available_hooks() -> tuple[Hook, ...]:
     """
     found = []
     for hook in SOCKET_HOOKS:
-        if bpf.loads(hook.program_type, hook.attach_type, _RETURN_1):
+        if bpf.loads(hook.program_type, hook.attach_type, features.RETURN_1):
             found.append(hook)
         elif not hook.optional:
             raise Unsupported(
@@ -45,15 +36,6 @@ def available_hooks() -> tuple[Hook, ...]:
                 "use a newer kernel, or one built with CONFIG_CGROUP_BPF and CONFIG_IPV6",
             )
     return tuple(found)
-
-
-def defines(sizes: MapSizes) -> dict[str, str]:
-    """The compiler's command line: the maps' sizes, and what the kernel was found to have."""
-    found = sizes.defines()
-    connect = next(hook for hook in SOCKET_HOOKS if hook.name == "connect4")
-    if bpf.loads(connect.program_type, connect.attach_type, _CALLS_SET_RETVAL):
-        found["HAVE_SET_RETVAL"] = "1"
-    return found
 
 
 class Programs:
@@ -69,21 +51,26 @@ class Programs:
         self.maps = self.layout / "maps"
         self._pins = pins
         self._cgroup = cgroup_root
-        source = abi.source_directory() / _SOURCE
-        settings = defines(sizes)
-        self.directory = pins.programs(self.layout, expand(source) + str(settings) + str(self.hooks))
+        source, *beside = (abi.source_directory() / name for name in _SOURCES)
+        settings = sizes.defines() | features.defines()
+        self._specs = tuple(ProgramSpec(h.name, h.program_type, h.attach_type) for h in self.hooks)
+        self._specs += tuple(ProgramSpec(name, SCHED_CLS, 0) for name in CLASSIFIERS)
+        self.directory = pins.programs(
+            self.layout, expand(source, *beside) + str(settings) + str(self._specs)
+        )
         if not self.is_pinned():
             self._make_room()
-            specs = tuple(ProgramSpec(h.name, h.program_type, h.attach_type) for h in self.hooks)
-            build(source, settings, specs, self.maps, self.directory, kept_open)
-            log.info("compiled and loaded", programs=len(specs), layout=self.layout.name)
-        self._programs = {hook.name: Program.pinned(self.directory / hook.name) for hook in self.hooks}
+            build(source, settings, self._specs, self.maps, self.directory, kept_open, tuple(beside))
+            log.info("compiled and loaded", programs=len(self._specs), layout=self.layout.name)
+        self._programs = {spec.name: Program.pinned(self.directory / spec.name) for spec in self._specs}
         self._ids = {name: program.id for name, program in self._programs.items()}
+        self.classifiers = {name: self._programs[name] for name in CLASSIFIERS}
         self._links: bool | None = None
 
     def is_pinned(self) -> bool:
         """Whether everything that `__init__` made, or found, is still there."""
-        return is_complete(self.maps) and all((self.directory / hook.name).exists() for hook in self.hooks)
+        pinned = ((self.directory / spec.name).exists() for spec in self._specs)
+        return is_complete(self.maps) and all(pinned)
 
     def _make_room(self) -> None:
         """Where one map's pin is missing all are made anew, since programs and maps belong together: those
@@ -96,18 +83,30 @@ class Programs:
         except OSError as failure:
             raise Rejected(f"cannot make {self.maps}: {failure.strerror}") from failure
 
-    def attached(self) -> list[str]:
-        """The hooks where our programs run for every process below the cgroup: attached, and in force.
+    def hook_states(self) -> dict[str, str]:
+        """ATTACHED for the hooks where our programs run for every process below the cgroup: attached, and
+        in force. OUTDATED where another program of ours is, or a link of ours that does nothing. Hooks with
+        neither are left out.
 
         A link may exist and yet do nothing, since its cgroup is another one (cilium #48420).
         """
-        found = []
-        for hook in self.hooks:
-            with contextlib.suppress(KernelError, OSError):
-                in_force = cgroup.programs(self._cgroup, hook.attach_type, effective=True)
-                if self._ids[hook.name] in in_force and self._is_linked_here(hook):
-                    found.append(hook.name)
-        return found
+        states = {hook.name: self._state(hook) for hook in self.hooks}
+        return {name: state for name, state in states.items() if state}
+
+    def _state(self, hook: Hook) -> str:
+        with contextlib.suppress(KernelError, OSError):
+            in_force = cgroup.programs(self._cgroup, hook.attach_type, effective=True)
+            if self._ids[hook.name] in in_force and self._is_linked_here(hook):
+                return ATTACHED
+        if (self._pins.links / hook.name).exists():
+            return OUTDATED
+        with contextlib.suppress(KernelError, OSError), contextlib.ExitStack() as stack:
+            present = cgroup.programs(self._cgroup, hook.attach_type)
+            for program in pinned_programs(self._pins, hook.name):
+                stack.callback(program.close)
+                if program.id in present:
+                    return OUTDATED
+        return ""
 
     def _is_linked_here(self, hook: Hook) -> bool:
         """Whether it is attached to this very cgroup, and not to one above."""
@@ -135,6 +134,20 @@ class Programs:
                 failed[hook.name] = failure
             except OSError as failure:
                 failed[hook.name] = Rejected(f"cannot pin the link {hook.name}: {failure.strerror}")
+        return failed
+
+    def detach(self, names: Iterable[str]) -> Mapping[str, KernelError]:
+        """Take whatever is ours off these hooks, what sends elsewhere first; what failed, by name."""
+        wanted = set(names)
+        failed: dict[str, KernelError] = {}
+        for hook in reversed(self.hooks):
+            if hook.name in wanted:
+                try:
+                    _detach(hook, self._pins, self._cgroup)
+                except KernelError as failure:
+                    failed[hook.name] = failure
+                except OSError as failure:
+                    failed[hook.name] = Rejected(f"cannot unpin the link {hook.name}: {failure.strerror}")
         return failed
 
     def _attach(self, hook: Hook) -> None:
@@ -185,17 +198,26 @@ def pinned_programs(pins: Pins, name: str) -> Iterable[Program]:
 
 def detach_all(pins: Pins, cgroup_root: Path | None) -> list[str]:
     """Take our programs off their hooks; what was detached. No error where nothing is."""
-    linked = sorted(pins.links.iterdir()) if pins.links.is_dir() else []
-    for path in linked:
-        path.unlink()
-    removed = [f"link {path.name}" for path in linked]
+    removed = [what for hook in reversed(SOCKET_HOOKS) for what in _detach(hook, pins, cgroup_root)]
+    for path in sorted(pins.links.iterdir()) if pins.links.is_dir() else ():
+        path.unlink()  # of a hook that another version has
+        removed.append(f"link {path.name}")
+    return removed
+
+
+def _detach(hook: Hook, pins: Pins, cgroup_root: Path | None) -> list[str]:
+    """What was detached. `cgroup_root` is only needed where the kernel has no cgroup links."""
+    removed = []
+    for path in (pins.links / hook.name, pins.links / f"{hook.name}_new"):
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+            removed.append(f"link {path.name}")
     if cgroup_root is None:
         return removed
-    for hook in SOCKET_HOOKS:
-        for program in pinned_programs(pins, hook.name):
-            try:
-                if cgroup.detach(program, cgroup_root, hook.attach_type):
-                    removed.append(f"program {hook.name}")
-            finally:
-                program.close()
+    for program in pinned_programs(pins, hook.name):
+        try:
+            if cgroup.detach(program, cgroup_root, hook.attach_type):
+                removed.append(f"program {hook.name}")
+        finally:
+            program.close()
     return removed

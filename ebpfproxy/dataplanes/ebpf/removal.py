@@ -3,23 +3,26 @@
 import shutil
 from pathlib import Path
 
+from ebpfproxy.dataplanes.ebpf import devices, programs
 from ebpfproxy.dataplanes.ebpf.pins import Pins
-from ebpfproxy.dataplanes.ebpf.programs import detach_all
 from ebpfproxy.errors import AlreadyExists, Rejected
-from ebpfproxy.kernel import mounts
+from ebpfproxy.kernel import inlet, mounts
 from ebpfproxy.kernel.lock import FolderLock
 
 
 def remove(bpffs_root: Path, cgroup_root: Path | None) -> list[str]:
     """Detach and unpin all that is ours; returns what was removed, in order, and is empty where nothing was.
 
-    Hooks first, so that no connection meets a program without its maps. `cgroup_root` is only needed
-    where the kernel has no cgroup links. Sockets that are connected already go on.
+    Hooks and filters first, so that no connection meets a program without its maps. Devices are those of
+    the calling thread's network namespace; their filters are known by what they are called, so they go
+    also where the bpffs went before. A clsact goes where the maps say that it is ours, and nobody uses it.
+    `cgroup_root` is only needed where the kernel has no cgroup links. Sockets that are connected already go
+    on; flows whose packets were translated end.
 
     Raises Rejected while an agent has this bpffs root, and where we may not remove.
     """
     if not mounts.is_bpffs(bpffs_root) or not bpffs_root.is_dir():
-        return []
+        return _remove_devices(frozenset())
     pins = Pins(bpffs_root)
     try:
         lock = FolderLock(bpffs_root)
@@ -35,9 +38,11 @@ def remove(bpffs_root: Path, cgroup_root: Path | None) -> list[str]:
 
 
 def _remove(pins: Pins, cgroup_root: Path | None) -> list[str]:
-    removed = detach_all(pins, cgroup_root)
+    removed = programs.detach_all(pins, cgroup_root)
     if pins.links.is_dir():
         pins.links.rmdir()
+    clsacts = (devices.former_clsacts(layout / "maps") for layout in pins.layouts())
+    removed += _remove_devices(frozenset().union(*clsacts))
     for layout in list(pins.layouts()):
         shutil.rmtree(layout)
         removed.append(f"maps and programs {layout.name}")
@@ -45,4 +50,12 @@ def _remove(pins: Pins, cgroup_root: Path | None) -> list[str]:
         link.unlink(missing_ok=True)
     if not any(pins.root.iterdir()) and not pins.root.is_mount():
         pins.root.rmdir()
+    return removed
+
+
+def _remove_devices(clsacts: frozenset[int]) -> list[str]:
+    """What was removed from devices, and our own; `clsacts`: by ifindex, where the clsact is ours."""
+    removed = devices.detach_all() + devices.remove_clsacts(clsacts)
+    if inlet.remove_inlet():
+        removed.append(f"devices {inlet.INLET} and {inlet.OUTLET}")
     return removed

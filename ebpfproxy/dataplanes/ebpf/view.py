@@ -5,24 +5,31 @@ Nothing here writes. A dump of a busy node is no snapshot: entries may change wh
 
 import contextlib
 import struct
-import time
-from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from socket import ntohs
 from typing import NamedTuple
 
-from ebpfproxy.dataplanes.ebpf import abi
+from ebpfproxy.dataplanes.ebpf import abi, client_view, device_view, flow_view, readings
+from ebpfproxy.dataplanes.ebpf.client_view import AffinityRow, SocketRow
+from ebpfproxy.dataplanes.ebpf.device_view import DeviceRow
+from ebpfproxy.dataplanes.ebpf.flow_view import FlowRow, TranslationRow
 from ebpfproxy.dataplanes.ebpf.maps import Maps
 from ebpfproxy.dataplanes.ebpf.pins import Pins
+from ebpfproxy.dataplanes.ebpf.readings import ServiceTraffic
 from ebpfproxy.errors import NotFound
-from ebpfproxy.model.address import Address, Protocol, format_address, format_endpoint, is_unspecified
+from ebpfproxy.model.address import (
+    Address,
+    format_address,
+    format_endpoint,
+    is_unspecified,
+    protocol_name,
+)
 
 _U32 = struct.Struct("=I")
-_U64 = struct.Struct("=Q")
 _SLOT_STRIDE = 8
-_PEER_SIZE = abi.SOCKET_PEER.size
 
+_USAGE = ("services", "endpoints", "affinity", "socket_peers", "socket_flows", "source_ranges", "flows")
 _FLAGS = {
     abi.SERVICE_REJECT: "reject",
     abi.SERVICE_RESTRICTED: "source-ranges",
@@ -62,25 +69,12 @@ class EndpointRow(NamedTuple):
     id: int
 
 
-class AffinityRow(NamedTuple):
-    """`client` is an address, or a network namespace by its cookie. `age` is in seconds."""
+class CounterRow(NamedTuple):
+    """`value` is the sum of what each CPU counted."""
 
-    service: str
-    client: str
-    endpoint: str
-    age: float
-    timeout: int
-
-
-class SocketRow(NamedTuple):
-    """A socket and where it was sent. `kind`: connected, or datagrams for an unconnected UDP socket."""
-
-    service: str
-    kind: str
-    protocol: str
-    cookie: int
-    dialed: str
-    endpoint: str
+    counter: str
+    value: int
+    per_cpu: list[int]
 
 
 class _Endpoint(NamedTuple):
@@ -103,16 +97,11 @@ class View:
         self._maps = _open(Pins(root))
         self._slots = self._maps["slots"].mapped()
         self._endpoints = self._maps["endpoints"].mapped()
-        self._peers = self._maps["socket_peers"].mapped()
-        self._names: dict[int, str] = {}
-        for key, value in self._maps["service_names"].items():
-            text = abi.SERVICE_NAME.unpack(value)[0].rstrip(b"\0").decode(errors="replace")
-            self._names[_U32.unpack(key)[0]] = text
+        self._names = readings.service_names(self._maps["service_names"])
 
     def close(self) -> None:
         self._slots.close()
         self._endpoints.close()
-        self._peers.close()
         self._maps.close()
 
     def services(self) -> list[ServiceRow]:
@@ -130,7 +119,7 @@ class View:
         row = ServiceRow(
             service=self.name(id_),
             kind=abi.KINDS.get(kind, str(kind)),
-            protocol=_protocol(protocol),
+            protocol=protocol_name(protocol),
             address="*" if is_unspecified(address) else format_address(address),
             port=ntohs(port),
             internal=self._endpoints_in(internal),
@@ -171,12 +160,11 @@ class View:
         for id_, (_, _, flags, _) in enumerate(abi.ENDPOINT.iter_unpack(self._endpoints[:room])):
             if flags & abi.ENDPOINT_LISTED:
                 rows.append((id_, self._endpoint(id_)))
-        protocols = self._protocols()
         rows.sort(key=lambda row: (self.name(row[1].service), row[1].address, row[1].port))
         return [
             EndpointRow(
                 service=self.name(endpoint.service),
-                protocol=protocols.get(endpoint.service, "?"),
+                protocol=self._protocol(endpoint.service),
                 address=format_address(endpoint.address),
                 port=endpoint.port,
                 lists=[
@@ -190,106 +178,58 @@ class View:
             for id_, endpoint in rows
         ]
 
-    def _protocols(self) -> dict[int, str]:
-        return {
-            _U32.unpack(key)[0]: _protocol(abi.SERVICE_NAME.unpack(value)[1])
-            for key, value in self._maps["service_names"].items()
-        }
+    def _protocol(self, service: int) -> str:
+        known = self._names.get(service)
+        return protocol_name(known.protocol) if known else "?"
 
     def affinity(self) -> list[AffinityRow]:
         """Those that are still in force, the latest used first."""
-        timeouts = {}
-        for _, value in self._maps["services"].items():
-            _, _, id_, timeout, *_ = abi.SERVICE.unpack(value)
-            timeouts[id_] = timeout
-        now = time.clock_gettime_ns(time.CLOCK_MONOTONIC)  # bpf_ktime_get_ns()
-        rows = []
-        for key, value in self._maps["affinity"].items():
-            client, service, kind = abi.AFFINITY_KEY.unpack(key)
-            last_used, endpoint, _ = abi.AFFINITY.unpack(value)
-            age = (now - last_used) / 1e9
-            timeout = timeouts.get(service, 0)
-            if age < timeout:
-                rows.append(
-                    AffinityRow(
-                        service=self.name(service),
-                        client=_client(client, kind),
-                        endpoint=str(self._endpoint(endpoint)),
-                        age=round(age, 3),
-                        timeout=timeout,
-                    )
-                )
-        return sorted(rows, key=lambda row: row.age)
+        return client_view.affinity(self._maps, self.name, lambda id_: str(self._endpoint(id_)))
 
     def sockets(self) -> list[SocketRow]:
         """Connected sockets, then unconnected ones, by service, cookie and what was dialed."""
-        rows = [*self._connected(), *self._unconnected()]
-        return sorted(rows, key=lambda row: (row.kind, row.service, row.cookie, row.dialed, row.endpoint))
+        return client_view.sockets(self._maps, self.name)
 
-    def _connected(self) -> Iterator[SocketRow]:
-        for peer in abi.SOCKET_PEER.iter_unpack(self._peers[: self._room("socket_peers") * _PEER_SIZE]):
-            cookie, address, port, protocol, _, service, dialed, dialed_port, *_ = peer
-            if cookie:
-                yield self._socket(
-                    "connected", cookie, protocol, service, (dialed, dialed_port), (address, port)
-                )
+    def conntrack(self) -> Iterator[FlowRow]:
+        """The packet path's flows, by client and frontend."""
+        return flow_view.conntrack(self._maps, self.name)
 
-    def _unconnected(self) -> Iterator[SocketRow]:
-        for key, value in self._maps["socket_flows"].items():
-            cookie, address, port, protocol, direction, _ = abi.SOCKET_FLOW_KEY.unpack(key)
-            dialed, dialed_port, _, service, _ = abi.SOCKET_FLOW.unpack(value)
-            if direction == abi.TO_FRONTEND:
-                yield self._socket(
-                    "datagrams", cookie, protocol, service, (dialed, dialed_port), (address, port)
-                )
+    def nat(self) -> Iterator[TranslationRow]:
+        """What the packet path makes of which packets, by client and frontend."""
+        return flow_view.nat(self._maps, self.name)
 
-    def _socket(
-        self,
-        kind: str,
-        cookie: int,
-        protocol: int,
-        service: int,
-        dialed: tuple[Address, int],
-        endpoint: tuple[Address, int],
-    ) -> SocketRow:
-        """Ports in network order."""
-        return SocketRow(
-            service=self.name(service),
-            kind=kind,
-            protocol=_protocol(protocol),
-            cookie=cookie,
-            dialed=format_endpoint(dialed[0], ntohs(dialed[1])),
-            endpoint=format_endpoint(endpoint[0], ntohs(endpoint[1])),
-        )
+    def devices(self) -> list[DeviceRow]:
+        """Those that the packet path looks at, by ifindex."""
+        return device_view.devices(self._maps)
 
-    def counters(self) -> dict[str, int]:
-        """What the programs did, by abi.h's enum counter, summed over the CPUs."""
-        totals: Counter[str] = Counter()
-        for key, value in self._maps["counters"].items():
-            name = abi.COUNTERS.get(_U32.unpack(key)[0])
-            if name:
-                totals[name] = sum(row[0] for row in _U64.iter_unpack(value))
-        return dict(totals)
+    def counters(self) -> list[CounterRow]:
+        """What the programs did, in the order of abi.h's enum counter."""
+        found = readings.events(self._maps["counters"])
+        return [CounterRow(name, sum(values), list(values)) for name, values in found.items()]
+
+    def traffic(self) -> list[ServiceTraffic]:
+        """What the packet path carried, by service."""
+        return sorted(readings.traffic(self._maps["traffic"], self._names))
 
     def usage(self) -> dict[str, tuple[int, int]]:
         """By map: entries in use, and room; the arrays' by what is in force."""
-        ids: dict[int, int] = defaultdict(int)
-        for endpoint in self.endpoints():
-            ids[endpoint.id] += 1
-        return {
-            "services": (sum(1 for _ in self._maps["services"].items()), self._room("services")),
-            "endpoints": (len(ids), self._room("endpoints") - 1),
-            "affinity": (sum(1 for _ in self._maps["affinity"].items()), self._room("affinity")),
-            "socket_peers": (sum(1 for _ in self._connected()), self._room("socket_peers")),
-            "socket_flows": (sum(1 for _ in self._maps["socket_flows"].items()), self._room("socket_flows")),
-        }
+        used = {name: self._count(name) for name in ("services", "affinity", "socket_flows", "flows")}
+        used["endpoints"] = len(self.endpoints())
+        used["socket_peers"] = client_view.connected(self._maps)
+        used["source_ranges"] = self._count("source_ranges")
+        room = {name: self._room(name) - (name == "endpoints") for name in used}
+        return {name: (used[name], room[name]) for name in _USAGE}
+
+    def _count(self, name: str) -> int:
+        return sum(1 for _ in self._maps[name].items())
 
     def _room(self, name: str) -> int:
         return self._maps[name].shape.max_entries
 
     def name(self, service: int) -> str:
         """ "namespace/name:port", or ``?/ID`` for one that has no name."""
-        return self._names.get(service, f"?/{service}")
+        known = self._names.get(service)
+        return known.text if known else f"?/{service}"
 
 
 def _open(pins: Pins) -> Maps:
@@ -301,16 +241,3 @@ def _open(pins: Pins) -> Maps:
     except NotFound as failure:
         hint = failure.hint or "somebody removed it: start the agent, which makes it anew"
         raise NotFound(failure.message, hint) from failure
-
-
-def _protocol(number: int) -> str:
-    try:
-        return Protocol(number).name
-    except ValueError:
-        return str(number)
-
-
-def _client(client: bytes, kind: int) -> str:
-    if kind == abi.CLIENT_NETNS:
-        return f"netns {_U64.unpack_from(client)[0]}"
-    return format_address(Address(client))

@@ -19,14 +19,14 @@ def place() -> Iterator[BpfPlace]:
 
 @pytest.fixture(scope="session")
 def roomy_maps(place: BpfPlace) -> Iterator[Maps]:
-    maps = Maps(build_maps(place, MapSizes(128, 256, 128, 64, 16), "roomy"))
+    maps = Maps(build_maps(place, MapSizes(128, 256, 128, 64, 16, 16, 64), "roomy"))
     yield maps
     maps.close()
 
 
 @pytest.fixture(scope="session")
 def tiny_maps(place: BpfPlace) -> Iterator[Maps]:
-    maps = Maps(build_maps(place, MapSizes(8, 16, 16, 16, 16), "tiny"))
+    maps = Maps(build_maps(place, MapSizes(8, 16, 16, 16, 16, 16, 6), "tiny"))
     yield maps
     maps.close()
 

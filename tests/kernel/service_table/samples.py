@@ -1,14 +1,14 @@
 """Entries for the tests of ServiceTable, and short ways to write and apply them."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from ebpfproxy.dataplanes.delta import diff
 from ebpfproxy.dataplanes.ebpf import abi
 from ebpfproxy.dataplanes.ebpf.entries import EndpointEntry, FrontendEntry, ServicePortEntry, ServicePortKey
 from ebpfproxy.dataplanes.ebpf.maps import Maps
 from ebpfproxy.dataplanes.ebpf.service_table import ServiceTable
-from ebpfproxy.model.address import Family, Protocol, parse_address
+from ebpfproxy.model.address import Family, Protocol, parse_address, parse_network
 from tests.support.clock import Clock
 
 Entries = dict[ServicePortKey, ServicePortEntry]
@@ -19,7 +19,7 @@ LISTED = abi.ENDPOINT_LISTED
 
 
 def wipe(maps: Maps) -> None:
-    for name in ("services", "service_names", "affinity"):
+    for name in ("services", "service_names", "affinity", "source_ranges", "frontend_addresses"):
         for key, _ in list(maps[name].items()):
             maps[name].delete(key)
     for name in ("slots", "endpoints"):
@@ -50,9 +50,13 @@ def endpoint(ip: str, flags: int = CLUSTER, port: int = 8080) -> EndpointEntry:
 
 
 def entry(
-    frontends: list[FrontendEntry], endpoints: list[EndpointEntry], affinity: int = 0
+    frontends: list[FrontendEntry],
+    endpoints: list[EndpointEntry],
+    affinity: int = 0,
+    sources: Iterable[str] = (),
 ) -> ServicePortEntry:
-    return ServicePortEntry(tuple(sorted(frontends)), tuple(sorted(endpoints)), affinity)
+    networks = tuple(sorted(map(parse_network, sources)))
+    return ServicePortEntry(tuple(sorted(frontends)), tuple(sorted(endpoints)), affinity, networks)
 
 
 def bring(table: ServiceTable, actual: Mapping[ServicePortKey, ServicePortEntry], wanted: Entries) -> None:
@@ -78,11 +82,20 @@ API = entry(
     [endpoint("10.1.0.1"), endpoint("10.1.0.3", BOTH), endpoint("10.1.0.4", LISTED)],
     affinity=600,
 )
+GUARDED = entry(
+    [frontend("10.96.0.5"), frontend("203.0.113.5", flags=abi.SERVICE_RESTRICTED)],
+    [endpoint("10.1.0.5")],
+    sources=["198.51.100.0/24", "198.51.0.0/16", "192.0.2.7/32"],
+)
 DNS = entry([frontend("fd00::53", 53, protocol=Protocol.UDP)], [endpoint("fd01::1", port=53)])
 SEVERAL: Entries = {
     key("web"): WEB,
     key("api"): API,
     key("dns", Protocol.UDP, Family.IPV6): DNS,
+    key("guarded"): GUARDED,
+    key("guarded6", family=Family.IPV6): entry(
+        [frontend("fd00::5", flags=abi.SERVICE_RESTRICTED)], [], sources=["2001:db8::/32", "::/0"]
+    ),
     key("idle"): entry([frontend("10.96.0.4", flags=abi.SERVICE_REJECT)], []),
     key("unexposed"): entry([], [endpoint("10.1.0.9")]),
 }

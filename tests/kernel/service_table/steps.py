@@ -7,34 +7,38 @@ from typing import Any
 
 import pytest
 
-from ebpfproxy.dataplanes.ebpf import abi, service_table
+from ebpfproxy.dataplanes.ebpf import abi, service_arrays
 from ebpfproxy.dataplanes.ebpf.maps import Maps
-from ebpfproxy.dataplanes.ebpf.service_table import ServiceTable
+from ebpfproxy.dataplanes.ebpf.service_arrays import Arrays
 from ebpfproxy.kernel.bpf import Map
-from ebpfproxy.model.address import Address
+from ebpfproxy.model.address import Address, Network
 from tests.kernel.service_table.samples import (
     Entries,
 )
-from tests.support.service_maps import Dialled, View, check_safe
+from tests.support.service_maps import Dialled, View, check_admitted, check_safe
 
 
 @contextlib.contextmanager
 def interrupted(maps: Maps, at_step: Callable[[], None]) -> Iterator[None]:
     """Call `at_step` before each single write to a map; what it raises is where the process ends."""
     with pytest.MonkeyPatch.context() as patch:
-        update, delete, set_flags = Map.update, Map.delete, ServiceTable._set_flags
-        pack_endpoint, slots_format = abi.ENDPOINT.pack_into, service_table._slots_format
+        update, delete, set_flags = Map.update, Map.delete, Arrays.set_flags
+        pack_endpoint, slots_format = abi.ENDPOINT.pack_into, service_arrays._slots_format
 
         def update_all(self: Map, entries: list[tuple[bytes, bytes]]) -> None:
             for packed, value in entries:  # a batch is no transaction: others see each entry by itself
                 at_step()
                 update(self, packed, value)
 
+        def update_one(self: Map, packed: bytes, value: bytes, flags: int = 0) -> None:
+            at_step()
+            update(self, packed, value, flags)
+
         def delete_one(self: Map, packed: bytes) -> bool:
             at_step()
             return delete(self, packed)
 
-        def set_one(self: ServiceTable, endpoint_id: int, flags: int) -> None:
+        def set_one(self: Arrays, endpoint_id: int, flags: int) -> None:
             at_step()
             set_flags(self, endpoint_id, flags)
 
@@ -53,10 +57,11 @@ def interrupted(maps: Maps, at_step: Callable[[], None]) -> Iterator[None]:
                     struct.pack_into("=I", memory, offset + 8 * number, id_)
 
         patch.setattr(Map, "update_all", update_all)
+        patch.setattr(Map, "update", update_one)
         patch.setattr(Map, "delete", delete_one)
-        patch.setattr(ServiceTable, "_set_flags", set_one)
+        patch.setattr(Arrays, "set_flags", set_one)
         patch.setattr(abi.ENDPOINT, "pack_into", pack_one)
-        patch.setattr(service_table, "_slots_format", SlotByslot)
+        patch.setattr(service_arrays, "_slots_format", SlotByslot)
         yield
 
 
@@ -79,13 +84,27 @@ def lists_of(*states: Entries) -> dict[Dialled, frozenset[frozenset[tuple[Addres
     return {dialled: frozenset(places) for dialled, places in found.items()}
 
 
+def ranges_of(*states: Entries) -> dict[Dialled, list[frozenset[Network]]]:
+    """By frontend: what each of the states in which it is restricted admits."""
+    found: dict[Dialled, list[frozenset[Network]]] = {}
+    for state in states:
+        for each in state.values():
+            for f in each.frontends:
+                if f.flags & abi.SERVICE_RESTRICTED:
+                    found.setdefault((f.address, f.port, f.protocol), []).append(
+                        frozenset(each.source_ranges)
+                    )
+    return found
+
+
 @contextlib.contextmanager
 def watched(maps: Maps, *states: Entries) -> Iterator[list[set[Dialled]]]:
     """Check before each write what clients would get; the frontends that were there each time."""
-    allowed, seen = lists_of(*states), list[set[Dialled]]()
+    allowed, admitted, seen = lists_of(*states), ranges_of(*states), list[set[Dialled]]()
 
     def look() -> None:
         check_safe(maps, allowed)
+        check_admitted(maps, admitted)
         seen.append(set(View(maps).services))
 
     with interrupted(maps, look):

@@ -50,6 +50,7 @@ _FLAGS = [
     abi.SERVICE_EXTERNAL_LOCAL | abi.SERVICE_REJECT,
     abi.SERVICE_INTERNAL_LOCAL | abi.SERVICE_EXTERNAL_LOCAL,
 ]
+_SOURCES = ["0.0.0.0/0", "10.0.0.0/8", "10.0.0.0/9", "10.1.2.3/32", "fd00::/8"]
 _PLACES = [(ip, port) for ip in ("10.1.0.1", "10.1.0.2", "10.1.0.3", "fd01::1") for port in (8080, 8081)]
 
 
@@ -69,7 +70,9 @@ def states(draw: st.DrawFn) -> Entries:
             endpoint(ip, draw(st.sampled_from((CLUSTER, BOTH, LISTED, BOTH | abi.ENDPOINT_ON_NODE))), port)
             for ip, port in places
         ]
-        made[each] = entry(frontends, endpoints, draw(st.sampled_from((0, 0, 600))) if frontends else 0)
+        sources = draw(st.one_of(st.just(set[str]()), st.sets(st.sampled_from(_SOURCES))))
+        affinity = draw(st.sampled_from((0, 0, 600))) if frontends else 0
+        made[each] = entry(frontends, endpoints, affinity, sources)
     return made
 
 

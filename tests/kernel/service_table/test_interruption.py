@@ -9,10 +9,12 @@ import pytest
 from ebpfproxy.dataplanes.delta import diff
 from ebpfproxy.dataplanes.ebpf.maps import Maps
 from ebpfproxy.dataplanes.ebpf.service_table import ServiceTable
+from ebpfproxy.model.address import parse_network
 from tests.kernel.service_table.samples import (
     API,
     BOTH,
     CLUSTER,
+    GUARDED,
     LISTED,
     SEVERAL,
     WEB,
@@ -34,6 +36,9 @@ class Crash(Exception):
     pass
 
 
+OPEN = GUARDED._replace(
+    frontends=tuple(each._replace(flags=0) for each in GUARDED.frontends), source_ranges=()
+)
 CHANGES: dict[str, tuple[Entries, Entries]] = {
     "first": ({}, SEVERAL),
     "gone": (SEVERAL, {}),
@@ -64,6 +69,17 @@ CHANGES: dict[str, tuple[Entries, Entries]] = {
             ),
         },
     ),
+    "restricted": ({key("web"): OPEN}, {key("web"): GUARDED}),
+    "open": ({key("web"): GUARDED}, {key("web"): OPEN}),
+    "other ranges": (
+        {key("web"): GUARDED},
+        {
+            key("web"): GUARDED._replace(
+                source_ranges=tuple(sorted((*GUARDED.source_ranges[1:], parse_network("192.0.2.0/24"))))
+            )
+        },
+    ),
+    "guard moves": ({key("old"): GUARDED}, {key("new"): GUARDED, key("old"): exposed(5)}),
     "renamed": ({key("old"): WEB, key("api"): API}, {key("new"): WEB, key("api"): API}),
 }
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from ebpfproxy.dataplanes.ebpf import abi
 from ebpfproxy.dataplanes.ebpf.entries import ServicePortEntry
 from ebpfproxy.dataplanes.ebpf.maps import Maps
 from ebpfproxy.dataplanes.ebpf.ranges import GRACE
@@ -14,6 +15,7 @@ from tests.kernel.service_table.samples import (
     endpoint,
     entry,
     exposed,
+    frontend,
     key,
     opened,
     wipe,
@@ -84,6 +86,43 @@ def test_more_slots_than_there_is_room_for(tiny: Maps) -> None:
         assert "16 entries, 17 are needed" in refused["default/b"].message
         assert refused["default/b"].hint.startswith("raise --ebpf-slots-max;")
         check_exact(tiny, fits, table.usage())
+
+
+def guarded(n: int, *sources: str) -> ServicePortEntry:
+    restricted = frontend(f"203.0.113.{n}", flags=abi.SERVICE_RESTRICTED)
+    return entry([restricted], [endpoint(f"10.1.{n}.0")], sources=sources)
+
+
+def test_more_source_ranges_than_there_is_room_for(tiny: Maps) -> None:
+    """Six fit. What is refused takes no room from those after it."""
+    fits = {key("a"): guarded(1, "10.0.0.0/8", "10.1.0.0/16", "10.2.0.0/16")}
+    more = {
+        key("b"): guarded(2, *(f"10.{n}.0.0/16" for n in range(4))),
+        key("c"): guarded(3, *(f"10.{n}.0.0/16" for n in range(3))),
+        key("d"): guarded(4, "10.0.0.0/8"),
+    }
+    with opened(tiny) as table:
+        assert not refused_names(table, fits)
+        refused = refused_names(table, more)
+        assert set(refused) == {"default/b", "default/d"}
+        assert "map source_ranges is full" in refused["default/b"].message
+        assert "6 entries, 7 are needed" in refused["default/b"].message
+        assert refused["default/b"].hint.startswith("raise --ebpf-source-ranges-max;")
+        check_exact(tiny, {**fits, key("c"): more[key("c")]}, table.usage())
+
+
+def test_source_ranges_that_are_exchanged_need_room_for_both(tiny: Maps) -> None:
+    """Else a client of both would be refused meanwhile. What was refused is served as before."""
+    before = {key("a"): guarded(1, *(f"10.{n}.0.0/16" for n in range(4)))}
+    after = {key("a"): guarded(1, *(f"10.{n}.0.0/16" for n in range(1, 4)), "192.0.2.0/24", "192.0.3.0/24")}
+    other = {key("a"): guarded(1, "192.0.2.0/24", "192.0.3.0/24", "192.0.4.0/24")}
+    with opened(tiny) as table:
+        bring(table, {}, before)
+        assert set(refused_names(table, other)) == {"default/a"}
+        check_exact(tiny, before, table.usage())
+        bring(table, before, after)
+        check_exact(tiny, after, table.usage())
+        assert table.read() == after
 
 
 def test_more_services_than_there_are_names_for(tiny: Maps) -> None:

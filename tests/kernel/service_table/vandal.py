@@ -8,8 +8,8 @@ from typing import Any
 
 from ebpfproxy.dataplanes.ebpf import abi
 from ebpfproxy.dataplanes.ebpf.maps import Maps
-from ebpfproxy.errors import TableFull
-from ebpfproxy.model.address import Address, parse_address
+from ebpfproxy.errors import Rejected, TableFull
+from ebpfproxy.model.address import Address, parse_address, parse_network
 from tests.kernel.service_table.samples import (
     CLUSTER,
     LISTED,
@@ -80,6 +80,25 @@ class Vandal:
         self.maps["service_names"].update(
             struct.pack("=I", id_), abi.SERVICE_NAME.pack(text, protocol, version)
         )
+
+    def source(self, of: int | str, range_: str, value: int = 1) -> None:
+        """`of`: a service's name, or its id."""
+        id_ = self.ids[f"default/{of}"] if isinstance(of, str) else of
+        net = parse_network(range_)
+        packed = abi.SOURCE_RANGE_KEY.pack(32 + net.length, id_, net.address)
+        self.maps["source_ranges"].update(packed, struct.pack("=I", value))
+
+    def sources_of_all(self, length: int) -> None:
+        """A range that covers the ids of many services."""
+        packed = abi.SOURCE_RANGE_KEY.pack(length, self.ids["default/guarded"], bytes(16))
+        self.maps["source_ranges"].update(packed, struct.pack("=I", 1))
+
+    def delete_some(self, name: str, count: int) -> None:
+        for packed, _ in list(self.maps[name].items())[:count]:
+            self.maps[name].delete(packed)
+
+    def frontend_address(self, ip: str, value: int = 1) -> None:
+        self.maps["frontend_addresses"].update(parse_address(ip), struct.pack("=I", value))
 
     def unname(self, of: str) -> None:
         self.maps["service_names"].delete(struct.pack("=I", self.ids[f"default/{of}"]))
@@ -172,6 +191,21 @@ DAMAGES: dict[str, Callable[[Vandal], object]] = {
     "a name of id 0": lambda v: v.name(0, b"default/zero"),
     "a name of id 0 that another has": lambda v: v.name(0, b"default/web"),
     "a name of a huge id": lambda v: v.name(0xFFFFFFFF, b"default/huge"),
+    "a source range too many": lambda v: v.source("guarded", "203.0.113.0/25"),
+    "a source range where there should be none": lambda v: v.source("web", "203.0.113.0/25"),
+    "a source range with another value": lambda v: v.source("guarded", "192.0.2.7/32", value=0),
+    "a source range of nobody": lambda v: v.source(99, "0.0.0.0/0"),
+    "a source range of id 0": lambda v: v.source(0, "0.0.0.0/0"),
+    "a source range of every service": lambda v: v.sources_of_all(0),
+    "a source range of many services": lambda v: v.sources_of_all(31),
+    "a source range of any family": lambda v: v.sources_of_all(32),
+    "a source range gone": lambda v: v.delete_some("source_ranges", 1),
+    "source ranges gone": lambda v: v.delete_some("source_ranges", 99),
+    "an address too many": lambda v: v.frontend_address("198.51.100.1"),
+    "the address of NodePorts": lambda v: v.frontend_address("0.0.0.0"),
+    "an address with another value": lambda v: v.frontend_address("10.96.0.1", value=0),
+    "an address gone": lambda v: v.delete_some("frontend_addresses", 1),
+    "addresses gone": lambda v: v.delete_some("frontend_addresses", 99),
     "everything gone": lambda v: wipe(v.maps),
     "names gone": lambda v: [
         v.maps["service_names"].delete(k) for k, _ in list(v.maps["service_names"].items())
@@ -185,6 +219,16 @@ HARMLESS = {
     "endpoint 0",
     "the same place again",
     "the same place before",
+    "a source range with another value",  # put right by the way, as all that follow
+    "a source range of nobody",
+    "a source range of id 0",
+    "a source range of every service",
+    "a source range of many services",
+    "an address too many",
+    "the address of NodePorts",
+    "an address with another value",
+    "an address gone",
+    "addresses gone",
 }
 
 
@@ -199,6 +243,14 @@ def spoil(maps: Maps, chance: random.Random) -> None:
                 if name == "services" and chance.random() < 0.5:  # an id that is in use
                     value = value[:16] + struct.pack("=I", chance.randrange(8)) + value[20:]
                 maps[name].update(packed, value)
+    for _ in range(chance.choice((0, 1, 5, maps["source_ranges"].shape.max_entries))):
+        with contextlib.suppress(TableFull, Rejected):  # ENOSPC: of this type of map, that it is full
+            id_ = chance.choice((chance.randrange(8), chance.randrange(1 << 32)))
+            packed = abi.SOURCE_RANGE_KEY.pack(chance.randrange(161), id_, chance.randbytes(16))
+            maps["source_ranges"].update(packed, chance.randbytes(4))
+    for _ in range(chance.choice((0, 1, 5, maps["frontend_addresses"].shape.max_entries))):
+        with contextlib.suppress(TableFull):
+            maps["frontend_addresses"].update(chance.randbytes(16), chance.randbytes(4))
     for name in ("slots", "endpoints"):
         shape = maps[name].shape
         for _ in range(chance.choice((0, 1, 10, shape.max_entries))):

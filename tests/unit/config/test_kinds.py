@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from ebpfproxy.config import kinds
 from ebpfproxy.model.address import parse_network
+from ebpfproxy.plan.service_plan import SocketLb
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,7 @@ def test_hours_minutes_and_seconds_add_up(hours: int, minutes: int, seconds: int
 
 @given(st.text())
 def test_junk_raises_nothing_but_value_error(text: str) -> None:
-    for kind in (kinds.IP, kinds.LISTEN_ADDRESS, kinds.PORT, kinds.BOOLEAN, kinds.duration(zero=True)):
+    for kind in (kinds.IP, kinds.LISTEN_ADDRESS, kinds.PORT, kinds.BOOLEAN, kinds.TIMEOUT, kinds.SOCKET_LB):
         with contextlib.suppress(ValueError):
             kind.parse(text)
 
@@ -107,6 +108,35 @@ def test_no_node_port_address_means_all() -> None:
 def test_primary_beside_a_network_is_refused() -> None:
     with pytest.raises(ValueError, match="stand alone"):
         kinds.parse_node_port_addresses(["primary", "10.0.0.0/8"])
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("0", 0), ("0s", 0), ("1ns", 1), ("1500ms", 2), ("24h", 86400), ("2147483647s", 2147483647)],
+)
+def test_a_timeout_is_in_whole_seconds_and_never_becomes_none(text: str, seconds: int) -> None:
+    assert kinds.parse_timeout(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["-1s", "-1ms", "2147483648s", "9999999999h"])
+def test_a_timeout_that_does_not_fit_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not between 0 and 2147483647s"):
+        kinds.parse_timeout(text)
+
+
+def test_patterns_of_devices_come_in_lists_and_repeatedly() -> None:
+    assert kinds.parse_device_patterns(["eth*, bond0,", "wg[0-9]", ""]) == ("eth*", "bond0", "wg[0-9]")
+
+
+@pytest.mark.parametrize("text", ["eth 0", "a/b", "eth0\tbond0"])
+def test_what_no_device_can_be_named_is_no_pattern(text: str) -> None:
+    with pytest.raises(ValueError, match="no pattern for names of devices"):
+        kinds.parse_device_patterns([text])
+
+
+def test_sockets_are_looked_at_unless_one_says_otherwise() -> None:
+    texts = ["", "on", "host", "off"]
+    assert list(map(kinds.parse_socket_lb, texts)) == [SocketLb.ON, SocketLb.ON, SocketLb.HOST, SocketLb.OFF]
 
 
 def test_an_address_without_a_length_is_no_network() -> None:

@@ -10,6 +10,7 @@ from ebpfproxy.config.absent import HINTS
 from ebpfproxy.config.settings import OPTIONS
 from ebpfproxy.errors import ConfigError
 from ebpfproxy.model.address import parse_address, parse_network
+from ebpfproxy.plan.service_plan import SocketLb
 
 
 def test_no_flags_make_the_defaults() -> None:
@@ -26,6 +27,9 @@ def test_the_defaults_are_those_of_kube_proxy() -> None:
     assert (config.oom_score_adj, config.verbosity, config.logging_format) == (-999, 0, "text")
     assert (config.kubeconfig, config.master, config.hostname_override) == (None, "", "")
     assert (config.node_port_cidrs, config.node_port_primary) == ((), False)
+    assert config.conntrack_tcp_timeout_established == 86400
+    assert config.conntrack_tcp_timeout_close_wait == 3600
+    assert (config.conntrack_udp_timeout, config.conntrack_udp_timeout_stream) == (0, 0)
 
 
 def test_the_defaults_of_our_own_options() -> None:
@@ -36,6 +40,8 @@ def test_the_defaults_of_our_own_options() -> None:
     sizes = (config.ebpf_services_max, config.ebpf_slots_max, config.ebpf_endpoints_max)
     assert sizes == (65536, 1048576, 262144)
     assert (config.ebpf_affinity_max, config.ebpf_sockets_max) == (65536, 262144)
+    assert (config.ebpf_flows_max, config.ebpf_source_ranges_max) == (524288, 65536)
+    assert (config.socket_lb, config.tc_devices, config.ebpf_redirect) == (SocketLb.ON, (), False)
 
 
 def test_an_ipv6_bind_address_moves_the_servers_to_ipv6() -> None:
@@ -100,6 +106,9 @@ def test_all_that_is_wrong_is_told_at_once_a_line_for_each_option() -> None:
         "oom_score_adj": "-1001",
         "nodeport_addresses": ("10.0.0.0/33",),
         "ebpf_slots_max": "0",
+        "conntrack_udp_timeout": "-1s",
+        "socket_lb": "pods",
+        "tc_devices": ("eth*", "a/b"),
         "bpffs_root": "here",
         "logging_format": "xml",
     }
@@ -109,8 +118,11 @@ def test_all_that_is_wrong_is_told_at_once_a_line_for_each_option() -> None:
     assert caught.value.message.splitlines() == [
         "--bind-address: 'nowhere' is not an IP address",
         "--nodeport-addresses: '10.0.0.0/33' is not a CIDR",
+        "--conntrack-udp-timeout: -1s is not between 0 and 2147483647s",
         "--sync-period: 0s is not more than 0",
         '--bpffs-root: "here" is not an absolute path',
+        '--socket-lb: "pods" is none of on, host, off',
+        '--tc-devices: "a/b" is no pattern for names of devices: they have no blank and no /',
         "--ebpf-slots-max: 0 is not between 1 and 67108864",
         "--oom-score-adj: -1001 is not between -1000 and 1000",
         '--logging-format: "xml" is none of text, json',

@@ -58,6 +58,16 @@ def test_each_header_is_put_in_place_once(sources: Path) -> None:
     assert "#pragma once" not in text
 
 
+def test_sources_side_by_side_share_the_headers(sources: Path) -> None:
+    (sources / "other.c").write_text('#include "right.h"\n#include "own.h"\nint other;\n')
+    (sources / "own.h").write_text("int own;\n")
+    text = expand(sources / "main.c", sources / "other.c")
+    assert [text.count(line) for line in ("struct deep", "int right;", "int own;", "int other;")] == [1] * 4
+    lines = {line: (file, number) for file, number, line in origins(text) if line}
+    assert lines["int end;"] == ("main.c", 6)
+    assert lines["int other;"] == ("other.c", 3)
+
+
 def test_every_line_says_where_it_is_from(sources: Path) -> None:
     lines = {line: (file, number) for file, number, line in origins(expand(sources / "main.c")) if line}
     assert lines == {
@@ -73,7 +83,7 @@ def test_every_line_says_where_it_is_from(sources: Path) -> None:
 
 def test_every_line_of_our_own_programs_says_where_it_is_from() -> None:
     files = {path.name: path.read_text().splitlines() for path in SOURCES.glob("*.[ch]")}
-    found = origins(expand(SOURCES / "connect.c"))
+    found = origins(expand(SOURCES / "connect.c", SOURCES / "tc.c"))
     assert {file for file, _, _ in found} == files.keys()
     for file, number, line in found:
         original = files[file][number - 1]

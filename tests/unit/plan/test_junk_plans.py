@@ -16,7 +16,7 @@ from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.service import NamespacedName
 from ebpfproxy.plan.claims import Claims
 from ebpfproxy.plan.exposure import plan_service
-from ebpfproxy.plan.node_ports import plan_node
+from ebpfproxy.plan.node_plan import plan_node
 from ebpfproxy.plan.service_plan import PlanContext, ServicePortPlan
 from ebpfproxy.source.event import AddressesChanged, Event
 from ebpfproxy.source.parse import parse_node, parse_service, parse_slice
@@ -50,8 +50,8 @@ class Planner:
         for name in names:
             changed += self.claims.update(name, plans_of(self.state, name)).plans
         node = None
-        if drained.node_changed or drained.networks_changed:
-            node = plan_node(self.state.local_networks, self.state.node, CONTEXT)
+        if drained.node_changed or drained.host_changed:
+            node = plan_node(self.state, CONTEXT, pods=False)
         return entries.render(changed, node, SOCKET_HOOKS)
 
 

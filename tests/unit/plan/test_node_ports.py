@@ -15,7 +15,7 @@ from ebpfproxy.model.address import (
     network_family,
     parse_address,
 )
-from ebpfproxy.plan.node_ports import LOOPBACK, plan_node
+from ebpfproxy.plan.node_ports import LOOPBACK, plan_node_ports
 from ebpfproxy.plan.service_plan import PlanContext
 from tests.support import build
 from tests.support.build import CONTEXT, networks
@@ -30,9 +30,7 @@ def answered(*cidrs: str, localhost: bool = True, primary: bool = False) -> set[
         "here", localhost_node_ports=localhost, node_port_cidrs=networks(cidrs), node_port_primary=primary
     )
     addresses = ["192.0.2.10", "2001:db8::10", "198.51.100.1"]
-    plan = plan_node(LOCAL, build.node(addresses=addresses), context)
-    assert plan.local_networks == LOCAL
-    return set(map(format_network, plan.node_port_networks))
+    return set(map(format_network, plan_node_ports(LOCAL, build.node(addresses=addresses), context)))
 
 
 def test_without_cidrs_every_local_address_answers() -> None:
@@ -71,18 +69,17 @@ def test_primary_is_the_nodes_own_addresses_as_far_as_they_are_local() -> None:
 
 
 def test_primary_is_nothing_while_the_node_is_unknown() -> None:
-    plan = plan_node(LOCAL, None, dataclasses.replace(CONTEXT, node_port_primary=True))
-    assert plan.node_port_networks == frozenset()
+    context = dataclasses.replace(CONTEXT, node_port_primary=True)
+    assert plan_node_ports(LOCAL, None, context) == frozenset()
 
 
 def test_loopback_is_cut_out_of_a_local_network_that_holds_it() -> None:
-    plan = plan_node(
-        frozenset(networks(["0.0.0.0/0"])), None, dataclasses.replace(CONTEXT, localhost_node_ports=False)
-    )
-    assert len(plan.node_port_networks) == 8
-    assert not _answers(plan.node_port_networks, parse_address("127.1.2.3"))
+    context = dataclasses.replace(CONTEXT, localhost_node_ports=False)
+    nets = plan_node_ports(frozenset(networks(["0.0.0.0/0"])), None, context)
+    assert len(nets) == 8
+    assert not _answers(nets, parse_address("127.1.2.3"))
     for text in ("126.255.255.255", "128.0.0.0", "8.8.8.8"):
-        assert _answers(plan.node_port_networks, parse_address(text))
+        assert _answers(nets, parse_address(text))
 
 
 def _answers(nets: frozenset[Network], address: Address) -> bool:
@@ -112,4 +109,4 @@ def test_an_address_answers_exactly_where_it_is_local_and_chosen(
     wanted = _answers(local, address) and (not ours or any(contains(cidr, address) for cidr in ours))
     if not localhost and _answers(frozenset(LOOPBACK), address):
         wanted = False
-    assert _answers(plan_node(local, None, context).node_port_networks, address) == wanted
+    assert _answers(plan_node_ports(local, None, context), address) == wanted

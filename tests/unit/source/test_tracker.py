@@ -9,17 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebpfproxy.model.address import Network
+from ebpfproxy.model.device import ETHERNET, Device
 from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.service import NamespacedName
 from ebpfproxy.source.event import (
     ADDRESSES,
+    DEVICES,
     ENDPOINT_SLICE,
     NODE,
     SERVICE,
     AddressesChanged,
+    DevicesChanged,
     Event,
     Invalid,
     NodeChanged,
+    PodsBypass,
     ServiceChanged,
     SliceChanged,
     Synced,
@@ -61,17 +65,30 @@ def local(*texts: str) -> AddressesChanged:
     return AddressesChanged(frozenset(networks(texts)))
 
 
+def eth(ifindex: int, *, up: bool = True) -> Device:
+    return Device(ifindex, f"eth{ifindex}", "", ETHERNET, up)
+
+
+def host(*ifindexes: int) -> DevicesChanged:
+    return DevicesChanged(tuple(map(eth, ifindexes)))
+
+
+def bypass(*ifindexes: int) -> PodsBypass:
+    return PodsBypass(frozenset(ifindexes))
+
+
 # --- Synced ---
 
 
-def test_it_is_synced_when_services_slices_and_addresses_are_and_the_node_is_not_awaited() -> None:
+@pytest.mark.parametrize("last", [SERVICE, ENDPOINT_SLICE, ADDRESSES, DEVICES])
+def test_it_is_synced_when_all_kinds_but_the_node_are(last: str) -> None:
     tracker = Tracker(STARTED)
-    for kind in (SERVICE, ENDPOINT_SLICE, NODE):
+    for event in (local("192.0.2.1/32"), host(1), bypass(1), Synced(NODE)):
+        tracker.fold(event)
+    for kind in {SERVICE, ENDPOINT_SLICE, ADDRESSES, DEVICES} - {last}:
         tracker.fold(Synced(kind))
         assert not tracker.synced
-    tracker.fold(local("192.0.2.1/32"))
-    assert not tracker.synced
-    tracker.fold(Synced(ADDRESSES))
+    tracker.fold(Synced(last))
     assert tracker.synced
     tracker.fold(Synced(SERVICE))
     assert tracker.synced
@@ -88,23 +105,46 @@ def test_nothing_is_pending_at_first_nor_after_a_drain() -> None:
     assert tracker.drain().services == {WEB}
     assert not tracker.pending
     empty = tracker.drain()
-    assert (empty.services, empty.node_changed, empty.networks_changed) == (frozenset(), False, False)
+    assert (empty.services, empty.node_changed, empty.host_changed) == (frozenset(), False, False)
     assert empty.service_changes == 0
     assert empty.state.services == {WEB: put_service().service}
 
 
 @pytest.mark.parametrize(
-    "event", [put_service(), put_slice(), NodeChanged(node("zone-a")), local("10.0.0.1/32")]
+    "event",
+    [
+        put_service(),
+        put_slice(),
+        NodeChanged(node("zone-a")),
+        local("10.0.0.1/32"),
+        host(1, 2),
+        host(2, 1),
+        bypass(1),
+        bypass(),
+    ],
 )
 def test_an_equal_value_is_no_change(event: Event) -> None:
-    tracker = tracker_with(put_service(), put_slice(), NodeChanged(node("zone-a")), local("10.0.0.1/32"))
+    tracker = tracker_with(
+        put_service(),
+        put_slice(),
+        NodeChanged(node("zone-a")),
+        local("10.0.0.1/32"),
+        host(1, 2),
+        bypass(1),
+    )
     tracker.fold(event)
     assert not tracker.pending
 
 
 @pytest.mark.parametrize(
     "event",
-    [ServiceChanged(API, None), drop_slice("other"), NodeChanged(None), AddressesChanged(frozenset())],
+    [
+        ServiceChanged(API, None),
+        drop_slice("other"),
+        NodeChanged(None),
+        AddressesChanged(frozenset()),
+        DevicesChanged(()),
+    ],
 )
 def test_removing_what_was_never_there_is_no_change(event: Event) -> None:
     tracker = tracker_with(put_service())
@@ -124,17 +164,20 @@ def test_removing_what_was_never_there_is_no_change(event: Event) -> None:
         (put_slice("api", called="t"), drop_slice("t")),
         (NodeChanged(None), NodeChanged(node("zone-a"))),
         (local(), local("10.0.0.1/32")),
+        (host(1, 2), host(1)),
     ],
 )
 def test_changes_that_cancel_each_other_out_are_none(there: Event, back: Event) -> None:
-    tracker = tracker_with(put_service(), put_slice(), NodeChanged(node("zone-a")), local("10.0.0.1/32"))
+    tracker = tracker_with(
+        put_service(), put_slice(), NodeChanged(node("zone-a")), local("10.0.0.1/32"), host(1)
+    )
     before = tracker.drain().state
     tracker.fold(there)
     assert tracker.pending
     tracker.fold(back)
     assert not tracker.pending
     drained = tracker.drain()
-    assert (drained.services, drained.node_changed, drained.networks_changed) == (frozenset(), False, False)
+    assert (drained.services, drained.node_changed, drained.host_changed) == (frozenset(), False, False)
     assert drained.state == before
 
 
@@ -153,7 +196,7 @@ def test_heartbeats_of_the_node_change_nothing_and_its_zone_changes_the_node() -
     assert not tracker.pending
     tracker.fold(NodeChanged(node("zone-b")))
     drained = tracker.drain()
-    assert (drained.node_changed, drained.networks_changed) == (True, False)
+    assert (drained.node_changed, drained.host_changed) == (True, False)
     assert drained.services == frozenset()
     assert drained.state.node == node("zone-b")
 
@@ -162,7 +205,7 @@ def test_an_address_of_the_node_changes_the_node() -> None:
     tracker = tracker_with(NodeChanged(node("zone-a")))
     tracker.fold(NodeChanged(node("zone-a", addresses=["192.0.2.11"])))
     drained = tracker.drain()
-    assert (drained.node_changed, drained.networks_changed) == (True, False)
+    assert (drained.node_changed, drained.host_changed) == (True, False)
 
 
 def test_a_node_that_is_to_go_away_is_planned_no_differently() -> None:
@@ -191,8 +234,45 @@ def test_a_new_local_address_changes_the_networks_and_not_the_node() -> None:
     tracker.fold(local("192.0.2.1/32", "192.0.2.2/32"))
     assert tracker.pending
     drained = tracker.drain()
-    assert (drained.node_changed, drained.networks_changed) == (False, True)
+    assert (drained.node_changed, drained.host_changed) == (False, True)
     assert drained.state.local_networks == frozenset(networks(["192.0.2.1/32", "192.0.2.2/32"]))
+
+
+def test_a_device_that_comes_goes_or_changes_changes_the_host_and_not_the_node() -> None:
+    tracker = tracker_with(host(1))
+    for told in (host(2, 1), DevicesChanged((eth(1), eth(2, up=False))), host()):
+        tracker.fold(told)
+        assert tracker.pending
+        drained = tracker.drain()
+        assert (drained.node_changed, drained.host_changed) == (False, True)
+        assert drained.state.devices == tuple(sorted(told.devices))
+
+
+def test_a_pod_that_was_seen_to_bypass_does_so_as_long_as_its_device_exists() -> None:
+    tracker = tracker_with(host(1, 2))
+    tracker.fold(bypass(1))
+    drained = tracker.drain()
+    assert drained.host_changed
+    assert drained.state.bypassing == {1}
+    tracker.fold(bypass(2))
+    assert tracker.drain().state.bypassing == {1, 2}
+    for told in (bypass(), host(1, 2), host(1, 2, 3)):
+        tracker.fold(told)
+        assert tracker.drain().state.bypassing == {1, 2}
+    tracker.fold(host(1))
+    assert tracker.drain().state.bypassing == {1}
+    tracker.fold(host(1, 2))
+    assert tracker.drain().state.bypassing == {1}
+
+
+def test_a_pod_may_bypass_before_its_device_is_known() -> None:
+    tracker = tracker_with(host(1))
+    tracker.fold(bypass(2))
+    assert not tracker.pending
+    assert tracker.drain().state.bypassing == frozenset()
+    tracker.fold(host(1, 3))
+    tracker.fold(host(1, 2))
+    assert tracker.drain().state.bypassing == {2}
 
 
 # --- Slices and Services ---
@@ -350,6 +430,8 @@ EVENTS = st.one_of(
         lambda nets: AddressesChanged(frozenset(nets)),
         st.sets(st.sampled_from(networks(["::1/128", "10.0.0.0/8"]))),
     ),
+    st.builds(lambda indexes: host(*indexes), st.lists(st.integers(1, 3), unique=True)),
+    st.builds(lambda indexes: bypass(*indexes), st.sets(st.integers(1, 3))),
     st.just(None),
 )
 
@@ -362,6 +444,8 @@ class Model:
         self.slices: dict[NamespacedName, Any] = {}
         self.node: Any = None
         self.networks: frozenset[Network] = frozenset()
+        self.devices: frozenset[Device] = frozenset()
+        self.seen: set[int] = set()
 
     def fold(self, event: Event) -> None:
         match event:
@@ -373,6 +457,15 @@ class Model:
                 self.node = value
             case AddressesChanged(value):
                 self.networks = value
+            case DevicesChanged(value):
+                self.seen -= {each.ifindex for each in self.devices - set(value)}
+                self.devices = frozenset(value)
+            case PodsBypass(value):
+                self.seen |= value
+
+    @property
+    def host(self) -> tuple[Any, ...]:
+        return self.networks, self.devices, self.seen & {each.ifindex for each in self.devices}
 
     def facts(self) -> set[Any]:
         """What plans depend on, each with the Service that it is about."""
@@ -388,7 +481,7 @@ def test_any_history_gives_the_last_values_and_names_exactly_what_changed(
     history: list[Event | None],
 ) -> None:
     tracker, model, known = Tracker(STARTED), Model(), set[Any]()
-    zone, nets = "", frozenset[Network]()
+    zone, was = "", Model().host
     handed_out: list[tuple[Any, Any]] = []
     for event in [*history, None]:
         if event is not None:
@@ -402,9 +495,10 @@ def test_any_history_gives_the_last_values_and_names_exactly_what_changed(
         assert drained.services == {fact[0] for fact in facts ^ known}
         model_zone = model.node.zone if model.node else ""
         assert drained.node_changed is (zone != model_zone)
-        assert drained.networks_changed is (nets != model.networks)
-        assert pending is bool(drained.services or drained.node_changed or drained.networks_changed)
+        assert drained.host_changed is (was != model.host)
+        assert pending is bool(drained.services or drained.node_changed or drained.host_changed)
         state = drained.state
+        assert (state.local_networks, frozenset(state.devices), state.bypassing) == model.host
         inner = [(key, s) for of in state.slices.values() for key, s in of.items()]
         assert {(s.service, key, s.family, s.ports, s.endpoints) for key, s in inner} | set(
             state.services.items()
@@ -413,6 +507,6 @@ def test_any_history_gives_the_last_values_and_names_exactly_what_changed(
         assert all(state.slices.values())
         copied = (dict(state.services), {key: dict(of) for key, of in state.slices.items()})
         handed_out.append((state, copied))
-        known, zone, nets = facts, model_zone, model.networks
+        known, zone, was = facts, model_zone, model.host
     for state, copied in handed_out:
         assert (dict(state.services), {key: dict(of) for key, of in state.slices.items()}) == copied

@@ -1,180 +1,38 @@
-"""What one layout's maps remember, copied into those of another: maps of two sizes, and no programs."""
+"""What one layout remembers of sockets, copied into another: maps of two sizes, and no programs."""
 
 import contextlib
 import itertools
 import logging
 import shutil
-import struct
 import time
-from collections.abc import Iterator
-from pathlib import Path
-from socket import htons
-from typing import NamedTuple
 
 import pytest
 
 from ebpfproxy.dataplanes.ebpf import abi
 from ebpfproxy.dataplanes.ebpf.carry_over import CarryOver
-from ebpfproxy.dataplanes.ebpf.entries import ServicePortEntry, ServicePortKey
-from ebpfproxy.dataplanes.ebpf.maps import Maps, MapSizes
-from ebpfproxy.dataplanes.ebpf.service_table import ServiceTable
-from ebpfproxy.model.address import Address, Family, Protocol, parse_address
-from tests.kernel.service_table.samples import bring, endpoint, entry, frontend, wipe
-from tests.support.bpf_place import ARRAY, MMAPABLE, BpfPlace, bpf_place, build_maps, create_map
-from tests.support.clock import Clock
+from ebpfproxy.dataplanes.ebpf.entries import ServicePortKey
+from ebpfproxy.dataplanes.ebpf.maps import MapSizes
+from ebpfproxy.model.address import Family
+from tests.kernel.carry_over.layouts import (
+    CLIENT,
+    DNS,
+    OTHER,
+    TCP,
+    TWO,
+    U32,
+    U64,
+    UDP,
+    Both,
+    Layout,
+    datagrams,
+    peer,
+    service,
+)
+from tests.kernel.service_table.samples import endpoint, entry, frontend
+from tests.support.bpf_place import ARRAY, MMAPABLE, BpfPlace, build_maps, create_map
+from tests.support.flows import a_flow
 
 pytestmark = pytest.mark.kernel
-
-U32, U64 = struct.Struct("=I"), struct.Struct("=Q")
-VIP, ONE, TWO, OTHER = map(parse_address, ("10.96.0.1", "10.1.0.1", "10.1.0.2", "10.1.0.3"))
-CLIENT = bytes(range(16))
-UDP, TCP = Protocol.UDP, Protocol.TCP
-FORMER, PRESENT = MapSizes(64, 64, 64, 32, 64), MapSizes(128, 128, 128, 16, 24)
-
-FILLER = ServicePortKey("default/filler", TCP, Family.IPV4)
-DNS = ServicePortKey("default/dns", UDP, Family.IPV4)
-
-
-def service(*addresses: str, affinity: int = 60) -> ServicePortEntry:
-    front = frontend("10.96.0.1", 53, protocol=UDP)
-    return entry([front], [endpoint(address, port=5353) for address in addresses], affinity)
-
-
-class Layout:
-    """The maps of one layout, what is served there, and short ways to read and write its memory."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.maps = Maps(folder)
-        self.table = ServiceTable(self.maps, Clock())
-
-    def close(self) -> None:
-        self.table.close()
-        self.maps.close()
-
-    def empty(self) -> None:
-        wipe(self.maps)
-        for key, _ in list(self.maps["socket_flows"].items()):
-            self.maps["socket_flows"].delete(key)
-        with contextlib.closing(self.maps["socket_peers"].mapped()) as memory:
-            memory[:] = bytes(len(memory))
-        self.table.read()
-
-    def serve(self, wanted: dict[ServicePortKey, ServicePortEntry]) -> None:
-        bring(self.table, self.table.read(), wanted)
-
-    def ids(self, place: Address = ONE) -> tuple[int, int]:
-        """Those of DNS, and of its endpoint at this place."""
-        found = self.table.ids_of(DNS)
-        assert found
-        return found[0], found[1][place, 5353]
-
-    def connect(
-        self, cookie: int, ids: tuple[int, int], place: Address = ONE, protocol: Protocol = UDP, way: int = 0
-    ) -> None:
-        """As peer_write() of socket.h does."""
-        at = (cookie + way) % self.maps["socket_peers"].shape.max_entries
-        self.maps["socket_peers"].update(U32.pack(at), peer(cookie, ids, place, protocol))
-
-    def forget(self, cookie: int) -> None:
-        """As socket_forget() of socket.h does."""
-        for key, value in list(self.maps["socket_peers"].items()):
-            if U64.unpack_from(value)[0] == cookie:
-                self.maps["socket_peers"].update(key, bytes(U64.size) + value[U64.size :])
-
-    def peers(self) -> dict[int, bytes]:
-        """By cookie. Each stands where the programs look for it, and once."""
-        found: dict[int, bytes] = {}
-        size = self.maps["socket_peers"].shape.max_entries
-        for key, value in self.maps["socket_peers"].items():
-            (cookie,) = U64.unpack_from(value)
-            if cookie:
-                assert (U32.unpack(key)[0] - cookie) % size < abi.SOCKET_WAYS
-                assert cookie not in found
-                found[cookie] = value
-        return found
-
-    def send(self, cookie: int, ids: tuple[int, int], place: Address = ONE) -> None:
-        """As socket_send() of socket.h does."""
-        for pair in flows(cookie, ids, place):
-            self.maps["socket_flows"].update(*pair)
-
-    def flows(self) -> dict[bytes, bytes]:
-        return dict(self.maps["socket_flows"].items())
-
-    def stick(self, ids: tuple[int, int], last_used: int = 7, client: bytes = CLIENT) -> None:
-        self.maps["affinity"].update(
-            abi.AFFINITY_KEY.pack(client, ids[0], abi.CLIENT_NETNS), abi.AFFINITY.pack(last_used, ids[1], 0)
-        )
-
-    def affinity(self) -> dict[tuple[bytes, int], tuple[int, int]]:
-        """From client and service to when it was last used, and the endpoint."""
-        found = {}
-        for key, value in self.maps["affinity"].items():
-            client, of, kind = abi.AFFINITY_KEY.unpack(key)
-            assert kind == abi.CLIENT_NETNS
-            found[client, of] = abi.AFFINITY.unpack(value)[:2]
-        return found
-
-
-def peer(cookie: int, ids: tuple[int, int], place: Address = ONE, protocol: Protocol = UDP) -> bytes:
-    there = place, htons(5353), protocol, 0, ids[0]
-    return abi.SOCKET_PEER.pack(cookie, *there, VIP, htons(53), 0, ids[1], 0)
-
-
-def flows(cookie: int, ids: tuple[int, int], place: Address = ONE) -> list[tuple[bytes, bytes]]:
-    """Both entries of an unconnected socket."""
-    found = []
-    for direction, key, value in (
-        (abi.TO_ENDPOINT, (VIP, htons(53)), (place, htons(5353))),
-        (abi.TO_FRONTEND, (place, htons(5353)), (VIP, htons(53))),
-    ):
-        packed = abi.SOCKET_FLOW_KEY.pack(cookie, *key, UDP, direction, 0)
-        found.append((packed, abi.SOCKET_FLOW.pack(*value, 0, *ids)))
-    return found
-
-
-class Both(NamedTuple):
-    former: Layout
-    present: Layout
-
-    def carrying(self) -> "contextlib.closing[CarryOver]":
-        return contextlib.closing(CarryOver(self.former.folder, self.present.maps, self.present.table.ids_of))
-
-    def carry(self) -> int:
-        with self.carrying() as carry_over:
-            return carry_over.copy()
-
-
-@pytest.fixture(scope="module")
-def place() -> Iterator[BpfPlace]:
-    with bpf_place() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def built(place: BpfPlace) -> Iterator[Both]:
-    version = f"v{abi.ABI_VERSION}"
-    with contextlib.ExitStack() as stack:
-        layouts = [
-            Layout(build_maps(place, sizes, f"{version}-{name}"))
-            for name, sizes in (("former", FORMER), ("present", PRESENT))
-        ]
-        for layout in layouts:
-            stack.callback(layout.close)
-        yield Both(*layouts)
-
-
-@pytest.fixture
-def both(built: Both) -> Both:
-    """The same Service in both layouts, with other ids in each."""
-    for layout in built:
-        layout.empty()
-    built.former.serve({FILLER: entry([frontend("10.96.0.9")], [endpoint("10.1.0.9"), endpoint("10.1.0.8")])})
-    for layout in built:
-        layout.serve({DNS: service("10.1.0.1", "10.1.0.2")})
-    assert all(ours != theirs for ours, theirs in zip(built.former.ids(), built.present.ids(), strict=True))
-    return built
 
 
 def test_a_connected_socket_gets_the_present_ids(both: Both) -> None:
@@ -188,14 +46,17 @@ def test_a_connected_socket_gets_the_present_ids(both: Both) -> None:
 
 
 def test_the_former_maps_stay_as_they_were(both: Both) -> None:
+    per_cpu = "counters", "traffic"
+
     def held() -> list[list[tuple[bytes, bytes]]]:
-        return [sorted(map_.items()) for map_ in both.former.maps if map_.name != "counters"]
+        return [sorted(map_.items()) for map_ in both.former.maps if map_.name not in per_cpu]
 
     both.former.connect(1000, both.former.ids())
     both.former.send(1001, both.former.ids())
     both.former.stick(both.former.ids())
+    both.former.track(a_flow(protocol=UDP))
     before = held()
-    assert both.carry() == 4
+    assert both.carry() == 6
     assert held() == before
 
 
@@ -206,7 +67,7 @@ def test_an_endpoint_that_is_gone_counts_as_stale(both: Both) -> None:
     both.carry()
     stale = both.present.ids()[0], 0
     assert both.present.peers() == {1000: peer(1000, stale, OTHER)}
-    assert both.present.flows() == dict(flows(1001, stale, OTHER))
+    assert both.present.datagrams() == dict(datagrams(1001, stale, OTHER))
     (first, *_) = (value for _, value in sorted(both.present.maps["endpoints"].items()))
     assert abi.ENDPOINT.unpack(first)[2] & abi.ENDPOINT_LISTED == 0, "0 must be in force nowhere"
 
@@ -221,14 +82,14 @@ def test_a_service_that_is_gone_counts_as_stale(both: Both, unnamed: bool) -> No
     both.former.stick(ids)
     both.carry()
     assert both.present.peers() == {1000: peer(1000, (0, 0))}
-    assert both.present.flows() == dict(flows(1001, (0, 0)))
+    assert both.present.datagrams() == dict(datagrams(1001, (0, 0)))
     assert both.present.affinity() == {}
 
 
 def test_an_unconnected_socket_gets_the_present_ids(both: Both) -> None:
     both.former.send(1000, both.former.ids(TWO), TWO)
     assert both.carry() == 2
-    assert both.present.flows() == dict(flows(1000, both.present.ids(TWO), TWO))
+    assert both.present.datagrams() == dict(datagrams(1000, both.present.ids(TWO), TWO))
 
 
 def test_a_client_keeps_its_endpoint(both: Both) -> None:
@@ -263,8 +124,8 @@ def test_what_the_programs_wrote_already_stays(both: Both) -> None:
     both.former.stick(both.former.ids(), 400)
     both.carry()
     assert both.present.peers() == {1000: peer(1000, newer, TWO)}
-    theirs = dict(flows(1001, both.present.ids()))  # another endpoint's way back is another key
-    assert both.present.flows() == theirs | dict(flows(1001, newer, TWO))
+    theirs = dict(datagrams(1001, both.present.ids()))  # another endpoint's way back is another key
+    assert both.present.datagrams() == theirs | dict(datagrams(1001, newer, TWO))
     assert both.present.affinity() == {(CLIENT, newer[0]): (500, newer[1])}
 
 
@@ -275,10 +136,10 @@ def test_twice_is_as_once(both: Both) -> None:
     present = both.present
     with both.carrying() as carry_over:
         assert carry_over.copy() == 4
-        once = present.peers(), present.flows(), present.affinity()
+        once = present.peers(), present.datagrams(), present.affinity()
         assert carry_over.copy() == 0
     assert both.carry() == 0
-    assert (present.peers(), present.flows(), present.affinity()) == once
+    assert (present.peers(), present.datagrams(), present.affinity()) == once
 
 
 def test_what_happened_between_the_two_copies(both: Both) -> None:
@@ -296,7 +157,7 @@ def test_what_happened_between_the_two_copies(both: Both) -> None:
         assert carry_over.copy() == 4
     here, there = both.present.ids(), both.present.ids(TWO)
     assert both.present.peers() == {1000: peer(1000, there, TWO), 1003: peer(1003, here)}
-    assert both.present.flows() == dict(flows(1004, here))
+    assert both.present.datagrams() == dict(datagrams(1004, here))
 
 
 def test_a_socket_that_connects_anew_through_the_present_programs(both: Both) -> None:
@@ -315,10 +176,10 @@ def test_what_went_between_the_two_copies_does_not_come_back(both: Both) -> None
     both.former.send(1000, both.former.ids())
     with both.carrying() as carry_over:
         carry_over.copy()
-        back = flows(1000, both.present.ids())[1][0]
+        back = datagrams(1000, both.present.ids())[1][0]
         both.present.maps["socket_flows"].delete(back)
         assert carry_over.copy() == 0
-    assert back not in both.present.flows()
+    assert back not in both.present.datagrams()
 
 
 def test_a_smaller_array_keeps_udp_before_tcp(both: Both) -> None:
@@ -380,7 +241,7 @@ def test_a_map_of_another_shape_is_left_behind(
         ):
             assert carry_over.copy() == 2
             assert carry_over.copy() == 0
-        assert both.present.flows() == dict(flows(1000, both.present.ids()))
+        assert both.present.datagrams() == dict(datagrams(1000, both.present.ids()))
         (record,) = caplog.records
         assert vars(record)["values"]["maps"] == "socket_peers"
     finally:
@@ -388,7 +249,7 @@ def test_a_map_of_another_shape_is_left_behind(
         shutil.rmtree(changed.parent)
 
 
-@pytest.mark.parametrize("folder", ["v0-former/maps", "v1-nothing/maps"])
+@pytest.mark.parametrize("folder", ["v0-former/maps", f"v{abi.ABI_VERSION}-nothing/maps"])
 def test_another_abi_or_no_layout_at_all_is_left_behind(
     both: Both, place: BpfPlace, folder: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -398,12 +259,15 @@ def test_another_abi_or_no_layout_at_all_is_left_behind(
     with contextlib.closing(carry_over):
         assert carry_over.copy() == 0
     (record,) = caplog.records
-    assert vars(record)["values"]["maps"] == "socket_peers,socket_flows,affinity"
+    assert vars(record)["values"]["maps"] == "socket_peers,flows,socket_flows,affinity"
 
 
 def test_65536_connected_sockets_take_less_than_half_a_second(place: BpfPlace) -> None:
     """Of 8192 endpoints, as on a large node; the best of three, since machines are shared."""
-    sizes = MapSizes(4096, 16384, 16384, 1024, 131072), MapSizes(4096, 16384, 16384, 2048, 262144)
+    sizes = (
+        MapSizes(4096, 16384, 16384, 1024, 131072, 16, 16),
+        MapSizes(4096, 16384, 16384, 2048, 262144, 16, 16),
+    )
     many = {
         ServicePortKey(f"default/s{n}", UDP, Family.IPV4): entry(
             [frontend(f"10.96.{n >> 8}.{n & 255}", 53, protocol=UDP)],

@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
+ *
+ * Answers that a packet is turned into where it stands: a reset, an ICMP error, an echo reply.
+ */
+#pragma once
+
+#include "rewrite.h"
+
+#define TTL 64
+
+#define ICMP_ECHO_REPLY	   0
+#define ICMP_ECHO_REQUEST  8
+#define ICMP6_ECHO_REQUEST 128
+#define ICMP6_ECHO_REPLY   129
+
+#define ICMP_HEADER    8
+#define QUOTED_PAYLOAD 8   /* of the refused packet, as RFC 792 has it */
+#define QUOTED_MAX     124 /* IP header with options or extension headers, and payload */
+
+#define BPF_ADJ_ROOM_AT_MAC 1
+
+/* Ethernet's two addresses change places, where the device has them. */
+static __always_inline bool swap_ethernet(struct __sk_buff *skb, u32 l3)
+{
+	u8 from[12] ALIGNED, to[12] ALIGNED;
+
+	if (l3 != ETHERNET_HEADER)
+		return true;
+	if (!load(skb, 0, from, 12))
+		return false;
+#pragma unroll
+	for (int i = 0; i < 6; i++) {
+		to[i] = from[i + 6];
+		to[i + 6] = from[i];
+	}
+	return !bpf_skb_store_bytes(skb, 0, to, 12, 0);
+}
+
+/* Source and destination change places: no checksum notices. The time to live begins anew. */
+static __always_inline bool swap_addresses(struct __sk_buff *skb, struct packet *packet)
+{
+	struct flow_key to;
+	u8 ttl = TTL;
+
+	to.source = packet->tuple.destination;
+	to.destination = packet->tuple.source;
+	if (!write_addresses(skb, packet->l3, packet->version, packet->checksum, &to, 0))
+		return false;
+	if (packet->version == 6)
+		return !bpf_skb_store_bytes(skb, packet->l3 + 7, &ttl, 1, 0);
+	u8 old[2] ALIGNED, new[2] ALIGNED = {TTL, packet->tuple.protocol};
+
+	if (!load(skb, packet->l3 + 8, old, 2))
+		return false;
+	return !bpf_l3_csum_replace(skb, packet->l3 + IPV4_CHECKSUM, *(u16 *)old, *(u16 *)new, 2) &&
+	       !bpf_skb_store_bytes(skb, packet->l3 + 8, new, 2, 0);
+}
+
+/* The echo reply to an echo request (RFC 792, RFC 4443); false: the packet is spoiled. */
+static __always_inline bool answer_echo(struct __sk_buff *skb, struct packet *packet)
+{
+	bool v4 = packet->version == 4;
+	u8 old[2] ALIGNED, new[2] ALIGNED;
+
+	if (!load(skb, packet->l4, old, 2))
+		return false;
+	new[0] = v4 ? ICMP_ECHO_REPLY : ICMP6_ECHO_REPLY;
+	new[1] = old[1];
+	return swap_ethernet(skb, packet->l3) && swap_addresses(skb, packet) &&
+	       !bpf_l4_csum_replace(skb, packet->l4 + ICMP_CHECKSUM, *(u16 *)old, *(u16 *)new, 2) &&
+	       !bpf_skb_store_bytes(skb, packet->l4, new, 2, 0);
+}
+
+static __always_inline bool is_echo_request(const struct packet *packet)
+{
+	return packet->icmp_type == (packet->version == 4 ? ICMP_ECHO_REQUEST : ICMP6_ECHO_REQUEST);
+}
+
+/* The first 16 bytes of a TCP header. */
+struct tcp_header {
+	__be16 source_port;
+	__be16 destination_port;
+	__be32 sequence;
+	__be32 acknowledged;
+	u8 data_offset; /* in the upper half, in words */
+	u8 flags;
+	__be16 window;
+};
+
+/* The reset that a closed port gives to a SYN (RFC 9293, 3.10.7.1). Options and data stay where
+ * they are, since to take them out would take the sum over them, which is not known if the checksum
+ * was left to a device.
+ */
+static __always_inline bool answer_reset(struct __sk_buff *skb, struct packet *packet)
+{
+	struct tcp_header old, new = {};
+	u32 data, diff;
+
+	if (!load(skb, packet->l4, &old, sizeof(old)))
+		return false;
+	data = packet->length - (packet->l4 - packet->l3) - (old.data_offset >> 4) * 4;
+	new.source_port = old.destination_port;
+	new.destination_port = old.source_port;
+	new.acknowledged = bpf_htonl(bpf_ntohl(old.sequence) + data + 1);
+	new.data_offset = old.data_offset;
+	new.flags = TCP_RST | TCP_ACK;
+	diff = (u32)bpf_csum_diff((void *)&old, sizeof(old), (void *)&new, sizeof(new), 0);
+	return swap_ethernet(skb, packet->l3) && swap_addresses(skb, packet) &&
+	       !bpf_l4_csum_replace(skb, packet->l4 + TCP_CHECKSUM, 0, diff, 0) &&
+	       !bpf_skb_store_bytes(skb, packet->l4, &new, sizeof(new), 0);
+}
+
+/* Cut the packet off behind its first QUOTED_PAYLOAD bytes of payload, and tell in `bytes` what
+ * will then be in it, `quoted` bytes from the IP header on.
+ *
+ * A UDP checksum that is left to the device will be filled in later, over what is left, so the ICMP
+ * checksum has to count with that. That it is so shows in this: the kernel does not let go of the
+ * place where the checksum is to be written (__bpf_skb_min_len()).
+ */
+static __always_inline bool quote(struct __sk_buff *skb, struct packet *packet, u8 *bytes,
+				  u64 quoted)
+{
+	u32 end = packet->l4 + QUOTED_PAYLOAD;
+	bool is_udp = packet->tuple.protocol == IPPROTO_UDP;
+	u16 checksum = 0;
+	bool is_partial = false;
+
+	if (is_udp) {
+		if (!load(skb, packet->l4 + UDP_CHECKSUM, &checksum, 2))
+			return false;
+		is_partial = bpf_skb_change_tail(skb, packet->l4 + UDP_CHECKSUM, 0);
+	}
+	if (bpf_skb_change_tail(skb, end, 0))
+		return false;
+	if (is_udp && !is_partial &&
+	    bpf_skb_store_bytes(skb, packet->l4 + UDP_CHECKSUM, &checksum, 2, 0))
+		return false;
+	hide(quoted);
+	if (quoted < 28 || quoted > QUOTED_MAX ||
+	    bpf_skb_load_bytes(skb, packet->l3, bytes, quoted))
+		return false;
+	if (is_partial) {
+		u16 udp[4] ALIGNED;
+		u32 sum = 0;
+
+		if (!load(skb, packet->l4, udp, sizeof(udp)))
+			return false;
+#pragma unroll
+		for (int i = 0; i < 4; i++)
+			sum += udp[i];
+		checksum = ~fold(sum);
+		if (!checksum)
+			checksum = 0xffff;
+		hide(quoted);
+		if (quoted < 28 || quoted > QUOTED_MAX)
+			return false;
+		*(u16 *)(bytes + quoted - 2) = checksum;
+	}
+	return true;
+}
+
+struct icmp_header {
+	u8 type;
+	u8 code;
+	u16 checksum;
+	__be32 unused;
+};
+
+struct unreachable4 {
+	struct ipv4_header ip;
+	struct icmp_header icmp;
+};
+
+struct unreachable6 {
+	struct ipv6_header ip;
+	struct icmp_header icmp;
+};
+
+static __always_inline bool unreachable4(struct __sk_buff *skb, struct packet *packet, u8 *bytes,
+					 u64 quoted)
+{
+	struct unreachable4 header = {};
+	u32 sum;
+
+	header.ip.version_length = 0x45;
+	header.ip.total_length = bpf_htons(sizeof(header) + quoted);
+	header.ip.ttl = TTL;
+	header.ip.protocol = IPPROTO_ICMP;
+	header.ip.source = packet->tuple.destination.word[3];
+	header.ip.destination = packet->tuple.source.word[3];
+	header.ip.checksum =
+	    ~fold((u32)bpf_csum_diff(0, 0, (void *)&header.ip, sizeof(header.ip), 0));
+	header.icmp.type = 3;
+	header.icmp.code = 3; /* port unreachable, as REJECT has it by default */
+	sum = (u32)bpf_csum_diff(0, 0, (void *)&header.icmp, sizeof(header.icmp), 0);
+	hide(quoted);
+	if (quoted > QUOTED_MAX)
+		return false;
+	header.icmp.checksum = ~fold((u32)bpf_csum_diff(0, 0, bytes, quoted, sum));
+	return !bpf_skb_adjust_room(skb, sizeof(header), BPF_ADJ_ROOM_AT_MAC, 0) &&
+	       !bpf_skb_store_bytes(skb, packet->l3, &header, sizeof(header), 0);
+}
+
+static __always_inline bool unreachable6(struct __sk_buff *skb, struct packet *packet, u8 *bytes,
+					 u64 quoted)
+{
+	struct unreachable6 header = {};
+	__be32 pseudo[2] = {bpf_htonl(sizeof(header.icmp) + quoted), bpf_htonl(IPPROTO_ICMPV6)};
+	u32 sum;
+
+	*(u8 *)&header.ip = 0x60;
+	header.ip.payload_length = bpf_htons(sizeof(header.icmp) + quoted);
+	header.ip.next = IPPROTO_ICMPV6;
+	header.ip.hop_limit = TTL;
+	header.ip.source = packet->tuple.destination;
+	header.ip.destination = packet->tuple.source;
+	header.icmp.type = 1;
+	header.icmp.code = 4; /* port unreachable */
+	sum = (u32)bpf_csum_diff(0, 0, (void *)&header.ip.source, ADDRESSES, 0);
+	sum = (u32)bpf_csum_diff(0, 0, (void *)pseudo, sizeof(pseudo), sum);
+	sum = (u32)bpf_csum_diff(0, 0, (void *)&header.icmp, sizeof(header.icmp), sum);
+	hide(quoted);
+	if (quoted > QUOTED_MAX)
+		return false;
+	header.icmp.checksum = ~fold((u32)bpf_csum_diff(0, 0, bytes, quoted, sum));
+	return !bpf_skb_adjust_room(skb, sizeof(header), BPF_ADJ_ROOM_AT_MAC, 0) &&
+	       !bpf_skb_store_bytes(skb, packet->l3, &header, sizeof(header), 0);
+}
+
+/* The ICMP error that a closed port gives (RFC 1122, 4.1.3.1; RFC 4443, 3.1); `bytes` is room for
+ * 128. False: it cannot be made, and the packet is spoiled.
+ */
+static __always_inline bool answer_unreachable(struct __sk_buff *skb, struct packet *packet,
+					       u8 *bytes)
+{
+	u64 quoted = packet->l4 - packet->l3 + QUOTED_PAYLOAD;
+
+	if (!swap_ethernet(skb, packet->l3) || !quote(skb, packet, bytes, quoted))
+		return false;
+	if (packet->version == 4)
+		return unreachable4(skb, packet, bytes, quoted);
+	return unreachable6(skb, packet, bytes, quoted);
+}

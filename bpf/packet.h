@@ -1,0 +1,307 @@
+/* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
+ *
+ * What a packet is: where its headers are, and which tuple it has. Nothing here changes a packet.
+ */
+#pragma once
+
+#include "maps.h"
+#include "addr.h"
+
+#define ETHERNET_HEADER	  14
+#define FRAGMENT_OFFSET	  0x1fff
+#define MORE_FRAGMENTS	  0x2000
+#define LINEAR_MAX	  1024 /* further from its begin a header is not looked for in the linear part */
+#define EXTENSION_HEADERS 6 /* a packet that has more is not looked through */
+
+#define TCP_FIN 0x01
+#define TCP_SYN 0x02
+#define TCP_RST 0x04
+#define TCP_ACK 0x10
+
+#ifndef IPPROTO_SCTP
+#define IPPROTO_SCTP 132
+#endif
+
+enum parsed {
+	NOT_OURS,  /* no IP, or a protocol that no Service has */
+	TRANSPORT, /* TCP, UDP or SCTP, with ports; or a later fragment, without */
+	ICMP,	   /* of either version; a later fragment of it is NOT_OURS */
+	MALFORMED, /* its headers contradict themselves, or are more than are looked through */
+};
+
+enum fragment_place {
+	WHOLE,
+	FIRST,
+	LATER, /* has no ports of its own */
+};
+
+struct packet {
+	struct flow_key tuple; /* ports are 0 where it has none */
+	u32 l3;		       /* where the IP header begins, in bytes from the packet's begin */
+	u32 l4;
+	u32 length; /* of the IP packet, in bytes; what comes behind is the link's */
+	u32 fragment_id;
+	u8 version; /* 4 or 6 */
+	u8 fragment;
+	u8 fragment_protocol; /* that all fragments name */
+	u8 tcp_flags;	      /* 0 but of TCP */
+	u8 icmp_type;	      /* 0 but of ICMP */
+	u16 checksum;	      /* of the IPv4 header */
+	u8 ttl;		      /* or hop limit */
+	bool opens;	      /* it is the first of its flow */
+};
+
+struct ipv4_header {
+	u8 version_length;
+	u8 tos;
+	__be16 total_length;
+	__be16 id;
+	__be16 offset;
+	u8 ttl;
+	u8 protocol;
+	u16 checksum;
+	__be32 source;
+	__be32 destination;
+};
+
+struct ipv6_header {
+	__be32 version_class_label;
+	__be16 payload_length;
+	u8 next;
+	u8 hop_limit;
+	struct address source;
+	struct address destination;
+};
+
+static __always_inline bool load(struct __sk_buff *skb, u32 offset, void *to, u32 size)
+{
+	return !bpf_skb_load_bytes(skb, offset, to, size);
+}
+
+/* The same for what every packet is looked at for, `size` being a constant multiple of 4: straight
+ * from its first, linear part, where headers mostly are. Two calls of the helper cost more than all
+ * else.
+ */
+static __always_inline bool load_header(struct __sk_buff *skb, u32 offset, void *to, u32 size)
+{
+	u64 at = offset;
+
+	hide(at);
+	if (at < LINEAR_MAX) {
+		void *begin = (void *)(long)skb->data + at;
+
+		hide(begin); /* what is compared is what is read from */
+		if (begin + size <= (void *)(long)skb->data_end) {
+#pragma unroll
+			for (u32 i = 0; i < size / 4; i++)
+				((u32 *)to)[i] = ((u32 *)begin)[i];
+			return true;
+		}
+	}
+	return load(skb, offset, to, size);
+}
+
+/* Ports, and the flags of TCP. The whole header has to be there, so that its checksum is. */
+static __always_inline enum parsed parse_transport(struct __sk_buff *skb, struct packet *packet)
+{
+	u8 protocol = packet->tuple.protocol;
+	__be32 header[5];
+
+	if (protocol == IPPROTO_TCP) {
+		if (!load_header(skb, packet->l4, header, 20))
+			return MALFORMED;
+		packet->tcp_flags = ((u8 *)header)[13];
+	} else if (protocol == IPPROTO_UDP) {
+		if (!load_header(skb, packet->l4, header, 8))
+			return MALFORMED;
+	} else if (protocol == IPPROTO_SCTP) {
+		if (!load_header(skb, packet->l4, header, 12))
+			return MALFORMED;
+	} else {
+		return NOT_OURS;
+	}
+	packet->tuple.source_port = ((__be16 *)header)[0];
+	packet->tuple.destination_port = ((__be16 *)header)[1];
+	return TRANSPORT;
+}
+
+static __always_inline bool is_transport(u8 protocol)
+{
+	return protocol == IPPROTO_TCP || protocol == IPPROTO_UDP || protocol == IPPROTO_SCTP;
+}
+
+static __always_inline bool is_extension(u8 protocol)
+{
+	return protocol == IPPROTO_HOPOPTS || protocol == IPPROTO_ROUTING ||
+	       protocol == IPPROTO_DSTOPTS || protocol == IPPROTO_FRAGMENT;
+}
+
+/* What follows the IP header, whose fields are in `packet` already. */
+static __always_inline enum parsed parse_payload(struct __sk_buff *skb, struct packet *packet)
+{
+	u8 protocol = packet->tuple.protocol;
+
+	if (packet->fragment == LATER)
+		return is_transport(protocol) || is_extension(protocol) ? TRANSPORT : NOT_OURS;
+	if (protocol == (packet->version == 4 ? IPPROTO_ICMP : IPPROTO_ICMPV6)) {
+		__be32 header[2];
+
+		if (!load(skb, packet->l4, header, 8))
+			return MALFORMED;
+		packet->icmp_type = *(u8 *)header;
+		return ICMP;
+	}
+	return parse_transport(skb, packet);
+}
+
+static __always_inline enum parsed parse4(struct __sk_buff *skb, struct packet *packet)
+{
+	struct ipv4_header ip;
+	u32 header_length;
+	u16 offset;
+
+	if (!load_header(skb, packet->l3, &ip, sizeof(ip)))
+		return MALFORMED;
+	header_length = (ip.version_length & 15) * 4;
+	if (ip.version_length >> 4 != 4 || header_length < sizeof(ip))
+		return MALFORMED;
+	packet->version = 4;
+	packet->l4 = packet->l3 + header_length;
+	packet->length = bpf_ntohs(ip.total_length);
+	packet->checksum = ip.checksum;
+	packet->ttl = ip.ttl;
+	address_v4(&packet->tuple.source, ip.source);
+	address_v4(&packet->tuple.destination, ip.destination);
+	packet->tuple.protocol = ip.protocol;
+	offset = bpf_ntohs(ip.offset);
+	packet->fragment_id = ip.id;
+	packet->fragment_protocol = ip.protocol;
+	if (offset & FRAGMENT_OFFSET)
+		packet->fragment = LATER;
+	else if (offset & MORE_FRAGMENTS)
+		packet->fragment = FIRST;
+	return parse_payload(skb, packet);
+}
+
+struct fragment_header {
+	u8 next;
+	u8 reserved;
+	__be16 offset; /* the upper 13 bits; the last one: more fragments */
+	__be32 id;
+};
+
+/* Go over the extension headers (RFC 8200, 4), from the end of the IPv6 header on; `next` is the
+ * type of the first. False: there are too many, or they are cut short.
+ */
+static __always_inline bool skip_extensions(struct __sk_buff *skb, struct packet *packet, u8 next)
+{
+#pragma nounroll
+	for (int i = 0; i <= EXTENSION_HEADERS; i++) {
+		struct fragment_header header;
+
+		if (!is_extension(next)) {
+			packet->tuple.protocol = next;
+			return true;
+		}
+		if (i == EXTENSION_HEADERS || !load(skb, packet->l4, &header, sizeof(header)))
+			return false;
+		if (next == IPPROTO_FRAGMENT) {
+			u16 offset = bpf_ntohs(header.offset);
+
+			packet->fragment_id = header.id;
+			packet->fragment_protocol = header.next;
+			if (offset & 0xfff8)
+				packet->fragment = LATER;
+			else if (offset & 1)
+				packet->fragment = FIRST;
+			packet->l4 += sizeof(header);
+		} else {
+			packet->l4 +=
+			    (header.reserved + 1) * 8; /* where other headers have a length */
+		}
+		next = header.next;
+		if (packet->fragment == LATER) { /* what follows is in the middle of a payload */
+			packet->tuple.protocol = next;
+			return true;
+		}
+	}
+	return false;
+}
+
+static __always_inline enum parsed parse6(struct __sk_buff *skb, struct packet *packet)
+{
+	struct ipv6_header ip;
+
+	if (!load_header(skb, packet->l3, &ip, sizeof(ip)))
+		return MALFORMED;
+	if (*(u8 *)&ip >> 4 != 6)
+		return MALFORMED;
+	packet->version = 6;
+	packet->l4 = packet->l3 + sizeof(ip);
+	packet->length = bpf_ntohs(ip.payload_length) + sizeof(ip);
+	packet->ttl = ip.hop_limit;
+	packet->tuple.source = ip.source;
+	packet->tuple.destination = ip.destination;
+	/* A v4-mapped address on the wire would be taken for IPv4 (RFC 4291, 2.5.5.2; RFC
+	 * 4038, 4.2). */
+	if (address_is_v4(&ip.source) || address_is_v4(&ip.destination))
+		return NOT_OURS;
+	if (!skip_extensions(skb, packet, ip.next))
+		return MALFORMED;
+	return parse_payload(skb, packet);
+}
+
+/* `packet` is all zero but for `l3` and the tuple's side. A packet with a VLAN tag is none of ours
+ * yet: the device of that VLAN will see it without, and has a classifier of its own.
+ */
+static __always_inline enum parsed parse(struct __sk_buff *skb, struct packet *packet)
+{
+	enum parsed parsed = NOT_OURS;
+
+	if (skb->vlan_present)
+		return NOT_OURS;
+	if (skb->protocol == bpf_htons(ETH_P_IP))
+		parsed = parse4(skb, packet);
+	else if (skb->protocol == bpf_htons(ETH_P_IPV6))
+		parsed = parse6(skb, packet);
+	if (parsed == MALFORMED)
+		count(COUNTER_UNPARSED);
+	return parsed;
+}
+
+static __always_inline void fragment_key(struct fragment_key *key, const struct packet *packet)
+{
+	key->source = packet->tuple.source;
+	key->destination = packet->tuple.destination;
+	key->id = packet->fragment_id;
+	key->protocol = packet->fragment_protocol;
+	key->side = packet->tuple.side;
+	key->pad = 0;
+}
+
+/* Ports for all fragments: the first one tells them, the later ones are told. False: it was not
+ * told yet, or is forgotten.
+ */
+static __always_inline bool fragment_ports(struct packet *packet)
+{
+	struct fragment_key key;
+	struct fragment ports = {}, *known;
+
+	fragment_key(&key, packet);
+	if (packet->fragment == FIRST) {
+		ports.source_port = packet->tuple.source_port;
+		ports.destination_port = packet->tuple.destination_port;
+		ports.protocol = packet->tuple.protocol;
+		fragments.update(&key, &ports);
+		return true;
+	}
+	known = fragments.lookup(&key);
+	if (!known) {
+		count(COUNTER_FRAGMENT_ORPHAN);
+		return false;
+	}
+	packet->tuple.source_port = known->source_port;
+	packet->tuple.destination_port = known->destination_port;
+	packet->tuple.protocol = known->protocol;
+	return true;
+}

@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
+ *
+ * Changing addresses and ports, and every checksum that covers them. Lengths never change here.
+ *
+ * The kernel's helpers know whether a checksum is in the packet already (CHECKSUM_NONE, _COMPLETE,
+ * _UNNECESSARY) or is left to the device (CHECKSUM_PARTIAL: the field holds the sum of the pseudo
+ * header alone). So a change of the pseudo header has to be told apart from one of the header: two
+ * calls, never one for both.
+ */
+#pragma once
+
+#include "packet.h"
+
+#define IPV4_CHECKSUM 10
+#define IPV6_SOURCE   8
+#define TCP_CHECKSUM  16
+#define UDP_CHECKSUM  6
+#define ICMP_CHECKSUM 2
+#define ADDRESSES     32 /* source and destination of a flow_key, side by side */
+
+#define PSEUDO_HEADER 0x10 /* BPF_F_PSEUDO_HDR */
+#define MANGLED_ZERO  0x20 /* BPF_F_MARK_MANGLED_0: UDP's 0 is no checksum, and stays */
+
+static __always_inline u16 fold(u32 sum)
+{
+	sum = (sum & 0xffff) + (sum >> 16);
+	return (u16)(sum + (sum >> 16));
+}
+
+/* By how much the sum over `count` words changes, in one's complement (RFC 1624). By hand, since
+ * for so few words bpf_csum_diff() takes longer.
+ */
+static __always_inline u32 changed(const __be32 *from, const __be32 *to, u32 count)
+{
+	u64 sum = 0;
+
+#pragma unroll
+	for (u32 i = 0; i < count; i++)
+		sum += (u64)(u32)~from[i] + to[i];
+	sum = (sum & 0xffffffff) + (sum >> 32);
+	return (u32)sum + (u32)(sum >> 32);
+}
+
+/* Over both addresses; IPv4's come out as they should, since ::ffff:0:0/96 stays. */
+static __always_inline u32 addresses_changed(const struct flow_key *from, const struct flow_key *to)
+{
+	return changed(from->source.word, to->source.word, ADDRESSES / 4);
+}
+
+static __always_inline u32 ports_changed(const struct flow_key *from, const struct flow_key *to)
+{
+	return changed((__be32 *)&from->source_port, (__be32 *)&to->source_port, 1);
+}
+
+/* The pseudo header of the checksum at `offset` has changed by `diff`.
+ *
+ * With CHECKSUM_COMPLETE the kernel takes `diff` out of skb->csum, which is right for IPv4, where
+ * the header's own checksum has changed, too, but not for IPv6 (inet_proto_csum_replace_by_diff()
+ * before 6.16, ead7f9b8de65, "bpf: Fix L4 csum update on IPv6 in CHECKSUM_COMPLETE"). So it is put
+ * back.
+ */
+static __always_inline bool pseudo_header_changed(struct __sk_buff *skb, u32 offset, u8 version,
+						  u32 diff, u32 flags)
+{
+	if (bpf_l4_csum_replace(skb, offset, 0, diff, PSEUDO_HEADER | flags))
+		return false;
+	if (version == 6)
+		bpf_csum_update(skb, fold(diff)); /* does nothing but with CHECKSUM_COMPLETE */
+	return true;
+}
+
+/* The end of an IPv4 header without options. */
+struct ipv4_tail {
+	u16 checksum;
+	__be16 addresses[4]; /* in halves: so that there is no padding */
+};
+
+/* Write the addresses of `to` into the IP header at `l3`, whose addresses thereby change by `diff`;
+ * `checksum` is the IPv4 header's own so far. False: the packet is spoiled.
+ */
+static __always_inline bool write_addresses(struct __sk_buff *skb, u32 l3, u8 version, u16 checksum,
+					    struct flow_key *to, u32 diff)
+{
+	struct ipv4_tail tail;
+
+	if (version == 6)
+		return !bpf_skb_store_bytes(skb, l3 + IPV6_SOURCE, &to->source, ADDRESSES, 0);
+	tail.checksum = ~fold((u32)(u16)~checksum + fold(diff));
+	tail.addresses[0] = ((__be16 *)&to->source.word[3])[0];
+	tail.addresses[1] = ((__be16 *)&to->source.word[3])[1];
+	tail.addresses[2] = ((__be16 *)&to->destination.word[3])[0];
+	tail.addresses[3] = ((__be16 *)&to->destination.word[3])[1];
+	return !bpf_skb_store_bytes(skb, l3 + IPV4_CHECKSUM, &tail, sizeof(tail), 0);
+}
+
+/* Where the checksum is; 0: it does not cover addresses or ports (SCTP's CRC32c, RFC 9260, 6.8). */
+static __always_inline u32 checksum_offset(u8 protocol)
+{
+	if (protocol == IPPROTO_TCP)
+		return TCP_CHECKSUM;
+	return protocol == IPPROTO_UDP ? UDP_CHECKSUM : 0;
+}
+
+/* Give `packet` the addresses and ports of `to`; `packet` itself keeps telling what it was. False:
+ * the kernel had no memory, and the packet is spoiled. SCTP's ports have to be the same.
+ */
+static __always_inline bool rewrite(struct __sk_buff *skb, struct packet *packet,
+				    struct flow_key *to)
+{
+	u32 diff = addresses_changed(&packet->tuple, to);
+	u32 flags = packet->tuple.protocol == IPPROTO_UDP ? MANGLED_ZERO : 0;
+	u32 checksum = checksum_offset(packet->tuple.protocol);
+
+	if (packet->fragment != LATER && checksum) {
+		if (!pseudo_header_changed(skb, packet->l4 + checksum, packet->version, diff,
+					   flags))
+			return false;
+		if (*(u32 *)&packet->tuple.source_port != *(u32 *)&to->source_port) {
+			u32 ports = *(u32 *)&to->source_port;
+			u32 by = ports_changed(&packet->tuple, to);
+
+			if (bpf_l4_csum_replace(skb, packet->l4 + checksum, 0, by, flags) ||
+			    bpf_skb_store_bytes(skb, packet->l4, &ports, 4, 0))
+				return false;
+		}
+	}
+	return write_addresses(skb, packet->l3, packet->version, packet->checksum, to, diff);
+}

@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
+ *
+ * Where a packet goes when it does not go up or down the stack by itself.
+ */
+#pragma once
+
+#include "flow.h"
+#include "rewrite.h"
+
+#define PASS_ON (-1) /* TC_ACT_UNSPEC: other people's filters have their turn, then the stack */
+#define DROP	2    /* TC_ACT_SHOT */
+
+#define LOOPBACK_IFINDEX 1 /* in every network namespace (include/net/flow.h) */
+
+/* What our ingress tells our egress about a packet, through the stack: tc_index is tc's own word to
+ * itself, which nothing else writes nowadays, and which fragments and segments inherit
+ * (ip_copy_metadata(), __copy_skb_header()). Test runs have no other way in than cb.
+ */
+#define MARK_NONE    0
+#define MARK_FORWARD 0xeb01 /* is to be masqueraded */
+#define MARK_REPLY   0xeb02 /* was masqueraded, and goes to the client */
+#define MARK_DONE    0xeb03 /* needs nothing any more */
+
+#ifdef MARK_IN_CB
+#define mark_get(skb)	     ((skb)->cb[0])
+#define mark_set(skb, value) ((skb)->cb[0] = (value))
+#else
+#define mark_get(skb)	     ((skb)->tc_index)
+#define mark_set(skb, value) ((skb)->tc_index = (value))
+#endif
+
+/* The address of the first device of the pair that the agent makes (kernel/inlet.py). */
+static const u8 INLET_ETHERNET[6] = {0x02, 0xeb, 0xbf, 0x00, 0x00, 0x01};
+
+/* bcc declares it without the parameters' length (up to 0.37). */
+static long (*redirect_by_neighbour)(u32 ifindex, void *parameters, int length,
+				     u64 flags) = (void *)152;
+
+/* The device by which `to` is reached from here, 0 where there is no way, or where the packet does
+ * not fit through it.
+ */
+static __always_inline u32 route(struct __sk_buff *skb, const struct packet *packet,
+				 const struct address *from, const struct address *to)
+{
+#if defined(HAVE_FIB_LOOKUP) && defined(HAVE_REDIRECT_NEIGH)
+	struct bpf_fib_lookup way = {};
+	int found;
+
+	way.l4_protocol = packet->tuple.protocol;
+	way.ifindex = skb->ifindex;
+	if (packet->version == 4) {
+		way.family = AF_INET;
+		way.ipv4_src = from->word[3];
+		way.ipv4_dst = to->word[3];
+	} else {
+		way.family = AF_INET6;
+		*(struct address *)way.ipv6_src = *from;
+		*(struct address *)way.ipv6_dst = *to;
+	}
+	found = bpf_fib_lookup(skb, &way, sizeof(way), 0);
+	if (found == BPF_FIB_LKUP_RET_SUCCESS || found == BPF_FIB_LKUP_RET_NO_NEIGH)
+		return way.ifindex;
+#endif
+	return 0;
+}
+
+/* One hop less to live, as a router does. False: it has none left, or the packet is spoiled; then
+ * the stack says so.
+ */
+static __always_inline bool decrement_ttl(struct __sk_buff *skb, const struct packet *packet)
+{
+	u8 old[2] ALIGNED, new[2] ALIGNED;
+
+	if (packet->version == 6) {
+		if (!load(skb, packet->l3 + 6, old, 2) || old[1] <= 1)
+			return false;
+		old[1]--;
+		return !bpf_skb_store_bytes(skb, packet->l3 + 6, old, 2, 0);
+	}
+	if (!load(skb, packet->l3 + 8, old, 2) || old[0] <= 1)
+		return false;
+	new[0] = old[0] - 1;
+	new[1] = old[1];
+	return !bpf_l3_csum_replace(skb, packet->l3 + IPV4_CHECKSUM, *(u16 *)old, *(u16 *)new, 2) &&
+	       !bpf_skb_store_bytes(skb, packet->l3 + 8, new, 2, 0);
+}
+
+static __always_inline int redirect_out(struct __sk_buff *skb, u32 ifindex)
+{
+	mark_set(skb, MARK_DONE);
+#ifdef HAVE_REDIRECT_NEIGH
+	return redirect_by_neighbour(ifindex, NULL, 0, 0);
+#else
+	return DROP;
+#endif
+}
+
+/* Up this node's own stack, as if it had come in by the inlet, or by loopback: there neither a
+ * reverse path filter nor the check of sources that are local (martians) is in the way of IPv4, and
+ * IPv6 has none but that ::1 comes by loopback alone.
+ */
+static __always_inline int deliver(struct __sk_buff *skb, const struct packet *packet)
+{
+	struct node *settings = node_get();
+	u8 ethernet[ETHERNET_HEADER] ALIGNED = {};
+	u32 device = LOOPBACK_IFINDEX;
+
+	if (!settings)
+		return DROP;
+	if (packet->version == 4) {
+		device = settings->inlet;
+#pragma unroll
+		for (int i = 0; i < 6; i++)
+			ethernet[i] = INLET_ETHERNET[i];
+	}
+	*(__be16 *)(ethernet + 12) =
+	    packet->version == 4 ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6);
+	if (!device || (packet->l3 == 0 && bpf_skb_change_head(skb, ETHERNET_HEADER, 0)) ||
+	    bpf_skb_store_bytes(skb, 0, ethernet, ETHERNET_HEADER, 0)) {
+		count(COUNTER_NO_ROUTE);
+		return DROP;
+	}
+	return bpf_redirect(device, BPF_F_INGRESS);
+}

@@ -1,0 +1,215 @@
+"""The devices that our classifiers are on: what the map `devices` says of them, and the filters themselves.
+
+The map is for the programs, and remembers whose clsact it is. Whether a device is really looked after
+is asked of the device.
+"""
+
+import socket
+import struct
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+
+from ebpfproxy.dataplanes.ebpf import abi
+from ebpfproxy.dataplanes.ebpf.entries import EGRESS, INGRESS, OUTDATED, DeviceEntry, DeviceKey
+from ebpfproxy.errors import KernelError, NotFound
+from ebpfproxy.kernel import tc
+from ebpfproxy.kernel.bpf import Map, Program
+from ebpfproxy.kernel.tc import Side
+from ebpfproxy.model.address import Address, Family, unspecified
+
+GONE = "(gone)"
+"""The name of a device that is in the map and not on this node."""
+
+_U32 = struct.Struct("=I")
+_SIDES = {INGRESS: Side.INGRESS, EGRESS: Side.EGRESS}
+_UNKNOWN = DeviceEntry(-1, unspecified(Family.IPV4), unspecified(Family.IPV6), ())
+"""Of a device that has a filter of ours and is not in the map: what no plan asks for."""
+
+Refused = dict[DeviceKey, KernelError]
+
+
+class DeviceTable:
+    """Puts and drops are steps of their own, since other maps and hooks have their place between them."""
+
+    def __init__(
+        self, devices: Map, classifiers: Mapping[str, Program], made: Collection[int] = frozenset()
+    ) -> None:
+        """`classifiers` by name: the programs that are to run, as `hooks.CLASSIFIERS` lists them.
+
+        `made`: devices by ifindex whose clsact is known to be ours, whatever the map says.
+        """
+        self._map = devices
+        self._made = made
+        self._programs = classifiers
+        self._ids = {name: program.id for name, program in classifiers.items()}
+        self._names: dict[int, str] = {}  # by ifindex: what it was put, or read, as last
+
+    def read(self) -> dict[DeviceKey, DeviceEntry]:
+        """Every device that is in the map, or has a filter of ours.
+
+        `sides` are those where the very program runs that the flags in the map ask for; another one of
+        ours shows as "outdated", so that it is replaced or removed. A device that is gone keeps what the
+        map says, under the name GONE; one that was renamed has its present name.
+        """
+        present = dict(socket.if_nameindex())
+        written = dict(self._written())
+        found: dict[DeviceKey, DeviceEntry] = {}
+        for ifindex in sorted(written.keys() | present.keys()):
+            entry = written.get(ifindex, _UNKNOWN)
+            sides = tuple(self._sides(ifindex, entry.flags)) if ifindex in present else ()
+            if sides or ifindex in written:
+                key = DeviceKey(ifindex, present.get(ifindex, GONE))
+                found[key] = entry._replace(sides=sides)
+        self._names = {key.ifindex: key.name for key in found}
+        return found
+
+    def _written(self) -> Iterator[tuple[int, DeviceEntry]]:
+        for key, value in self._map.items():
+            v4, v6, flags, _ = abi.DEVICE.unpack(value)
+            known = flags & ~abi.DEVICE_CLSACT
+            yield _U32.unpack(key)[0], DeviceEntry(known, Address(v4), Address(v6), ())
+
+    def _sides(self, ifindex: int, flags: int) -> Iterator[str]:
+        for side, place in _SIDES.items():
+            running = tc.program_id(ifindex, place)
+            if running == self._ids[classifier(flags, side)]:
+                yield side
+            elif running is not None:
+                yield f"{side} {OUTDATED}"
+
+    def fill(self, puts: Mapping[DeviceKey, DeviceEntry]) -> Refused:
+        """Write the map; no filter is touched. What was refused, by key."""
+        refused: Refused = {}
+        for key, entry in puts.items():
+            self._names[key.ifindex] = key.name
+            try:
+                made = abi.DEVICE_CLSACT if self._is_ours(key.ifindex) else 0
+                self._write(key.ifindex, entry, made)
+            except KernelError as failure:
+                refused[key] = failure
+        return refused
+
+    def attach(self, puts: Mapping[DeviceKey, DeviceEntry]) -> Refused:
+        """Have the filters of devices that `fill` has written; what was refused, by key.
+
+        All egress first, so that nothing is translated whose replies are not. A device that is gone
+        already is no error: it will be planned away.
+        """
+        refused: Refused = {}
+        gone: set[DeviceKey] = set()
+        for side in (EGRESS, INGRESS):
+            for key, entry in puts.items():
+                if key in refused or key in gone:
+                    continue
+                try:
+                    self._bring(key.ifindex, side, entry)
+                except NotFound:
+                    self._map.delete(_U32.pack(key.ifindex))
+                    gone.add(key)
+                except KernelError as failure:
+                    refused[key] = failure
+        return refused
+
+    def _bring(self, ifindex: int, side: str, entry: DeviceEntry) -> None:
+        name, place = classifier(entry.flags, side), _SIDES[side]
+        if side not in entry.sides:
+            tc.detach(ifindex, place)
+            return
+        if tc.program_id(ifindex, place) == self._ids[name]:
+            return
+        if tc.attach(ifindex, place, self._programs[name]):
+            self._write(ifindex, entry, abi.DEVICE_CLSACT)
+
+    def drop(self, keys: Collection[DeviceKey]) -> Refused:
+        """Take away the filters, all ingress first, then an empty clsact of ours, then the map's entry.
+
+        A key whose device was put, or read, under another name since is passed over.
+        """
+        refused: Refused = {}
+        ours = [key for key in keys if self._names.get(key.ifindex, key.name) == key.name]
+        for step in (self._detach_ingress, self._detach_egress, self._forget):
+            for key in ours:
+                if key not in refused:
+                    try:
+                        step(key.ifindex)
+                    except KernelError as failure:
+                        refused[key] = failure
+        return refused
+
+    @staticmethod
+    def _detach_ingress(ifindex: int) -> None:
+        tc.detach(ifindex, Side.INGRESS)
+
+    @staticmethod
+    def _detach_egress(ifindex: int) -> None:
+        tc.detach(ifindex, Side.EGRESS)
+
+    def _forget(self, ifindex: int) -> None:
+        if self._is_ours(ifindex):
+            tc.remove_clsact(ifindex)
+        self._map.delete(_U32.pack(ifindex))
+        self._names.pop(ifindex, None)
+
+    def has_outdated(self, key: DeviceKey) -> bool:
+        """Whether a program of ours that is not to run any more does so on this device."""
+        running = {tc.program_id(key.ifindex, place) for place in Side} - {None}
+        return not running <= set(self._ids.values())
+
+    def clsacts(self) -> frozenset[int]:
+        """Devices by ifindex whose clsact we made."""
+        return clsacts(self._map)
+
+    def _is_ours(self, ifindex: int) -> bool:
+        """Whether we made its clsact."""
+        value = self._map.lookup(_U32.pack(ifindex))
+        return ifindex in self._made or bool(value and abi.DEVICE.unpack(value)[2] & abi.DEVICE_CLSACT)
+
+    def _write(self, ifindex: int, entry: DeviceEntry, more_flags: int) -> None:
+        value = abi.DEVICE.pack(entry.v4, entry.v6, entry.flags | more_flags, 0)
+        self._map.update(_U32.pack(ifindex), value)
+
+
+def classifier(flags: int, side: str) -> str:
+    """The program for one side of a device with these flags (abi.h's device_flag)."""
+    name = "to_any" if side == EGRESS else "from_any"
+    return f"{name}_l3" if flags & abi.DEVICE_LAYER3 else name
+
+
+def clsacts(devices: Map) -> frozenset[int]:
+    """Devices by ifindex of which a map `devices` says that their clsact is of our making."""
+    entries = ((key, abi.DEVICE.unpack(value)[2]) for key, value in devices.items())
+    return frozenset(_U32.unpack(key)[0] for key, flags in entries if flags & abi.DEVICE_CLSACT)
+
+
+def former_clsacts(maps: Path | None) -> frozenset[int]:
+    """As `clsacts`, of a layout's folder of maps; empty where its map is gone, or not like ours."""
+    if maps is None:
+        return frozenset()
+    try:
+        devices = Map.pinned(maps / "devices")
+    except KernelError:
+        return frozenset()
+    try:
+        shape = devices.shape.key_size, devices.shape.value_size
+        return clsacts(devices) if shape == (_U32.size, abi.DEVICE.size) else frozenset()
+    finally:
+        devices.close()
+
+
+def detach_all() -> list[str]:
+    """Take our filters off every device of this network namespace; what was detached."""
+    return [
+        f"filter at {side} of {name}"
+        for ifindex, name in socket.if_nameindex()
+        for side, place in _SIDES.items()
+        if tc.detach(ifindex, place)
+    ]
+
+
+def remove_clsacts(made: Collection[int]) -> list[str]:
+    """Take the clsact off devices here, by ifindex in `made`, unless it is in use; what was removed."""
+    return [
+        f"clsact of {name}"
+        for ifindex, name in socket.if_nameindex()
+        if ifindex in made and tc.remove_clsact(ifindex)
+    ]

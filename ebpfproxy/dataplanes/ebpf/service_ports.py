@@ -1,0 +1,73 @@
+"""The map `service_ports`: a bit for each port that some key of `services` has, by protocol.
+
+A packet to any other port is no Service's, which a program so learns without a lookup in a hash map.
+"""
+
+import struct
+from collections import Counter
+from collections.abc import Iterable
+from socket import IPPROTO_SCTP, IPPROTO_TCP, IPPROTO_UDP, ntohs
+
+from ebpfproxy.dataplanes.ebpf import abi
+from ebpfproxy.kernel.bpf import Map
+
+_WORD = struct.Struct("=Q")
+_BITS = 64
+_LINES = {
+    IPPROTO_TCP: abi.CONSTANTS["PORTS_TCP"],
+    IPPROTO_UDP: abi.CONSTANTS["PORTS_UDP"],
+    IPPROTO_SCTP: abi.CONSTANTS["PORTS_SCTP"],
+}
+
+
+class ServicePorts:
+    """Counts for each protocol and port how many keys of `services` have it. Close with `close`."""
+
+    def __init__(self, map_: Map) -> None:
+        self._memory = map_.mapped()
+        self._uses: Counter[int] = Counter()
+
+    def close(self) -> None:
+        self._memory.close()
+
+    def read(self, services: Iterable[bytes]) -> None:
+        """Set the map right for these keys of `services`. No bit is ever off that has to be on."""
+        self._uses = Counter(_bits(services))
+        words: Counter[int] = Counter()
+        for bit in self._uses:
+            words[bit // _BITS] |= 1 << (bit % _BITS)
+        for word in range(abi.CONSTANTS["SERVICE_PORT_WORDS"]):
+            if self._word(word) != words[word]:
+                _WORD.pack_into(self._memory, word * _WORD.size, words[word])
+
+    def add(self, services: Iterable[bytes]) -> None:
+        """Before these keys are written to `services`, which has none of them yet."""
+        for bit in _bits(services):
+            self._uses[bit] += 1
+            if self._uses[bit] == 1:
+                self._write(bit, True)
+
+    def remove(self, services: Iterable[bytes]) -> None:
+        """After these keys were deleted from `services`."""
+        for bit in _bits(services):
+            self._uses[bit] -= 1
+            if not self._uses[bit]:
+                del self._uses[bit]
+                self._write(bit, False)
+
+    def _word(self, word: int) -> int:
+        return int(_WORD.unpack_from(self._memory, word * _WORD.size)[0])
+
+    def _write(self, bit: int, present: bool) -> None:
+        """Nobody else writes the map, so reading and writing a word need not be one step."""
+        word, mask = bit // _BITS, 1 << (bit % _BITS)
+        former = self._word(word)
+        _WORD.pack_into(self._memory, word * _WORD.size, former | mask if present else former & ~mask)
+
+
+def _bits(services: Iterable[bytes]) -> Iterable[int]:
+    """Which bit of the map each key is for; a foreign writer's may be of another protocol, and has none."""
+    for key in services:
+        _, port, protocol, _ = abi.SERVICE_KEY.unpack(key)
+        if protocol in _LINES:
+            yield (_LINES[protocol] * abi.CONSTANTS["SERVICE_PORT_LINE"]) * _BITS + ntohs(port)

@@ -1,0 +1,24 @@
+"""What the eBPF dataplane is told when it is made."""
+
+import dataclasses
+from pathlib import Path
+
+from ebpfproxy.dataplanes.ebpf.flow_state import FlowTimeouts
+from ebpfproxy.dataplanes.ebpf.maps import MapSizes
+from ebpfproxy.plan.service_plan import SocketLb
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EbpfSettings:
+    """Where everything is. `cgroup_root` catches the sockets of all processes below it.
+
+    `redirect`: flows to another node's endpoint skip this node's stack where the kernel can do that.
+    """
+
+    cgroup_root: Path
+    bpffs_root: Path
+    proc_root: Path = Path("/proc")
+    sizes: MapSizes = dataclasses.field(default_factory=MapSizes)
+    socket_lb: SocketLb = SocketLb.ON
+    timeouts: FlowTimeouts = dataclasses.field(default_factory=FlowTimeouts)
+    redirect: bool = False

@@ -1,0 +1,46 @@
+"""Services for the tests of the packet path: three protocols, both families."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from ebpfproxy.model.address import Protocol
+from ebpfproxy.model.endpoint import EndpointPort
+from ebpfproxy.model.service import ServiceType
+from tests.support.build import HERE, endpoint, port, service, slice_of
+from tests.support.packet_path import PacketPath
+from tests.support.packets import Places
+
+TCP, UDP, SCTP = Protocol.TCP, Protocol.UDP, Protocol.SCTP
+PORTS = {TCP: 80, UDP: 53, SCTP: 99}
+TARGETS = {TCP: 8080, UDP: 5353, SCTP: 99}
+NODE_PORTS = {TCP: 30080, UDP: 30053, SCTP: 99}
+CLIENT_PORT = 40000
+
+_PORTS = [port(n, p.name.lower(), protocol=p, node_port=NODE_PORTS[p] if p is not SCTP else 0)
+          for p, n in PORTS.items()]  # fmt: skip
+_TARGETS = [EndpointPort(p.name.lower(), p, n) for p, n in TARGETS.items()]
+
+
+def serve(
+    path: PacketPath,
+    at: Places,
+    *targets: str,
+    called: str = "web",
+    node_ports: bool = True,
+    **fields: Any,
+) -> None:
+    """A Service with every kind of frontend. Of `targets`, those that are not of this node's pods' network
+    are on another node. `fields` are those of `service`."""
+    given: dict[str, Any] = {
+        "ips": [at.cluster],
+        "external": [at.external],
+        "balancer": [at.balancer],
+        "type_": ServiceType.LOAD_BALANCER,
+    } | fields
+    ports = _PORTS if node_ports else [each._replace(node_port=0) for each in _PORTS]
+    path.serve(service(called, *ports, **given), slice_of(called, *_endpoints(targets), ports=_TARGETS))
+
+
+def _endpoints(targets: Iterable[str]) -> list[Any]:
+    own = ("10.244.1.", "fd00:1:", "192.0.2.10", "2001:db8::10")
+    return [endpoint(each, HERE) if each.startswith(own) else endpoint(each) for each in targets]

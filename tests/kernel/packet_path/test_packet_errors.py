@@ -1,0 +1,178 @@
+"""ICMP errors about packets of flows, both ways: who gets one must find in it the packet that he sent."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from scapy.layers.inet import ICMP
+from scapy.layers.inet6 import (
+    ICMPv6DestUnreach,
+    ICMPv6PacketTooBig,
+    ICMPv6TimeExceeded,
+    IPv6ExtHdrDestOpt,
+)
+from scapy.packet import Packet, Raw
+
+from ebpfproxy.model.address import Protocol
+from tests.kernel.packet_path.served import CLIENT_PORT, PORTS, SCTP, TARGETS, TCP, UDP, serve
+from tests.support import headers
+from tests.support.packet_path import UNSPEC, PacketPath
+from tests.support.packets import V4, V6, Places, ip, transport
+
+pytestmark = pytest.mark.kernel
+
+families = pytest.mark.parametrize("at", [V4, V6], ids=["v4", "v6"])
+protocols = pytest.mark.parametrize("protocol", [TCP, UDP, SCTP], ids=["tcp", "udp", "sctp"])
+wheres = pytest.mark.parametrize("where", ["here", "there"])
+
+ERRORS: dict[str, tuple[Callable[[], Packet], Callable[[], Packet]]] = {
+    "too big": (lambda: ICMP(type=3, code=4, nexthopmtu=1400), lambda: ICMPv6PacketTooBig(mtu=1400)),
+    "port unreachable": (lambda: ICMP(type=3, code=3), lambda: ICMPv6DestUnreach(code=4)),
+    "time exceeded": (lambda: ICMP(type=11), lambda: ICMPv6TimeExceeded()),
+}
+errors = pytest.mark.parametrize("kind", ERRORS)
+
+
+def error(kind: str, source: str, destination: str, about: bytes, quoted: int | None = None) -> Packet:
+    """About the packet `about`, of which `quoted` bytes from its IP header on are told."""
+    make = ERRORS[kind][":" in destination]
+    return ip(source, destination) / make() / Raw(about[14:][:quoted])
+
+
+def open_flow(
+    path: PacketPath, at: Places, protocol: Protocol, where: str
+) -> tuple[bytes, bytes, bytes, bytes]:
+    """What the client sent and the endpoint got; what the endpoint sent and the client got."""
+    target = getattr(at, where)
+    towards = "tunnel" if where == "there" else "pod"
+    serve(path, at, target)
+    request = ip(at.client, at.external) / transport(protocol, CLIENT_PORT, PORTS[protocol], b"request.")
+    arrived = path.forward(request, "net", towards).raw
+    seen = at.masquerade if where == "there" else at.client
+    fields: dict[str, Any] = {"flags": "SA"} if protocol is TCP else {}
+    answer = bytes(
+        ip(target, seen) / transport(protocol, TARGETS[protocol], CLIENT_PORT, b"response", **fields)
+    )
+    back = path.forward(answer, towards, "net").raw
+    return bytes(request), arrived, answer, back
+
+
+@families
+@protocols
+@wheres
+@errors
+@pytest.mark.parametrize("quoted", [28, 48, None])
+def test_an_error_on_the_way_to_the_endpoint_reaches_the_client(
+    path: PacketPath, at: Places, protocol: Protocol, where: str, kind: str, quoted: int | None
+) -> None:
+    """Path MTU discovery through a NodePort needs it (cilium #47755)."""
+    if at is V6 and quoted == 28:
+        quoted = 48
+    sent, arrived, _, _ = open_flow(path, at, protocol, where)
+    towards = "tunnel" if where == "there" else "pod"
+    seen = at.masquerade if where == "there" else at.client
+    outcome = path.forward(error(kind, at.router, seen, arrived, quoted), towards, "net")
+    assert outcome.verdict == UNSPEC
+    assert outcome.raw == bytes(error(kind, at.router, at.client, sent, quoted))
+    assert path.counted()["icmp_error"] == (2 if where == "there" else 1)
+
+
+@families
+@protocols
+@wheres
+@errors
+@pytest.mark.parametrize("quoted", [28, 48, None])
+def test_an_error_on_the_way_to_the_client_reaches_the_endpoint(
+    path: PacketPath, at: Places, protocol: Protocol, where: str, kind: str, quoted: int | None
+) -> None:
+    if at is V6 and quoted == 28:
+        quoted = 48
+    _, _, sent, arrived = open_flow(path, at, protocol, where)
+    towards = "tunnel" if where == "there" else "pod"
+    target = getattr(at, where)
+    outcome = path.forward(error(kind, at.router, at.external, arrived, quoted), "net", towards)
+    assert outcome.verdict == UNSPEC
+    assert outcome.raw == bytes(error(kind, at.router, target, sent, quoted))
+
+
+@families
+@wheres
+def test_an_error_of_the_endpoint_itself_comes_from_the_frontend(
+    path: PacketPath, at: Places, where: str
+) -> None:
+    """Port unreachable from a UDP server that just went, as a connected socket of the client wants it."""
+    sent, arrived, _, _ = open_flow(path, at, UDP, where)
+    towards = "tunnel" if where == "there" else "pod"
+    seen = at.masquerade if where == "there" else at.client
+    packet = error("port unreachable", getattr(at, where), seen, arrived)
+    outcome = path.forward(packet, towards, "net")
+    assert outcome.raw == bytes(error("port unreachable", at.external, at.client, sent))
+
+
+@families
+@wheres
+def test_an_error_of_the_client_itself_comes_from_whom_the_endpoint_knows(
+    path: PacketPath, at: Places, where: str
+) -> None:
+    _, _, sent, arrived = open_flow(path, at, UDP, where)
+    seen = at.masquerade if where == "there" else at.client
+    packet = error("port unreachable", at.client, at.external, arrived)
+    outcome = path.forward(packet, "net", "tunnel" if where == "there" else "pod")
+    assert outcome.raw == bytes(error("port unreachable", seen, getattr(at, where), sent))
+
+
+@families
+@pytest.mark.parametrize("protocol", [TCP, UDP], ids=["tcp", "udp"])
+def test_a_quoted_checksum_that_is_cut_off_or_none_stays_so(
+    path: PacketPath, at: Places, protocol: Protocol
+) -> None:
+    serve(path, at, at.here)
+    request = ip(at.client, at.external) / transport(protocol, CLIENT_PORT, PORTS[protocol], chksum=0)
+    arrived = path.forward(request, "net", "pod").raw
+    size = headers.parts(arrived).outer.l4 - 14 + 8
+    outcome = path.forward(error("too big", at.router, at.client, arrived, size), "pod", "net")
+    assert outcome.raw == bytes(error("too big", at.router, at.client, bytes(request), size))
+
+
+@families
+def test_bytes_behind_the_packets_end_are_not_taken_for_the_quoted_packet(
+    path: PacketPath, at: Places
+) -> None:
+    """What Ethernet pads with, or leaves there, is under no checksum."""
+    sent, arrived, _, _ = open_flow(path, at, TCP, "here")
+    size = headers.parts(arrived).outer.l4 - 14 + 8
+    trailer = bytes(range(20))
+    packet = bytes(error("too big", at.router, at.client, arrived, size)) + trailer
+    outcome = path.forward(packet, "pod", "net")
+    assert outcome.raw == bytes(error("too big", at.router, at.client, sent, size)) + trailer
+
+
+@families
+def test_an_error_about_nobodys_packet_is_left_alone(path: PacketPath, at: Places) -> None:
+    open_flow(path, at, TCP, "there")
+    quoted = bytes(ip(at.masquerade, at.there) / transport(TCP, CLIENT_PORT + 1, TARGETS[TCP]))
+    for packet in (
+        error("too big", at.router, at.masquerade, quoted),
+        error("too big", at.router, at.external, quoted),
+        error("too big", at.router, at.masquerade, quoted, 10),
+        error("too big", at.router, at.masquerade, quoted, 0),
+    ):
+        for outcome in (path.ingress(packet), path.ingress(packet, "tunnel"), path.egress(packet)):
+            assert outcome == (UNSPEC, bytes(packet), 0)
+
+
+def test_an_error_that_quotes_extension_headers_is_translated(path: PacketPath) -> None:
+    at = V6
+    serve(path, at, at.here)
+    request = ip(at.client, at.external) / IPv6ExtHdrDestOpt() / transport(UDP, CLIENT_PORT, PORTS[UDP])
+    arrived = path.forward(request, "net", "pod").raw
+    outcome = path.forward(error("too big", at.router, at.client, arrived), "pod", "net")
+    assert outcome.raw == bytes(error("too big", at.router, at.client, bytes(request)))
+
+
+def test_an_error_whose_quotation_has_options_is_translated(path: PacketPath) -> None:
+    serve(path, V4, V4.here)
+    request = ip(V4.client, V4.external, options=[b"\1\1\1\1"]) / transport(UDP, CLIENT_PORT, PORTS[UDP])
+    arrived = path.forward(request, "net", "pod").raw
+    outcome = path.forward(error("too big", V4.router, V4.client, arrived), "pod", "net")
+    assert outcome.raw == bytes(error("too big", V4.router, V4.client, bytes(request)))

@@ -1,0 +1,97 @@
+"""Fragments go where the first one of their datagram went (cilium #8185)."""
+
+import pytest
+from scapy.layers.inet import IP, fragment
+from scapy.layers.inet6 import IPv6, IPv6ExtHdrDestOpt, IPv6ExtHdrFragment, fragment6
+from scapy.layers.l2 import Ether
+from scapy.packet import Packet
+
+from ebpfproxy.model.address import Protocol
+from tests.kernel.packet_path.served import CLIENT_PORT, PORTS, SCTP, TARGETS, TCP, UDP, serve
+from tests.support.packet_path import UNSPEC, PacketPath
+from tests.support.packets import HERE, THERE, V4, V6, Places, become, ip, transport
+
+pytestmark = pytest.mark.kernel
+
+families = pytest.mark.parametrize("at", [V4, V6], ids=["v4", "v6"])
+DATA = bytes(range(250)) * 8
+
+
+def whole(at: Places, protocol: Protocol = UDP, port: int = CLIENT_PORT) -> Packet:
+    return ip(at.client, at.external) / transport(protocol, port, PORTS[protocol], DATA)
+
+
+def cut(packet: bytes, number: int = 77) -> list[bytes]:
+    """The fragments of a packet, each in its frame. The first one has the transport's whole header."""
+    parsed = Ether(packet)
+    if IPv6 in parsed:
+        parsed[IPv6].payload = IPv6ExtHdrFragment(id=number, nh=parsed[IPv6].nh) / parsed[IPv6].payload
+        parsed[IPv6].nh = 44
+        del parsed[IPv6].plen
+        pieces = fragment6(parsed[IPv6], 600)  # type: ignore[no-untyped-call]
+    else:
+        parsed[IP].id = number
+        del parsed[IP].chksum
+        pieces = fragment(parsed[IP], 560)  # type: ignore[no-untyped-call]
+    assert len(pieces) > 3
+    return [bytes(Ether(src=THERE, dst=HERE) / piece) for piece in pieces]
+
+
+@families
+@pytest.mark.parametrize("protocol", [UDP, TCP, SCTP], ids=["udp", "tcp", "sctp"])
+@pytest.mark.parametrize("where", ["here", "there"])
+def test_all_fragments_of_a_datagram_are_translated_both_ways(
+    path: PacketPath, at: Places, protocol: Protocol, where: str
+) -> None:
+    target = getattr(at, where)
+    towards, seen = ("pod", at.client) if where == "here" else ("tunnel", at.masquerade)
+    serve(path, at, target)
+    request = whole(at, protocol)
+    arrived = become(request, seen, target, destination_port=TARGETS[protocol])
+    for piece, expected in zip(cut(bytes(request)), cut(arrived), strict=True):
+        assert path.forward(piece, "net", towards).raw == expected
+    reply = ip(at.external, at.client) / transport(protocol, PORTS[protocol], CLIENT_PORT, DATA)
+    answer = become(reply, target, seen, source_port=TARGETS[protocol])
+    for piece, expected in zip(cut(answer), cut(bytes(reply)), strict=True):
+        assert path.forward(piece, towards, "net").raw == expected
+
+
+@families
+def test_a_later_fragment_that_comes_first_is_left_alone(path: PacketPath, at: Places) -> None:
+    serve(path, at, at.here)
+    first, second, *_ = cut(bytes(whole(at)))
+    assert path.ingress(second) == (UNSPEC, second, 0)
+    assert path.counted() == {"fragment_orphan": 1}
+    assert path.ingress(first).raw != first
+    assert path.ingress(second).raw != second
+
+
+@families
+def test_datagrams_of_one_client_are_told_apart_by_their_number(path: PacketPath, at: Places) -> None:
+    serve(path, at, at.here)
+    ours, nobodys = whole(at), whole(at)
+    nobodys["UDP"].dport += 1
+    pieces, others = cut(bytes(ours), 1), cut(bytes(nobodys), 2)
+    for piece, other in zip(pieces, others, strict=True):
+        assert path.ingress(piece).raw != piece
+        assert path.ingress(other).raw == other
+
+
+@families
+def test_a_number_that_is_used_again_is_of_the_later_datagram(path: PacketPath, at: Places) -> None:
+    serve(path, at, at.here)
+    nobodys = whole(at)
+    nobodys["UDP"].dport += 1
+    for piece in cut(bytes(whole(at))):
+        assert path.ingress(piece).raw != piece
+    for piece in cut(bytes(nobodys)):
+        assert path.ingress(piece).raw == piece
+
+
+def test_options_between_fragment_header_and_transport(path: PacketPath) -> None:
+    """RFC 8200, 4.5: the fragment header of each names the first header of what was cut, here the options."""
+    serve(path, V6, V6.here)
+    request = ip(V6.client, V6.external) / IPv6ExtHdrDestOpt() / whole(V6)["UDP"]
+    arrived = become(request, destination=V6.here, destination_port=TARGETS[UDP])
+    for piece, expected in zip(cut(bytes(request)), cut(arrived), strict=True):
+        assert path.forward(piece, "net", "pod").raw == expected

@@ -1,0 +1,216 @@
+"""Random packets: what is no Service's leaves as it came, and no packet leaves with a bad checksum."""
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+from scapy.layers.inet import TCP
+from scapy.layers.l2 import Ether
+
+from ebpfproxy.model.address import (
+    Address,
+    Protocol,
+    family,
+    format_address,
+    is_unspecified,
+    parse_address,
+    unspecified,
+)
+from ebpfproxy.model.endpoint import EndpointPort
+from ebpfproxy.model.service import ServiceType, TrafficPolicy
+from tests.support import headers
+from tests.support.build import HERE, endpoint, port, service, slice_of
+from tests.support.packet_judge import Dialed, Judge, Offer
+from tests.support.packet_path import (
+    DEVICES,
+    MARK_FORWARD,
+    NODE_V4,
+    NODE_V6,
+    UNSPEC,
+    PacketPath,
+)
+from tests.support.packets import become, ip
+from tests.support.random_packets import RandomPackets, Target
+
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(0)]
+
+_TCP, _UDP, _SCTP = Protocol.TCP, Protocol.UDP, Protocol.SCTP
+_HERE = ("10.244.1.5", "fd00:1::5")
+_ELSEWHERE = ("10.244.2.5", "fd00:2::5")
+_ENOUGH = 1_000_000
+"""Packets after which flows are forgotten, before the map has to evict any: what then becomes of replies
+is another test's matter."""
+
+
+def _serve(path: PacketPath) -> dict[Dialed, Offer]:
+    """Services of all kinds, in both families; what each frontend may do."""
+    offers: dict[Dialed, Offer] = {}
+    every = [(_TCP, 80, 8080, 30080), (_UDP, 53, 5353, 30053), (_SCTP, 99, 99, 30099)]
+    for index, of in enumerate(("v4", "v6")):
+        ip = {"v4": "10.96.0.{}", "v6": "fd00:96::{}"}[of]
+        ports = [port(number, f"p{number}", protocol=p, node_port=0 if p is _SCTP else node_port)
+                 for p, number, _, node_port in every]  # fmt: skip
+        targets = [EndpointPort(f"p{number}", p, target) for p, number, target, _ in every]
+        here, there = endpoint(_HERE[index], HERE), endpoint(_ELSEWHERE[index])
+        kinds: dict[str, Any] = {
+            "ips": [ip.format(10)],
+            "external": [ip.format(11)],
+            "balancer": [ip.format(12)],
+        }
+        path.serve(
+            service(f"web-{of}", *ports, **kinds, type_=ServiceType.LOAD_BALANCER, affinity=index * 60),
+            slice_of(f"web-{of}", here, there, ports=targets),
+        )
+        path.serve(
+            service(f"none-{of}", *(each._replace(node_port=0) for each in ports[:2]), ips=[ip.format(20)])
+        )
+        path.serve(
+            service(
+                f"local-{of}", port(80), ips=[ip.format(30)], external=[ip.format(31)],
+                external_policy=TrafficPolicy.LOCAL, type_=ServiceType.LOAD_BALANCER,
+            ),
+            slice_of(f"local-{of}", there),
+        )  # fmt: skip
+        for protocol, number, target, node_port in every:
+            places = frozenset((parse_address(each[index]), target) for each in (_HERE, _ELSEWHERE))
+            for last in (10, 11, 12):
+                offers[parse_address(ip.format(last)), number, protocol] = Offer(places)
+            if protocol is not _SCTP:
+                anywhere = unspecified(family(parse_address(ip.format(0))))
+                offers[anywhere, node_port, protocol] = Offer(places)
+                offers[parse_address(ip.format(20)), number, protocol] = Offer(frozenset(), refuses=True)
+        only = frozenset({(parse_address(_ELSEWHERE[index]), 8080)})
+        offers[parse_address(ip.format(30)), 80, _TCP] = Offer(only)
+        offers[parse_address(ip.format(31)), 80, _TCP] = Offer(only, drops=True)  # of others than pods
+    return offers
+
+
+def _targets(offers: dict[Dialed, Offer]) -> tuple[list[Target], list[Target]]:
+    """The Services', and those that miss by a bit: in address, port or protocol."""
+    services, others = [], []
+    for address, number, protocol in offers:
+        node = NODE_V4 if family(address) is family(parse_address(NODE_V4)) else NODE_V6
+        text = node if is_unspecified(address) else format_address(address)
+        services.append(Target(text, number, protocol))
+        near = parse_address(text)[:-1] + bytes([parse_address(text)[-1] ^ 0x40])
+        others.append(Target(format_address(Address(near)), number, protocol))
+        others.append(Target(text, number ^ 0x100, protocol))
+        others.append(Target(text, number, _UDP if protocol == _TCP else _TCP))
+    known = set(services)
+    return services, [each for each in others if each not in known]
+
+
+class _Run:
+    """Packets through ingress and egress, as a router would hand them on."""
+
+    def __init__(self, path: PacketPath, seed: int) -> None:
+        offers = _serve(path)
+        self.path = path
+        self.packets = RandomPackets(seed, *_targets(offers))
+        self.chance = random.Random(seed)
+        at = frozenset(map(parse_address, (NODE_V4, NODE_V6)))
+        devices = {name: frozenset(map(parse_address, side[:2])) for name, side in DEVICES.items()}
+        self.judge = Judge(offers, at, devices)
+        self.verdicts: Counter[str] = Counter()
+
+    def go(self, count: int) -> None:
+        make, chance = self.packets.make, self.chance.random
+        ways = [(came_in, self.path.runs_in(came_in).run, to, self.path.runs_out(to, came_in).run)
+                for came_in in ("net", "pod") for to in ("net", "tunnel", "pod")]  # fmt: skip
+        of_node = self.path.runs_out("net", "").run
+        for number in range(count):
+            frame = make()
+            way = ways[int(chance() * 6)]
+            came_in, ingress, to, egress = way
+            try:
+                verdict, out = ingress(frame)
+                if verdict == UNSPEC and out == frame:
+                    verdict, out = egress(frame)
+                    if verdict == UNSPEC and out == frame:
+                        if not number & 7:
+                            verdict, out = of_node(frame)
+                            assert verdict == UNSPEC, "a verdict on the node's own"
+                            assert out == frame, "changed as the node's own"
+                        continue
+                    self.judge.egress(frame, 0, to, verdict, bytes(out))
+                else:
+                    self._follow(frame, came_in, to, verdict, bytes(out))
+            except AssertionError as failure:
+                failure.add_note(f"packet {number}, in by {came_in}, out by {to}: {frame.hex()}")
+                raise
+
+    def _follow(self, frame: bytes, came_in: str, to: str, verdict: int, out: bytes) -> None:
+        """What became of it at ingress was not nothing; nor need it be at egress."""
+        self.judge.ingress(frame, verdict, out)
+        mark = self.path.runs_in(came_in).cb
+        if verdict != UNSPEC:
+            return
+        verdict, left = self.path.runs_out(to, came_in, mark).run(out)
+        if verdict != UNSPEC or left != out:
+            self.judge.egress(out, mark, to, verdict, bytes(left))
+        if mark == MARK_FORWARD or self.chance.random() < 0.1:
+            self.packets.remember(bytes(left))
+
+
+def test_what_is_no_services_leaves_as_it_came_and_no_checksum_is_ever_bad(
+    path: PacketPath, pytestconfig: pytest.Config
+) -> None:
+    """Each packet goes through ingress, and on through egress. A failure tells the packet."""
+    run = _Run(path, seed=1)
+    left = pytestconfig.getoption("packets")
+    while left:
+        count = min(left, _ENOUGH)
+        run.go(count)
+        left -= count
+        path.forget_flows()
+        run.judge.forget()
+    judged, most = (
+        run.judge.judged,
+        ("opened", "translated at ingress", "translated at egress", "ICMP errors"),
+    )
+    assert all(judged[what] > pytestconfig.getoption("packets") / 200 for what in most), judged
+    assert judged["forgotten by half"] < judged["translated at egress"] / 100, judged
+    assert all(judged[what] for what in ("refused", "dropped", "later fragments")), judged
+
+
+def test_what_the_random_packets_are_judged_by_agrees_with_scapy(path: PacketPath) -> None:
+    """A checksum that is right by scapy is right by tests/support/headers.py, and any bit that flips in what
+    it covers makes it wrong."""
+    chance = random.Random(1)
+    packets = RandomPackets(1, *_targets(_serve(path)))
+    for _ in range(500):
+        frame = packets.for_service()
+        parsed = Ether(frame)
+        for name in ("IP", "TCP", "UDP"):
+            if name in parsed and parsed[name].chksum:
+                del parsed[name].chksum
+        assert bytes(parsed) == frame
+        assert headers.is_good(frame)
+        found = headers.parts(frame)
+        sums = headers.defects(frame, found)
+        if len(sums) == 2:
+            at = chance.randrange(found.outer.l4 + 8, found.outer.end) if found.outer.protocol == 6 else -1
+            broken = bytearray(frame)
+            broken[at] ^= 1 << chance.randrange(8)
+            assert not headers.is_good(bytes(broken))
+
+
+def test_the_judge_finds_what_is_wrong(path: PacketPath) -> None:
+    """A packet of nobody's that was changed, a wrong checksum, another's endpoint."""
+    judge = _Run(path, seed=1).judge
+    syn = ip("198.51.100.7", "10.96.0.10") / TCP(sport=1000, dport=80)
+    for wrong in (
+        become(syn, destination="10.244.1.5", destination_port=8081),
+        become(syn, "198.51.100.8", "10.244.1.5", destination_port=8080),
+        become(syn, destination="10.244.1.5", destination_port=8080)[:-1] + b"x",
+        become(syn, destination="10.244.1.5", destination_port=8080) + b"x",
+    ):
+        with pytest.raises(AssertionError):
+            judge.ingress(bytes(syn), UNSPEC, wrong)
+    judge.ingress(bytes(syn), UNSPEC, become(syn, destination="10.244.1.5", destination_port=8080))
+    nobodys = ip("198.51.100.7", "10.96.0.10") / TCP(sport=1000, dport=81)
+    with pytest.raises(AssertionError):
+        judge.ingress(bytes(nobodys), UNSPEC, become(nobodys, destination="10.244.1.5"))
+    with pytest.raises(AssertionError):
+        judge.egress(bytes(nobodys), 0, "net", UNSPEC, become(nobodys, "10.96.0.10"))

@@ -1,0 +1,207 @@
+"""Every rewrite, compared byte for byte with the packet that scapy would have made.
+
+So nothing but addresses, ports and checksums changes: not the TTL either, which is the stack's affair.
+"""
+
+from typing import Any
+
+import pytest
+from scapy.layers.inet import IPOption_NOP, IPOption_Router_Alert
+from scapy.layers.inet6 import (
+    IPv6ExtHdrDestOpt,
+    IPv6ExtHdrFragment,
+    IPv6ExtHdrHopByHop,
+    IPv6ExtHdrRouting,
+)
+from scapy.packet import Packet
+
+from ebpfproxy.model.address import Protocol
+from tests.kernel.packet_path.served import CLIENT_PORT, NODE_PORTS, PORTS, SCTP, TARGETS, TCP, UDP, serve
+from tests.support.packet_path import MARK_DONE, MARK_FORWARD, MARK_REPLY, UNSPEC, PacketPath
+from tests.support.packets import V4, V6, Places, become, ip, transport
+
+pytestmark = pytest.mark.kernel
+
+families = pytest.mark.parametrize("at", [V4, V6], ids=["v4", "v6"])
+protocols = pytest.mark.parametrize("protocol", [TCP, UDP, SCTP], ids=["tcp", "udp", "sctp"])
+HEADERS: dict[str, tuple[Places, dict[str, Any], tuple[Packet, ...]]] = {
+    "v4 options": (V4, {"options": [IPOption_NOP(), IPOption_Router_Alert()]}, ()),
+    "v4 all options": (V4, {"options": [IPOption_NOP()] * 40}, ()),
+    "v6 hop-by-hop": (V6, {}, (IPv6ExtHdrHopByHop(),)),
+    "v6 destination options": (V6, {}, (IPv6ExtHdrDestOpt(),)),
+    "v6 fragment that is whole": (V6, {}, (IPv6ExtHdrFragment(id=5),)),
+    "v6 routing, at its end": (V6, {}, (IPv6ExtHdrRouting(segleft=0),)),
+    "v6 six of them": (V6, {}, (IPv6ExtHdrHopByHop(), *[IPv6ExtHdrDestOpt()] * 5)),
+}
+
+
+def check(path: PacketPath, at: Places, request: Packet, reply: Packet, target: str) -> None:
+    """There and back, by an endpoint on this node or elsewhere. `request` is from the client to a frontend,
+    `reply` its like from the frontend to the client, of which scapy makes what the endpoint sends."""
+    elsewhere = target == at.there
+    towards = "tunnel" if elsewhere else "pod"
+    ports: dict[str, Any] = {"destination_port": TARGETS[_protocol(request)]}
+    sent = path.ingress(request)
+    assert (sent.verdict, sent.mark) == (UNSPEC, MARK_FORWARD if elsewhere else 0)
+    assert sent.raw == become(request, destination=target, **ports)
+    arrived = path.egress(sent.raw, towards, sent.mark, "net")
+    source = at.masquerade if elsewhere else None
+    assert arrived.verdict == UNSPEC
+    assert arrived.raw == become(request, source, target, **ports)
+    _check_back(path, at, reply, target, towards)
+
+
+def _check_back(path: PacketPath, at: Places, reply: Packet, target: str, towards: str) -> None:
+    elsewhere = towards == "tunnel"
+    ports: dict[str, Any] = {"source_port": TARGETS[_protocol(reply)]}
+    answer = become(reply, target, at.masquerade if elsewhere else None, **ports)
+    back = path.ingress(answer, towards)
+    assert (back.verdict, back.mark) == (UNSPEC, MARK_REPLY if elsewhere else 0)
+    assert back.raw == become(reply, target, **ports)
+    seen = path.egress(back.raw, "net", back.mark, towards)
+    assert (seen.verdict, seen.mark) == (UNSPEC, MARK_DONE)
+    assert seen.raw == bytes(reply)
+
+
+def _protocol(packet: Packet) -> Protocol:
+    return next(each for each in Protocol if each.name in packet)
+
+
+def conversation(
+    at: Places,
+    protocol: Protocol,
+    before: dict[str, Any] | None = None,
+    *extensions: Packet,
+    data: bytes = b"data",
+) -> tuple[Packet, Packet]:
+    """A request and its reply, as the client has them. `before` and `extensions` are of the IP header."""
+    fields, reply = before or {}, {"flags": "SA"} if protocol is TCP else {}
+    packets = []
+    for packet, end in (
+        (ip(at.client, at.external, **fields), transport(protocol, CLIENT_PORT, PORTS[protocol], data)),
+        (
+            ip(at.external, at.client, **fields),
+            transport(protocol, PORTS[protocol], CLIENT_PORT, data, **reply),
+        ),
+    ):
+        for header in extensions:
+            packet = packet / header.copy()
+        packets.append(packet / end)
+    return packets[0], packets[1]
+
+
+@families
+@protocols
+@pytest.mark.parametrize("where", ["here", "there"])
+def test_a_client_outside_and_an_endpoint(
+    path: PacketPath, at: Places, protocol: Protocol, where: str
+) -> None:
+    target = getattr(at, where)
+    serve(path, at, target)
+    check(path, at, *conversation(at, protocol), target)
+
+
+@pytest.mark.parametrize("header", HEADERS)
+@protocols
+@pytest.mark.parametrize("where", ["here", "there"])
+def test_headers_before_the_transports(path: PacketPath, header: str, protocol: Protocol, where: str) -> None:
+    at, fields, extensions = HEADERS[header]
+    target = getattr(at, where)
+    serve(path, at, target)
+    check(path, at, *conversation(at, protocol, fields, *extensions), target)
+
+
+@families
+@protocols
+@pytest.mark.parametrize("size", [0, 4, 1400])
+def test_payloads_of_many_sizes(path: PacketPath, at: Places, protocol: Protocol, size: int) -> None:
+    serve(path, at, at.there)
+    check(path, at, *conversation(at, protocol, data=bytes(range(4)) * (size // 4)), at.there)
+
+
+@families
+@pytest.mark.parametrize("protocol", [TCP, UDP], ids=["tcp", "udp"])
+def test_a_payload_of_odd_length(path: PacketPath, at: Places, protocol: Protocol) -> None:
+    serve(path, at, at.there)
+    check(path, at, *conversation(at, protocol, data=b"odd"), at.there)
+
+
+@families
+@pytest.mark.parametrize("where", ["here", "there"])
+def test_udp_without_a_checksum_stays_without(path: PacketPath, at: Places, where: str) -> None:
+    """0 is "none" (RFC 768; RFC 6935 for IPv6 tunnels), and must not become one that is wrong."""
+    target = getattr(at, where)
+    serve(path, at, target)
+    request, reply = conversation(at, UDP)
+    for packet in (request, reply):
+        packet["UDP"].chksum = 0
+    check(path, at, request, reply, target)
+
+
+@families
+def test_a_udp_checksum_never_becomes_none(path: PacketPath, at: Places) -> None:
+    """One that comes out as 0 is sent as 0xffff (RFC 768), and by scapy, too."""
+    serve(path, at, at.here)
+    request, _ = conversation(at, UDP, data=bytes(4))
+    base = become(request, destination=at.here, destination_port=TARGETS[UDP])
+    word = int.from_bytes(base[-6:-4])  # so much more data makes the checksum 0
+    request, _ = conversation(at, UDP, data=word.to_bytes(2) + b"\0\0")
+    sent = path.ingress(request)
+    assert sent.raw[-6:-4] == b"\xff\xff"
+    assert sent.raw == become(request, destination=at.here, destination_port=TARGETS[UDP])
+
+
+@families
+@pytest.mark.parametrize("protocol", [TCP, UDP], ids=["tcp", "udp"])
+def test_a_node_port(path: PacketPath, at: Places, protocol: Protocol) -> None:
+    serve(path, at, at.there)
+    request = ip(at.client, at.node) / transport(protocol, CLIENT_PORT, NODE_PORTS[protocol])
+    there = path.forward(request, "net", "tunnel")
+    assert there.raw == become(request, at.masquerade, at.there, destination_port=TARGETS[protocol])
+    reply = ip(at.node, at.client) / transport(protocol, NODE_PORTS[protocol], CLIENT_PORT)
+    answer = become(reply, at.there, at.masquerade, source_port=TARGETS[protocol])
+    assert path.forward(answer, "tunnel", "net").raw == bytes(reply)
+
+
+@families
+@protocols
+def test_a_pod_keeps_its_address_on_the_way_to_a_cluster_ip(
+    path: PacketPath, at: Places, protocol: Protocol
+) -> None:
+    serve(path, at, at.there)
+    request = ip(at.pod, at.cluster) / transport(protocol, CLIENT_PORT, PORTS[protocol])
+    there = path.forward(request, "pod", "tunnel")
+    assert there.raw == become(request, destination=at.there, destination_port=TARGETS[protocol])
+    reply = ip(at.cluster, at.pod) / transport(protocol, PORTS[protocol], CLIENT_PORT)
+    answer = become(reply, at.there, source_port=TARGETS[protocol])
+    assert path.forward(answer, "tunnel", "pod").raw == bytes(reply)
+
+
+@families
+@pytest.mark.parametrize("protocol", [TCP, UDP], ids=["tcp", "udp"])
+def test_a_pod_that_is_its_own_endpoint_sees_the_node(
+    path: PacketPath, at: Places, protocol: Protocol
+) -> None:
+    """Hairpin: else it would answer to itself."""
+    serve(path, at, at.here)
+    request = ip(at.here, at.cluster) / transport(protocol, CLIENT_PORT, PORTS[protocol])
+    there = path.forward(request, "pod", "pod")
+    assert there.raw == become(request, at.gateway, at.here, destination_port=TARGETS[protocol])
+    reply = ip(at.cluster, at.here) / transport(protocol, PORTS[protocol], CLIENT_PORT)
+    answer = become(reply, at.here, at.gateway, source_port=TARGETS[protocol])
+    assert path.forward(answer, "pod", "pod").raw == bytes(reply)
+
+
+@families
+def test_what_is_no_services_is_left_alone(path: PacketPath, at: Places) -> None:
+    serve(path, at, at.there)
+    for packet in (
+        ip(at.client, at.external) / transport(TCP, CLIENT_PORT, PORTS[TCP] + 1),
+        ip(at.client, at.external) / transport(UDP, CLIENT_PORT, PORTS[TCP]),
+        ip(at.client, at.there) / transport(TCP, CLIENT_PORT, TARGETS[TCP]),
+        ip(at.there, at.client) / transport(TCP, TARGETS[TCP], CLIENT_PORT),
+        ip(at.client, at.external) / transport(TCP, CLIENT_PORT, PORTS[TCP], flags="A"),
+    ):
+        for outcome in (path.ingress(packet), path.egress(packet)):
+            assert outcome == (UNSPEC, bytes(packet), 0)
+    assert not path.flows()

@@ -1,0 +1,113 @@
+"""The ways round the node's stack: both translations at once, and the node's own packets."""
+
+from typing import Any
+
+import pytest
+from scapy.layers.inet6 import IPv6
+from scapy.layers.l2 import Ether
+
+from ebpfproxy.dataplanes.ebpf import abi
+from ebpfproxy.model.address import Protocol
+from tests.kernel.packet_path import served
+from tests.kernel.packet_path.served import CLIENT_PORT, PORTS, TARGETS, serve
+from tests.support.packet_path import MARK_DONE, REDIRECT, SHOT, UNSPEC, PacketPath
+from tests.support.packets import V4, V6, Places, become, ip, transport
+
+pytestmark = pytest.mark.kernel
+
+families = pytest.mark.parametrize("at", [V4, V6], ids=["v4", "v6"])
+protocols = pytest.mark.parametrize("protocol", list(PORTS), ids=["tcp", "udp", "sctp"])
+
+
+def older(frame: bytes) -> bytes:
+    """One hop less to live; scapy sums it up anew."""
+    packet = Ether(frame)
+    if IPv6 in packet:
+        packet.payload.hlim -= 1
+    else:
+        packet.payload.ttl -= 1
+        del packet.payload.chksum
+    return bytes(packet)
+
+
+@families
+@protocols
+def test_a_packet_that_skips_the_stack_is_translated_at_once_and_ages(
+    path: PacketPath, at: Places, protocol: Protocol
+) -> None:
+    path.set_node(abi.NODE_REDIRECT)
+    serve(path, at, at.there)
+    request = ip(at.client, at.external) / transport(protocol, CLIENT_PORT, PORTS[protocol])
+    outcome = path.ingress(request)
+    assert (outcome.verdict, outcome.mark) == (REDIRECT, MARK_DONE)
+    arrived = become(request, at.masquerade, at.there, destination_port=TARGETS[protocol])
+    assert outcome.raw == older(arrived)
+    fields: dict[str, Any] = {"flags": "SA"} if protocol is served.TCP else {}
+    reply = ip(at.external, at.client) / transport(protocol, PORTS[protocol], CLIENT_PORT, **fields)
+    answer = become(reply, at.there, at.masquerade, source_port=TARGETS[protocol])
+    back = path.ingress(answer, "tunnel")
+    assert (back.verdict, back.mark) == (REDIRECT, MARK_DONE)
+    assert back.raw == older(bytes(reply))
+    assert path.counted()["redirected"] == 2
+
+
+@families
+def test_a_packet_at_the_end_of_its_life_is_left_to_the_stack(path: PacketPath, at: Places) -> None:
+    """Which tells the client so (time exceeded): traceroute through a Service works."""
+    path.set_node(abi.NODE_REDIRECT)
+    serve(path, at, at.there)
+    life = {"hlim": 1} if at is V6 else {"ttl": 1}
+    request = ip(at.client, at.external, **life) / transport(served.UDP, CLIENT_PORT, PORTS[served.UDP])
+    outcome = path.ingress(request)
+    assert outcome.verdict == UNSPEC
+    assert outcome.raw == become(request, destination=at.there, destination_port=TARGETS[served.UDP])
+
+
+@families
+def test_endpoints_of_this_node_are_reached_by_the_stack(path: PacketPath, at: Places) -> None:
+    path.set_node(abi.NODE_REDIRECT)
+    serve(path, at, at.here)
+    request = ip(at.client, at.external) / transport(served.TCP, CLIENT_PORT, PORTS[served.TCP])
+    assert path.ingress(request).verdict == UNSPEC
+
+
+@families
+@protocols
+@pytest.mark.parametrize("where", ["here", "there"])
+def test_the_nodes_own_packet_goes_out_by_the_way_to_the_endpoint(
+    path: PacketPath, at: Places, protocol: Protocol, where: str
+) -> None:
+    """Of a socket that no hook caught; the reply comes back to the address and port that it left with."""
+    path.set_node(inlet=path.indices["net"])
+    target, out = getattr(at, where), {"here": "pod", "there": "tunnel"}[where]
+    serve(path, at, target)
+    request = ip(at.node, at.cluster) / transport(protocol, CLIENT_PORT, PORTS[protocol])
+    outcome = path.egress(request, came_in="")
+    source = at.gateway if where == "here" else at.masquerade
+    assert (outcome.verdict, outcome.mark) == (REDIRECT, MARK_DONE)
+    assert outcome.raw == become(request, source, target, destination_port=TARGETS[protocol])
+    reply = ip(at.cluster, at.node) / transport(protocol, PORTS[protocol], CLIENT_PORT)
+    answer = become(reply, target, source, source_port=TARGETS[protocol])
+    back = path.ingress(answer, out)
+    assert back.verdict == REDIRECT
+    assert back.raw[14:] == bytes(reply)[14:], "Ethernet's header is the inlet's"
+
+
+@families
+def test_without_a_way_to_the_endpoint_the_nodes_own_packet_is_dropped(path: PacketPath, at: Places) -> None:
+    target = "fd00:7::1" if at is V6 else "127.0.0.9"
+    serve(path, at, target)
+    request = ip(at.node, at.cluster) / transport(served.UDP, CLIENT_PORT, PORTS[served.UDP])
+    outcome = path.egress(request, came_in="")
+    assert outcome.verdict in (SHOT, REDIRECT)
+
+
+@families
+def test_a_pod_that_bypassed_all_programs_is_noted(path: PacketPath, at: Places) -> None:
+    """The agent puts one on its device; until then the packet finds its own way."""
+    serve(path, at, at.there)
+    path.maps["devices"].delete(path.indices["pod"].to_bytes(4, "little"))
+    request = ip(at.pod, at.cluster) / transport(served.TCP, CLIENT_PORT, PORTS[served.TCP])
+    assert path.egress(request, came_in="pod") == (UNSPEC, bytes(request), 0)
+    assert path.counted() == {"bypassed": 1}
+    assert dict(path.maps["bypassing"].items()).keys() == {path.indices["pod"].to_bytes(4, "little")}

@@ -1,0 +1,158 @@
+"""What the packet path looks up beside a service: whom it admits, which addresses answer, its counters."""
+
+import struct
+
+import pytest
+
+from ebpfproxy.dataplanes.ebpf import abi
+from ebpfproxy.dataplanes.ebpf.entries import ServicePortKey
+from ebpfproxy.dataplanes.ebpf.maps import Maps
+from ebpfproxy.dataplanes.ebpf.ranges import GRACE
+from ebpfproxy.kernel.bpf import possible_cpus
+from ebpfproxy.model.address import Family, parse_address
+from tests.kernel.service_table.samples import (
+    GUARDED,
+    SEVERAL,
+    WEB,
+    bring,
+    endpoint,
+    entry,
+    exposed,
+    frontend,
+    key,
+    opened,
+)
+from tests.kernel.service_table.steps import watched
+from tests.support.clock import Clock
+from tests.support.service_maps import View, check_exact
+
+pytestmark = pytest.mark.kernel
+
+U32 = struct.Struct("=I")
+
+
+def admits(maps: Maps, service: ServicePortKey, client: str) -> bool:
+    """As a program asks: bpf_map_lookup_elem() of an LPM trie, with all bits of the client's address."""
+    id_ = next(id_ for id_, name in View(maps).names.items() if name == service)
+    found = maps["source_ranges"].lookup(abi.SOURCE_RANGE_KEY.pack(160, id_, parse_address(client)))
+    return found == U32.pack(1)
+
+
+def test_a_client_is_admitted_by_the_ranges_of_the_service_it_dials(roomy: Maps) -> None:
+    other = GUARDED._replace(
+        frontends=(frontend("203.0.113.6", flags=abi.SERVICE_RESTRICTED),),
+        source_ranges=entry([], [], sources=["10.0.0.0/8"]).source_ranges,
+    )
+    with opened(roomy) as table:
+        bring(table, {}, {key("guarded"): GUARDED, key("other"): other})
+        clients = ("198.51.7.7", "198.51.100.1", "192.0.2.7", "192.0.2.8", "10.2.3.4", "2001:db8::1")
+        assert [c for c in clients if admits(roomy, key("guarded"), c)] == list(clients[:3])
+        assert [c for c in clients if admits(roomy, key("other"), c)] == ["10.2.3.4"]
+
+
+def test_every_client_of_one_family_is_not_every_client(roomy: Maps) -> None:
+    both = {
+        key("four"): entry([frontend("203.0.113.5")], [], sources=["0.0.0.0/0"]),
+        key("six", family=Family.IPV6): entry([frontend("fd00::5")], [], sources=["fd00::/8"]),
+    }
+    with opened(roomy) as table:
+        bring(table, {}, both)
+        assert table.read() == both
+        assert admits(roomy, key("four"), "255.255.255.255")
+        assert not admits(roomy, key("four"), "fd00::1")
+        assert admits(roomy, key("six", family=Family.IPV6), "fdff::1")
+        assert not admits(roomy, key("six", family=Family.IPV6), "10.0.0.1")
+
+
+def test_a_client_inside_the_old_and_the_new_ranges_is_admitted_at_every_step(roomy: Maps) -> None:
+    """The network that both have in common is never written as such."""
+    before = {key("web"): GUARDED._replace(source_ranges=entry([], [], sources=["10.0.0.0/8"]).source_ranges)}
+    after = {key("web"): GUARDED._replace(source_ranges=entry([], [], sources=["10.1.0.0/16"]).source_ranges)}
+    for start, end in ((before, after), (after, before)):
+        with opened(roomy) as table:
+            bring(table, table.read(), start)
+            with watched(roomy, start, end) as steps:
+                bring(table, start, end)
+            assert len(steps) == 1 + 2  # one written, one deleted
+            check_exact(roomy, end, table.usage())
+
+
+def test_ranges_that_stay_are_not_written_again(roomy: Maps) -> None:
+    with opened(roomy) as table:
+        bring(table, {}, {key("guarded"): GUARDED})
+        changed = {key("guarded"): GUARDED._replace(endpoints=())}
+        with watched(roomy, {key("guarded"): GUARDED}, changed) as steps:
+            bring(table, {key("guarded"): GUARDED}, changed)
+        endpoints_and_services = 1 + len(GUARDED.frontends)
+        assert len(steps) == 1 + endpoints_and_services
+
+
+def test_an_id_that_is_given_to_another_service_comes_without_the_ranges_of_the_former(roomy: Maps) -> None:
+    clock = Clock()
+    with opened(roomy, clock) as table:
+        bring(table, {}, {key("guarded"): GUARDED})
+        ids = set(View(roomy).names)
+        bring(table, {key("guarded"): GUARDED}, {})
+        clock.now += GRACE
+        bring(table, {}, {key("web"): WEB})
+        assert set(View(roomy).names) == ids
+        assert not View(roomy).sources
+
+
+def test_an_address_of_two_frontends_goes_with_the_last_of_them(roomy: Maps) -> None:
+    first, second = frontend("10.96.0.1", 80), frontend("10.96.0.1", 443)
+    states = [
+        {key("a"): entry([first], []), key("b"): entry([second], [])},
+        {key("b"): entry([second], [])},
+        {key("b"): entry([first], [])},
+        {key("c"): entry([second, frontend("10.96.0.2", 443)], [])},
+        {},
+    ]
+    with opened(roomy) as table:
+        for before, after in zip([{}, *states], states, strict=False):
+            bring(table, before, after)
+            wanted = {f.address for each in after.values() for f in each.frontends}
+            assert View(roomy).addresses == wanted
+
+
+def test_a_node_port_has_no_address_of_its_own(roomy: Maps) -> None:
+    node_ports = entry([frontend("0.0.0.0", 30080), frontend("::", 30080)], [endpoint("10.1.0.1")])
+    with opened(roomy) as table:
+        bring(table, {}, {key("web"): node_ports})
+        assert View(roomy).addresses == set()
+
+
+def test_the_addresses_are_completed_for_maps_that_lack_them(roomy: Maps) -> None:
+    with opened(roomy) as table:
+        bring(table, {}, SEVERAL)
+        for packed, _ in list(roomy["frontend_addresses"].items()):
+            roomy["frontend_addresses"].delete(packed)
+    with opened(roomy) as other:
+        assert other.read() == SEVERAL
+        check_exact(roomy, SEVERAL, other.usage())
+
+
+def carried(maps: Maps, service: int) -> bytes:
+    found = maps["traffic"].lookup(U32.pack(service))
+    assert found is not None
+    return found
+
+
+def test_what_was_counted_for_one_service_is_not_the_next_ones(roomy: Maps) -> None:
+    """On any CPU. It stays as long as the service does, whatever becomes of that."""
+    clock = Clock()
+    some = bytes(range(1, 1 + abi.TRAFFIC.size)) * possible_cpus()
+    with opened(roomy, clock) as table:
+        bring(table, {}, {key("web"): WEB, key("api"): exposed(7)})
+        ids = {name.name: id_ for id_, name in View(roomy).names.items()}
+        for id_ in ids.values():
+            roomy["traffic"].update(U32.pack(id_), some)
+        bring(table, {key("web"): WEB}, {key("web"): WEB._replace(endpoints=())})
+        table.read()
+        assert carried(roomy, ids["default/web"]) == some
+        table.apply({}, [key("web")])
+        clock.now += GRACE
+        bring(table, {}, {key("next"): WEB})
+        assert View(roomy).names[ids["default/web"]] == key("next")
+        assert not any(carried(roomy, ids["default/web"]))
+        assert carried(roomy, ids["default/api"]) == some

@@ -1,0 +1,73 @@
+"""Which devices of a node the agent puts its classifiers on, as its flags, pods and Services have it."""
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from ebpfproxy.kernel import tc
+from ebpfproxy.kernel.tc import Side
+from ebpfproxy.lab import Pod
+from tests.kernel.cluster import Cluster, eventually
+
+pytestmark = pytest.mark.kernel
+
+BOTH, EGRESS = {Side.INGRESS, Side.EGRESS}, {Side.EGRESS}
+
+
+def sides(cluster: Cluster) -> dict[str, set[Side]]:
+    """The devices of the node that have a classifier of ours, and where."""
+
+    def look() -> dict[str, set[Side]]:
+        found = {
+            name: {side for side in Side if tc.program_id(index, side) is not None}
+            for index, name in socket.if_nameindex()
+            if not name.startswith("ebpfproxy")
+        }
+        return {name: where for name, where in found.items() if where}
+
+    return cluster.node.call(look)
+
+
+def pods(cluster: Cluster) -> dict[str, set[Side]]:
+    return {pod.device: BOTH for pod in cluster.lab.pods.values()}
+
+
+@pytest.fixture
+def newcomer(rough: Cluster) -> Iterator[Pod]:
+    """Asked for last: a pod that comes while the agent runs, and goes."""
+    pod = rough.lab.pod("newcomer")
+    try:
+        yield pod
+    finally:
+        rough.lab.forget_pod(pod)
+
+
+def test_the_devices_of_pods_are_left_alone_until_a_service_needs_them(rough: Cluster) -> None:
+    rough.start()
+    web = rough.service(type="LoadBalancer", loadBalancerSourceRanges=["198.51.100.0/24"]).to(rough.a)
+    assert sides(rough) == {"eth0": BOTH}, "no address is restricted"
+    web.status = {"loadBalancer": {"ingress": [{"ip": "203.0.113.9"}]}}
+    web.set()
+    assert sides(rough) == {"eth0": BOTH, **pods(rough)}
+    web.set(loadBalancerSourceRanges=[])
+    assert sides(rough) == {"eth0": BOTH}
+
+
+def test_without_pods_sockets_their_devices_are_taken_as_they_come(
+    rough: Cluster, request: pytest.FixtureRequest
+) -> None:
+    rough.start("--socket-lb=host")
+    assert sides(rough) == {"eth0": BOTH, **pods(rough)}
+    newcomer: Pod = request.getfixturevalue("newcomer")
+    eventually(lambda: sides(rough).get(newcomer.device) == BOTH, "the newcomer's device")
+
+
+def test_without_any_socket_loopback_is_taken_too(rough: Cluster) -> None:
+    rough.start("--socket-lb=off")
+    assert sides(rough) == {"eth0": BOTH, "lo": EGRESS, **pods(rough)}
+
+
+def test_devices_that_are_named_are_taken_and_no_others(rough: Cluster) -> None:
+    rough.start("--socket-lb=host", "--tc-devices=vetha", "--tc-devices=veth[pq],nothing*")
+    assert sides(rough) == dict.fromkeys(("vetha", "vethp", "vethq"), BOTH)

@@ -1,0 +1,38 @@
+"""What the kernel has is found by trying; here it is compared with what the kernel's own symbols say."""
+
+from pathlib import Path
+
+import pytest
+
+from ebpfproxy.dataplanes.ebpf import features
+from ebpfproxy.dataplanes.ebpf.hooks import SCHED_CLS
+from ebpfproxy.kernel import bpf
+
+pytestmark = pytest.mark.kernel
+
+SYMBOLS = {
+    "HAVE_SK_LOOKUP_UDP": "bpf_sk_lookup_udp",
+    "HAVE_FIB_LOOKUP": "bpf_skb_fib_lookup",
+    "HAVE_SKC_LOOKUP_TCP": "bpf_skc_lookup_tcp",
+    "HAVE_REDIRECT_NEIGH": "bpf_redirect_neigh",
+    "HAVE_KTIME_COARSE": "bpf_ktime_get_coarse_ns",
+    "HAVE_SET_RETVAL": "bpf_set_retval",
+}
+CALL, NO_HELPER = 0x85, (30_000).to_bytes(4, "little")
+
+
+def test_a_helper_is_found_where_the_kernel_has_its_function() -> None:
+    """A probe with arguments that the verifier refuses would never find it."""
+    lines = Path("/proc/kallsyms").read_text().splitlines()
+    present = {line.split()[2] for line in lines}
+    if "bpf_prog_load" not in present:
+        pytest.skip("this kernel does not show its symbols")
+    assert features.defines() == {macro: "1" for macro, symbol in SYMBOLS.items() if symbol in present}
+
+
+@pytest.mark.parametrize("probe", features.PROBES, ids=lambda probe: probe.define)
+def test_a_helper_that_no_kernel_has_is_not_found(probe: features.Probe) -> None:
+    instructions = [probe.code[at : at + 8] for at in range(0, len(probe.code), 8)]
+    first = next(i for i, each in enumerate(instructions) if each[0] == CALL)
+    instructions[first] = instructions[first][:4] + NO_HELPER
+    assert not bpf.loads(SCHED_CLS, 0, b"".join(instructions))

@@ -1,0 +1,172 @@
+"""The collector's thread on real maps."""
+
+import contextlib
+import logging
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from socket import IPPROTO_UDP
+
+import pytest
+
+from ebpfproxy.dataplanes.ebpf import abi, flow_collector, flow_sweep
+from ebpfproxy.dataplanes.ebpf.flow_collector import FlowCollector
+from ebpfproxy.dataplanes.ebpf.flow_state import FlowTimeouts
+from ebpfproxy.dataplanes.ebpf.maps import Maps, MapSizes
+from ebpfproxy.kernel.bpf import Map
+from tests.support.bpf_place import bpf_place, build_maps
+from tests.support.flows import ENDPOINT, a_flow, endpoints, entries
+
+pytestmark = pytest.mark.kernel
+
+_SIZES = MapSizes(services=8, slots=16, endpoints=64, affinity=8, sockets=8, flows=65536, source_ranges=8)
+_U32 = struct.Struct("=I")
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    with bpf_place() as place:
+        yield build_maps(place, _SIZES, "v1-flows")
+
+
+@pytest.fixture
+def maps(folder: Path) -> Iterator[Maps]:
+    """Empty, but for the endpoint of `a_flow`."""
+    with contextlib.closing(Maps(folder)) as opened:
+        for name in ("flows", "bypassing"):
+            for key, _ in list(opened[name].items()):
+                opened[name].delete(key)
+        listed(opened, abi.ENDPOINT_LISTED)
+        yield opened
+
+
+def listed(maps: Maps, flags: int) -> None:
+    at = ENDPOINT * abi.ENDPOINT.size
+    packed = bytes(endpoints(flags)[at : at + abi.ENDPOINT.size])
+    maps["endpoints"].update(_U32.pack(ENDPOINT), packed)
+
+
+@pytest.fixture
+def started(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[Callable[[frozenset[int]], object]], FlowCollector]]:
+    """A collector that looks all the time."""
+    monkeypatch.setattr(flow_collector, "_POLL", 0.01)
+    monkeypatch.setattr(flow_collector, "_SHORTEST", 0.01)
+    monkeypatch.setattr(flow_collector, "_LONGEST", 0.01)
+    running = []
+
+    def start(pods_bypass: Callable[[frozenset[int]], object] = lambda seen: None) -> FlowCollector:
+        running.append(FlowCollector(folder, FlowTimeouts(), pods_bypass))
+        return running[-1]
+
+    yield start
+    for each in running:
+        each.close()
+
+
+Start = Callable[..., FlowCollector]
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.005)
+
+
+def contents(of: Map) -> dict[bytes, bytes]:
+    return dict(of.items())
+
+
+def test_flows_that_are_over_are_removed_and_the_others_are_not(maps: Maps, started: Start) -> None:
+    now = time.monotonic_ns()
+    over = entries(*(a_flow(n, last_seen=now - 61 * 10**9, masquerade="10.0.0.1") for n in range(500)))
+    alive = entries(*(a_flow(n, last_seen=now) for n in range(1000, 1500)))
+    maps["flows"].update_all(list((over | alive).items()))
+    collector = started()
+    eventually(lambda: collector.collected()[:2] == (len(alive), len(over)))
+    assert contents(maps["flows"]) == alive
+
+
+def test_udp_flows_go_when_their_endpoint_is_retired(maps: Maps, started: Start) -> None:
+    flows = entries(a_flow(1, IPPROTO_UDP, abi.FLOW_REPLIED, time.monotonic_ns()))
+    maps["flows"].update_all(list(flows.items()))
+    collector = started()
+    eventually(lambda: collector.collected().entries == 2)
+    listed(maps, abi.ENDPOINT_ON_NODE)
+    eventually(lambda: collector.collected().retired == 2)
+    assert contents(maps["flows"]) == {}
+
+
+def test_pods_that_bypass_are_told_of_once_and_again_when_there_are_more(maps: Maps, started: Start) -> None:
+    told: list[frozenset[int]] = []
+    maps["bypassing"].update(_U32.pack(17), bytes(8))
+    collector = started(told.append)
+    eventually(lambda: told)
+    maps["bypassing"].update(_U32.pack(23), bytes(8))
+    eventually(lambda: len(told) > 1)
+    collector.close()
+    assert told == [{17}, {17, 23}]
+
+
+def test_an_error_of_the_listener_does_not_end_the_thread(
+    maps: Maps, started: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And it is told again, as it has not taken in what it was told."""
+    asked = threading.Semaphore(0)
+
+    def refuse(seen: frozenset[int]) -> None:
+        asked.release()
+        raise ValueError("what was not foreseen")
+
+    maps["bypassing"].update(_U32.pack(17), bytes(8))
+    with caplog.at_level(logging.ERROR):
+        started(refuse)
+        assert asked.acquire(timeout=20)
+        assert asked.acquire(timeout=20)
+    assert "pods that bypass could not be looked for" in caplog.messages
+
+
+def test_an_error_of_a_walk_does_not_end_the_thread(
+    maps: Maps, started: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = flow_sweep.FlowSweep.run
+    failures = [OSError(24, "too many files"), ValueError("what was not foreseen")]
+
+    def failing(sweep: flow_sweep.FlowSweep, rest: Callable[[float], bool]) -> flow_sweep.Swept:
+        if failures:
+            raise failures.pop()
+        return run(sweep, rest)
+
+    monkeypatch.setattr(flow_sweep.FlowSweep, "run", failing)
+    maps["flows"].update_all(list(entries(a_flow()).items()))
+    with caplog.at_level(logging.ERROR):
+        collector = started()
+        eventually(lambda: collector.collected().expired == 2)
+    assert caplog.messages.count("flows could not be collected") == 2
+
+
+def test_an_end_does_not_wait_for_the_walk(
+    maps: Maps, started: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It rests after every batch: all of them together would take hours here."""
+    monkeypatch.setattr(flow_collector, "_SHARE", 10**9)
+    monkeypatch.setattr(flow_collector, "_LONGEST_REST", 60.0)
+    now = time.monotonic_ns()
+    maps["flows"].update_all(list(entries(*(a_flow(n, last_seen=now) for n in range(30_000))).items()))
+    resting = threading.Event()
+    rest = FlowCollector._rest
+
+    def noted(collector: FlowCollector, worked: float) -> bool:
+        resting.set()
+        return rest(collector, worked)
+
+    monkeypatch.setattr(FlowCollector, "_rest", noted)
+    collector = started()
+    assert resting.wait(20)
+    began = time.monotonic()
+    collector.close()
+    assert time.monotonic() - began < 4.0  # 5 s would be its patience

@@ -1,0 +1,268 @@
+"""What is shown of the packet path: flows, translations, devices, counters and traffic, from real maps."""
+
+import contextlib
+import json
+import struct
+import time
+from collections.abc import Iterator
+from socket import IPPROTO_UDP, htons, if_nametoindex
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from ebpfproxy.cli.dump import command
+from ebpfproxy.dataplanes.ebpf import abi
+from ebpfproxy.dataplanes.ebpf.flow_state import keys
+from ebpfproxy.dataplanes.ebpf.maps import Maps, MapSizes
+from ebpfproxy.dataplanes.ebpf.pins import Pins
+from ebpfproxy.dataplanes.ebpf.readings import Readings, ServiceTraffic
+from ebpfproxy.dataplanes.ebpf.view import View
+from ebpfproxy.errors import ConfigError, NotFound
+from ebpfproxy.kernel import tc
+from ebpfproxy.kernel.bpf import possible_cpus
+from ebpfproxy.model.address import Address, format_address, parse_address
+from tests.support.bpf_place import BpfPlace, bpf_place, build_maps, load_program
+from tests.support.flows import NS, SERVICE, a_flow, entries
+from tests.support.namespace import namespace
+
+pytestmark = pytest.mark.kernel
+
+_SIZES = MapSizes(services=8, slots=16, endpoints=64, affinity=8, sockets=8, flows=65536, source_ranges=8)
+SCHED_CLS = 3  # BPF_PROG_TYPE_SCHED_CLS
+_U32 = struct.Struct("=I")
+_LIVE = abi.FLOW_REPLIED | abi.FLOW_ESTABLISHED
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[BpfPlace]:
+    with bpf_place() as place:
+        folder = build_maps(place, _SIZES, "v1-view")
+        Pins(place.bpffs).set_current(folder.parent)
+        yield place
+
+
+@pytest.fixture
+def maps(made: BpfPlace) -> Iterator[Maps]:
+    """Empty, but for the name of the service of `a_flow`."""
+    with contextlib.closing(Maps(made.bpffs / "v1-view" / "maps")) as opened:
+        for name in ("flows", "devices"):
+            for key, _ in list(opened[name].items()):
+                opened[name].delete(key)
+        opened["node"].update(_U32.pack(0), bytes(abi.NODE.size))
+        opened["service_names"].update(_U32.pack(SERVICE), abi.SERVICE_NAME.pack(b"default/web:http", 6, 4))
+        yield opened
+
+
+@pytest.fixture
+def view(maps: Maps, made: BpfPlace) -> Iterator[View]:
+    with contextlib.closing(View(made.bpffs)) as opened:
+        yield opened
+
+
+def write(maps: Maps, *contents: dict[bytes, bytes]) -> None:
+    for each in contents:
+        maps["flows"].update_all(list(each.items()))
+
+
+def ago(seconds: float) -> int:
+    return time.monotonic_ns() - int(seconds * NS)
+
+
+def dump(made: BpfPlace, *arguments: str) -> Result:
+    return CliRunner().invoke(command, [*arguments, f"--bpffs-root={made.bpffs}"], catch_exceptions=False)
+
+
+def dumped(made: BpfPlace, *arguments: str) -> Any:
+    return json.loads(dump(made, *arguments, "-o", "json").output)
+
+
+def test_a_flow_is_one_row_however_many_entries_it_has(maps: Maps, view: View) -> None:
+    write(maps, entries(a_flow(1, flags=_LIVE, last_seen=ago(100), masquerade="10.0.0.1")))
+    (row,) = view.conntrack()
+    assert row.client == "192.0.2.9:1001"
+    assert row[:3] == ("default/web:http", "TCP", "192.0.2.9:1001")
+    assert row[3:7] == ("10.96.0.1:80", "10.244.1.3:8080", "10.0.0.1:40001", "ESTABLISHED")
+    assert row.age == pytest.approx(100, abs=5)
+    assert row.left == pytest.approx(86300, abs=5)
+    assert row.flags == []
+
+
+def test_the_timeouts_are_those_that_the_programs_go_by(maps: Maps, view: View) -> None:
+    maps["node"].update(_U32.pack(0), abi.NODE.pack(0, 0, 0, 400, 1, 2, 3, 4, 5))
+    write(maps, entries(a_flow(1, flags=_LIVE, last_seen=ago(100)), a_flow(2, IPPROTO_UDP, 0, ago(100))))
+    tcp, udp = sorted(view.conntrack(), key=lambda row: row.protocol)
+    assert tcp.left == pytest.approx(300, abs=5)
+    assert (udp.state, udp.left) == ("UNREPLIED", 0)  # over, and not collected yet
+
+
+@pytest.mark.parametrize("way", [abi.FROM_CLIENT, abi.BETWEEN, abi.FROM_ENDPOINT])
+def test_a_flow_with_an_entry_missing_is_marked(maps: Maps, view: View, way: int) -> None:
+    flow = a_flow(1, masquerade="10.0.0.1")
+    write(maps, {key: value for key, value in entries(flow).items() if key != keys(flow)[way]})
+    (row,) = view.conntrack()
+    assert row.flags == ["half"]
+
+
+def test_entries_that_know_nothing_of_the_masquerade_yet_are_the_same_flow(maps: Maps, view: View) -> None:
+    flow = a_flow(1, masquerade="10.0.0.1")
+    early = flow._replace(masquerade=Address(bytes(16)), masquerade_port=0)
+    write(maps, entries(flow), {keys(flow)[abi.FROM_CLIENT]: early.pack()})
+    (row,) = view.conntrack()
+    assert (row.masquerade, row.flags) == ("10.0.0.1:40001", [])
+
+
+def test_the_nodes_own_flow_is_whole_with_two_entries(maps: Maps, view: View) -> None:
+    write(maps, entries(a_flow(1, flags=abi.FLOW_NODE | abi.FLOW_REDIRECT, masquerade="10.0.0.1")))
+    (row,) = view.conntrack()
+    assert row.flags == ["node", "redirect"]
+
+
+def test_ipv6_addresses_have_brackets(maps: Maps, view: View) -> None:
+    write(maps, entries(a_flow(1, family=6)))
+    (row,) = view.conntrack()
+    assert row.endpoint == f"[{format_address(parse_address('fd00::10.244.1.3'))}]:8080"
+
+
+def test_the_translations_of_a_masqueraded_flow(maps: Maps, view: View) -> None:
+    write(maps, entries(a_flow(1, masquerade="10.0.0.1")._replace(between_port=htons(7777))))
+    client, between, masquerade = "192.0.2.9:1001", "192.0.2.9:7777", "10.0.0.1:40001"
+    frontend, endpoint = "10.96.0.1:80", "10.244.1.3:8080"
+    assert sorted(row[2:] for row in view.nat()) == [
+        ("egress", endpoint, between, frontend, client),
+        ("ingress", endpoint, masquerade, endpoint, between),
+        ("ingress", client, frontend, between, endpoint),
+    ]
+
+
+def test_the_nodes_own_flow_is_translated_at_once_both_ways(maps: Maps, view: View) -> None:
+    write(maps, entries(a_flow(1, flags=abi.FLOW_NODE, masquerade="10.0.0.1")))
+    client, frontend, endpoint = "192.0.2.9:1001", "10.96.0.1:80", "10.244.1.3:8080"
+    assert sorted(row[2:] for row in view.nat()) == [
+        ("egress", client, frontend, "10.0.0.1:40001", endpoint),
+        ("ingress", endpoint, "10.0.0.1:40001", frontend, client),
+    ]
+
+
+def test_rows_are_sorted_by_client_and_frontend(maps: Maps, made: BpfPlace) -> None:
+    flows = [a_flow(n)._replace(client=parse_address(f"192.0.2.{n}")) for n in (30, 4, 200)]
+    write(maps, entries(*flows))
+    for what, column in (("conntrack", "client"), ("nat", "source")):
+        shown = [row[column] for row in dumped(made, what) if row[column].startswith("192")]
+        assert shown == ["192.0.2.4:1004", "192.0.2.30:1030", "192.0.2.200:1200"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "count"),
+    [
+        (["--service=default/web"], 2),
+        (["--service=default/web:http"], 2),
+        (["--service=default/db"], 0),
+        (["--address=192.0.2.9:1002"], 1),
+        (["--address=192.0.2.9"], 2),
+        (["--address=10.96.0.1:80"], 2),
+        (["--address=10.0.0.1"], 1),
+        (["--address=10.96.0.1:81"], 0),
+    ],
+)
+def test_flows_are_chosen_by_service_and_by_any_address(
+    maps: Maps, made: BpfPlace, arguments: list[str], count: int
+) -> None:
+    write(maps, entries(a_flow(1), a_flow(2, masquerade="10.0.0.1")))
+    assert len(dumped(made, "conntrack", *arguments)) == count
+
+
+def test_more_rows_than_are_laid_out_at_once_are_the_same_in_every_output(maps: Maps, made: BpfPlace) -> None:
+    write(maps, entries(*(a_flow(n, last_seen=ago(1)) for n in range(5000))))
+    rows = dumped(made, "conntrack")
+    assert len({row["client"] for row in rows}) == 5000
+    lines = dump(made, "conntrack").output.splitlines()
+    assert [line.split()[2] for line in lines[1:] if line] == [row["client"] for row in rows]
+    again = yaml.load(dump(made, "conntrack", "-o", "yaml").output, Loader=yaml.CSafeLoader)
+    assert [row["client"] for row in again] == [row["client"] for row in rows]
+
+
+def test_devices_are_shown_as_the_map_and_the_kernel_have_them(maps: Maps, view: View) -> None:
+    none = parse_address("0.0.0.0"), parse_address("::")
+    loopback = if_nametoindex("lo")
+    maps["devices"].update(_U32.pack(loopback), abi.DEVICE.pack(*none, 0, 0))
+    pod = parse_address("10.0.0.1"), parse_address("fd00::1"), abi.DEVICE_POD | abi.DEVICE_LAYER3, 0
+    maps["devices"].update(_U32.pack(999_999), abi.DEVICE.pack(*pod))
+    assert [tuple(row) for row in view.devices()] == [
+        ("lo", loopback, "net", "ethernet", [], 0, 0, "none"),
+        ("?", 999_999, "pod", "ip", ["10.0.0.1", "fd00::1"], 0, 0, "none"),
+    ]
+
+
+@pytest.mark.parametrize(("flags", "clsact"), [(abi.DEVICE_CLSACT, "ours"), (0, "theirs")])
+def test_a_device_with_our_filter_on_one_side(maps: Maps, view: View, flags: int, clsact: str) -> None:
+    none = parse_address("0.0.0.0"), parse_address("::")
+    with namespace("flow-view") as node, node.entered():
+        node.ip("link add n0 type veth peer name n1")
+        ifindex = if_nametoindex("n0")
+        with contextlib.closing(load_program(SCHED_CLS, 0)) as program:
+            tc.attach(ifindex, tc.Side.EGRESS, program)
+            maps["devices"].update(_U32.pack(ifindex), abi.DEVICE.pack(*none, flags, 0))
+            (row,) = view.devices()
+            assert tuple(row) == ("n0", ifindex, "net", "ethernet", [], 0, program.id, clsact)
+
+
+def carry(maps: Maps, *numbers: int) -> None:
+    """Each CPU has counted that."""
+    maps["traffic"].update(_U32.pack(SERVICE), abi.TRAFFIC.pack(*numbers) * possible_cpus())
+
+
+def test_counters_are_of_all_cpus(maps: Maps, made: BpfPlace) -> None:
+    at = _U32.pack(abi.CONSTANTS["COUNTER_SOURCE_REFUSED"])
+    maps["counters"].update(at, b"".join(struct.pack("=Q", cpu + 1) for cpu in range(possible_cpus())))
+    total = sum(range(1, possible_cpus() + 1))
+    (row,) = (row for row in dumped(made, "counters")["counters"] if row["counter"] == "source_refused")
+    assert (row["value"], row["per_cpu"]) == (total, list(range(1, possible_cpus() + 1)))
+    with contextlib.closing(Readings(made.bpffs / "v1-view" / "maps")) as readings:
+        assert readings.counters()["source_refused"] == total
+        assert len(readings.counters()) == abi.CONSTANTS["COUNTERS"]
+
+
+def test_traffic_is_of_services_that_had_any(maps: Maps, made: BpfPlace) -> None:
+    maps["service_names"].update(_U32.pack(6), abi.SERVICE_NAME.pack(b"default/idle", 17, 6))
+    carry(maps, 1, 2, 3, 4, 5)
+    n = possible_cpus()
+    with contextlib.closing(Readings(made.bpffs / "v1-view" / "maps")) as readings:
+        assert readings.traffic() == [
+            ServiceTraffic("default/web:http", "TCP", "IPv4", n, 2 * n, 3 * n, 4 * n, 5 * n)
+        ]
+    (row,) = dumped(made, "counters", "--service=default/web")["traffic"]
+    assert row["service"] == "default/web:http"
+    assert (row["protocol"], row["family"], row["bytes_out"]) == ("TCP", "IPv4", 5 * n)
+    assert dumped(made, "counters", "--service=default/idle") == {"traffic": []}
+
+
+def test_a_reading_after_the_end_is_an_error_of_ours(maps: Maps, made: BpfPlace) -> None:
+    """A scrape may come while the agent ends: its file descriptors may be somebody else's by then."""
+    readings = Readings(made.bpffs / "v1-view" / "maps")
+    readings.close()
+    for read in (readings.counters, readings.traffic):
+        with pytest.raises(NotFound, match="closed"):
+            read()
+
+
+@pytest.mark.parametrize("output", ["table", "json", "yaml"])
+def test_all_has_every_part(maps: Maps, made: BpfPlace, output: str) -> None:
+    write(maps, entries(a_flow(1)))
+    text = dump(made, "all", "-o", output).output
+    parts = ["services", "endpoints", "affinity", "sockets", "conntrack", "nat"]
+    parts += ["devices", "counters", "traffic", "maps"]
+    if output == "table":
+        assert [part for part in parts if f"\n{part}" not in f"\n{text}"] == []
+    else:
+        content = json.loads(text) if output == "json" else yaml.safe_load(text)
+        assert list(content) == parts
+        assert (len(content["conntrack"]), len(content["nat"]), content["services"]) == (1, 2, [])
+        assert {"map": "flows", "entries": 2, "room": 65536} in content["maps"]
+
+
+def test_what_belongs_to_no_service_is_not_chosen_by_one(maps: Maps, made: BpfPlace) -> None:
+    with pytest.raises(ConfigError, match="--service"):
+        dump(made, "devices", "--service=default/web")
+    assert "devices" not in dumped(made, "all", "--service=default/web")

@@ -1,0 +1,119 @@
+"""--socket-lb: whose sockets are sent to an endpoint, and that all others' packets are instead.
+
+Where a socket really leads shows in /proc/net, since getpeername() is answered by one of our own programs.
+"""
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ebpfproxy.dataplanes.ebpf.hooks import SOCKET_HOOKS
+from ebpfproxy.kernel import cgroup
+from ebpfproxy.lab import Lab, Pod, sockets
+from tests.kernel.clients import TCP, UDP, connected, converse, outcome
+from tests.kernel.cluster import TCP_TARGET, Cluster, Exposed
+
+pytestmark = [pytest.mark.kernel, pytest.mark.parametrize("mode", ["host", "off"], indirect=True)]
+
+SERVED = {"host": {"node"}, "off": set[str]()}
+"""Whose sockets the socket path serves."""
+
+CLIENTS = pytest.mark.parametrize("kind", ["pod", "node"])
+FAMILIES = pytest.mark.parametrize("family", ["v4", "v6"])
+
+
+@pytest.fixture(scope="module")
+def mode(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def separate(mode: str) -> Iterator[Cluster]:
+    with Lab(f"test-lb-{mode}", {"host": 30, "off": 31}[mode]) as lab:
+        made = Cluster(lab)
+        made.start(f"--socket-lb={mode}", "--sync-period=1s")
+        try:
+            yield made
+        finally:
+            made.end()
+
+
+@pytest.fixture(scope="module")
+def web(separate: Cluster) -> Exposed:
+    return separate.service(node_port=True).to(separate.a)
+
+
+def leads_to(client: Pod, family: str, address: str, port: int) -> str:
+    """Where a TCP connection of this client to that address goes: "address:port", in the kernel's own hex."""
+
+    def look() -> str:
+        with sockets.dial(TCP, address, port) as dialed:
+            local = f":{dialed.getsockname()[1]:04X}"
+            table = Path("/proc/net/tcp6" if family == "v6" else "/proc/net/tcp").read_text()
+            (line,) = (words for words in map(str.split, table.splitlines()) if words[1].endswith(local))
+            return line[2]
+
+    return client.call(look)
+
+
+def as_in_proc(family: str, address: str, port: int) -> str:
+    raw = socket.inet_pton(socket.AF_INET6 if family == "v6" else socket.AF_INET, address)
+    words = (raw[at : at + 4][::-1] for at in range(0, len(raw), 4))
+    return f"{b''.join(words).hex().upper()}:{port:04X}"
+
+
+@CLIENTS
+@FAMILIES
+def test_every_client_is_served_either_way(
+    mode: str, separate: Cluster, web: Exposed, kind: str, family: str
+) -> None:
+    client, address = separate.client(kind), web.address(family)
+    assert outcome(client, TCP, address, 80) == "a"
+    assert outcome(client, UDP, address, 53) == "a"
+    answer, peer = client.call(lambda: sockets.ask_unconnected(address, 53))
+    assert (answer, peer) == ("a", (address, 53))
+
+
+@CLIENTS
+@FAMILIES
+def test_the_sockets_of_others_are_left_as_they_are(
+    mode: str, separate: Cluster, web: Exposed, kind: str, family: str
+) -> None:
+    client, address = separate.client(kind), web.address(family)
+    endpoint = separate.a.v6 if family == "v6" else separate.a.v4
+    expected = (endpoint, TCP_TARGET) if kind in SERVED[mode] else (address, 80)
+    assert leads_to(client, family, address, 80) == as_in_proc(family, *expected)
+
+
+def test_the_node_may_bind_a_node_port_only_where_nobody_looks(
+    mode: str, separate: Cluster, web: Exposed
+) -> None:
+    def bind() -> bool:
+        with socket.socket() as bound:
+            try:
+                bound.bind(("0.0.0.0", web.node_port))
+            except OSError:
+                return False
+        return True
+
+    assert separate.node.call(bind) is (mode == "off")
+
+
+def test_hooks_are_attached_where_somebody_is_served_by_them(mode: str, separate: Cluster) -> None:
+    attached = {hook.name for hook in SOCKET_HOOKS if cgroup.programs(separate.lab.cgroup, hook.attach_type)}
+    assert attached == ({hook.name for hook in SOCKET_HOOKS} if SERVED[mode] else set())
+
+
+@CLIENTS
+def test_a_socket_that_was_sent_to_an_endpoint_goes_on_when_sockets_are_left_alone(
+    mode: str, separate: Cluster, web: Exposed, kind: str
+) -> None:
+    client = separate.client(kind)
+    separate.start("--socket-lb=on", "--sync-period=1s")
+    with connected(client, TCP, web.v4, 80) as stream, connected(client, UDP, web.v4, 53) as datagrams:
+        assert (converse(stream), converse(datagrams)) == ("a", "a")
+        separate.start(f"--socket-lb={mode}", "--sync-period=1s")
+        assert (converse(stream), converse(datagrams)) == ("a", "a")
+        assert outcome(client, TCP, web.v4, 80) == "a"

@@ -1,0 +1,216 @@
+"""Whether a classifier had the right to do what it did to a packet, told from the packets alone.
+
+It remembers what was translated into what, and never looks into the map of flows: of replies and ICMP
+errors it knows that way whom they may go to. Whatever is not allowed raises AssertionError.
+"""
+
+import dataclasses
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+
+from ebpfproxy.model.address import Address, family, unspecified
+from tests.support import headers
+from tests.support.headers import Headers, Tuple
+from tests.support.packet_path import MARK_FORWARD, REDIRECT, SHOT, UNSPEC
+
+Place = tuple[Address, int]
+Dialed = tuple[Address, int, int]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Offer:
+    """What one frontend may do: send to `endpoints`; answer that there are none; drop."""
+
+    endpoints: frozenset[Place]
+    refuses: bool = False
+    drops: bool = False
+
+
+class Judge:
+    """`judged` counts what it was asked about, by what had happened."""
+
+    def __init__(
+        self,
+        offers: Mapping[Dialed, Offer],
+        node_ports_at: frozenset[Address],
+        devices: Mapping[str, frozenset[Address]],
+    ) -> None:
+        """A NodePort has the unspecified address; `devices` by name: what is masqueraded there gets."""
+        self._offers = offers
+        self._node_ports_at = node_ports_at
+        self._devices = devices
+        self._pingable = {address for address, _, _ in offers} - {
+            unspecified(family(a)) for a, _, _ in offers
+        }
+        self.judged: Counter[str] = Counter()
+        self.forget()
+
+    def forget(self) -> None:
+        """All flows are gone."""
+        self._known: dict[tuple[str, Tuple], set[Tuple]] = defaultdict(set)
+        self._pairs: dict[tuple[str, Address, Address], set[tuple[Address, Address]]] = defaultdict(set)
+
+    def offer(self, dialed: Tuple) -> Offer | None:
+        address, _, port = dialed.destination, dialed.source_port, dialed.destination_port
+        found = self._offers.get((address, port, dialed.protocol))
+        if found is None and address in self._node_ports_at:
+            found = self._offers.get((unspecified(family(address)), port, dialed.protocol))
+        return found
+
+    # At ingress
+
+    def ingress(self, frame: bytes, verdict: int, out: bytes) -> None:
+        """`frame` did not leave as it came."""
+        before = headers.read(frame)
+        assert before, "a packet that cannot be parsed was changed"
+        if before.protocol in (headers.ICMP, headers.ICMPV6):
+            self._icmp("ingress", frame, before, verdict, out)
+        elif before.fragment == "later":
+            self._later("ingress", frame, before, verdict, out)
+        else:
+            self._transport_in(frame, before, verdict, out)
+
+    def _transport_in(self, frame: bytes, before: Headers, verdict: int, out: bytes) -> None:
+        offer = self.offer(before.tuple)
+        if verdict == REDIRECT:
+            assert offer, "an answer in the name of nobody"
+            assert offer.refuses, "a refusal where there is an endpoint"
+            self._refusal(frame, before, out)
+        elif verdict == SHOT:
+            assert offer, "a packet was dropped that is no Service's"
+            excused = (
+                offer.drops or _may_lack_ports(before) or (offer.refuses and _is_too_long_to_quote(before))
+            )
+            assert excused, "a packet was dropped that has an endpoint"
+            self.judged["dropped"] += 1
+        else:
+            assert verdict == UNSPEC, verdict
+            self._translated_in(frame, before, offer, out)
+
+    def _translated_in(self, frame: bytes, before: Headers, offer: Offer | None, out: bytes) -> None:
+        is_, becomes = before.tuple, self._unharmed(frame, out)
+        if becomes in self._known.get(("ingress", is_), ()):
+            self.judged["translated at ingress"] += 1
+            return
+        assert offer, f"{is_} became {becomes}, and is no Service's"
+        assert (becomes.destination, becomes.destination_port) in offer.endpoints, becomes
+        assert becomes.source == is_.source
+        self._learn("ingress", is_, becomes)
+        self._learn("egress", becomes.reversed(), is_.reversed())
+        self.judged["opened"] += 1
+
+    def _learn(self, side: str, is_: Tuple, becomes: Tuple) -> None:
+        self._known[side, is_].add(becomes)
+        pair = becomes.source, becomes.destination
+        self._pairs[side, is_.source, is_.destination].add(pair)
+
+    # At egress
+
+    def egress(self, frame: bytes, mark: int, device: str, verdict: int, out: bytes) -> None:
+        """`frame`, which did not leave as it came, was of somebody else's, not of the node's own."""
+        before = headers.read(frame)
+        assert before, "a packet that cannot be parsed was changed"
+        if before.protocol in (headers.ICMP, headers.ICMPV6):
+            self._icmp("egress", frame, before, verdict, out)
+            return
+        if verdict == SHOT and mark == MARK_FORWARD:
+            # The few entries that a small LRU map forgot; a packet without its way back is no use.
+            if not _may_lack_ports(before):
+                self.judged["forgotten by half"] += 1
+            return
+        assert verdict == UNSPEC, f"verdict {verdict} at egress"
+        if before.fragment == "later":
+            self._later("egress", frame, before, verdict, out)
+            return
+        is_, becomes = before.tuple, self._unharmed(frame, out)
+        if becomes in self._known.get(("egress", is_), ()):
+            pass
+        elif mark == MARK_FORWARD:
+            assert becomes.source in self._devices[device], "masqueraded with another's address"
+            assert becomes[1::2] == is_[1::2], "masquerade changed the destination"
+            self._learn("egress", is_, becomes)
+            self._learn("ingress", becomes.reversed(), is_.reversed())
+        else:
+            raise AssertionError(f"{is_} became {becomes}")
+        self.judged["translated at egress"] += 1
+
+    # Both
+
+    def _unharmed(self, frame: bytes, out: bytes) -> Tuple:
+        """What the packet is now, of which only addresses, ports and checksums may be another's."""
+        before, after = headers.parts(frame), headers.parts(out)
+        assert len(out) == len(frame), "a packet's length changed"
+        assert headers.defects(frame, before) == headers.defects(out, after), "a checksum is wrong now"
+        rest = headers.without_what_may_change
+        assert rest(frame, before) == rest(out, after), "something else changed"
+        return after.outer.tuple
+
+    def _later(self, side: str, frame: bytes, before: Headers, verdict: int, out: bytes) -> None:
+        """A later fragment goes where the first one went."""
+        assert verdict == UNSPEC
+        becomes = self._unharmed(frame, out)
+        known = self._pairs.get((side, before.tuple.source, before.tuple.destination), ())
+        assert (becomes.source, becomes.destination) in known, "a fragment of nobody's was changed"
+        self.judged["later fragments"] += 1
+
+    def _icmp(self, side: str, frame: bytes, before: Headers, verdict: int, out: bytes) -> None:
+        if verdict == REDIRECT:
+            self._pong(frame, before, out)
+            return
+        assert verdict == UNSPEC, f"an ICMP packet got the verdict {verdict}"
+        inner = headers.quoted(frame, before)
+        assert inner, "an ICMP packet that quotes nothing was changed"
+        self._unharmed(frame, out)
+        after = headers.quoted(out, before)
+        assert after, "what an ICMP error quotes is no packet now"
+        about, becomes = inner.tuple.reversed(), after.tuple.reversed()
+        known = self._known.get((side, about), set()) | {
+            each.reversed() for each in self._known.get((side, inner.tuple), ())
+        }
+        assert becomes in known, f"an error about {about} was made one about {becomes}"
+        self.judged["ICMP errors"] += 1
+
+    def _pong(self, frame: bytes, before: Headers, out: bytes) -> None:
+        assert before.tuple.destination in self._pingable, "an echo reply in the name of nobody"
+        after = headers.read(out)
+        assert after
+        assert out[before.l4 + 4 :] == frame[before.l4 + 4 :], "an echo reply with other data"
+        assert out[before.l4] == {8: 0, 128: 129}[frame[before.l4]]
+        _turned_round(frame, before, out, after)
+        if headers.is_good(frame):
+            assert headers.is_good(out), "an echo reply with a bad checksum"
+        self.judged["pings answered"] += 1
+
+    def _refusal(self, frame: bytes, before: Headers, out: bytes) -> None:
+        after = headers.read(out)
+        assert after
+        _turned_round(frame, before, out, after)
+        if before.protocol == headers.TCP:
+            assert after.tuple == before.tuple.reversed()
+            assert out[after.l4 + 13] == 0x14, "no RST and ACK"
+            assert len(out) == len(frame)
+            assert headers.is_good(out) or not headers.is_good(frame), "a reset with a bad checksum"
+        else:
+            expected = (3, 3) if before.version == 4 else (1, 4)
+            assert (out[after.l4], out[after.l4 + 1]) == expected, "no port unreachable"
+            assert out[after.l4 + 8 :] == frame[before.l3 : before.l4 + 8], "it quotes something else"
+            assert after.end == len(out)
+            assert not any(headers.defects(out, headers.Parts(after, None))), "a bad checksum"
+        self.judged["refused"] += 1
+
+
+def _may_lack_ports(packet: Headers) -> bool:
+    """SCTP's checksum covers the ports, so they are not changed: two flows that need it are one too many."""
+    return packet.protocol == headers.SCTP
+
+
+def _is_too_long_to_quote(packet: Headers) -> bool:
+    """QUOTED_MAX of bpf/answer.h: the IP header, others before the transport's, and 8 bytes."""
+    return packet.l4 - packet.l3 + 8 > 124
+
+
+def _turned_round(frame: bytes, before: Headers, out: bytes, after: Headers) -> None:
+    assert out[:12] == frame[6:12] + frame[:6], "Ethernet's addresses"
+    assert out[12:14] == frame[12:14]
+    assert (after.tuple.source, after.tuple.destination) == (before.tuple.destination, before.tuple.source)
+    assert out[after.l3 + (8 if after.version == 4 else 7)] == 64, "an answer begins with a TTL of its own"

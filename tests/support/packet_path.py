@@ -1,0 +1,290 @@
+"""The classifiers of bpf/tc.c on packets made by scapy, with maps as the agent writes them. Needs root.
+
+The node, whose devices are in a network namespace of their own:
+
+    net     the uplink: everybody outside      192.0.2.10      2001:db8::10
+    pod     a pod of this node                 10.244.1.1      fd00:1::1
+    tunnel  to the pods of other nodes         10.244.1.2      fd00:1::2
+
+Programs run by themselves here, so what the node's stack does in between is left to the test, or to
+`forward`, which hands a packet from ingress to egress as a router would.
+"""
+
+import contextlib
+import dataclasses
+import os
+import struct
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from socket import if_nametoindex
+from typing import NamedTuple
+
+from scapy.layers.l2 import Ether
+from scapy.packet import Packet
+
+from ebpfproxy.dataplanes.ebpf import abi, features
+from ebpfproxy.dataplanes.ebpf.entries import ServicePortEntry, ServicePortKey, render
+from ebpfproxy.dataplanes.ebpf.flow_state import Flow
+from ebpfproxy.dataplanes.ebpf.maps import Maps, MapSizes
+from ebpfproxy.dataplanes.ebpf.service_table import ServiceTable
+from ebpfproxy.kernel import bpf, netns
+from ebpfproxy.kernel.compiler import ProgramSpec, build
+from ebpfproxy.model.address import parse_address, parse_network
+from ebpfproxy.model.endpoint import EndpointSlice
+from ebpfproxy.model.service import Service
+from ebpfproxy.plan.exposure import plan_service
+from ebpfproxy.plan.service_plan import PlanContext
+from tests.support.bpf_place import BpfPlace
+from tests.support.build import CONTEXT, node
+from tests.support.clock import Clock
+
+UNSPEC, SHOT, REDIRECT = -1, 2, 7  # TC_ACT_*: other filters go on; dropped; sent out of a device
+MARK_FORWARD, MARK_REPLY, MARK_DONE = 0xEB01, 0xEB02, 0xEB03
+
+SIZES = MapSizes(
+    services=512,
+    slots=4096,
+    endpoints=2048,
+    affinity=256,
+    sockets=64,
+    flows=131072,  # room for one entry for each port of an address
+    source_ranges=256,
+)
+PROGRAMS = ("from_any", "to_any")
+NODE_V4, NODE_V6 = "192.0.2.10", "2001:db8::10"
+
+_SCHED_CLS = 3
+_U32 = struct.Struct("=I")
+_REST = 3600.0  # seconds after which whatever was freed may be used again
+
+
+class Side(NamedTuple):
+    """A device, as the table above has it."""
+
+    v4: str
+    v6: str
+    flags: int
+    program: str
+    """The one at its ingress."""
+
+
+DEVICES = {
+    "net": Side(NODE_V4, NODE_V6, 0, "from_any"),
+    "pod": Side("10.244.1.1", "fd00:1::1", abi.DEVICE_POD, "from_any"),
+    "tunnel": Side("10.244.1.2", "fd00:1::2", 0, "from_any"),
+}
+
+_ROUTES = {
+    "default": "net",
+    "10.244.1.0/24": "pod",
+    "10.244.2.0/24": "tunnel",
+    "::/0": "net",
+    "fd00:1::/64": "pod",
+    "fd00:2::/64": "tunnel",
+}
+
+TIMEOUTS = {
+    "tcp_established": 86400,
+    "tcp_close_wait": 3600,
+    "tcp_syn": 60,
+    "tcp_fin": 30,
+    "udp": 30,
+    "udp_stream": 180,
+}
+
+
+class Outcome(NamedTuple):
+    """What became of a packet. `mark` is what the next program is told of it."""
+
+    verdict: int
+    raw: bytes
+    mark: int
+
+    @property
+    def packet(self) -> Ether:
+        return Ether(self.raw)
+
+
+@dataclasses.dataclass
+class _Programs:
+    """Loaded once; `run` is by program, device and where the packet came in."""
+
+    directory: Path
+    indices: Mapping[str, int]
+
+    def __post_init__(self) -> None:
+        self._loaded = {name: bpf.Program.pinned(self.directory / name) for name in PROGRAMS}
+        self._runs: dict[tuple[str, int, int, int], bpf.TestRuns] = {}
+
+    def runs(self, program: str, device: str, came_in: str, mark: int) -> bpf.TestRuns:
+        key = program, self.indices[device], self.indices.get(came_in, 0), mark
+        if key not in self._runs:
+            _, index, ingress_index, _ = key
+            self._runs[key] = bpf.TestRuns(
+                self._loaded[program], ifindex=index, ingress_ifindex=ingress_index, cb=mark
+            )
+        return self._runs[key]
+
+    def close(self) -> None:
+        for program in self._loaded.values():
+            program.close()
+
+
+class PacketPath:
+    """Programs and maps; `packet_path` makes one. The calling thread is in its namespace."""
+
+    def __init__(self, maps: Path, programs: Path) -> None:
+        self.maps = Maps(maps)
+        self.indices = {name: if_nametoindex(name) for name in DEVICES}
+        self._programs = _Programs(programs, self.indices)
+        self._clock = Clock()
+        self._table = ServiceTable(self.maps, self._clock)
+        self._entries: dict[ServicePortKey, ServicePortEntry] = {}
+        self._counted: dict[str, int] = {}
+        self.start_over()
+
+    def close(self) -> None:
+        self._table.close()
+        self._programs.close()
+        self.maps.close()
+
+    def start_over(self) -> None:
+        """No Services and no flows; the node and its devices as at the top of this file."""
+        self._apply({}, list(self._entries))
+        self._empty("flows", "fragments", "affinity", "bypassing", "local_networks", "devices")
+        self.set_node()
+        for name, side in DEVICES.items():
+            self.set_device(name, side.v4, side.v6)
+        for address in (NODE_V4, NODE_V6, *(a for side in DEVICES.values() for a in (side.v4, side.v6))):
+            self.set_local(address, node_ports=address in (NODE_V4, NODE_V6))
+        self.set_local("127.0.0.0/8", node_ports=False)
+        self._counted = self._counters()
+
+    def forget_flows(self) -> None:
+        self._empty("flows", "fragments")
+
+    def _empty(self, *names: str) -> None:
+        for name in names:
+            for key, _ in list(self.maps[name].items()):
+                self.maps[name].delete(key)
+
+    # What the agent writes
+
+    def set_node(self, flags: int = 0, inlet: int = 0, **timeouts: int) -> None:
+        """The one entry of `node`; timeouts in seconds, kube-proxy's unless given."""
+        seconds = TIMEOUTS | timeouts
+        values = (netns.cookie(), flags, inlet, *(seconds[name] for name in TIMEOUTS))
+        self.maps["node"].update(_U32.pack(0), abi.NODE.pack(*values))
+
+    def set_device(self, name: str, v4: str = "0.0.0.0", v6: str = "::") -> None:
+        value = abi.DEVICE.pack(parse_address(v4), parse_address(v6), DEVICES[name].flags, 0)
+        self.maps["devices"].update(_U32.pack(self.indices[name]), value)
+
+    def set_local(self, network: str, *, node_ports: bool) -> None:
+        net = parse_network(network if "/" in network else f"{network}/{128 if ':' in network else 32}")
+        flags = abi.NETWORK_LOCAL | (abi.NETWORK_NODE_PORTS if node_ports else 0)
+        self.maps["local_networks"].update(abi.NETWORK_KEY.pack(net.length, net.address), _U32.pack(flags))
+
+    def serve(self, service: Service, *slices: EndpointSlice, context: PlanContext = CONTEXT) -> None:
+        """A Service as it is now, from what the API server says to the maps."""
+        plans = plan_service(service, slices, node(addresses=(NODE_V4, NODE_V6)), context)
+        entries = render(plans, None, ())
+        puts = {key: entry for key, entry in entries.items() if isinstance(key, ServicePortKey)}
+        self._apply({key: entry for key, entry in puts.items() if isinstance(entry, ServicePortEntry)}, [])
+
+    def _apply(self, puts: dict[ServicePortKey, ServicePortEntry], drops: list[ServicePortKey]) -> None:
+        refused = self._table.apply(puts, drops)[0]
+        assert not refused, refused
+        self._entries = {k: e for k, e in self._entries.items() if k not in drops} | puts
+        self._clock.now += _REST
+
+    # Packets
+
+    def ingress(self, packet: Packet | bytes, device: str = "net", mark: int = 0) -> Outcome:
+        """A packet comes in by a device."""
+        return self._run(self.runs_in(device, mark), packet)
+
+    def egress(
+        self, packet: Packet | bytes, device: str = "net", mark: int = 0, came_in: str = "pod"
+    ) -> Outcome:
+        """A packet leaves by a device; `came_in` is "" for one of the node's own."""
+        return self._run(self.runs_out(device, came_in, mark), packet)
+
+    def forward(self, packet: Packet | bytes, device: str, to: str) -> Outcome:
+        """In by `device`, out by `to`. What does not pass ingress goes no further."""
+        before = self.ingress(packet, device)
+        return before if before.verdict != UNSPEC else self.egress(before.raw, to, before.mark, device)
+
+    def runs_in(self, device: str, mark: int = 0) -> bpf.TestRuns:
+        """For many packets: all of the same device and mark."""
+        return self._programs.runs(DEVICES[device].program, device, device, mark)
+
+    def runs_out(self, device: str, came_in: str, mark: int = 0) -> bpf.TestRuns:
+        return self._programs.runs("to_any", device, came_in, mark)
+
+    @staticmethod
+    def _run(runs: bpf.TestRuns, packet: Packet | bytes) -> Outcome:
+        verdict, raw = runs.run(bytes(packet))
+        return Outcome(verdict, bytes(raw), runs.cb)
+
+    # What the programs keep
+
+    def flows(self) -> dict[bytes, Flow]:
+        """All entries, by key."""
+        return {key: Flow.unpack(value) for key, value in self.maps["flows"].items()}
+
+    def age(self, seconds: float) -> None:
+        """All flows have seen no packet for so much longer."""
+        for key, flow in self.flows().items():
+            older = flow._replace(last_seen=max(0, flow.last_seen - int(seconds * 1e9)))
+            self.maps["flows"].update(key, older.pack())
+
+    def counted(self) -> dict[str, int]:
+        """The counters that went up since `start_over` or the last call, by how much."""
+        now = self._counters()
+        found = {name: n - self._counted.get(name, 0) for name, n in now.items()}
+        self._counted = now
+        return {name: n for name, n in found.items() if n}
+
+    def _counters(self) -> dict[str, int]:
+        sums = {
+            _U32.unpack(k)[0]: sum(struct.unpack(f"={len(v) // 8}Q", v))
+            for k, v in self.maps["counters"].items()
+        }
+        return {abi.COUNTERS[index]: n for index, n in sums.items() if index in abi.COUNTERS}
+
+
+@contextlib.contextmanager
+def packet_path(place: BpfPlace, sizes: MapSizes = SIZES, source: Path | None = None) -> Iterator[PacketPath]:
+    """Compile, load, make the devices, and be in their namespace within the block."""
+    folder = place.bpffs / f"packet-path-{time.monotonic_ns()}"
+    (folder / "maps").mkdir(parents=True)
+    defines = sizes.defines() | features.defines() | {"MARK_IN_CB": "1"}
+    specs = tuple(ProgramSpec(name, _SCHED_CLS, 0) for name in PROGRAMS)
+    build(source or abi.source_directory() / "tc.c", defines, specs, folder / "maps", folder / "programs")
+    with _devices(), contextlib.closing(PacketPath(folder / "maps", folder / "programs")) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def _devices() -> Iterator[None]:
+    """veth pairs, since every kernel that runs pods has those; the other ends have no part."""
+    name = f"ebpfproxy-packets-{os.getpid()}-{time.monotonic_ns() % 10**6}"
+    netns.create(name)
+    try:
+        with netns.entered(netns.path(name)):
+            commands = ["link set lo up"]
+            for device, side in DEVICES.items():
+                commands.append(f"link add {device} type veth peer name {device}-peer")
+                commands.append(f"addr add {side.v4}/32 dev {device}")
+                commands.append(f"addr add {side.v6}/128 dev {device} nodad")
+                commands += [f"link set {device} up", f"link set {device}-peer up"]
+            commands += [f"route add {network} dev {device}" for network, device in _ROUTES.items()]
+            for switch in ("ipv4/ip_forward", "ipv6/conf/all/forwarding"):  # or no route is for forwarding
+                Path("/proc/sys/net", switch).write_text("1")
+            subprocess.run(["ip", "-batch", "-"], input="\n".join(commands), text=True, check=True)
+            yield
+    finally:
+        netns.delete(name)

@@ -1,0 +1,324 @@
+"""Which devices get programs, as what, and what they masquerade with."""
+
+import dataclasses
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ebpfproxy.model.address import format_address, parse_address
+from ebpfproxy.model.device import ETHERNET, LOOPBACK, Device
+from ebpfproxy.plan.devices import plan_devices
+from ebpfproxy.plan.service_plan import DevicePlan, DeviceRole, PlanContext, SocketLb
+from tests.support import build
+from tests.support.build import CONTEXT
+
+NODE = build.node(addresses=["192.0.2.10", "2001:db8::10"])
+UPLINK, TUNNEL, POD = DeviceRole.UPLINK, DeviceRole.TUNNEL, DeviceRole.POD
+NO_HEADER, IPIP = 65534, 768  # ARPHRD_NONE, ARPHRD_TUNNEL
+
+LO = Device(1, "lo", "", LOOPBACK, up=True)
+ETH0 = Device(2, "eth0", "", ETHERNET, up=True, addresses=(parse_address("192.0.2.10"),), default_route=True)
+VETH = Device(9, "veth1", "veth", ETHERNET, up=True)
+
+
+def device(kind: str, *addresses: str, **fields: Any) -> Device:
+    """The one that a test is about: x0, with index 7."""
+    made = Device(7, "x0", kind, ETHERNET, True, addresses=tuple(map(parse_address, addresses)))
+    return made._replace(**fields)
+
+
+def using(socket_lb: SocketLb = SocketLb.ON, *patterns: str) -> PlanContext:
+    return dataclasses.replace(CONTEXT, socket_lb=socket_lb, device_patterns=patterns)
+
+
+HOST = using(SocketLb.HOST)
+
+
+def roles(
+    *devices: Device,
+    context: PlanContext = CONTEXT,
+    pods: bool = False,
+    bypassing: Collection[int] = (),
+) -> dict[str, DeviceRole]:
+    return {each.name: each.role for each in plan_devices(devices, NODE, context, pods, bypassing)}
+
+
+def role(one: Device, *others: Device, context: PlanContext = CONTEXT) -> DeviceRole | None:
+    return roles(one, *others, context=context).get(one.name)
+
+
+# Uplinks
+
+
+@pytest.mark.parametrize(
+    "uplink",
+    [
+        device(""),
+        device("", up=False),
+        device("veth", default_route=True),
+        device("veth", "192.0.2.10"),
+        device("macvlan", "2001:db8::10"),
+        device("bridge", "192.0.2.10"),
+        device("bridge", default_route=True),
+        device("bond", "198.51.100.1"),
+        device("vlan", "198.51.100.1"),
+        device("macvlan", "2001:db8:1::1"),
+        device("openvswitch", "198.51.100.1"),
+        device("tun", "198.51.100.1", link_type=NO_HEADER),
+        device("ppp", link_type=512, default_route=True),
+        device("", master=5, master_kind="vrf"),
+    ],
+    ids=str,
+)
+def test_what_leads_to_the_nodes_network_is_an_uplink_be_it_up_or_not(uplink: Device) -> None:
+    assert role(uplink) is UPLINK
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        device("", link_type=IPIP),
+        device("", master=5, master_kind="bond"),
+        device("", "192.0.2.10", master=5, master_kind="team"),
+        device("", default_route=True, master=5, master_kind="bridge"),
+        device("", master=5, master_kind="openvswitch"),
+        device("bond"),
+        device("vlan"),
+        device("macvlan"),
+        device("bridge"),
+        device("bridge", "10.1.0.1"),
+        device("dummy", "192.0.2.10"),
+        device("ifb"),
+        device("vrf", "198.51.100.1", default_route=True),
+        device("tun", link_type=NO_HEADER),
+    ],
+    ids=str,
+)
+def test_what_leads_nowhere_or_is_part_of_what_does_gets_nothing(other: Device) -> None:
+    assert role(other) is None
+    assert role(other, context=HOST) is None
+
+
+def test_an_address_of_the_node_makes_no_uplink_while_the_node_is_unknown() -> None:
+    veth = device("veth", "192.0.2.10")
+    assert plan_devices([veth], None, CONTEXT, False, ()) == ()
+    (plan,) = plan_devices([veth], None, HOST, False, ())
+    assert plan.role is POD
+
+
+def test_our_own_pair_is_never_touched_even_where_a_pattern_names_it() -> None:
+    pair = [device("veth", ifindex=7 + number, name=f"ebpfproxy{number}") for number in (0, 1)]
+    assert roles(*pair, context=HOST) == {}
+    assert roles(*pair, context=using(SocketLb.OFF, "*")) == {}
+
+
+# Tunnels
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["vxlan", "geneve", "ipip", "sit", "ip6tnl", "gre", "gretap", "ip6gre", "ip6gretap", "wireguard"],
+)
+def test_a_tunnel_that_is_up_is_one_with_addresses_or_without(kind: str) -> None:
+    assert role(device(kind)) is TUNNEL
+    assert role(device(kind, "198.51.100.1", default_route=True)) is TUNNEL
+
+
+def test_a_tunnel_that_is_down_is_nobodys() -> None:
+    """Every network namespace has tunl0 once the module is loaded; Calico makes use of it, others do not."""
+    assert role(device("ipip", name="tunl0", up=False)) is None
+
+
+# Pods
+
+
+def test_a_pods_veth_is_left_alone_as_long_as_sockets_do() -> None:
+    assert roles(ETH0, VETH) == {"eth0": UPLINK}
+
+
+@pytest.mark.parametrize("socket_lb", [SocketLb.HOST, SocketLb.OFF])
+def test_a_pods_veth_counts_where_no_socket_of_a_pod_is_looked_at(socket_lb: SocketLb) -> None:
+    assert role(VETH, context=using(socket_lb)) is POD
+
+
+def test_all_pods_veths_count_where_a_service_needs_them() -> None:
+    other = VETH._replace(ifindex=10, name="veth2")
+    assert roles(VETH, other, pods=True) == {"veth1": POD, "veth2": POD}
+
+
+def test_the_veth_of_a_pod_that_bypasses_counts_and_no_other() -> None:
+    other = VETH._replace(ifindex=10, name="veth2")
+    assert roles(ETH0, VETH, other, bypassing={10, 2, 99}) == {"eth0": UPLINK, "veth2": POD}
+
+
+def test_a_tap_device_always_counts() -> None:
+    tap = device("tun", master=5, master_kind="bridge")
+    assert role(tap) is POD
+    assert role(device("tun", "198.51.100.1")) is POD
+
+
+def test_a_gateways_address_on_a_pods_veth_makes_no_uplink_of_it() -> None:
+    """The CNI plugin ptp puts the gateway's address on every veth."""
+    assert role(device("veth", "10.1.0.1"), context=HOST) is POD
+
+
+# Bridges
+
+
+def bridge(*addresses: str) -> Device:
+    return device("bridge", *addresses, ifindex=5, name="br0")
+
+
+def part(kind: str, ifindex: int = 6) -> Device:
+    return device(kind, ifindex=ifindex, name=f"port{ifindex}", master=5, master_kind="bridge")
+
+
+def test_a_bridge_of_pods_gets_nothing_and_its_ports_do() -> None:
+    assert roles(bridge("10.1.0.1"), part("veth"), context=HOST) == {"port6": POD}
+    assert roles(bridge("10.1.0.1"), part("veth"), part("vxlan", 7), context=HOST) == {
+        "port6": POD,
+        "port7": TUNNEL,
+    }
+
+
+def test_a_bridge_with_an_uplink_among_its_ports_is_the_uplink() -> None:
+    assert roles(bridge("198.51.100.1"), part("")) == {"br0": UPLINK}
+    assert roles(bridge("198.51.100.1"), part("bond"), part("tun", 7)) == {"br0": UPLINK, "port7": POD}
+
+
+def test_a_bridge_that_is_not_addressed_is_only_passed_through() -> None:
+    assert roles(bridge(), part("")) == {}
+
+
+def test_a_bridge_with_the_nodes_address_is_the_uplink_of_its_guests_too() -> None:
+    assert roles(bridge("192.0.2.10"), part(""), part("tun", 7)) == {"br0": UPLINK, "port7": POD}
+
+
+# Loopback
+
+
+def test_loopback_counts_only_where_no_socket_is_looked_at() -> None:
+    assert roles(LO, ETH0, context=using(SocketLb.OFF)) == {"lo": DeviceRole.LOOPBACK, "eth0": UPLINK}
+    assert roles(LO, ETH0, context=HOST) == roles(LO, ETH0) == {"eth0": UPLINK}
+
+
+# Patterns
+
+
+def test_with_patterns_exactly_those_count_that_match() -> None:
+    devices = ETH0, VETH, device("vxlan"), device("tun", ifindex=8, name="tap0")
+    assert roles(*devices, context=using(SocketLb.ON, "veth*", "x?")) == {"x0": TUNNEL, "veth1": POD}
+    assert roles(*devices, context=using(SocketLb.HOST, "eth[12]"), pods=True, bypassing={9}) == {}
+
+
+def test_what_matches_and_is_nothing_that_we_know_is_an_uplink() -> None:
+    assert role(device("dummy"), context=using(SocketLb.ON, "x0")) is UPLINK
+
+
+@pytest.mark.parametrize("pattern", ["*", "lo", "eth0"])
+def test_no_pattern_takes_loopback_or_leaves_it_out(pattern: str) -> None:
+    assert "lo" not in roles(LO, ETH0, context=using(SocketLb.ON, pattern))
+    assert "lo" in roles(LO, ETH0, context=using(SocketLb.OFF, pattern))
+
+
+def test_the_case_of_a_pattern_counts() -> None:
+    assert roles(ETH0, context=using(SocketLb.ON, "ETH*")) == {}
+
+
+# What a plan says of a device
+
+
+def masquerade(one: Device, *others: Device) -> tuple[str | None, str | None]:
+    plans = plan_devices([one, *others], NODE, HOST, False, ())
+    (plan,) = [each for each in plans if each.ifindex == one.ifindex]
+    return tuple(each and format_address(each) for each in (plan.v4, plan.v6))  # type: ignore[return-value]
+
+
+def test_the_first_address_of_a_device_is_what_it_masquerades_with() -> None:
+    eth = device("", "198.51.100.1", "198.51.100.2", "2001:db8:1::1", "2001:db8:1::2")
+    assert masquerade(eth, ETH0) == ("198.51.100.1", "2001:db8:1::1")
+
+
+def test_each_family_is_looked_for_by_itself() -> None:
+    six = Device(3, "dummy0", "dummy", ETHERNET, True, addresses=(parse_address("2001:db8::10"),))
+    assert masquerade(device("", "198.51.100.1"), ETH0, six) == ("198.51.100.1", "2001:db8::10")
+
+
+def test_a_port_has_the_address_of_its_bridge() -> None:
+    assert masquerade(part("veth"), bridge("10.1.0.1"), ETH0) == ("10.1.0.1", None)
+
+
+def test_a_device_without_address_has_the_nodes_as_far_as_that_is_here() -> None:
+    assert masquerade(VETH, ETH0) == ("192.0.2.10", None)
+
+
+def test_without_a_local_address_of_the_node_it_is_that_of_the_default_route() -> None:
+    other = ETH0._replace(addresses=tuple(map(parse_address, ("198.51.100.1", "2001:db8:1::1"))))
+    unrouted = device("", "203.0.113.1", default_route=False, ifindex=1)
+    assert masquerade(VETH, unrouted, other) == ("198.51.100.1", "2001:db8:1::1")
+
+
+def test_a_node_without_addresses_masquerades_with_nothing() -> None:
+    assert masquerade(VETH) == (None, None)
+
+
+def test_a_device_has_an_ethernet_header_or_none() -> None:
+    devices = LO, ETH0, device("wireguard", link_type=NO_HEADER)
+    plans = plan_devices(devices, NODE, using(SocketLb.OFF), False, ())
+    assert [(each.name, each.layer3) for each in plans] == [("lo", False), ("eth0", False), ("x0", True)]
+
+
+_ADDRESSES = st.sampled_from(["192.0.2.10", "198.51.100.1", "10.1.0.1", "2001:db8::10", "fd00::1"])
+_DEVICES = st.builds(
+    lambda kind, link_type, up, master, addresses, default_route: device(
+        kind, *addresses, link_type=link_type, up=up, master=master, default_route=default_route
+    ),
+    st.sampled_from(["", "veth", "tun", "bridge", "bond", "vxlan", "dummy", "vlan"]),
+    st.sampled_from([ETHERNET, LOOPBACK, NO_HEADER]),
+    st.booleans(),
+    st.integers(0, 4),
+    st.lists(_ADDRESSES, max_size=2, unique=True),
+    st.booleans(),
+)
+
+
+@st.composite
+def _hosts(draw: st.DrawFn) -> Sequence[Device]:
+    """Devices with indexes from 1 on, some of them parts of others."""
+    drawn = draw(st.lists(_DEVICES, max_size=6))
+    kinds = {number: each.kind for number, each in enumerate(drawn, 1)}
+    return [
+        each._replace(ifindex=number, name=f"x{number}", master_kind=kinds.get(each.master, ""))
+        for number, each in enumerate(drawn, 1)
+    ]
+
+
+@given(
+    _hosts(),
+    st.randoms(),
+    st.sampled_from(SocketLb),
+    st.sampled_from([(), ("x[1-3]",)]),
+    st.booleans(),
+    st.sets(st.integers(1, 6)),
+)
+def test_the_order_in_which_devices_are_told_is_of_no_matter(
+    devices: Sequence[Device],
+    random: Any,
+    socket_lb: SocketLb,
+    patterns: tuple[str, ...],
+    pods: bool,
+    bypassing: set[int],
+) -> None:
+    context = using(socket_lb, *patterns)
+    shuffled = list(devices)
+    random.shuffle(shuffled)
+
+    def planned(some: Sequence[Device]) -> tuple[DevicePlan, ...]:
+        return plan_devices(some, NODE, context, pods, bypassing)
+
+    plans = planned(devices)
+    assert planned(shuffled) == plans
+    assert [each.ifindex for each in plans] == sorted({each.ifindex for each in plans})
