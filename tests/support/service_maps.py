@@ -16,6 +16,7 @@ from ebpfproxy.dataplanes.ebpf.maps import Maps
 from ebpfproxy.model.address import Address, Family, Network, is_unspecified, network
 
 U32 = struct.Struct("=I")
+PORT_LINES = (6, 17, 132)  # TCP, UDP, SCTP
 
 
 class Found(NamedTuple):
@@ -72,6 +73,12 @@ class View:
         for key, value in maps["frontend_addresses"].items():
             assert U32.unpack(value) == (1,)
             self.addresses.add(Address(key))
+        self.ports: set[tuple[int, int]] = set()
+        with maps["service_ports"].mapped() as memory:
+            words = memory[: 8 * abi.CONSTANTS["SERVICE_PORT_WORDS"]]
+        for at in (at for at, byte in enumerate(words) if byte):  # the lowest bits of a word come first
+            line, first = PORT_LINES[at // 8192], at % 8192 * 8
+            self.ports |= {(line, first + bit) for bit in range(8) if words[at] >> bit & 1}
 
     def listed(self) -> dict[int, Place]:
         return {id_: place for id_, place in enumerate(self.endpoints) if place.flags & abi.ENDPOINT_LISTED}
@@ -105,6 +112,7 @@ def check_safe(maps: Maps, allowed: Mapping[Dialled, frozenset[frozenset[tuple[A
     for dialled, found in view.services.items():
         assert found.id in view.names, f"{dialled}: the service has no name"
         assert dialled[0] in view.addresses or is_unspecified(dialled[0]), f"{dialled}: answers no ping"
+        assert dialled[:0:-1] in view.ports, f"{dialled}: no program looks it up"
         for bit, range_ in scopes_of(found):
             ids = view.in_range(range_)
             assert len(set(ids)) == len(ids), f"{dialled}: an endpoint twice in one list"
@@ -173,6 +181,7 @@ def check_exact(
     assert len(listed) == len(expected), "an endpoint twice"
     ranges = {ids[key]: set(entry.source_ranges) for key, entry in wanted.items() if entry.source_ranges}
     assert view.sources == ranges, "source ranges"
+    assert view.ports == {dialled[:0:-1] for dialled in frontends}, "ports"
     assert view.addresses == {dialled[0] for dialled in frontends if not is_unspecified(dialled[0])}, "pings"
     assert usage["source_ranges"][0] == sum(map(len, ranges.values()))
     assert usage["services"][0] == len(frontends)

@@ -22,7 +22,7 @@ def wipe(maps: Maps) -> None:
     for name in ("services", "service_names", "affinity", "source_ranges", "frontend_addresses"):
         for key, _ in list(maps[name].items()):
             maps[name].delete(key)
-    for name in ("slots", "endpoints"):
+    for name in ("slots", "endpoints", "service_ports"):
         with contextlib.closing(maps[name].mapped()) as memory:
             memory[:] = bytes(len(memory))
 

@@ -132,6 +132,23 @@ def test_the_addresses_are_completed_for_maps_that_lack_them(roomy: Maps) -> Non
         check_exact(roomy, SEVERAL, other.usage())
 
 
+def test_a_port_that_two_services_have_stays_when_one_goes(roomy: Maps) -> None:
+    one, other = entry([frontend("10.96.0.1", 80)], []), entry([frontend("10.96.0.2", 80)], [])
+    with opened(roomy) as table:
+        bring(table, {}, {key("one"): one, key("other"): other})
+        bring(table, {key("one"): one, key("other"): other}, {key("one"): one})
+        assert View(roomy).ports == {(6, 80)}
+        bring(table, {key("one"): one}, {})
+        assert View(roomy).ports == set()
+
+
+def test_the_highest_and_the_lowest_port_of_each_protocol_have_bits_of_their_own(roomy: Maps) -> None:
+    ends = [frontend("10.96.0.1", port)._replace(protocol=p) for p in (6, 17, 132) for port in (1, 65535)]
+    with opened(roomy) as table:
+        bring(table, {}, {key("web"): entry(ends, [])})
+        assert View(roomy).ports == {(each.protocol, each.port) for each in ends}
+
+
 def carried(maps: Maps, service: int) -> bytes:
     found = maps["traffic"].lookup(U32.pack(service))
     assert found is not None

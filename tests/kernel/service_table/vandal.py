@@ -3,7 +3,7 @@
 import contextlib
 import random
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ebpfproxy.dataplanes.ebpf import abi
@@ -99,6 +99,10 @@ class Vandal:
 
     def frontend_address(self, ip: str, value: int = 1) -> None:
         self.maps["frontend_addresses"].update(parse_address(ip), struct.pack("=I", value))
+
+    def port_bits(self, words: Iterable[int], bits: int) -> None:
+        for word in words:
+            self.maps["service_ports"].update(struct.pack("=I", word), struct.pack("=Q", bits))
 
     def unname(self, of: str) -> None:
         self.maps["service_names"].delete(struct.pack("=I", self.ids[f"default/{of}"]))
@@ -206,6 +210,8 @@ DAMAGES: dict[str, Callable[[Vandal], object]] = {
     "an address with another value": lambda v: v.frontend_address("10.96.0.1", value=0),
     "an address gone": lambda v: v.delete_some("frontend_addresses", 1),
     "addresses gone": lambda v: v.delete_some("frontend_addresses", 99),
+    "bits of ports gone": lambda v: v.port_bits(range(abi.CONSTANTS["SERVICE_PORT_WORDS"]), 0),
+    "a bit of a port that nobody has": lambda v: v.port_bits([2047], 1 << 63),
     "everything gone": lambda v: wipe(v.maps),
     "names gone": lambda v: [
         v.maps["service_names"].delete(k) for k, _ in list(v.maps["service_names"].items())
@@ -229,6 +235,8 @@ HARMLESS = {
     "an address with another value",
     "an address gone",
     "addresses gone",
+    "bits of ports gone",
+    "a bit of a port that nobody has",
 }
 
 
