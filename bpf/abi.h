@@ -286,6 +286,7 @@ struct fragment {
 	__u8 protocol; /* IPPROTO_TCP, IPPROTO_UDP, IPPROTO_SCTP */
 	__u8 pad;
 	__u16 pad2;
+	__u64 seen; /* as flow.last_seen: ids are used again */
 };
 
 /* Value of `traffic`, by service id, for each CPU: what the packet path has carried. Bytes are

@@ -19,6 +19,17 @@
 
 #define BPF_ADJ_ROOM_AT_MAC 1
 
+/* Whether somebody can be at that address: no answer to what is nobody's, everybody's, or our own.
+ */
+static __always_inline bool is_answerable(const struct address *source)
+{
+	if (address_is_unspecified(source) || address_is_loopback(source))
+		return false;
+	if (address_is_v4(source)) /* multicast, class E, broadcast */
+		return bpf_ntohl(source->word[3]) < 0xe0000000;
+	return *(const u8 *)source != 0xff;
+}
+
 /* Ethernet's two addresses change places, where the device has them. */
 static __always_inline bool swap_ethernet(struct __sk_buff *skb, u32 l3)
 {

@@ -33,16 +33,6 @@ static __always_inline struct scratch *scratch_get(void)
 	return scratches.lookup(&zero);
 }
 
-/* Nanoseconds; a tick (at most 10 ms) late is early enough for timeouts of seconds. */
-static __always_inline u64 time_now(void)
-{
-#ifdef HAVE_KTIME_COARSE
-	return bpf_ktime_get_coarse_ns();
-#else
-	return bpf_ktime_get_ns();
-#endif
-}
-
 /* Seconds after which a flow without packets is over. flow_state.py tells the same to people. */
 static __always_inline u32 flow_timeout(const struct flow *flow, const struct node *node)
 {
@@ -168,8 +158,19 @@ static __always_inline int flow_write(struct flow_key *key, struct flow *flow, b
 	return failed;
 }
 
-/* Tell the other entry for `way` what this one knows; one that was evicted is restored. */
-static __always_inline void flow_tell(const struct flow *known, u8 way, struct scratch *scratch)
+/* Whether both are between the same client's socket and the same frontend. */
+static __always_inline bool flow_is_same(const struct flow *one, const struct flow *other)
+{
+	return one->client_port == other->client_port &&
+	       one->frontend_port == other->frontend_port &&
+	       address_equal(&one->client, &other->client) &&
+	       address_equal(&one->frontend, &other->frontend);
+}
+
+/* Tell the other entry for `way` what this one knows; one that was evicted is restored. Where
+ * another flow took its place meanwhile, this one's port is lost, and it will get a new one.
+ */
+static __always_inline void flow_tell(struct flow *known, u8 way, struct scratch *scratch)
 {
 	struct flow *other;
 
@@ -177,16 +178,18 @@ static __always_inline void flow_tell(const struct flow *known, u8 way, struct s
 		return;
 	flow_key_of(&scratch->key, known, way);
 	other = flows.lookup(&scratch->key);
-	if (other && other->endpoint_id == known->endpoint_id &&
-	    other->client_port == known->client_port &&
-	    other->frontend_port == known->frontend_port &&
-	    address_equal(&other->frontend, &known->frontend)) {
+	if (other && other->endpoint_id == known->endpoint_id && flow_is_same(other, known)) {
+		if (!(known->flags & FLOW_RESET))
+			other->flags &= ~FLOW_RESET;
 		other->flags |= known->flags;
 		other->last_seen = known->last_seen;
 		return;
 	}
-	if (other) /* another flow's: it took the place while this one was away */
+	if (other) {
+		if (way == FROM_ENDPOINT)
+			known->masquerade_port = 0;
 		return;
+	}
 	scratch->flow = *known;
 	scratch->flow.way = way;
 	if (!flow_write(&scratch->key, &scratch->flow, true))
@@ -204,8 +207,8 @@ static __always_inline void flow_seen(struct flow *flow, u8 tcp_flags, bool from
 	if (!from_client)
 		flags |= FLOW_REPLIED;
 	if (flow->protocol == IPPROTO_TCP) {
-		if (tcp_flags & TCP_RST)
-			flags |= FLOW_RESET;
+		/* Whoever gets a reset may know better: then the connection goes on. */
+		flags = tcp_flags & TCP_RST ? flags | FLOW_RESET : flags & ~FLOW_RESET;
 		if (tcp_flags & TCP_FIN)
 			flags |= from_client ? FLOW_CLIENT_FIN : FLOW_ENDPOINT_FIN;
 		if (from_client && tcp_flags & TCP_ACK && flags & FLOW_REPLIED)
@@ -223,14 +226,6 @@ static __always_inline void flow_seen(struct flow *flow, u8 tcp_flags, bool from
 		flow_tell(flow, way, scratch);
 }
 
-static __always_inline bool flow_is_same(const struct flow *one, const struct flow *other)
-{
-	return one->client_port == other->client_port &&
-	       one->frontend_port == other->frontend_port &&
-	       address_equal(&one->client, &other->client) &&
-	       address_equal(&one->frontend, &other->frontend);
-}
-
 static __always_inline __be16 any_port(void)
 {
 	u32 room = 65536 - FIRST_PORT;
@@ -239,18 +234,16 @@ static __always_inline __be16 any_port(void)
 }
 
 /* Reserve the key `scratch->key` for `scratch->flow`: what is there already is either this flow's
- * own, or over, or in the way.
+ * own, or over, or in the way. Being closed is not enough: who was connected may not know yet, and
+ * what is on its way would come to somebody else's connection.
  */
 static __always_inline int flow_reserve(struct scratch *scratch, u64 now)
 {
-	struct flow *present;
-	int failed = flow_write(&scratch->key, &scratch->flow, true);
+	struct flow *present = flows.lookup(&scratch->key);
 
-	if (failed != EEXIST_NEGATIVE)
-		return failed;
-	present = flows.lookup(&scratch->key);
-	if (present && !flow_is_same(present, &scratch->flow) && !flow_is_closed(present) &&
-	    !flow_is_over(present, now))
+	if (!present)
+		return flow_write(&scratch->key, &scratch->flow, true);
+	if (!flow_is_same(present, &scratch->flow) && !flow_is_over(present, now))
 		return EEXIST_NEGATIVE;
 	return flow_write(&scratch->key, &scratch->flow, false);
 }

@@ -23,6 +23,12 @@ static __always_inline bool is_icmp_error(const struct packet *packet)
 	return type != 0 && type < 128;
 }
 
+/* It quotes a packet, too, but only this node's own stack makes one that matters here. */
+static __always_inline bool is_icmp_redirect(const struct packet *packet)
+{
+	return packet->version == 4 ? packet->icmp_type == 5 : packet->icmp_type == 137;
+}
+
 /* The quoted packet, into `quoted`: all zero but for l3 and side before. Its transport header may
  * be cut short behind the ports.
  */
@@ -52,6 +58,8 @@ static __always_inline bool parse_quoted(struct __sk_buff *skb, const struct pac
 		quoted->l4 = quoted->l3 + sizeof(ip);
 		quoted->tuple.source = ip.source;
 		quoted->tuple.destination = ip.destination;
+		if (address_is_v4(&ip.source) || address_is_v4(&ip.destination))
+			return false; /* it would be taken for IPv4 */
 		if (!skip_extensions(skb, quoted, ip.next) || quoted->fragment == LATER)
 			return false;
 	}
@@ -107,12 +115,12 @@ static __always_inline bool rewrite_quoted(struct __sk_buff *skb, struct packet 
 	return write_addresses(skb, quoted->l3, quoted->version, quoted->checksum, to, addresses);
 }
 
-/* Translate the error `packet`, which quotes `quoted`, as if it were the packet `as`, which becomes
- * `to`. False: the packet is spoiled.
+/* Translate the error `packet`, which quotes `quoted`, as if it were a packet that becomes `to`.
+ * False: the packet is spoiled.
  */
 static __always_inline bool rewrite_icmp_error(struct __sk_buff *skb, struct packet *packet,
-					       struct packet *quoted, const struct flow_key *as,
-					       const struct flow_key *to, struct scratch *scratch)
+					       struct packet *quoted, const struct flow_key *to,
+					       struct scratch *scratch)
 {
 	u32 checksum = packet->l4 + ICMP_CHECKSUM;
 	u32 diff = 0;
@@ -121,11 +129,12 @@ static __always_inline bool rewrite_icmp_error(struct __sk_buff *skb, struct pac
 	if (!rewrite_quoted(skb, quoted, &scratch->key, &diff) ||
 	    bpf_l4_csum_replace(skb, checksum, 0, fold(diff), 0))
 		return false;
+	/* The source, too, as nf_nat_icmp_reply_translation() does: a router on both sides of this
+	 * node would take its own address, coming in from elsewhere, for a martian.
+	 */
 	scratch->key = packet->tuple;
+	scratch->key.source = to->source;
 	scratch->key.destination = to->destination;
-	/* An error may come from a router on the way, whose address is nobody's but its own. */
-	if (address_equal(&packet->tuple.source, &as->source))
-		scratch->key.source = to->source;
 	diff = addresses_changed(&packet->tuple, &scratch->key);
 	if (packet->version == 6 && !pseudo_header_changed(skb, checksum, 6, diff, 0))
 		return false;

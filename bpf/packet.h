@@ -13,6 +13,9 @@
 #define LINEAR_MAX	  1024 /* further from its begin a header is not looked for in the linear part */
 #define EXTENSION_HEADERS 6 /* a packet that has more is not looked through */
 
+#define FRAGMENTS_TIMEOUT 30000000000ULL /* ns; as net.ipv4.ipfrag_time has it */
+#define VLAN_ID		  0x0fff	 /* 0: no VLAN, but a priority */
+
 #define TCP_FIN 0x01
 #define TCP_SYN 0x02
 #define TCP_RST 0x04
@@ -44,7 +47,7 @@ struct packet {
 	u8 version; /* 4 or 6 */
 	u8 fragment;
 	u8 fragment_protocol; /* that all fragments name */
-	u8 tcp_flags;	      /* 0 but of TCP */
+	u8 tcp_flags;	      /* of SCTP, too, TCP_SYN for what opens an association; else 0 */
 	u8 icmp_type;	      /* 0 but of ICMP */
 	u16 checksum;	      /* of the IPv4 header */
 	u8 ttl;		      /* or hop limit */
@@ -117,6 +120,8 @@ static __always_inline enum parsed parse_transport(struct __sk_buff *skb, struct
 	} else if (protocol == IPPROTO_SCTP) {
 		if (!load_header(skb, packet->l4, header, 12))
 			return MALFORMED;
+		if (!header[1]) /* an INIT alone has no verification tag (RFC 9260, 8.5.1) */
+			packet->tcp_flags = TCP_SYN;
 	} else {
 		return NOT_OURS;
 	}
@@ -258,7 +263,7 @@ static __always_inline enum parsed parse(struct __sk_buff *skb, struct packet *p
 {
 	enum parsed parsed = NOT_OURS;
 
-	if (skb->vlan_present)
+	if (skb->vlan_present && skb->vlan_tci & VLAN_ID)
 		return NOT_OURS;
 	if (skb->protocol == bpf_htons(ETH_P_IP))
 		parsed = parse4(skb, packet);
@@ -279,24 +284,35 @@ static __always_inline void fragment_key(struct fragment_key *key, const struct 
 	key->pad = 0;
 }
 
+/* Nanoseconds; a tick (at most 10 ms) late is early enough for timeouts of seconds. */
+static __always_inline u64 time_now(void)
+{
+#ifdef HAVE_KTIME_COARSE
+	return bpf_ktime_get_coarse_ns();
+#else
+	return bpf_ktime_get_ns();
+#endif
+}
+
 /* Ports for all fragments: the first one tells them, the later ones are told. False: it was not
- * told yet, or is forgotten.
+ * told yet, or too long ago to be of the same datagram.
  */
 static __always_inline bool fragment_ports(struct packet *packet)
 {
-	struct fragment_key key;
 	struct fragment ports = {}, *known;
+	struct fragment_key key;
 
 	fragment_key(&key, packet);
 	if (packet->fragment == FIRST) {
 		ports.source_port = packet->tuple.source_port;
 		ports.destination_port = packet->tuple.destination_port;
 		ports.protocol = packet->tuple.protocol;
+		ports.seen = time_now();
 		fragments.update(&key, &ports);
 		return true;
 	}
 	known = fragments.lookup(&key);
-	if (!known) {
+	if (!known || time_now() - known->seen > FRAGMENTS_TIMEOUT) {
 		count(COUNTER_FRAGMENT_ORPHAN);
 		return false;
 	}

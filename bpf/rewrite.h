@@ -124,5 +124,7 @@ static __always_inline bool rewrite(struct __sk_buff *skb, struct packet *packet
 				return false;
 		}
 	}
+	if (packet->version == 6 && (packet->fragment == LATER || !checksum))
+		bpf_csum_update(skb, fold(diff)); /* nothing in the packet makes up for it */
 	return write_addresses(skb, packet->l3, packet->version, packet->checksum, to, diff);
 }

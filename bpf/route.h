@@ -10,24 +10,48 @@
 #define PASS_ON (-1) /* TC_ACT_UNSPEC: other people's filters have their turn, then the stack */
 #define DROP	2    /* TC_ACT_SHOT */
 
+#define RECOMPUTE_SUM                                                                              \
+	1 /* BPF_F_RECOMPUTE_CSUM: of CHECKSUM_COMPLETE, with which IPv6 has no other */
+
 #define LOOPBACK_IFINDEX 1 /* in every network namespace (include/net/flow.h) */
 
 /* What our ingress tells our egress about a packet, through the stack: tc_index is tc's own word to
- * itself, which nothing else writes nowadays, and which fragments and segments inherit
- * (ip_copy_metadata(), __copy_skb_header()). Test runs have no other way in than cb.
+ * itself, and fragments and segments inherit it (ip_copy_metadata(), __copy_skb_header()). Its
+ * upper half is this node's: a packet may bring the mark of another node on the same machine, as
+ * with kind. Test runs have no other way in than cb.
  */
 #define MARK_NONE    0
-#define MARK_FORWARD 0xeb01 /* is to be masqueraded */
-#define MARK_REPLY   0xeb02 /* was masqueraded, and goes to the client */
-#define MARK_DONE    0xeb03 /* needs nothing any more */
+#define MARK_FORWARD 1 /* is to be masqueraded */
+#define MARK_REPLY   2 /* was masqueraded, and goes to the client */
+#define MARK_DONE    3 /* needs nothing any more */
 
 #ifdef MARK_IN_CB
-#define mark_get(skb)	     ((skb)->cb[0])
-#define mark_set(skb, value) ((skb)->cb[0] = (value))
+#define mark_word(skb) ((skb)->cb[0])
 #else
-#define mark_get(skb)	     ((skb)->tc_index)
-#define mark_set(skb, value) ((skb)->tc_index = (value))
+#define mark_word(skb) ((skb)->tc_index)
 #endif
+
+static __always_inline u32 mark_of_node(void)
+{
+	struct node *settings = node_get();
+
+	return ((u8)(0xeb + (settings ? settings->netns_cookie : 0))) << 8;
+}
+
+/* MARK_NONE for another node's. */
+static __always_inline u32 mark_get(struct __sk_buff *skb)
+{
+	u32 mark = mark_word(skb);
+
+	if (!mark || (mark & 0xff00) != mark_of_node())
+		return MARK_NONE;
+	return mark & 0xff;
+}
+
+static __always_inline void mark_set(struct __sk_buff *skb, u32 mark)
+{
+	mark_word(skb) = mark_of_node() | mark;
+}
 
 /* The address of the first device of the pair that the agent makes (kernel/inlet.py). */
 static const u8 INLET_ETHERNET[6] = {0x02, 0xeb, 0xbf, 0x00, 0x00, 0x01};
@@ -36,8 +60,9 @@ static const u8 INLET_ETHERNET[6] = {0x02, 0xeb, 0xbf, 0x00, 0x00, 0x01};
 static long (*redirect_by_neighbour)(u32 ifindex, void *parameters, int length,
 				     u64 flags) = (void *)152;
 
-/* The device by which `to` is reached from here, 0 where there is no way, or where the packet does
- * not fit through it.
+/* The device by which `to` is reached from here, 0 where there is no way. What is too long for that
+ * way is not sent there either, as far as the kernel looks: by the length of one packet, which a
+ * GSO packet is not, and which for the node's own is nobody's to complain of.
  */
 static __always_inline u32 route(struct __sk_buff *skb, const struct packet *packet,
 				 const struct address *from, const struct address *to)
@@ -47,6 +72,7 @@ static __always_inline u32 route(struct __sk_buff *skb, const struct packet *pac
 	int found;
 
 	way.l4_protocol = packet->tuple.protocol;
+	way.tot_len = skb->gso_segs || !skb->ingress_ifindex ? 0 : packet->length;
 	way.ifindex = skb->ifindex;
 	if (packet->version == 4) {
 		way.family = AF_INET;
@@ -75,7 +101,7 @@ static __always_inline bool decrement_ttl(struct __sk_buff *skb, const struct pa
 		if (!load(skb, packet->l3 + 6, old, 2) || old[1] <= 1)
 			return false;
 		old[1]--;
-		return !bpf_skb_store_bytes(skb, packet->l3 + 6, old, 2, 0);
+		return !bpf_skb_store_bytes(skb, packet->l3 + 6, old, 2, RECOMPUTE_SUM);
 	}
 	if (!load(skb, packet->l3 + 8, old, 2) || old[0] <= 1)
 		return false;

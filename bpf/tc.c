@@ -5,6 +5,7 @@
  */
 #include <uapi/linux/bpf.h>
 #include <uapi/linux/if_ether.h>
+#include <uapi/linux/if_packet.h>
 #include <uapi/linux/in.h>
 #include <uapi/linux/in6.h>
 

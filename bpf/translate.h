@@ -30,9 +30,9 @@ enum admission {
 
 static __always_inline bool is_first(const struct packet *packet)
 {
-	if (packet->tuple.protocol == IPPROTO_TCP)
-		return (packet->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN;
-	return packet->fragment != LATER;
+	if (packet->tuple.protocol == IPPROTO_UDP)
+		return packet->fragment != LATER;
+	return (packet->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN;
 }
 
 static __always_inline bool source_admitted(const struct service *service,
@@ -105,6 +105,9 @@ static __always_inline enum admission admit(struct __sk_buff *skb, const struct 
 	u16 local, usable;
 	u32 id = 0;
 
+	/* What a device overhears; a pod's port of a bridge sees what is for the bridge. */
+	if (class == OUTSIDE && skb->pkt_type == PACKET_OTHERHOST)
+		return NO_SERVICE;
 	if (!service_find(&dialed, class == NODE, &service))
 		return NO_SERVICE;
 	if (service.kind == KIND_NODE_PORT && class != NODE && is_for_connected_socket(skb, packet))
@@ -188,18 +191,37 @@ static __always_inline bool endpoint_is_in_force(const struct flow *flow)
 	       address_equal(&endpoint->address, &flow->endpoint);
 }
 
-/* Whether the packet belongs to the flow that has its tuple, and does not begin another one: a SYN
- * after its end does, or to an endpoint that is gone and never answered; and any datagram to one
- * that is gone, since UDP itself never ends (kube-proxy.md in the words of conntrack: only UDP is
- * flushed).
+/* Whether the frontend is still that Service's. */
+static __always_inline bool frontend_is_in_force(const struct flow *flow)
+{
+	struct service_key key = {
+	    .address = flow->frontend, .port = flow->frontend_port, .protocol = flow->protocol};
+	struct service *service;
+
+	if (flow->flags & FLOW_DIRECT)
+		return true;
+	service = services.lookup(&key);
+	if (!service) {
+		address_unspecified_like(&key.address, &flow->frontend);
+		service = services.lookup(&key);
+	}
+	return service && service->id == flow->service_id;
+}
+
+/* Whether the packet belongs to the flow that has its tuple, and does not begin another one. A
+ * datagram does where endpoint or frontend are gone, since UDP itself never ends. A SYN does after
+ * the end of the flow, or where its endpoint is gone, unless that has just answered.
  */
 static __always_inline bool goes_on(const struct flow *flow, const struct packet *packet)
 {
 	if (flow->protocol == IPPROTO_UDP)
-		return endpoint_is_in_force(flow);
-	if (flow->protocol != IPPROTO_TCP || !is_first(packet))
+		return endpoint_is_in_force(flow) && frontend_is_in_force(flow);
+	if (!is_first(packet))
 		return true;
-	return !flow_is_closed(flow) && (flow->flags & FLOW_REPLIED || endpoint_is_in_force(flow));
+	if (flow_is_closed(flow))
+		return false;
+	return endpoint_is_in_force(flow) ||
+	       (flow->flags & (FLOW_REPLIED | FLOW_ESTABLISHED)) == FLOW_REPLIED;
 }
 
 /* The entry that has this key, unless it is over. */
@@ -343,10 +365,10 @@ static __always_inline int icmp_ingress(struct __sk_buff *skb, struct packet *pa
 		return PASS_ON;
 	tuple_reverse(&as, &quoted.tuple);
 	flow = flow_find(&as, &now);
-	if (!flow)
+	if (!flow || !address_equal(&packet->tuple.destination, &as.destination))
 		return PASS_ON;
 	ingress_target(&scratch->to, flow, false);
-	if (!rewrite_icmp_error(skb, packet, &quoted, &as, &scratch->to, scratch))
+	if (!rewrite_icmp_error(skb, packet, &quoted, &scratch->to, scratch))
 		return DROP;
 	if (flow->flags & FLOW_NODE)
 		return to_node(skb, packet, flow);
@@ -361,7 +383,8 @@ static __always_inline bool is_answered_echo(struct packet *packet)
 	struct address *dialed = &packet->tuple.destination;
 
 	if (!is_echo_request(packet) || packet->fragment != WHOLE ||
-	    !frontend_addresses.lookup(dialed) || network_flags(dialed) & NETWORK_LOCAL)
+	    !is_answerable(&packet->tuple.source) || !frontend_addresses.lookup(dialed) ||
+	    network_flags(dialed) & NETWORK_LOCAL)
 		return false;
 	count(COUNTER_ECHO_ANSWERED);
 	return true;
@@ -385,6 +408,8 @@ static __always_inline int back_out(struct __sk_buff *skb)
 static __always_inline bool answer_refusal(struct __sk_buff *skb, struct packet *packet,
 					   struct scratch *scratch)
 {
+	if (!is_answerable(&packet->tuple.source))
+		return false;
 	if (packet->tuple.protocol == IPPROTO_TCP)
 		return answer_reset(skb, packet);
 	return answer_unreachable(skb, packet, scratch->bytes);
@@ -398,9 +423,9 @@ static __always_inline int ingress(struct __sk_buff *skb, u32 l3)
 	struct flow *flow;
 	u64 now = 0;
 
-	if (mark_get(skb)) /* another node's of this machine, as in a test or with kind */
-		mark_set(skb, MARK_NONE);
-	if (!scratch)
+	if (mark_get(skb) || !scratch) /* a device above has done it, as a bridge's port */
+		return PASS_ON;
+	if (skb->pkt_type == PACKET_BROADCAST || skb->pkt_type == PACKET_MULTICAST)
 		return PASS_ON;
 	switch (parse(skb, &packet)) {
 	case TRANSPORT:
@@ -439,9 +464,10 @@ static __always_inline int ingress(struct __sk_buff *skb, u32 l3)
 	return translate_at_ingress(skb, &packet, flow, &scratch->to, now);
 }
 
-/* The node dials the endpoint itself, from a port by which the endpoint knows one of our clients.
+/* Make `scratch->flow` where the node dials the endpoint itself, from a port by which the endpoint
+ * knows one of our clients.
  */
-static __always_inline bool is_port_taken(const struct packet *packet, struct scratch *scratch)
+static __always_inline bool direct_flow(const struct packet *packet, struct scratch *scratch)
 {
 	u64 now;
 	struct flow *taken;
@@ -449,7 +475,7 @@ static __always_inline bool is_port_taken(const struct packet *packet, struct sc
 	tuple_reverse(&scratch->key, &packet->tuple);
 	scratch->key.side = AT_INGRESS;
 	taken = flow_find(&scratch->key, &now);
-	if (!taken || taken->way != FROM_ENDPOINT || flow_is_closed(taken))
+	if (!taken || taken->way != FROM_ENDPOINT) /* a closed flow still translates what comes */
 		return false;
 	__builtin_memset(&scratch->flow, 0, sizeof(scratch->flow));
 	scratch->flow.client = packet->tuple.source;
@@ -511,14 +537,18 @@ static __always_inline int icmp_egress(struct __sk_buff *skb, struct packet *pac
 	if (!parse_quoted(skb, packet, &quoted))
 		return PASS_ON;
 	flow = flow_of_quoted(skb, &quoted, &as);
-	if (!flow || flow->way != BETWEEN)
+	if (!flow || !address_equal(&packet->tuple.destination, &as.destination))
 		return PASS_ON;
+	/* The node's own stack complains of what it was given back, to nobody who would know it; or
+	 * knows of a better way to an endpoint whose address its client never saw.
+	 */
+	if (flow->way != BETWEEN || is_icmp_redirect(packet))
+		return DROP;
 	if (mark_get(skb) == MARK_FORWARD)
 		flow_to_endpoint(&scratch->to, flow);
 	else
 		flow_to_client(&scratch->to, flow);
-	return rewrite_icmp_error(skb, packet, &quoted, &as, &scratch->to, scratch) ? PASS_ON
-										    : DROP;
+	return rewrite_icmp_error(skb, packet, &quoted, &scratch->to, scratch) ? PASS_ON : DROP;
 }
 
 /* A flow that the node itself opens, as an OUTPUT chain would see it; NULL: `verdict` is all. */
@@ -543,7 +573,7 @@ static __always_inline struct flow *flow_of_node(struct __sk_buff *skb, struct p
 		*verdict = DROP;
 		return NULL;
 	default:
-		if (!is_port_taken(packet, scratch))
+		if (!direct_flow(packet, scratch))
 			return NULL;
 	}
 	*verdict = DROP;
@@ -608,6 +638,10 @@ static __always_inline struct flow *flow_at_egress(struct __sk_buff *skb, struct
 		flow = flow_find(&scratch->key, now);
 		if (flow && flow->way == BETWEEN && flow->flags & FLOW_MASQUERADE)
 			return flow;
+		/* Somebody else has masqueraded it, as the rules of a CNI do, and will undo that.
+		 */
+		if (network_flags(&packet->tuple.source) & NETWORK_LOCAL)
+			return NULL;
 		count(COUNTER_INCONSISTENT); /* better no packet than one that gets no answer */
 		*verdict = DROP;
 		return NULL;
@@ -616,7 +650,10 @@ static __always_inline struct flow *flow_at_egress(struct __sk_buff *skb, struct
 	if (flow && flow->way == BETWEEN) {
 		/* A masqueraded flow's replies came in by our ingress; what else looks so is none.
 		 */
-		if (flow->flags & FLOW_MASQUERADE && mark != MARK_REPLY)
+		if (flow->masquerade_port && mark != MARK_REPLY)
+			return NULL;
+		/* Nor is what opens another connection after the end of this one. */
+		if (packet->tcp_flags & TCP_SYN && flow_is_closed(flow))
 			return NULL;
 		return flow;
 	}
@@ -624,6 +661,13 @@ static __always_inline struct flow *flow_at_egress(struct __sk_buff *skb, struct
 		return flow;
 	if (!skb->ingress_ifindex)
 		return flow_of_node(skb, packet, scratch, now, verdict);
+	/* Masqueraded by somebody else, who does not know of our ports. */
+	if (packet->tuple.protocol == IPPROTO_TCP && is_first(packet) &&
+	    network_flags(&packet->tuple.source) & NETWORK_LOCAL && direct_flow(packet, scratch)) {
+		*verdict = DROP;
+		*now = time_now();
+		return flow_open(scratch, *now);
+	}
 	note_bypass(skb, packet);
 	return NULL;
 }
@@ -645,7 +689,7 @@ static __always_inline int egress(struct __sk_buff *skb, u32 l3)
 	case TRANSPORT:
 		break;
 	case ICMP:
-		if (is_icmp_error(&packet))
+		if (is_icmp_error(&packet) || is_icmp_redirect(&packet))
 			return icmp_egress(skb, &packet, scratch);
 		if (is_answered_echo(&packet))
 			return answer_echo(skb, &packet) ? bpf_redirect(skb->ifindex, BPF_F_INGRESS)

@@ -133,9 +133,12 @@ def _expose(service: Service, of: Family, node: Node | None, context: PlanContex
     addresses = dict.fromkeys(_of_family(service.cluster_ips, of), FrontendKind.CLUSTER_IP)
     if not addresses:
         return None
+    balancers = _of_family(service.load_balancer_ips, of)
     for address in _of_family(service.external_ips, of):
-        addresses.setdefault(address, FrontendKind.EXTERNAL_IP)
-    for address in _of_family(service.load_balancer_ips, of):
+        # One that is both has the load balancer's source ranges: no way around them (cilium #44718).
+        both = address in balancers
+        addresses.setdefault(address, FrontendKind.LOAD_BALANCER if both else FrontendKind.EXTERNAL_IP)
+    for address in balancers:
         addresses.setdefault(address, FrontendKind.LOAD_BALANCER)
     return _Exposure(
         of,

@@ -5,10 +5,11 @@ errors it knows that way whom they may go to. Whatever is not allowed raises Ass
 """
 
 import dataclasses
+import ipaddress
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 
-from ebpfproxy.model.address import Address, family, unspecified
+from ebpfproxy.model.address import Address, Family, family, unspecified
 from tests.support import headers
 from tests.support.headers import Headers, Tuple
 from tests.support.packet_path import MARK_FORWARD, REDIRECT, SHOT, UNSPEC
@@ -79,7 +80,9 @@ class Judge:
         elif verdict == SHOT:
             assert offer, "a packet was dropped that is no Service's"
             excused = (
-                offer.drops or _may_lack_ports(before) or (offer.refuses and _is_too_long_to_quote(before))
+                offer.drops
+                or _may_lack_ports(before)
+                or (offer.refuses and (_is_too_long_to_quote(before) or _is_nobody(before.tuple.source)))
             )
             assert excused, "a packet was dropped that has an endpoint"
             self.judged["dropped"] += 1
@@ -202,6 +205,15 @@ class Judge:
 def _may_lack_ports(packet: Headers) -> bool:
     """SCTP's checksum covers the ports, so they are not changed: two flows that need it are one too many."""
     return packet.protocol == headers.SCTP
+
+
+def _is_nobody(source: Address) -> bool:
+    """Multicast and the like: there is no answer to it."""
+    where = ipaddress.ip_address(source[12:] if family(source) is Family.IPV4 else bytes(source))
+    return (
+        where.is_multicast or where.is_loopback or where.is_unspecified
+        or (where.version == 4 and where.packed[0] >= 240)
+    )  # fmt: skip
 
 
 def _is_too_long_to_quote(packet: Headers) -> bool:

@@ -39,6 +39,7 @@ from ebpfproxy.plan.service_plan import PlanContext
 from tests.support.bpf_place import BpfPlace
 from tests.support.build import CONTEXT, node
 from tests.support.clock import Clock
+from tests.support.packets import HERE
 
 UNSPEC, SHOT, REDIRECT = -1, 2, 7  # TC_ACT_*: other filters go on; dropped; sent out of a device
 MARK_FORWARD, MARK_REPLY, MARK_DONE = 0xEB01, 0xEB02, 0xEB03
@@ -173,9 +174,10 @@ class PacketPath:
     # What the agent writes
 
     def set_node(self, flags: int = 0, inlet: int = 0, **timeouts: int) -> None:
-        """The one entry of `node`; timeouts in seconds, kube-proxy's unless given."""
+        """The one entry of `node`; timeouts in seconds, kube-proxy's unless given. The cookie is 0, by which
+        the marks are those that are written here."""
         seconds = TIMEOUTS | timeouts
-        values = (netns.cookie(), flags, inlet, *(seconds[name] for name in TIMEOUTS))
+        values = (0, flags, inlet, *(seconds[name] for name in TIMEOUTS))
         self.maps["node"].update(_U32.pack(0), abi.NODE.pack(*values))
 
     def set_device(self, name: str, v4: str = "0.0.0.0", v6: str = "::") -> None:
@@ -277,7 +279,7 @@ def _devices() -> Iterator[None]:
         with netns.entered(netns.path(name)):
             commands = ["link set lo up"]
             for device, side in DEVICES.items():
-                commands.append(f"link add {device} type veth peer name {device}-peer")
+                commands.append(f"link add {device} address {HERE} type veth peer name {device}-peer")
                 commands.append(f"addr add {side.v4}/32 dev {device}")
                 commands.append(f"addr add {side.v6}/128 dev {device} nodad")
                 commands += [f"link set {device} up", f"link set {device}-peer up"]

@@ -49,6 +49,8 @@ def addresses_dialled(q: Question) -> Iterator[tuple[str, Address, int]]:
         ("LoadBalancer", q.service.load_balancer_ips),
     ):
         for address in addresses:
+            if kind == "ExternalIP" and address in q.service.load_balancer_ips:
+                continue  # as nftables mode has it, the source ranges of the other hold
             if family(address) is q.of and address not in zero and address not in seen:
                 seen.add(address)
                 yield kind, address, q.port.port

@@ -236,7 +236,15 @@ def test_one_fin_does_not_end_a_flow(path: PacketPath) -> None:
     path.forward(request(V4, flags="FA"), "net", "tunnel")
     serve(path, V4, V4.here)
     assert path.ingress(request(V4, flags="A")).packet.payload.dst == V4.there
-    assert path.ingress(request(V4)).packet.payload.dst == V4.there, "a stray SYN of a flow that is open"
+
+
+def test_a_syn_of_an_open_flow_whose_endpoint_is_gone_chooses_anew(path: PacketPath) -> None:
+    """A client behind a small pool of ports uses one again, long after: cilium re-selects there, too."""
+    serve(path, V4, V4.there)
+    established(path, V4)
+    assert path.ingress(request(V4)).packet.payload.dst == V4.there, "a stray SYN"
+    serve(path, V4, V4.here)
+    assert path.ingress(request(V4)).packet.payload.dst == V4.here
 
 
 @families
@@ -399,4 +407,13 @@ def test_marks_of_another_node_of_this_machine_mean_nothing(path: PacketPath) ->
     """In a test, or with kind: one node's egress is the other's ingress, and the packet is the same."""
     serve(path, V4, V4.here)
     packet = ip(V4.client, V4.router) / transport(served.TCP, 1, 2)
-    assert path.ingress(packet, mark=MARK_FORWARD) == (UNSPEC, bytes(packet), 0)
+    another = MARK_FORWARD + 0x100
+    assert path.ingress(packet, mark=another) == (UNSPEC, bytes(packet), another)
+    assert path.ingress(request(V4), mark=another).packet.payload.dst == V4.here
+
+
+def test_what_a_port_of_a_bridge_has_translated_the_bridge_leaves_alone(path: PacketPath) -> None:
+    serve(path, V4, V4.there)
+    once = path.ingress(request(V4))
+    assert once.mark == MARK_FORWARD
+    assert path.ingress(once.packet, mark=once.mark) == once._replace(verdict=UNSPEC)

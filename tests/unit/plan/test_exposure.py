@@ -58,9 +58,15 @@ def test_frontends_stand_in_the_order_of_the_kinds() -> None:
     ]
 
 
-def test_an_address_named_twice_is_one_frontend_of_the_first_kind() -> None:
-    service = build.service(external=["203.0.113.1", "203.0.113.1", "10.96.0.10"], balancer=["203.0.113.1"])
+def test_an_address_named_twice_is_one_frontend() -> None:
+    service = build.service(external=["203.0.113.1", "203.0.113.1", "10.96.0.10"])
     assert dialled(planned(service)) == [("ClusterIP", "10.96.0.10", 80), ("ExternalIP", "203.0.113.1", 80)]
+
+
+def test_an_external_ip_is_no_way_around_the_load_balancers_source_ranges() -> None:
+    """cilium #44718."""
+    service = build.service(external=["203.0.113.1"], balancer=["203.0.113.1"])
+    assert dialled(planned(service)) == [("ClusterIP", "10.96.0.10", 80), ("LoadBalancer", "203.0.113.1", 80)]
 
 
 def test_an_unspecified_external_ip_never_becomes_a_node_port() -> None:
