@@ -93,6 +93,7 @@ class _Agent:
         self._config = config
         self._inbox: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._stop = threading.Event()
+        self._thread = threading.get_ident()
         self._tracker = Tracker(time.time())
         self._pacer = Pacer(config.min_sync_period, config.sync_period)
         self._health = ProxierHealth(config.sync_period)
@@ -100,7 +101,7 @@ class _Agent:
         self._dataplane = EbpfDataplane(
             ebpf_settings(config, cgroup_root(config)),
             self._metrics.sockets_destroyed,
-            pods_bypass=lambda ifindexes: self._put(PodsBypass(ifindexes)),
+            pods_bypass=self._pods_bypass,
         )
         self._proxier = Proxier(self._dataplane, plan_context(config))
         self._opened = False
@@ -232,6 +233,13 @@ class _Agent:
                 latency_ms=round(1000 * (ended - (self._oldest or began)), 3),
                 duration_ms=round(1000 * (ended - began), 3),
             )
+
+    def _pods_bypass(self, devices: frozenset[int]) -> None:
+        """In our own thread, as at the start, at once: no plan may leave out what a former run served."""
+        if threading.get_ident() == self._thread:
+            self._tracker.fold(PodsBypass(devices))
+        else:
+            self._put(PodsBypass(devices))
 
     def _put(self, event: Event) -> None:
         self._inbox.put(_Received(time.monotonic(), event))

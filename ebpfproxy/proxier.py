@@ -24,8 +24,8 @@ log = Logger(__name__)
 
 
 class SyncResult(NamedTuple):
-    """What a sync did: entries put, dropped and refused; `drifted` of them only because the kernel had
-    come to differ from what we had written there."""
+    """What a sync did: entries put, dropped, and refused, be it to be put or to be dropped; `drifted` of
+    them only because the kernel had come to differ from what we had written there."""
 
     put: int
     dropped: int
@@ -85,7 +85,7 @@ class Proxier(Generic[K, E]):
             self._plan_node(state)
 
     def _plan_node(self, state: ClusterState) -> None:
-        plan = plan_node(state, self._context, self._pods)
+        plan = plan_node(state, self._context, self._pods, self._node_plan)
         if plan != self._node_plan:  # a device may change in ways that mean nothing here
             self._desire(None, self._dataplane.render((), plan))
             self._node_plan = plan
@@ -162,12 +162,13 @@ class Proxier(Generic[K, E]):
         for key, entry in delta.puts.items():
             if key not in refused:
                 actual[key] = entry
-        for key in delta.drops - refused.keys():
+        dropped = delta.drops - refused.keys()
+        for key in dropped:
             actual.pop(key, None)
         self._actual = actual
         self._touched = set(refused)
         self._tell(refused)
-        return SyncResult(len(delta.puts) - len(refused), len(delta.drops), len(refused), drifted)
+        return SyncResult(len(delta.puts.keys() - refused.keys()), len(dropped), len(refused), drifted)
 
     def _with_refused(self, delta: Delta[K, E]) -> Delta[K, E]:
         """What was refused is put again even where it looks as desired: it kept what it had, but for

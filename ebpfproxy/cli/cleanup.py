@@ -15,9 +15,9 @@ def command(bpffs_root: Path, cgroup_root: Path | None) -> None:
     """Remove all that ebpfproxy put into this node's kernel: programs, links, filters, maps, devices.
 
     Run it in the node's network namespace: filters and devices are looked for there. Services are no
-    longer reachable through ebpfproxy afterwards. Stop the agent first: while one runs, this is refused.
-    Sockets that are connected go on; connections whose packets were translated, as those of clients
-    outside, end.
+    longer reachable through ebpfproxy afterwards. Stop the agent first: while one runs with this
+    --bpffs-root, or looks after devices of this network namespace, this is refused. Sockets that are
+    connected go on; connections whose packets were translated, as those of clients outside, end.
     """
     cleanup(bpffs_root, cgroup_root)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from ebpfproxy.config.settings import Config
 from ebpfproxy.dataplanes.ebpf.dataplane import EbpfSettings, FlowTimeouts
 from ebpfproxy.dataplanes.ebpf.maps import MapSizes
+from ebpfproxy.plan.devices import NO_DEVICES
 from ebpfproxy.plan.service_plan import PlanContext
 
 
@@ -31,6 +32,7 @@ def ebpf_settings(config: Config, cgroup_root: Path) -> EbpfSettings:
         socket_lb=config.socket_lb,
         timeouts=_timeouts(config),
         redirect=config.ebpf_redirect,
+        devices=config.tc_devices != NO_DEVICES,
     )
 
 

@@ -145,7 +145,7 @@ def parse_node_port_addresses(texts: Sequence[str]) -> NodePortAddresses:
 
 
 def parse_device_patterns(texts: Sequence[str]) -> tuple[str, ...]:
-    """Names of network devices, or patterns of the shell for them.
+    """Names of network devices, or patterns of the shell for them; "none" alone for no device.
 
     >>> parse_device_patterns(["eth*, bond0", "wg[0-9]"])
     ('eth*', 'bond0', 'wg[0-9]')
@@ -154,6 +154,8 @@ def parse_device_patterns(texts: Sequence[str]) -> tuple[str, ...]:
     for word in words:
         if not _PATTERN.fullmatch(word):
             raise ValueError(f'"{word}" is no pattern for names of devices: they have no blank and no /')
+    if "none" in words and len(words) > 1:
+        raise ValueError('"none" stands alone; a device of that name is "[n]one"')
     return tuple(words)
 
 

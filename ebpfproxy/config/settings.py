@@ -153,8 +153,9 @@ class Config:
     tc_devices: tuple[str, ...] = option(
         "--tc-devices", kinds.DEVICE_PATTERNS, "", _KERNEL,
         "Translate packets on the network devices of these names or patterns, such as eth*, and on no "
-        "others but loopback. May be given more than once. Default: found by what they are: uplinks, "
-        "tunnels, and devices of pods as far as these need it.",
+        "others but loopback. May be given more than once. none: on no device at all, so that another agent "
+        "may have those of this network namespace. Default: found by what they are: uplinks, tunnels, and "
+        "devices of pods as far as these need it.",
     )  # fmt: skip
     ebpf_redirect: bool = option(
         "--ebpf-redirect", kinds.BOOLEAN, "false", _KERNEL,

@@ -68,6 +68,17 @@ def read() -> tuple[Device, ...]:
     return devices(links, addresses, routes)
 
 
+def names() -> dict[int, str]:
+    """The name of every device, by ifindex: what `read` tells, too, in a hundredth of its time.
+
+    Raises Rejected.
+    """
+    try:
+        return dict(socket.if_nameindex())
+    except OSError as error:
+        raise Rejected(f"the network devices cannot be read: {error.strerror or error}") from error
+
+
 _SKIP_STATS = netlink.attribute(IFLA_EXT_MASK, struct.pack("=I", RTEXT_FILTER_SKIP_STATS))
 
 

@@ -1,9 +1,12 @@
-"""A lock on a folder: flock(2) on the folder itself, so there is no file to leave behind, and it ends with
-whoever holds it, however that ends."""
+"""Locks that end with whoever holds them, however that ends, and leave nothing behind: one on a folder by
+flock(2), one on a network namespace by an address of unix(7) that only one socket in it can have."""
 
+import errno
 import fcntl
 import os
+import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from ebpfproxy.errors import AlreadyExists, NotFound, Rejected
@@ -22,12 +25,9 @@ class FolderLock:
             raise NotFound(f"{folder} does not exist") from None
         except OSError as failure:
             raise Rejected(f"cannot lock {folder}: {failure.strerror}", "run as root") from failure
-        deadline = time.monotonic() + patience
-        while not self._taken():
-            if time.monotonic() >= deadline:
-                os.close(self.fd)
-                raise AlreadyExists(f"another ebpfproxy holds {folder}")
-            time.sleep(_POLL_SECONDS)
+        if not _succeeds(self._taken, patience):
+            os.close(self.fd)
+            raise AlreadyExists(f"another ebpfproxy holds {folder}")
 
     def _taken(self) -> bool:
         try:
@@ -41,3 +41,51 @@ class FolderLock:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+class NamespaceLock:
+    """On the devices of the network namespace that the calling thread is in, from its making until `release`.
+
+    Abstract addresses of Unix sockets are of a network namespace (unix_find_socket_byname() of
+    net/unix/af_unix.c), and are free again when the socket is closed.
+    """
+
+    _ADDRESS = b"\0ebpfproxy"
+
+    def __init__(self, patience: float = 0.0) -> None:
+        """Raises AlreadyExists where another holds it for `patience` seconds more, Rejected."""
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            taken = _succeeds(self._taken, patience)
+        except OSError as failure:
+            self._socket.close()
+            raise Rejected(f"cannot lock this network namespace: {failure.strerror}") from failure
+        if not taken:
+            self._socket.close()
+            raise AlreadyExists(
+                "another ebpfproxy looks after the devices of this network namespace",
+                "stop that one, whatever its --bpffs-root is, or give this one --tc-devices=none",
+            )
+
+    def _taken(self) -> bool:
+        try:
+            self._socket.bind(self._ADDRESS)
+        except OSError as failure:
+            if failure.errno == errno.EADDRINUSE:
+                return False
+            raise
+        return True
+
+    def release(self) -> None:
+        """May be called again."""
+        self._socket.close()
+
+
+def _succeeds(attempt: Callable[[], bool], patience: float) -> bool:
+    """Whether it does within so many seconds; it is made at least once."""
+    deadline = time.monotonic() + patience
+    while not attempt():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True

@@ -1,7 +1,8 @@
 """On which devices packets have to be looked at, by what each of them is.
 
 A socket path that serves pods leaves their veths alone until something needs them: programs there
-cost every packet between pods, and would have nothing to do.
+cost every packet between pods, and would have nothing to do. Once they are there they stay, since
+connections may depend on them.
 """
 
 from collections.abc import Collection, Iterable
@@ -14,6 +15,9 @@ from ebpfproxy.plan.service_plan import DevicePlan, DeviceRole, PlanContext, Soc
 
 INLET_PAIR = frozenset({"ebpfproxy0", "ebpfproxy1"})
 """Our own veth pair; the dataplane cares for it."""
+
+NO_DEVICES = ("none",)
+"""Device patterns by which nothing is looked at on any device, loopback included."""
 
 # IFLA_INFO_KIND, as the modules of drivers/net, net/ipv4 and net/ipv6 register it (rtnl_link_ops.kind).
 _TUNNELS = frozenset({"vxlan", "geneve", "wireguard", "ipip", "sit", "ip6tnl"}) | frozenset(
@@ -34,12 +38,15 @@ def plan_devices(
     """The devices that get our programs, sorted by ifindex; the order of `devices` is of no matter.
 
     `pods`: whether something needs the packets of pods, `bypassing` the indexes of devices whose pods
-    were seen to need it. A tap device leads to a guest with a kernel of its own, whose sockets this
-    node never sees, so it always gets them. Loopback does where no socket is looked at.
+    were seen to need it, or have been served so far. A tap device leads to a guest with a kernel of its
+    own, whose sockets this node never sees, so it always gets them. Loopback does where no socket is
+    looked at.
 
     With `context.device_patterns` it is exactly those that match, whatever they are, and loopback as
-    ever; what is no uplink, tunnel or pod's device counts as an uplink then.
+    ever; what is no uplink, tunnel or pod's device counts as an uplink then. With NO_DEVICES none.
     """
+    if context.device_patterns == NO_DEVICES:
+        return ()
     host = _Host(devices, node)
     plans = []
     for device in sorted(devices, key=lambda each: each.ifindex):
@@ -49,7 +56,9 @@ def plan_devices(
         elif context.device_patterns:
             wanted = device.name not in INLET_PAIR and _matches(device.name, context.device_patterns)
         elif role is DeviceRole.POD and device.kind in _PAIRS:
-            wanted = context.socket_lb is not SocketLb.ON or pods or device.ifindex in bypassing
+            # A bridge passes its ports' packets up as its own (skb_iif), so only that much is seen.
+            seen = device.ifindex in bypassing or device.master in bypassing
+            wanted = context.socket_lb is not SocketLb.ON or pods or seen
         else:
             wanted = role is not None
         if wanted:

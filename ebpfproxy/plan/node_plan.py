@@ -3,13 +3,27 @@
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.plan.devices import plan_devices
 from ebpfproxy.plan.node_ports import plan_node_ports
-from ebpfproxy.plan.service_plan import NodePlan, PlanContext
+from ebpfproxy.plan.service_plan import DeviceRole, NodePlan, PlanContext
 
 
-def plan_node(state: ClusterState, context: PlanContext, pods: bool) -> NodePlan:
-    """`pods`: whether the plan of any Service needs packets of pods (`needs_packets_of_pods`)."""
+def plan_node(
+    state: ClusterState, context: PlanContext, pods: bool, former: NodePlan | None = None
+) -> NodePlan:
+    """`pods`: whether the plan of any Service needs packets of pods (`needs_packets_of_pods`).
+
+    `former`: the plan before this one. A pod's device that is in it stays one as long as it exists: what
+    was translated there goes on only where it is translated.
+    """
+    kept = _kept(state, former) if former else frozenset()
     return NodePlan(
         state.local_networks,
         plan_node_ports(state.local_networks, state.node, context),
-        plan_devices(state.devices, state.node, context, pods, state.bypassing),
+        plan_devices(state.devices, state.node, context, pods, state.bypassing | kept),
     )
+
+
+def _kept(state: ClusterState, former: NodePlan) -> frozenset[int]:
+    """Devices of pods, by ifindex, that `former` has. By name, too: an index may be given once more."""
+    present = {(each.ifindex, each.name) for each in state.devices}
+    pods = (each for each in former.devices if each.role is DeviceRole.POD)
+    return frozenset(each.ifindex for each in pods if (each.ifindex, each.name) in present)

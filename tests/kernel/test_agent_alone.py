@@ -13,12 +13,13 @@ from ebpfproxy.dataplanes.delta import diff
 from ebpfproxy.dataplanes.ebpf.dataplane import EbpfDataplane, EbpfSettings
 from ebpfproxy.dataplanes.ebpf.entries import Entry, HookKey, Key
 from ebpfproxy.errors import AlreadyExists
-from ebpfproxy.kernel.lock import FolderLock
+from ebpfproxy.kernel.lock import FolderLock, NamespaceLock
 from ebpfproxy.lab import Lab
 from ebpfproxy.model.address import Address, network
 from tests.kernel.clients import TCP, outcome
 from tests.kernel.cluster import Cluster, eventually
 from tests.support.bpf_place import BpfPlace, bpf_place
+from tests.support.namespace import namespace
 
 pytestmark = pytest.mark.kernel
 
@@ -42,8 +43,7 @@ def place() -> Iterator[BpfPlace]:
 
 def ebpfproxy(cluster: Cluster, *arguments: str) -> "subprocess.CompletedProcess[str]":
     flags = [f"--bpffs-root={cluster.lab.bpffs}", f"--cgroup-root={cluster.lab.cgroup}"]
-    command = [sys.executable, "-m", "ebpfproxy", *arguments, *flags]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return cluster.node.run([sys.executable, "-m", "ebpfproxy", *arguments, *flags], check=False)
 
 
 def test_a_second_agent_at_one_root_gives_way(rough: Cluster) -> None:
@@ -123,7 +123,7 @@ def test_pins_that_somebody_removed_are_made_anew(rough: Cluster, what: str) -> 
 
 def test_more_local_networks_than_there_is_room_for(place: BpfPlace) -> None:
     """A node that comes from IPVS has every ClusterIP on kube-ipvs0."""
-    dataplane = EbpfDataplane(EbpfSettings(place.cgroup, place.bpffs))
+    dataplane = EbpfDataplane(EbpfSettings(place.cgroup, place.bpffs, devices=False))
     dataplane.open()
     try:
         prefix = b"\xfd" + bytes(11)
@@ -137,6 +137,20 @@ def test_more_local_networks_than_there_is_room_for(place: BpfPlace) -> None:
         assert hooks.items() <= dataplane.read().items()
     finally:
         dataplane.close()
+
+
+def test_a_network_namespace_has_a_lock_of_its_own() -> None:
+    with namespace("one") as one, namespace("other") as other:
+        with one.entered():
+            first = NamespaceLock()
+            with pytest.raises(AlreadyExists, match="this network namespace"):
+                NamespaceLock()
+        with other.entered():
+            NamespaceLock().release()
+        with one.entered():
+            first.release()
+            first.release()
+            NamespaceLock().release()
 
 
 def test_a_lock_is_free_again_when_it_is_released(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ import pytest
 
 from ebpfproxy.kernel import tc
 from ebpfproxy.kernel.tc import Side
-from ebpfproxy.lab import Pod
+from ebpfproxy.lab import Lab, Pod
+from tests.kernel.clients import TCP, connected, converse, outcome
 from tests.kernel.cluster import Cluster, eventually
 
 pytestmark = pytest.mark.kernel
@@ -43,15 +44,51 @@ def newcomer(rough: Cluster) -> Iterator[Pod]:
         rough.lab.forget_pod(pod)
 
 
-def test_the_devices_of_pods_are_left_alone_until_a_service_needs_them(rough: Cluster) -> None:
+@pytest.fixture
+def bypassing() -> Iterator[Cluster]:
+    """A node of its own: which pods were served is remembered as long as they exist."""
+    with Lab("test-bypassing", 80) as lab:
+        cluster = Cluster(lab)
+        try:
+            yield cluster
+        finally:
+            cluster.end()
+
+
+def test_the_devices_of_pods_are_left_alone_until_a_service_needs_them(
+    rough: Cluster, request: pytest.FixtureRequest
+) -> None:
+    """The first with this node: its pods are served for good by any other."""
     rough.start()
     web = rough.service(type="LoadBalancer", loadBalancerSourceRanges=["198.51.100.0/24"]).to(rough.a)
     assert sides(rough) == {"eth0": BOTH}, "no address is restricted"
     web.status = {"loadBalancer": {"ingress": [{"ip": "203.0.113.9"}]}}
     web.set()
     assert sides(rough) == {"eth0": BOTH, **pods(rough)}
+    served = pods(rough)
     web.set(loadBalancerSourceRanges=[])
-    assert sides(rough) == {"eth0": BOTH}
+    newcomer: Pod = request.getfixturevalue("newcomer")
+    rough.service().to(newcomer)
+    assert sides(rough) == {"eth0": BOTH, **served}, "what is established there goes on, what is new is not"
+    rough.start()
+    assert sides(rough) == {"eth0": BOTH, **served}, "nor does a restart forget"
+
+
+@pytest.mark.parametrize("flags", [(), ("--ebpf-affinity-max=4096",)], ids=["same layout", "another layout"])
+def test_a_pod_that_bypasses_keeps_its_connection_over_a_restart(
+    bypassing: Cluster, flags: tuple[str, ...]
+) -> None:
+    """Before the first look at `bypassing` by the collector's thread, too, which comes after a second."""
+    cluster, pod = bypassing, bypassing.lab.bypassing(bypassing.p)
+    cluster.start()
+    web = cluster.service().to(cluster.a)
+    eventually(lambda: outcome(pod, TCP, web.v4, 80, 0.3) == "a", "the pod is served")
+    with connected(pod, TCP, web.v4, 80) as sock:
+        assert converse(sock) == "a"
+        cluster.end()
+        cluster.start(*flags)
+        assert sides(cluster) == {"eth0": BOTH, cluster.p.device: BOTH}
+        assert converse(sock) == "a"
 
 
 def test_without_pods_sockets_their_devices_are_taken_as_they_come(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ebpfproxy import proxier
 from ebpfproxy.dataplanes.fake import Entry, FakeDataplane, FakeKernel, Key
+from ebpfproxy.dataplanes.interface import Delta
 from ebpfproxy.errors import KernelError, TableFull
 from ebpfproxy.model.address import Family, Protocol, parse_address
 from ebpfproxy.model.device import ETHERNET, Device
@@ -264,14 +265,35 @@ def host(recorded: Recorded) -> Agent:
     return agent
 
 
-def test_pods_devices_are_taken_while_a_service_needs_their_packets(host: Agent, recorded: Recorded) -> None:
+def test_pods_devices_are_taken_once_a_service_needs_their_packets(host: Agent, recorded: Recorded) -> None:
     host.sync(ranged("ranged", 8, "198.51.100.0/24"))
     host.sync(WEB, ranged("other", 9, "198.51.100.0/24"))
     assert (recorded.devices, host.proxier.needing_pods) == ([{"eth0", "veth8", "veth9"}], 2)
     host.sync(gone("ranged"))
-    assert len(recorded.devices) == 1
     host.sync(ranged("other", 9))
-    assert (recorded.devices[1:], host.proxier.needing_pods) == ([{"eth0"}], 0)
+    assert (len(recorded.devices), host.proxier.needing_pods) == (1, 0)
+
+
+def test_pods_that_were_served_stay_so_when_nothing_needs_them_and_new_ones_are_left_alone(
+    host: Agent, recorded: Recorded
+) -> None:
+    host.sync(ranged("ranged", 8, "198.51.100.0/24"))
+    host.sync(gone("ranged"))
+    newcomer = VETHS[0]._replace(ifindex=10, name="veth10")
+    host.sync(DevicesChanged((ETH0, *VETHS, newcomer)))
+    assert recorded.devices == [{"eth0", "veth8", "veth9"}]
+    host.sync(DevicesChanged((ETH0, VETHS[1], newcomer)))
+    host.sync(DevicesChanged((ETH0, *VETHS, newcomer)))
+    assert recorded.devices[1:] == [{"eth0", "veth9"}], "its life ended, so it is another one"
+
+
+def test_a_device_with_the_index_of_one_that_was_served_and_another_name_is_another_one(
+    host: Agent, recorded: Recorded
+) -> None:
+    host.sync(ranged("ranged", 8, "198.51.100.0/24"))
+    host.sync(gone("ranged"))
+    host.sync(DevicesChanged((ETH0, VETHS[0]._replace(name="other"), VETHS[1])))
+    assert recorded.devices[1:] == [{"eth0", "veth9"}]
 
 
 def test_what_the_first_services_need_is_in_the_first_plan_of_the_node() -> None:
@@ -295,6 +317,22 @@ def test_a_device_that_means_nothing_here_leaves_the_entries_alone(host: Agent, 
     assert recorded.devices == []
     host.sync(DevicesChanged(VETHS))
     assert recorded.devices == [set()]
+
+
+class Clinging(FakeDataplane):
+    """Can drop nothing."""
+
+    def apply(self, delta: Delta[Key, Entry]) -> dict[Key, KernelError]:
+        refused = dict(super().apply(Delta(delta.puts, frozenset())))
+        return refused | {key: KernelError("it clings") for key in delta.drops}
+
+
+def test_a_drop_that_is_refused_counts_as_refused_and_as_nothing_else() -> None:
+    agent, plane = Agent(), Clinging()
+    plane.open()
+    agent.proxier = Proxier(plane, CONTEXT)
+    assert agent.sync(WEB, WEB_SLICE) == SyncResult(put=1, dropped=0, refused=0, drifted=0)
+    assert agent.sync(gone("web")) == SyncResult(put=0, dropped=0, refused=1, drifted=0)
 
 
 def test_a_service_that_goes_as_the_node_changes_is_gone(agent: Agent) -> None:

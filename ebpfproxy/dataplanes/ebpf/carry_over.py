@@ -8,7 +8,7 @@ one, a connection through this node would be sent elsewhere, and no stale socket
 What has no service or endpoint any more keeps its addresses, since its socket or its connection does.
 
 Left behind: `counters` and `traffic`, which start anew, as after a node's start; `fragments` of datagrams
-under way; and `bypassing`, which the next packet of such a pod writes again.
+under way; and `bypassing`, of which the agent knows what matters (`former_pods`).
 """
 
 import contextlib

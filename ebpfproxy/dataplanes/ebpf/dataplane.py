@@ -9,7 +9,7 @@ from typing import cast
 
 from ebpfproxy.dataplanes.ebpf import abi, entries
 from ebpfproxy.dataplanes.ebpf.carry_over import CarryOver
-from ebpfproxy.dataplanes.ebpf.devices import DeviceTable, former_clsacts
+from ebpfproxy.dataplanes.ebpf.devices import DeviceTable, former_clsacts, former_pods
 from ebpfproxy.dataplanes.ebpf.entries import (
     DeviceEntry,
     DeviceKey,
@@ -24,7 +24,7 @@ from ebpfproxy.dataplanes.ebpf.flow_state import FlowTimeouts as FlowTimeouts
 from ebpfproxy.dataplanes.ebpf.maps import Maps
 from ebpfproxy.dataplanes.ebpf.node_entry import NodeEntry
 from ebpfproxy.dataplanes.ebpf.pins import Pins
-from ebpfproxy.dataplanes.ebpf.programs import Programs
+from ebpfproxy.dataplanes.ebpf.programs import Programs, pinned_classifiers
 from ebpfproxy.dataplanes.ebpf.readings import Readings, ServiceTraffic
 from ebpfproxy.dataplanes.ebpf.service_table import ServiceTable
 from ebpfproxy.dataplanes.ebpf.settings import EbpfSettings as EbpfSettings
@@ -32,7 +32,7 @@ from ebpfproxy.dataplanes.ebpf.stale_sockets import StaleSockets
 from ebpfproxy.dataplanes.interface import Delta
 from ebpfproxy.errors import KernelError
 from ebpfproxy.kernel import mounts, netns
-from ebpfproxy.kernel.lock import FolderLock
+from ebpfproxy.kernel.lock import FolderLock, NamespaceLock
 from ebpfproxy.log import Logger
 from ebpfproxy.model.address import Address, Network
 from ebpfproxy.plan.service_plan import NodePlan, ServicePortPlan, SocketLb
@@ -64,60 +64,89 @@ class EbpfDataplane:
         pods_bypass: Callable[[frozenset[int]], object] = _nobody_plans,
     ) -> None:
         """`sockets_destroyed` and `pods_bypass` are called in threads of ours: see `StaleSockets` and
-        `FlowCollector`."""
+        `FlowCollector`. `pods_bypass` is called by `open`, too, with the devices of all pods whose packets a
+        former run translated, or saw that it had to."""
         self._settings = settings
         self._sockets_destroyed = sockets_destroyed
         self._clock = clock
         self._pods_bypass = pods_bypass
         self._clsacts: frozenset[int] = frozenset()  # that former maps know to be ours, by ifindex
+        self._opened: contextlib.ExitStack | None = None  # what `close` closes
 
     def open(self) -> None:
         """Maps and programs are there afterwards; what is attached is still what was attached before.
 
-        Raises AlreadyExists where another agent has this bpffs root: two would overwrite each other's
-        slots and endpoints.
+        Raises AlreadyExists where another agent has this bpffs root, since two would overwrite each other's
+        slots and endpoints; or the devices of this network namespace, on which there is one filter of ours
+        at most. Where it fails, nothing is left open, and it may be called again.
         """
         root = self._settings.bpffs_root
         if mounts.ensure_bpffs(root):
             _warn_of_private_mount(root, self._settings.proc_root)
-        self._lock = FolderLock(root, _PATIENCE)
-        try:
-            self._open(root)
-        except BaseException:
-            self._lock.release()
-            raise
+        with contextlib.ExitStack() as opened:
+            self._open(root, opened)
+            self._opened = opened.pop_all()
 
-    def _open(self, root: Path) -> None:
+    def _open(self, root: Path, opened: contextlib.ExitStack) -> None:
+        """What is opened is put on the stack at once."""
+        lock = FolderLock(root, _PATIENCE)
+        opened.callback(lock.release)
+        if self._settings.devices:
+            opened.callback(NamespaceLock(_PATIENCE).release)
         self._pins = Pins(root)
-        self._programs = Programs(
-            self._pins, self._settings.cgroup_root, self._settings.sizes, (self._lock.fd,)
-        )
+        self._programs = Programs(self._pins, self._settings.cgroup_root, self._settings.sizes, (lock.fd,))
+        opened.callback(self._programs.close)
         self._maps = Maps(self._programs.maps)
+        opened.callback(self._maps.close)
         self._table = ServiceTable(self._maps, self._clock)
-        self._clsacts |= former_clsacts(self._former_maps())
-        self._devices = DeviceTable(self._maps["devices"], self._programs.classifiers, self._clsacts)
+        opened.callback(self._table.close)
+        self._open_devices()
+        self._open_rest(opened)
+        self._carrying: CarryOver | None = None
+        opened.callback(self._end_carrying)
+        self._unattached: frozenset[Key] = frozenset()
+        self._settled = False
+
+    def _open_devices(self) -> None:
+        """With what every layout that is there remembers of them, this one and former ones."""
+        pods: frozenset[int] = frozenset()
+        for layout in self._pins.layouts():
+            if layout != self._programs.layout:  # what this one knows may change yet
+                self._clsacts |= former_clsacts(layout / "maps")
+            pods |= former_pods(layout / "maps")
+        owned = None if self._settings.devices else pinned_classifiers(self._pins)
+        self._devices = DeviceTable(self._maps["devices"], self._programs.classifiers, self._clsacts, owned)
+        if pods:
+            self._pods_bypass(pods)
+
+    def _open_rest(self, opened: contextlib.ExitStack) -> None:
         cookie = netns.cookie_or_initial(self._settings.proc_root)
         self._node = NodeEntry(self._maps["node"], self._settings, cookie)
         self._node.write()
         pins = self._programs.maps
         self._stale = StaleSockets(pins, self._settings.proc_root, self._sockets_destroyed)
+        opened.callback(self._stale.close)
         self._collector = FlowCollector(pins, self._settings.timeouts, self._pods_bypass)
+        opened.callback(self._collector.close)
         self._readings = Readings(pins)
-        self._settled = False
+        opened.callback(self._readings.close)
 
     def render(self, plans: Iterable[ServicePortPlan], node: NodePlan | None) -> dict[Key, Entry]:
         off = self._settings.socket_lb is SocketLb.OFF
         return entries.render(plans, node, () if off else self._programs.hooks)
 
     def read(self) -> dict[Key, Entry]:
-        """Where somebody removed our pins, everything is made anew first, and nothing is in force then."""
-        if not self._programs.is_pinned():
+        """Where somebody removed our pins, everything is made anew first, and nothing is in force then.
+
+        Where that fails, it raises KernelError, and the next call tries again.
+        """
+        if self._opened and not self._programs.is_pinned():
             log.warning("pins were removed by somebody; loading anew", root=self._settings.bpffs_root)
             self._clsacts |= self._devices.clsacts()
             self.close()
+        if not self._opened:
             self.open()
-        if self._node.write():
-            log.warning("what holds for the whole node had drifted, and is repaired")
+        self._node.repair()
         found: dict[Key, Entry] = {}
         for key, value in self._maps["local_networks"].items():
             length, address = abi.NETWORK_KEY.unpack(key)
@@ -130,7 +159,9 @@ class EbpfDataplane:
     def apply(self, delta: Delta[Key, Entry]) -> Mapping[Key, KernelError]:
         """Networks, services, devices, hooks: nothing is sent anywhere before the maps are complete.
 
-        What is dropped goes the other way round.
+        Services that are dropped go along with those that are put, since frontends and room may pass from
+        one to another; hooks, devices and networks go last, in this order, when all that takes their place
+        is there.
         """
         refused: dict[Key, KernelError] = dict(self._put_networks(delta.puts).items())
         puts = {k: cast(ServicePortEntry, e) for k, e in delta.puts.items() if isinstance(k, ServicePortKey)}
@@ -163,19 +194,30 @@ class EbpfDataplane:
         devices = {k: cast(DeviceEntry, e) for k, e in puts.items() if isinstance(k, DeviceKey)}
         refused: dict[Key, KernelError] = dict(self._devices.fill(devices).items())
         devices = {key: entry for key, entry in devices.items() if key not in refused}
-        former = self._former_maps() if hooks or devices else None
-        carrying = CarryOver(former, self._maps, self._table.ids_of) if former else None
-        try:
-            if carrying:
-                carrying.copy()
-            refused.update(self._devices.attach(devices).items())
-            failed = self._programs.attach(hooks)
-            if carrying:
-                carrying.copy()  # of what was begun meanwhile
-        finally:
-            if carrying:
-                carrying.close()
-        return refused | {HookKey(name): failure for name, failure in failed.items()}
+        wanted = frozenset[Key](devices).union(map(HookKey, hooks))
+        carrying = self._carry_over() if wanted else None
+        if carrying and not wanted <= self._unattached:
+            carrying.copy()
+        refused.update(self._devices.attach(devices).items())
+        failed = self._programs.attach(hooks)
+        refused.update({HookKey(name): failure for name, failure in failed.items()})
+        if carrying and not wanted <= refused.keys():
+            carrying.copy()  # of what was begun meanwhile
+        self._unattached = wanted & refused.keys()
+        return refused
+
+    def _carry_over(self) -> CarryOver | None:
+        """From the layout that is hooked in, the same until all is settled, as it knows what it has copied;
+        None where this one is hooked in, or there is none."""
+        former = self._former_maps()
+        if former and not self._carrying:
+            self._carrying = CarryOver(former, self._maps, self._table.ids_of)
+        return self._carrying
+
+    def _end_carrying(self) -> None:
+        if self._carrying:
+            self._carrying.close()
+            self._carrying = None
 
     def _detach(self, drops: Collection[Key]) -> dict[Key, KernelError]:
         hooks = [key.name for key in drops if isinstance(key, HookKey)]
@@ -196,6 +238,7 @@ class EbpfDataplane:
         """After the first delta that left nothing of a former run attached: let go of what it left."""
         if self._settled or any(self._holds_former(key) for key in refused):
             return
+        self._end_carrying()
         self._programs.settle()
         self._node.settle()
         self._settled = True
@@ -208,13 +251,10 @@ class EbpfDataplane:
         return isinstance(refused, HookKey)
 
     def close(self) -> None:
-        self._readings.close()
-        self._collector.close()
-        self._stale.close()
-        self._table.close()
-        self._maps.close()
-        self._programs.close()
-        self._lock.release()
+        """Nothing happens where it is not open, as after a reading that could not open it anew."""
+        if self._opened:
+            self._opened.close()
+            self._opened = None
 
     # For any thread:
 

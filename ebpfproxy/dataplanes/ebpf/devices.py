@@ -4,15 +4,15 @@ The map is for the programs, and remembers whose clsact it is. Whether a device 
 is asked of the device.
 """
 
-import socket
+import contextlib
 import struct
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from ebpfproxy.dataplanes.ebpf import abi
 from ebpfproxy.dataplanes.ebpf.entries import EGRESS, INGRESS, OUTDATED, DeviceEntry, DeviceKey
-from ebpfproxy.errors import KernelError, NotFound
-from ebpfproxy.kernel import tc
+from ebpfproxy.errors import KernelError, NotFound, TableFull
+from ebpfproxy.kernel import links, tc
 from ebpfproxy.kernel.bpf import Map, Program
 from ebpfproxy.kernel.tc import Side
 from ebpfproxy.model.address import Address, Family, unspecified
@@ -21,6 +21,7 @@ GONE = "(gone)"
 """The name of a device that is in the map and not on this node."""
 
 _U32 = struct.Struct("=I")
+_U64_SIZE = 8
 _SIDES = {INGRESS: Side.INGRESS, EGRESS: Side.EGRESS}
 _UNKNOWN = DeviceEntry(-1, unspecified(Family.IPV4), unspecified(Family.IPV6), ())
 """Of a device that has a filter of ours and is not in the map: what no plan asks for."""
@@ -32,14 +33,20 @@ class DeviceTable:
     """Puts and drops are steps of their own, since other maps and hooks have their place between them."""
 
     def __init__(
-        self, devices: Map, classifiers: Mapping[str, Program], made: Collection[int] = frozenset()
+        self,
+        devices: Map,
+        classifiers: Mapping[str, Program],
+        made: Collection[int] = frozenset(),
+        owned: Collection[int] | None = None,
     ) -> None:
         """`classifiers` by name: the programs that are to run, as `hooks.CLASSIFIERS` lists them.
 
-        `made`: devices by ifindex whose clsact is known to be ours, whatever the map says.
+        `made`: devices by ifindex whose clsact is known to be ours, whatever the map says. `owned`: programs
+        by id whose filters are ours; None where every filter of our name is, since nobody else is here.
         """
         self._map = devices
         self._made = made
+        self._owned = owned
         self._programs = classifiers
         self._ids = {name: program.id for name, program in classifiers.items()}
         self._names: dict[int, str] = {}  # by ifindex: what it was put, or read, as last
@@ -51,7 +58,7 @@ class DeviceTable:
         ours shows as "outdated", so that it is replaced or removed. A device that is gone keeps what the
         map says, under the name GONE; one that was renamed has its present name.
         """
-        present = dict(socket.if_nameindex())
+        present = links.names()
         written = dict(self._written())
         found: dict[DeviceKey, DeviceEntry] = {}
         for ifindex in sorted(written.keys() | present.keys()):
@@ -71,11 +78,16 @@ class DeviceTable:
 
     def _sides(self, ifindex: int, flags: int) -> Iterator[str]:
         for side, place in _SIDES.items():
-            running = tc.program_id(ifindex, place)
+            running = self._running(ifindex, place)
             if running == self._ids[classifier(flags, side)]:
                 yield side
             elif running is not None:
                 yield f"{side} {OUTDATED}"
+
+    def _running(self, ifindex: int, place: Side) -> int | None:
+        """The id of the program of our filter."""
+        running = tc.program_id(ifindex, place)
+        return running if self._owned is None or running in self._owned else None
 
     def fill(self, puts: Mapping[DeviceKey, DeviceEntry]) -> Refused:
         """Write the map; no filter is touched. What was refused, by key."""
@@ -85,9 +97,18 @@ class DeviceTable:
             try:
                 made = abi.DEVICE_CLSACT if self._is_ours(key.ifindex) else 0
                 self._write(key.ifindex, entry, made)
+            except TableFull:
+                refused[key] = self._full(key)
             except KernelError as failure:
                 refused[key] = failure
         return refused
+
+    def _full(self, key: DeviceKey) -> TableFull:
+        room = self._map.shape.max_entries
+        return TableFull(
+            f"{key}: map devices has room for {room} devices, and there are more",
+            "name fewer with --tc-devices",
+        )
 
     def attach(self, puts: Mapping[DeviceKey, DeviceEntry]) -> Refused:
         """Have the filters of devices that `fill` has written; what was refused, by key.
@@ -117,8 +138,23 @@ class DeviceTable:
             return
         if tc.program_id(ifindex, place) == self._ids[name]:
             return
-        if tc.attach(ifindex, place, self._programs[name]):
+        self._attach(ifindex, place, entry, self._programs[name])
+
+    def _attach(self, ifindex: int, place: Side, entry: DeviceEntry, program: Program) -> None:
+        """A clsact that is going to be made is written down first: who ends in between leaves none that
+        nobody owns."""
+        ours = self._is_ours(ifindex)
+        ahead = not ours and not tc.has_clsact(ifindex)
+        if ahead:
             self._write(ifindex, entry, abi.DEVICE_CLSACT)
+        try:
+            made = tc.attach(ifindex, place, program)
+        except KernelError:
+            if ahead:
+                self._write(ifindex, entry, 0)
+            raise
+        if made != ahead and not ours:
+            self._write(ifindex, entry, abi.DEVICE_CLSACT if made else 0)
 
     def drop(self, keys: Collection[DeviceKey]) -> Refused:
         """Take away the filters, all ingress first, then an empty clsact of ours, then the map's entry.
@@ -136,13 +172,15 @@ class DeviceTable:
                         refused[key] = failure
         return refused
 
-    @staticmethod
-    def _detach_ingress(ifindex: int) -> None:
-        tc.detach(ifindex, Side.INGRESS)
+    def _detach_ingress(self, ifindex: int) -> None:
+        self._detach(ifindex, Side.INGRESS)
 
-    @staticmethod
-    def _detach_egress(ifindex: int) -> None:
-        tc.detach(ifindex, Side.EGRESS)
+    def _detach_egress(self, ifindex: int) -> None:
+        self._detach(ifindex, Side.EGRESS)
+
+    def _detach(self, ifindex: int, place: Side) -> None:
+        if self._running(ifindex, place) is not None:
+            tc.detach(ifindex, place)
 
     def _forget(self, ifindex: int) -> None:
         if self._is_ours(ifindex):
@@ -152,7 +190,7 @@ class DeviceTable:
 
     def has_outdated(self, key: DeviceKey) -> bool:
         """Whether a program of ours that is not to run any more does so on this device."""
-        running = {tc.program_id(key.ifindex, place) for place in Side} - {None}
+        running = {self._running(key.ifindex, place) for place in Side} - {None}
         return not running <= set(self._ids.values())
 
     def clsacts(self) -> frozenset[int]:
@@ -177,30 +215,51 @@ def classifier(flags: int, side: str) -> str:
 
 def clsacts(devices: Map) -> frozenset[int]:
     """Devices by ifindex of which a map `devices` says that their clsact is of our making."""
-    entries = ((key, abi.DEVICE.unpack(value)[2]) for key, value in devices.items())
-    return frozenset(_U32.unpack(key)[0] for key, flags in entries if flags & abi.DEVICE_CLSACT)
+    return _flagged(devices, abi.DEVICE_CLSACT)
 
 
-def former_clsacts(maps: Path | None) -> frozenset[int]:
+def former_clsacts(maps: Path) -> frozenset[int]:
     """As `clsacts`, of a layout's folder of maps; empty where its map is gone, or not like ours."""
-    if maps is None:
-        return frozenset()
+    with _readable(maps / "devices", abi.DEVICE.size) as devices:
+        return clsacts(devices) if devices else frozenset()
+
+
+def former_pods(maps: Path) -> frozenset[int]:
+    """Devices by ifindex whose pods were served, or seen to need it, by a layout's folder of maps: those that
+    it has as devices of pods, and those in `bypassing`. Of maps that are gone, or not like ours, nothing."""
+    found: frozenset[int] = frozenset()
+    with _readable(maps / "devices", abi.DEVICE.size) as devices:
+        if devices:
+            found |= _flagged(devices, abi.DEVICE_POD)
+    with _readable(maps / "bypassing", _U64_SIZE) as bypassing:
+        if bypassing:
+            found |= frozenset(_U32.unpack(key)[0] for key, _ in bypassing.items())
+    return found
+
+
+def _flagged(devices: Map, flag: int) -> frozenset[int]:
+    entries = ((key, abi.DEVICE.unpack(value)[2]) for key, value in devices.items())
+    return frozenset(_U32.unpack(key)[0] for key, flags in entries if flags & flag)
+
+
+@contextlib.contextmanager
+def _readable(path: Path, value_size: int) -> Iterator[Map | None]:
+    """A pinned map of devices by ifindex; None where it is gone, or of another shape."""
     try:
-        devices = Map.pinned(maps / "devices")
+        opened = Map.pinned(path)
     except KernelError:
-        return frozenset()
-    try:
-        shape = devices.shape.key_size, devices.shape.value_size
-        return clsacts(devices) if shape == (_U32.size, abi.DEVICE.size) else frozenset()
-    finally:
-        devices.close()
+        yield None
+        return
+    with contextlib.closing(opened):
+        alike = (opened.shape.key_size, opened.shape.value_size) == (_U32.size, value_size)
+        yield opened if alike else None
 
 
 def detach_all() -> list[str]:
     """Take our filters off every device of this network namespace; what was detached."""
     return [
         f"filter at {side} of {name}"
-        for ifindex, name in socket.if_nameindex()
+        for ifindex, name in links.names().items()
         for side, place in _SIDES.items()
         if tc.detach(ifindex, place)
     ]
@@ -210,6 +269,6 @@ def remove_clsacts(made: Collection[int]) -> list[str]:
     """Take the clsact off devices here, by ifindex in `made`, unless it is in use; what was removed."""
     return [
         f"clsact of {name}"
-        for ifindex, name in socket.if_nameindex()
+        for ifindex, name in links.names().items()
         if ifindex in made and tc.remove_clsact(ifindex)
     ]

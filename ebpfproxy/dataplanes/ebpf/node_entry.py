@@ -5,9 +5,13 @@ import struct
 
 from ebpfproxy.dataplanes.ebpf import abi
 from ebpfproxy.dataplanes.ebpf.settings import EbpfSettings
+from ebpfproxy.errors import KernelError
 from ebpfproxy.kernel import inlet
 from ebpfproxy.kernel.bpf import Map
+from ebpfproxy.log import Logger
 from ebpfproxy.plan.service_plan import SocketLb
+
+log = Logger(__name__)
 
 _KEY = struct.pack("=I", 0)
 
@@ -26,30 +30,58 @@ class NodeEntry:
         _, flags, former_inlet, *_ = abi.NODE.unpack(node.lookup(_KEY) or bytes(abi.NODE.size))
         self._kept_flags = flags & abi.NODE_SOCKETS_OF_PODS
         self._kept_inlet = former_inlet
+        self._inlet = former_inlet
 
     def write(self) -> bool:
-        """Whether it was not as it should be. Raises KernelError."""
+        """Have the inlet where it is needed, and the entry; whether that was not as it should be.
+
+        Raises KernelError.
+        """
+        if self._has_inlet:
+            self._inlet = inlet.ensure_inlet()
         wanted = self._wanted()
         if self._map.lookup(_KEY) == wanted:
             return False
         self._map.update(_KEY, wanted)
         return True
 
+    def repair(self) -> None:
+        """As `write`, but an inlet that cannot be had is logged: Services are no better off without the rest.
+
+        Raises KernelError where the map cannot be written.
+        """
+        try:
+            if self.write():
+                log.warning("what holds for the whole node had drifted, and is repaired")
+        except KernelError as failure:
+            log.warning(
+                "what holds for the whole node cannot be repaired",
+                reason=failure.message,
+                hint=failure.hint,
+            )
+            self._map.update(_KEY, self._wanted())
+
     def settle(self) -> None:
-        """Everything else is in force: let go of what only a former run needed. Raises KernelError."""
+        """Everything else is in force: let go of what only a former run needed. Raises KernelError.
+
+        Where the devices are none of ours to look after, an inlet is left to whose it is now.
+        """
         self._kept_flags = self._kept_inlet = 0
-        self.write()
-        if self._settings.socket_lb is not SocketLb.OFF:
+        self._map.update(_KEY, self._wanted())
+        if self._settings.devices and not self._has_inlet:
             inlet.remove_inlet()
+
+    @property
+    def _has_inlet(self) -> bool:
+        return self._settings.devices and self._settings.socket_lb is SocketLb.OFF
 
     def _wanted(self) -> bytes:
         settings = self._settings
-        flags, device = self._kept_flags, self._kept_inlet
+        flags = self._kept_flags
+        device = self._inlet if self._has_inlet else self._kept_inlet
         if settings.socket_lb is SocketLb.ON:
             flags |= abi.NODE_SOCKETS_OF_PODS
         if settings.redirect:
             flags |= abi.NODE_REDIRECT
-        if settings.socket_lb is SocketLb.OFF:
-            device = inlet.ensure_inlet()
         timeouts = dataclasses.astuple(settings.timeouts)
         return abi.NODE.pack(self._cookie, flags, device, *timeouts)

@@ -196,6 +196,15 @@ def pinned_programs(pins: Pins, name: str) -> Iterable[Program]:
                 yield Program.pinned(path)
 
 
+def pinned_classifiers(pins: Pins) -> frozenset[int]:
+    """The ids of all programs for devices that are pinned, of whatever layout and code."""
+    found = set()
+    for program in (each for name in CLASSIFIERS for each in pinned_programs(pins, name)):
+        with contextlib.closing(program):
+            found.add(program.id)
+    return frozenset(found)
+
+
 def detach_all(pins: Pins, cgroup_root: Path | None) -> list[str]:
     """Take our programs off their hooks; what was detached. No error where nothing is."""
     removed = [what for hook in reversed(SOCKET_HOOKS) for what in _detach(hook, pins, cgroup_root)]

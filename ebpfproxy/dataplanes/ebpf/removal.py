@@ -1,5 +1,6 @@
 """Removing everything that the eBPF dataplane put into the kernel."""
 
+import contextlib
 import shutil
 from pathlib import Path
 
@@ -7,7 +8,7 @@ from ebpfproxy.dataplanes.ebpf import devices, programs
 from ebpfproxy.dataplanes.ebpf.pins import Pins
 from ebpfproxy.errors import AlreadyExists, Rejected
 from ebpfproxy.kernel import inlet, mounts
-from ebpfproxy.kernel.lock import FolderLock
+from ebpfproxy.kernel.lock import FolderLock, NamespaceLock
 
 
 def remove(bpffs_root: Path, cgroup_root: Path | None) -> list[str]:
@@ -19,22 +20,25 @@ def remove(bpffs_root: Path, cgroup_root: Path | None) -> list[str]:
     `cgroup_root` is only needed where the kernel has no cgroup links. Sockets that are connected already go
     on; flows whose packets were translated end.
 
-    Raises Rejected while an agent has this bpffs root, and where we may not remove.
+    Raises Rejected while an agent has this bpffs root, or the devices of this network namespace, and where
+    we may not remove.
     """
-    if not mounts.is_bpffs(bpffs_root) or not bpffs_root.is_dir():
-        return _remove_devices(frozenset())
-    pins = Pins(bpffs_root)
-    try:
-        lock = FolderLock(bpffs_root)
-    except AlreadyExists as held:
-        hint = "an agent that runs would put everything back: stop the agent first"
-        raise Rejected(held.message, hint) from held
-    try:
-        return _remove(pins, cgroup_root)
-    except PermissionError as failure:
-        raise Rejected(f"cannot remove {failure.filename}: {failure.strerror}", "run as root") from failure
-    finally:
-        lock.release()
+    with contextlib.ExitStack() as held:
+        is_pinned = mounts.is_bpffs(bpffs_root) and bpffs_root.is_dir()
+        try:
+            if is_pinned:
+                held.callback(FolderLock(bpffs_root).release)
+            held.callback(NamespaceLock().release)
+        except AlreadyExists as running:
+            hint = "an agent that runs would put everything back: stop the agent first"
+            raise Rejected(running.message, hint) from running
+        if not is_pinned:
+            return _remove_devices(frozenset())
+        try:
+            return _remove(Pins(bpffs_root), cgroup_root)
+        except PermissionError as failure:
+            message = f"cannot remove {failure.filename}: {failure.strerror}"
+            raise Rejected(message, "run as root") from failure
 
 
 def _remove(pins: Pins, cgroup_root: Path | None) -> list[str]:

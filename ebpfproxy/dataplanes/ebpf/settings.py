@@ -12,6 +12,9 @@ from ebpfproxy.plan.service_plan import SocketLb
 class EbpfSettings:
     """Where everything is. `cgroup_root` catches the sockets of all processes below it.
 
+    `devices`: whether there are network devices to look after. Without, none is touched, so that another
+    agent may look after those of this network namespace; only what a former run of ours left there goes.
+
     `redirect`: flows to another node's endpoint skip this node's stack where the kernel can do that.
     """
 
@@ -22,3 +25,4 @@ class EbpfSettings:
     socket_lb: SocketLb = SocketLb.ON
     timeouts: FlowTimeouts = dataclasses.field(default_factory=FlowTimeouts)
     redirect: bool = False
+    devices: bool = True

@@ -68,3 +68,8 @@ def test_the_rest_of_the_flags_of_the_packet_path() -> None:
     )
     given = ebpf_settings(config, CGROUP)
     assert (given.socket_lb, given.redirect) == (SocketLb.HOST, True)
+
+
+def test_the_dataplane_has_devices_unless_none_are_named() -> None:
+    assert settings(tc_devices=("eth0",)).devices
+    assert not settings(tc_devices=("none",)).devices

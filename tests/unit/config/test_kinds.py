@@ -128,6 +128,12 @@ def test_patterns_of_devices_come_in_lists_and_repeatedly() -> None:
     assert kinds.parse_device_patterns(["eth*, bond0,", "wg[0-9]", ""]) == ("eth*", "bond0", "wg[0-9]")
 
 
+def test_none_is_for_no_device_and_stands_alone() -> None:
+    assert kinds.parse_device_patterns([" none,"]) == ("none",)
+    with pytest.raises(ValueError, match='"none" stands alone'):
+        kinds.parse_device_patterns(["eth0", "none"])
+
+
 @pytest.mark.parametrize("text", ["eth 0", "a/b", "eth0\tbond0"])
 def test_what_no_device_can_be_named_is_no_pattern(text: str) -> None:
     with pytest.raises(ValueError, match="no pattern for names of devices"):

@@ -1,10 +1,14 @@
 """Devices, from messages as the kernel sends them."""
 
+import errno
+import socket
 import struct
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ebpfproxy.errors import Rejected
 from ebpfproxy.kernel import links, netlink, rtnetlink_watch
 from ebpfproxy.model.address import format_address
 from ebpfproxy.model.device import Device
@@ -132,3 +136,12 @@ def test_only_reports_that_can_concern_devices_are_relevant() -> None:
     assert links._is_relevant(report(16, link(1, "n0")))  # RTM_NEWLINK
     assert links._is_relevant(report(20, address(1, bytes(4))))  # RTM_NEWADDR
     assert links._is_relevant(b"")
+
+
+def test_names_that_cannot_be_read_are_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(socket, "if_nameindex", fail)
+    with pytest.raises(Rejected, match="devices cannot be read: Too many open files"):
+        links.names()

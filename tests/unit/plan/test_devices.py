@@ -115,6 +115,11 @@ def test_our_own_pair_is_never_touched_even_where_a_pattern_names_it() -> None:
     assert roles(*pair, context=using(SocketLb.OFF, "*")) == {}
 
 
+def test_with_none_nothing_is_looked_at_not_even_loopback() -> None:
+    for socket_lb in SocketLb:
+        assert roles(LO, ETH0, VETH, context=using(socket_lb, "none"), pods=True, bypassing={9}) == {}
+
+
 # Tunnels
 
 
@@ -147,6 +152,14 @@ def test_a_pods_veth_counts_where_no_socket_of_a_pod_is_looked_at(socket_lb: Soc
 def test_all_pods_veths_count_where_a_service_needs_them() -> None:
     other = VETH._replace(ifindex=10, name="veth2")
     assert roles(VETH, other, pods=True) == {"veth1": POD, "veth2": POD}
+
+
+def test_all_pods_of_a_bridge_count_where_one_of_them_bypasses() -> None:
+    """What comes in by a port is seen to come in by the bridge, behind it."""
+    bridge = Device(20, "cni0", "bridge", ETHERNET, True)
+    ports = [Device(i, f"veth{i}", "veth", ETHERNET, True, 20, "bridge") for i in (21, 22)]
+    assert roles(ETH0, bridge, *ports, bypassing={20}) == {"eth0": UPLINK, "veth21": POD, "veth22": POD}
+    assert roles(ETH0, bridge, *ports, bypassing={21}) == {"eth0": UPLINK, "veth21": POD}
 
 
 def test_the_veth_of_a_pod_that_bypasses_counts_and_no_other() -> None:

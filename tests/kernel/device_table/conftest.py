@@ -1,0 +1,54 @@
+"""A namespace with devices, and a dataplane there whose programs do nothing."""
+
+import shutil
+from collections.abc import Iterator
+
+import pytest
+
+from ebpfproxy.dataplanes.ebpf import abi
+from ebpfproxy.dataplanes.ebpf.dataplane import EbpfDataplane
+from ebpfproxy.dataplanes.ebpf.hooks import CLASSIFIERS
+from ebpfproxy.dataplanes.ebpf.settings import EbpfSettings
+from tests.kernel.device_table.plane import NOBODY, SIZES, bring, running
+from tests.support.bpf_place import BpfPlace, bpf_place
+from tests.support.namespace import Namespace, namespace
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _simple_programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What the programs do is of no matter here, and ours take seconds to compile."""
+    sources = tmp_path_factory.mktemp("sources") / "bpf"
+    shutil.copytree(abi.source_directory(), sources)
+    passing = "(struct __sk_buff *skb) { return -1; }"
+    (sources / "tc.c").write_text("".join(f"int {name}{passing}\n" for name in CLASSIFIERS))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(abi, "source_directory", lambda: sources)
+        yield
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[BpfPlace]:
+    with bpf_place() as made:
+        yield made
+
+
+@pytest.fixture
+def node() -> Iterator[Namespace]:
+    """A namespace with the veths net and pod; the calling thread is in it."""
+    with namespace("devices") as made:
+        made.ip("link set lo up", "link add net type veth", "link add pod type veth")
+        with made.entered():
+            yield made
+
+
+@pytest.fixture
+def settings(place: BpfPlace) -> EbpfSettings:
+    return EbpfSettings(place.cgroup, place.bpffs, sizes=SIZES)
+
+
+@pytest.fixture
+def dataplane(settings: EbpfSettings, node: Namespace) -> Iterator[EbpfDataplane]:
+    """Open, with nothing on any device, whatever the test before has left in the maps."""
+    with running(settings) as opened:
+        assert not bring(opened, NOBODY)
+        yield opened

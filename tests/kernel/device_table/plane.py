@@ -1,0 +1,74 @@
+"""A dataplane with some devices, as a proxier brings it in step; what refuses for once."""
+
+import contextlib
+import dataclasses
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from ebpfproxy.dataplanes.delta import diff
+from ebpfproxy.dataplanes.ebpf.dataplane import EbpfDataplane
+from ebpfproxy.dataplanes.ebpf.entries import Entry, Key
+from ebpfproxy.dataplanes.ebpf.maps import MapSizes
+from ebpfproxy.dataplanes.ebpf.settings import EbpfSettings
+from ebpfproxy.errors import KernelError, Rejected
+from ebpfproxy.kernel import tc
+from ebpfproxy.kernel.bpf import Program
+from ebpfproxy.kernel.tc import Side
+from ebpfproxy.model.address import parse_address
+from ebpfproxy.plan.service_plan import DevicePlan, DeviceRole, NodePlan
+
+SCHED_CLS = 3
+SIZES = MapSizes(8, 64, 64, 16, 16, flows=16, source_ranges=16)
+OTHER_SIZES = dataclasses.replace(SIZES, flows=32)
+NOBODY = NodePlan()
+U32 = "u32 match u32 0 0 flowid 1:1"  # a filter as others have them
+
+
+@contextlib.contextmanager
+def running(
+    settings: EbpfSettings, pods_bypass: Callable[[frozenset[int]], object] = lambda seen: None
+) -> Iterator[EbpfDataplane]:
+    dataplane = EbpfDataplane(settings, pods_bypass=pods_bypass)
+    dataplane.open()
+    try:
+        yield dataplane
+    finally:
+        dataplane.close()
+
+
+def device(name: str, role: DeviceRole = DeviceRole.UPLINK, layer3: bool = False) -> DevicePlan:
+    return DevicePlan(socket.if_nametoindex(name), name, role, layer3, parse_address("192.0.2.10"), None)
+
+
+def plan(*names: str) -> NodePlan:
+    return NodePlan(devices=tuple(device(name) for name in names))
+
+
+def bring(dataplane: EbpfDataplane, node: NodePlan) -> Mapping[Key, KernelError]:
+    """As a proxier does at a verification; what was refused."""
+    return dataplane.apply(diff(dataplane.read(), dataplane.render((), node)))
+
+
+def in_step(dataplane: EbpfDataplane, node: NodePlan) -> bool:
+    desired: dict[Key, Entry] = dataplane.render((), node)
+    return dataplane.read() == desired
+
+
+def programs(name: str) -> tuple[int | None, int | None]:
+    ifindex = socket.if_nametoindex(name)
+    return tc.program_id(ifindex, Side.INGRESS), tc.program_id(ifindex, Side.EGRESS)
+
+
+def pinned(bpffs: Path, *names: str) -> tuple[int, ...]:
+    """The ids of the current layout's programs."""
+    (folder,) = (bpffs / "current").resolve().glob("programs_*")
+    ids = []
+    for name in names:
+        with contextlib.closing(Program.pinned(folder / name)) as program:
+            ids.append(program.id)
+    return tuple(ids)
+
+
+def refuse(*_: object) -> None:
+    raise Rejected("for once")

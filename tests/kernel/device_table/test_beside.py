@@ -1,0 +1,120 @@
+"""More than one agent in one network namespace, and cleanup there."""
+
+import dataclasses
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ebpfproxy.dataplanes.ebpf import dataplane as module
+from ebpfproxy.dataplanes.ebpf import removal
+from ebpfproxy.dataplanes.ebpf.dataplane import EbpfDataplane
+from ebpfproxy.dataplanes.ebpf.settings import EbpfSettings
+from ebpfproxy.errors import AlreadyExists, Rejected
+from ebpfproxy.kernel import links, tc
+from ebpfproxy.plan.service_plan import SocketLb
+from tests.kernel.device_table.plane import NOBODY, bring, in_step, plan, programs, running
+from tests.support.bpf_place import bpf_place
+from tests.support.namespace import Namespace, namespace
+
+pytestmark = pytest.mark.kernel
+
+
+@pytest.fixture
+def beside(settings: EbpfSettings) -> Iterator[EbpfSettings]:
+    """Of an agent with a bpffs root and a cgroup of its own."""
+    with bpf_place() as place:
+        yield dataclasses.replace(settings, cgroup_root=place.cgroup, bpffs_root=place.bpffs)
+
+
+def test_a_second_agent_with_devices_gives_way_whatever_its_root_is(
+    settings: EbpfSettings, beside: EbpfSettings, node: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_PATIENCE", 0.0)
+    with running(settings):
+        with pytest.raises(AlreadyExists, match="devices of this network namespace") as refused:
+            EbpfDataplane(beside).open()
+        assert "--tc-devices=none" in refused.value.hint
+        with namespace("beside") as other, other.entered(), running(beside):
+            pass
+    with running(beside):
+        pass
+
+
+def test_an_agent_without_devices_runs_beside_one_with_them_and_touches_nothing(
+    settings: EbpfSettings, beside: EbpfSettings, node: Namespace
+) -> None:
+    without = dataclasses.replace(beside, devices=False)
+    with running(dataclasses.replace(settings, socket_lb=SocketLb.OFF)) as first:
+        bring(first, plan("net"))
+        before = programs("net")
+        with running(without) as second:
+            assert not bring(second, NOBODY)
+            assert in_step(second, NOBODY)
+        assert programs("net") == before
+        assert "ebpfproxy0" in links.names().values()
+        assert in_step(first, plan("net"))
+        bring(first, NOBODY)
+
+
+def test_an_agent_that_has_devices_no_more_takes_off_what_was_its_own(
+    settings: EbpfSettings, beside: EbpfSettings, node: Namespace
+) -> None:
+    with running(beside) as former:
+        bring(former, plan("net", "pod"))
+    with running(settings) as other:
+        bring(other, plan("net"))
+        theirs = programs("net")
+        with running(dataclasses.replace(beside, devices=False)) as present:
+            assert not bring(present, NOBODY)
+            assert in_step(present, NOBODY)
+        assert programs("net") == theirs
+        assert programs("pod") == (None, None)
+        assert not tc.has_clsact(socket.if_nametoindex("pod"))
+        bring(other, NOBODY)
+
+
+@pytest.mark.parametrize("pinned", [True, False], ids=["another root", "no bpffs"])
+def test_cleanup_of_another_root_gives_way_to_an_agent_with_devices(
+    settings: EbpfSettings, beside: EbpfSettings, node: Namespace, tmp_path: Path, pinned: bool
+) -> None:
+    with running(settings) as dataplane:
+        bring(dataplane, plan("net"))
+        before = programs("net")
+        with pytest.raises(Rejected, match="devices of this network namespace") as refused:
+            removal.remove(beside.bpffs_root if pinned else tmp_path, None)
+        assert "stop the agent" in refused.value.hint
+        assert programs("net") == before
+        bring(dataplane, NOBODY)
+
+
+# cleanup
+
+
+def test_cleanup_takes_everything_off_the_devices_and_says_so(
+    settings: EbpfSettings, node: Namespace
+) -> None:
+    with running(dataclasses.replace(settings, socket_lb=SocketLb.OFF)) as dataplane:
+        node.tc("qdisc add dev pod clsact")
+        bring(dataplane, plan("net", "pod"))
+    removed = removal.remove(settings.bpffs_root, settings.cgroup_root)
+    assert removed[:6] == [
+        *(f"filter at {side} of {name}" for name in ("net", "pod") for side in ("ingress", "egress")),
+        "clsact of net",
+        "devices ebpfproxy0 and ebpfproxy1",
+    ]
+    assert not tc.has_clsact(socket.if_nametoindex("net"))
+    assert tc.has_clsact(socket.if_nametoindex("pod"))
+    assert programs("pod") == (None, None)
+    assert removal.remove(settings.bpffs_root, settings.cgroup_root) == []
+
+
+def test_cleanup_removes_filters_also_where_the_bpffs_is_gone(
+    settings: EbpfSettings, node: Namespace, tmp_path: Path
+) -> None:
+    with running(settings) as dataplane:
+        bring(dataplane, plan("net"))
+    removed = removal.remove(tmp_path, None)
+    assert removed == ["filter at ingress of net", "filter at egress of net"]
+    assert programs("net") == (None, None)

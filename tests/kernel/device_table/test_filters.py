@@ -1,0 +1,149 @@
+"""Our classifiers on devices, as a dataplane puts them there, reads them back, replaces and removes them."""
+
+import contextlib
+import socket
+
+import pytest
+
+from ebpfproxy.dataplanes.ebpf import abi
+from ebpfproxy.dataplanes.ebpf.dataplane import EbpfDataplane
+from ebpfproxy.dataplanes.ebpf.devices import DeviceTable
+from ebpfproxy.dataplanes.ebpf.entries import DeviceEntry, DeviceKey
+from ebpfproxy.errors import AlreadyExists, TableFull, Unsupported
+from ebpfproxy.kernel import tc
+from ebpfproxy.kernel.bpf import Map
+from ebpfproxy.kernel.tc import Side
+from ebpfproxy.model.address import Family, unspecified
+from ebpfproxy.plan.service_plan import DeviceRole, NodePlan
+from tests.kernel.device_table.plane import (
+    NOBODY,
+    SCHED_CLS,
+    U32,
+    bring,
+    device,
+    in_step,
+    pinned,
+    plan,
+    programs,
+)
+from tests.support.bpf_place import HASH, BpfPlace, create_map, load_program
+from tests.support.namespace import Namespace
+
+pytestmark = pytest.mark.kernel
+
+
+@pytest.mark.parametrize(
+    ("role", "layer3", "expected"),
+    [
+        (DeviceRole.UPLINK, False, ("from_any", "to_any")),
+        (DeviceRole.TUNNEL, True, ("from_any_l3", "to_any_l3")),
+        (DeviceRole.POD, False, ("from_any", "to_any")),
+    ],
+)
+def test_each_kind_of_device_has_programs_of_its_own(
+    dataplane: EbpfDataplane, place: BpfPlace, role: DeviceRole, layer3: bool, expected: tuple[str, str]
+) -> None:
+    assert not bring(dataplane, NodePlan(devices=(device("net", role, layer3),)))
+    assert programs("net") == pinned(place.bpffs, *expected)
+    assert programs("pod") == (None, None)
+
+
+def test_loopback_has_a_program_at_egress_alone(dataplane: EbpfDataplane, place: BpfPlace) -> None:
+    assert not bring(dataplane, plan("lo"))
+    assert not bring(dataplane, NodePlan(devices=(device("lo", DeviceRole.LOOPBACK),)))
+    assert programs("lo") == (None, *pinned(place.bpffs, "to_any"))
+
+
+def test_a_filter_that_somebody_removed_is_back_after_the_next_verification(
+    dataplane: EbpfDataplane,
+) -> None:
+    bring(dataplane, plan("net", "pod"))
+    before = programs("net")
+    tc.detach(socket.if_nametoindex("net"), Side.EGRESS)
+    assert not in_step(dataplane, plan("net", "pod"))
+    assert not bring(dataplane, plan("net", "pod"))
+    assert in_step(dataplane, plan("net", "pod"))
+    assert programs("net") == before
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_the_program_of_another_code_is_replaced_or_removed(dataplane: EbpfDataplane, wanted: bool) -> None:
+    node = plan("net") if wanted else NOBODY
+    bring(dataplane, node)
+    former = load_program(SCHED_CLS, 0)
+    try:
+        for side in Side:
+            tc.attach(socket.if_nametoindex("net"), side, former)
+        assert not in_step(dataplane, node)
+        assert not bring(dataplane, node)
+        assert in_step(dataplane, node)
+        assert former.id not in programs("net")
+        assert (None in programs("net")) is not wanted
+    finally:
+        former.close()
+
+
+def test_what_the_map_lost_is_written_again(dataplane: EbpfDataplane, place: BpfPlace) -> None:
+    bring(dataplane, plan("net"))
+    with contextlib.closing(devices_map(place)) as devices:
+        devices.delete(socket.if_nametoindex("net").to_bytes(4, "little"))
+        assert not in_step(dataplane, plan("net"))
+        assert not bring(dataplane, plan("net"))
+        assert in_step(dataplane, plan("net"))
+
+
+def devices_map(place: BpfPlace) -> Map:
+    return Map.pinned((place.bpffs / "current").resolve() / "maps" / "devices")
+
+
+# Others on the same device
+
+
+def test_filters_of_others_and_their_clsact_are_left_alone(dataplane: EbpfDataplane, node: Namespace) -> None:
+    node.tc("qdisc add dev net clsact", f"filter add dev net ingress prio 7 protocol all {U32}")
+    ifindex = socket.if_nametoindex("net")
+    theirs = tc.filters(ifindex, Side.INGRESS)
+    bring(dataplane, plan("net"))
+    assert [each for each in tc.filters(ifindex, Side.INGRESS) if not each.is_ours] == theirs
+    node.tc("filter del dev net ingress prio 7")
+    bring(dataplane, NOBODY)
+    assert tc.has_clsact(ifindex), "it is theirs, though nothing is in it"
+
+
+def test_our_clsact_goes_with_our_filters_unless_somebody_else_uses_it(
+    dataplane: EbpfDataplane, node: Namespace
+) -> None:
+    bring(dataplane, plan("net", "pod"))
+    node.tc(f"filter add dev pod egress prio 7 protocol all {U32}")
+    bring(dataplane, NOBODY)
+    assert not tc.has_clsact(socket.if_nametoindex("net"))
+    assert tc.has_clsact(socket.if_nametoindex("pod"))
+    assert programs("pod") == (None, None)
+    assert tc.filters(socket.if_nametoindex("pod"), Side.EGRESS)
+
+
+def test_a_device_where_somebody_is_in_the_way_is_refused_and_all_others_are_served(
+    dataplane: EbpfDataplane, node: Namespace
+) -> None:
+    node.tc("qdisc add dev pod ingress")
+    refused = bring(dataplane, plan("net", "pod"))
+    assert [(str(key), type(failure)) for key, failure in refused.items()] == [("device pod", Unsupported)]
+    assert None not in programs("net")
+    assert programs("pod") == (None, None), "nothing is translated whose replies are not"
+
+
+def test_a_priority_that_is_taken_is_named(dataplane: EbpfDataplane, node: Namespace) -> None:
+    node.tc("qdisc add dev net clsact", f"filter add dev net egress prio {tc.PRIORITY} protocol all {U32}")
+    (failure,) = bring(dataplane, plan("net")).values()
+    assert isinstance(failure, AlreadyExists)
+    assert "net" in failure.message
+
+
+def test_a_map_that_is_full_names_the_flag_that_helps() -> None:
+    with contextlib.closing(create_map(HASH, 4, abi.DEVICE.size, 1)) as small:
+        entry = DeviceEntry(0, unspecified(Family.IPV4), unspecified(Family.IPV6), ())
+        keys = [DeviceKey(number, f"n{number}") for number in (1, 2)]
+        ((key, failure),) = DeviceTable(small, {}).fill(dict.fromkeys(keys, entry)).items()
+    assert (key, type(failure)) == (keys[1], TableFull)
+    assert failure.message == "device n2: map devices has room for 1 devices, and there are more"
+    assert "--tc-devices" in failure.hint

@@ -1,0 +1,132 @@
+"""What holds for the whole node: its entry, the inlet, and hooks that a former run had."""
+
+import contextlib
+import dataclasses
+import socket
+
+import pytest
+
+from ebpfproxy.dataplanes.ebpf import abi, removal
+from ebpfproxy.dataplanes.ebpf.dataplane import EbpfDataplane
+from ebpfproxy.dataplanes.ebpf.hooks import SOCKET_HOOKS
+from ebpfproxy.dataplanes.ebpf.settings import EbpfSettings
+from ebpfproxy.errors import Rejected, Unsupported
+from ebpfproxy.kernel import cgroup, inlet
+from ebpfproxy.kernel.bpf import Map
+from ebpfproxy.plan.service_plan import SocketLb
+from tests.kernel.device_table.plane import (
+    NOBODY,
+    OTHER_SIZES,
+    bring,
+    plan,
+    programs,
+    refuse,
+    running,
+)
+from tests.support.bpf_place import BpfPlace
+from tests.support.namespace import Namespace
+
+pytestmark = pytest.mark.kernel
+
+
+def node_entry(place: BpfPlace) -> tuple[int, int]:
+    """Flags and inlet."""
+    (layout,) = place.bpffs.glob("v*-*")
+    with contextlib.closing(Map.pinned(layout / "maps" / "node")) as opened:
+        _, flags, inlet, *_ = abi.NODE.unpack(opened.lookup(bytes(4)) or b"")
+    return flags, inlet
+
+
+def test_the_entry_of_the_node_is_repaired_when_it_is_read(dataplane: EbpfDataplane, place: BpfPlace) -> None:
+    (layout,) = place.bpffs.glob("v*-*")
+    with contextlib.closing(Map.pinned(layout / "maps" / "node")) as opened:
+        before = opened.lookup(bytes(4))
+        opened.update(bytes(4), bytes(abi.NODE.size))
+        dataplane.read()
+        assert opened.lookup(bytes(4)) == before
+        assert any(before or b"")
+
+
+def test_pods_lose_the_socket_path_only_when_all_else_is_in_force(
+    settings: EbpfSettings, node: Namespace, place: BpfPlace
+) -> None:
+    with running(settings) as first:
+        bring(first, NOBODY)
+        assert node_entry(place) == (abi.NODE_SOCKETS_OF_PODS, 0)
+    with running(dataclasses.replace(settings, socket_lb=SocketLb.HOST)) as second:
+        assert node_entry(place)[0] == abi.NODE_SOCKETS_OF_PODS
+        bring(second, plan("pod"))
+        assert node_entry(place)[0] == 0
+        assert None not in programs("pod")
+
+
+def test_without_the_socket_path_there_is_an_inlet_and_no_hook(
+    settings: EbpfSettings, node: Namespace, place: BpfPlace
+) -> None:
+    with running(settings) as first:
+        bring(first, NOBODY)
+        assert list((place.bpffs / "links").iterdir())
+    with running(dataclasses.replace(settings, socket_lb=SocketLb.OFF)) as second:
+        assert list((place.bpffs / "links").iterdir()), "until what takes their place is there"
+        assert not bring(second, NOBODY)
+        assert not list((place.bpffs / "links").iterdir())
+        inlet = socket.if_nametoindex("ebpfproxy0")
+        assert node_entry(place) == (0, inlet)
+        node.ip("link del ebpfproxy0")
+        second.read()
+        assert node_entry(place) == (0, socket.if_nametoindex("ebpfproxy0"))
+    with running(settings) as third:
+        assert node_entry(place)[1] == socket.if_nametoindex("ebpfproxy0")
+        assert not bring(third, NOBODY)
+        assert list((place.bpffs / "links").iterdir())
+        assert node_entry(place) == (abi.NODE_SOCKETS_OF_PODS, 0)
+        assert "ebpfproxy0" not in dict(socket.if_nameindex()).values()
+
+
+def test_an_inlet_that_cannot_be_had_again_stops_no_sync_but_a_start(
+    settings: EbpfSettings, node: Namespace, place: BpfPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    off = dataclasses.replace(settings, socket_lb=SocketLb.OFF)
+    with running(off) as first:
+        assert not bring(first, NOBODY)
+        before = node_entry(place)
+        with contextlib.closing(Map.pinned(next(place.bpffs.glob("v*-*/maps")) / "node")) as opened:
+            opened.update(bytes(4), bytes(abi.NODE.size))
+        monkeypatch.setattr(inlet, "ensure_inlet", refuse)
+        assert not bring(first, plan("net"))
+        assert None not in programs("net")
+        assert node_entry(place) == before, "the rest is repaired"
+        bring(first, NOBODY)
+    with pytest.raises(Rejected, match="for once"):
+        EbpfDataplane(off).open()
+
+
+def test_hooks_of_another_layout_go_where_none_are_wanted(settings: EbpfSettings, node: Namespace) -> None:
+    with running(settings) as first:
+        bring(first, NOBODY)
+    other = dataclasses.replace(settings, sizes=OTHER_SIZES, socket_lb=SocketLb.OFF)
+    with running(other) as second:
+        assert not bring(second, NOBODY)
+        assert not list((settings.bpffs_root / "links").iterdir())
+
+
+def test_hooks_go_also_where_the_kernel_has_no_links(
+    settings: EbpfSettings, node: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise Unsupported("no links")
+
+    monkeypatch.setattr(cgroup, "attach_link", refuse)
+    removal.remove(settings.bpffs_root, settings.cgroup_root)  # the links of the tests before
+    with running(settings) as first:
+        assert not bring(first, NOBODY)
+        assert all(attached(settings))
+    other = dataclasses.replace(settings, sizes=OTHER_SIZES, socket_lb=SocketLb.OFF)
+    with running(other) as second:
+        assert not bring(second, NOBODY)
+        assert not any(attached(settings))
+
+
+def attached(settings: EbpfSettings) -> list[list[int]]:
+    """The ids of the programs at each hook."""
+    return [cgroup.programs(settings.cgroup_root, hook.attach_type) for hook in SOCKET_HOOKS]
