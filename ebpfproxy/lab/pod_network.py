@@ -14,8 +14,7 @@ from ebpfproxy.lab.pod import Pod
 class PodNetwork(enum.Enum):
     """ROUTED: the network between the nodes knows the pods' addresses. Around tunnels it does not.
 
-    VXLAN has checksums in its outer headers, so that a device that leaves checksums to the stack hands
-    packets on as CHECKSUM_COMPLETE. IPIP carries IPv4 alone, and IPv6 is routed then; not every kernel has it. USER is a tun device and a
+    IPIP carries IPv4 alone, and IPv6 is routed then; not every kernel has it. USER is a tun device and a
     process that relays, as Flannel's backend udp: the one device without an Ethernet header that
     every kernel has.
     """
@@ -38,7 +37,7 @@ class _Tunnel(NamedTuple):
 _TUNNELS = {
     PodNetwork.VXLAN: _Tunnel(
         "vxlan0",
-        "link add vxlan0 type vxlan id 1 dstport 8472 local {here} remote {there} udpcsum",
+        "link add vxlan0 type vxlan id 1 dstport 8472 local {here} remote {there}",
         mtu=1450,
         six=True,
     ),

@@ -1,0 +1,124 @@
+"""Flows from outside while Services change, and while the agent is killed, restarted and replaced."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from ebpfproxy.bench.load import Load
+from ebpfproxy.model.address import Protocol
+from tests.kernel.clients import REFUSED, SILENT, TCP, UDP, connected, converse, outcome, outcomes
+from tests.kernel.cluster import eventually, terminating
+from tests.kernel.two_nodes import TwoNodes, told
+
+pytestmark = pytest.mark.kernel
+
+both_families = pytest.mark.parametrize("family", ["v4", "v6"])
+AT_ONCE = 0.2
+"""Seconds in which a refusal comes, of a client that would wait a second before it says it again."""
+
+
+def name_of(answer: str) -> str:
+    return told(answer)[0]
+
+
+@both_families
+@pytest.mark.parametrize("protocol", [TCP, UDP], ids=["tcp", "udp"])
+def test_without_endpoints_a_client_outside_is_refused_at_once(
+    two_nodes: TwoNodes, family: str, protocol: Protocol
+) -> None:
+    web = two_nodes.everywhere().to()
+    began = time.monotonic()
+    answer = outcome(two_nodes.x, protocol, *web.dial("NodePort", family, protocol)[1:3])
+    assert (answer, time.monotonic() - began < AT_ONCE) == (REFUSED, True)
+
+
+@both_families
+def test_a_datagrams_endpoint_that_goes_is_replaced_by_another(two_nodes: TwoNodes, family: str) -> None:
+    web = two_nodes.everywhere().to(two_nodes.a)
+    with connected(two_nodes.x, UDP, getattr(two_nodes.node, family), web.node_port) as sock:
+        for pod in (two_nodes.a, two_nodes.d, two_nodes.b):
+            web.to(pod)
+            assert name_of(converse(sock)) == pod.name
+
+
+@both_families
+@pytest.mark.parametrize("place", ["here", "there"])
+def test_a_connection_outlives_its_endpoints_removal(two_nodes: TwoNodes, family: str, place: str) -> None:
+    pod = two_nodes.a if place == "here" else two_nodes.d
+    web = two_nodes.everywhere().to(pod)
+    address = getattr(two_nodes.node, family)
+    with connected(two_nodes.x, TCP, address, web.node_port) as sock:
+        assert name_of(converse(sock)) == pod.name
+        web.to(two_nodes.b)
+        assert name_of(converse(sock)) == pod.name
+        assert name_of(outcome(two_nodes.x, TCP, address, web.node_port)) == "b"
+        two_nodes.write(web.name)
+        assert name_of(converse(sock)) == pod.name
+
+
+def test_a_connection_from_a_port_that_was_used_before_chooses_anew(two_nodes: TwoNodes) -> None:
+    """The former one is over, so its endpoint does not count, nor its being gone."""
+    web = two_nodes.everywhere().to(two_nodes.a)
+    source = (two_nodes.x.v4, 33333)
+    for pod in (two_nodes.a, two_nodes.d, two_nodes.b):
+        web.to(pod)
+        dial = web.dial("NodePort", "v4", TCP)._replace(source=source)
+        (answer,) = outcomes(two_nodes.x, [dial])
+        assert name_of(answer) == pod.name
+
+
+def test_a_terminating_endpoint_serves_clients_outside_where_there_is_no_other(two_nodes: TwoNodes) -> None:
+    web = two_nodes.everywhere(externalTrafficPolicy="Local").to(terminating(two_nodes.a))
+    assert name_of(outcome(two_nodes.x, TCP, two_nodes.node.v4, web.node_port)) == "a"
+    web.to(terminating(two_nodes.a), two_nodes.b)
+    found = {name_of(outcome(two_nodes.x, TCP, two_nodes.node.v4, web.node_port)) for _ in range(10)}
+    assert found == {"b"}
+    web.to(terminating(two_nodes.a, serving=False))
+    assert outcome(two_nodes.x, TCP, two_nodes.node.v4, web.node_port, 0.3) in (REFUSED, SILENT)
+
+
+@contextlib.contextmanager
+def steady_load(pair: TwoNodes, load: Load, *ports: int) -> Iterator[None]:
+    """Within the block connections from outside go on, new ones and old ones; none of them may fail."""
+    addresses = (pair.node.v4, pair.node.v6)
+    targets = load.targets("outside", [(address, port) for address in addresses for port in ports])
+    with contextlib.ExitStack() as stack:
+        old = [
+            stack.enter_context(connected(pair.x, protocol, address, port))
+            for protocol in (TCP, UDP)
+            for address in addresses
+            for port in ports
+        ]
+        answers = [converse(sock) for sock in old]
+        running = load.start_churn(pair.x, targets)
+        try:
+            yield
+        except BaseException:
+            running.kill()
+            raise
+        assert [converse(sock) for sock in old] == answers
+    report = load.end_churn(running)
+    assert (report["failed"], report["errors"]) == (0, {})
+    assert report["attempts"] > 300
+
+
+@pytest.mark.ways("ebpf-on", "ebpf-off")
+def test_a_crash_and_a_restart_fail_no_connection_from_outside(two_nodes: TwoNodes, load: Load) -> None:
+    here, there = two_nodes.everywhere().to(two_nodes.a), two_nodes.everywhere().to(two_nodes.d)
+    with steady_load(two_nodes, load, here.node_port, there.node_port):
+        for _ in range(3):
+            two_nodes.restart()
+
+
+@pytest.mark.dataplanes("ebpf")
+def test_another_layout_fails_no_connection_from_outside(rough_pair: TwoNodes, load: Load) -> None:
+    """Maps of another size: a second set is filled, programs are replaced, and flows come along."""
+    rough_pair.restart()
+    here, there = rough_pair.everywhere().to(rough_pair.a), rough_pair.everywhere().to(rough_pair.d)
+    layouts = {path.name for path in rough_pair.lab.bpffs.glob("v*-*")}
+    with steady_load(rough_pair, load, here.node_port, there.node_port):
+        rough_pair.restart("--ebpf-services-max=4096", "--ebpf-flows-max=600000")
+        eventually(lambda: len(list(rough_pair.lab.bpffs.glob("v*-*"))) == 1, "the former layout goes")
+    assert {path.name for path in rough_pair.lab.bpffs.glob("v*-*")}.isdisjoint(layouts)

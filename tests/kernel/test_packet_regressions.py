@@ -1,0 +1,268 @@
+"""What others' packet paths got wrong, one test each. Those about sizes are in test_packet_sizes.py."""
+
+import contextlib
+import itertools
+import socket
+import struct
+
+import pytest
+
+from ebpfproxy.lab import Pod
+from ebpfproxy.model.address import Protocol
+from tests.kernel.clients import (
+    FAMILIES,
+    REFUSED,
+    SILENT,
+    TCP,
+    UDP,
+    connected,
+    converse,
+    outcome,
+    outcomes,
+    ping,
+    socket_in,
+)
+from tests.kernel.cluster import TCP_TARGET, UDP_TARGET, terminating
+from tests.kernel.two_nodes import FRONTENDS, PORTS, TwoNodes, told
+
+pytestmark = pytest.mark.kernel
+
+both_families = pytest.mark.parametrize("family", ["v4", "v6"])
+both_protocols = pytest.mark.parametrize("protocol", [TCP, UDP], ids=["tcp", "udp"])
+_PORTS = itertools.count(25000)  # below those that the kernel gives out; none twice, since TCP keeps them
+TARGETS = {TCP: TCP_TARGET, UDP: UDP_TARGET}
+
+
+def name_of(answer: str) -> str:
+    return told(answer)[0]
+
+
+def dialed_from(
+    place: Pod, protocol: Protocol, source: tuple[str, int], to: tuple[str, int]
+) -> socket.socket:
+    """A connected socket of the place with this address and port of its own. Raises OSError."""
+    made = socket_in(place, protocol, FAMILIES["v6" if ":" in to[0] else "v4"])
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    made.bind(source)
+    made.connect(to)
+    return made
+
+
+@pytest.mark.ways("ebpf-on")
+def test_tables_of_an_odd_size_are_made_once(two_nodes: TwoNodes) -> None:
+    """Regression: cilium commit 4b203506e5. The kernel rounds the size of an LRU table, so the agent found
+    another size than it had asked for, and made the table anew again and again."""
+    assert any(flag.startswith("--ebpf-flows-max=") and int(flag[-1]) % 2 for flag in two_nodes.flags)
+    web = two_nodes.everywhere().to(two_nodes.d)
+    layouts = {path.name for path in two_nodes.lab.bpffs.glob("v*-*")}
+    with connected(two_nodes.x, TCP, two_nodes.node.v4, web.node_port) as sock:
+        assert name_of(converse(sock)) == "d"
+        two_nodes.restart()
+        assert name_of(converse(sock)) == "d"
+    assert {path.name for path in two_nodes.lab.bpffs.glob("v*-*")} == layouts
+    assert "compiled and loaded" not in two_nodes.agent.log()
+
+
+@both_families
+def test_a_datagrams_service_that_loses_all_endpoints_refuses_and_recovers(
+    two_nodes: TwoNodes, family: str
+) -> None:
+    """Regression: kubernetes #139628, where the flow of a Service scaled to zero lived on for hours."""
+    web = two_nodes.everywhere().to(two_nodes.d)
+    with connected(two_nodes.x, UDP, getattr(two_nodes.node, family), web.node_port) as sock:
+        assert name_of(converse(sock)) == "d"
+        web.to()
+        with pytest.raises(ConnectionRefusedError):
+            converse(sock)
+        web.to(two_nodes.b)
+        assert name_of(converse(sock)) == "b"
+
+
+@both_families
+@pytest.mark.parametrize("endpoints", ["some", "none", "elsewhere"])
+def test_a_load_balancers_address_that_is_the_nodes_own(
+    two_nodes: TwoNodes, family: str, endpoints: str
+) -> None:
+    """Regression: cilium #44430. One port is the Service's, all others are the node's, pings too."""
+    pair = two_nodes
+    web = pair.service(type="LoadBalancer", externalTrafficPolicy="Local")
+    web.status = {"loadBalancer": {"ingress": [{"ip": pair.node.v4}, {"ip": pair.node.v6}]}}
+    web.to(*{"some": [pair.a], "none": [], "elsewhere": [pair.d]}[endpoints])
+    address = getattr(pair.node, family)
+    try:
+        expected = {"some": "a", "none": REFUSED, "elsewhere": SILENT}[endpoints]
+        for protocol in (TCP, UDP):
+            timeout = 0.3 if expected == SILENT else 2.0
+            assert name_of(outcome(pair.x, protocol, address, PORTS[protocol], timeout)) == expected
+            assert name_of(outcome(pair.x, protocol, address, TARGETS[protocol])) == "host"
+        assert outcome(pair.x, TCP, address, 9) == REFUSED
+        assert ping(pair.x, address) == address
+    finally:
+        pair.write(web.name)
+
+
+@both_families
+def test_an_address_that_is_an_external_ip_too_stays_restricted(two_nodes: TwoNodes, family: str) -> None:
+    """Regression: cilium #44718. Source ranges are a load balancer's; its address is not open to
+    everybody because the Service lists it among its external IPs as well."""
+    ranges = [f"{two_nodes.x.v4}/32", f"{two_nodes.x.v6}/128"]
+    web = two_nodes.everywhere(loadBalancerSourceRanges=ranges).to(two_nodes.a)
+    web.set(externalIPs=list(web.balancer_ips))
+    refused = getattr(two_nodes.lab.addresses.further(1)[0], family)
+    for protocol in (TCP, UDP):
+        dial = web.dial("LoadBalancer", family, protocol, 0.3)
+        assert name_of(outcome(two_nodes.x, *dial[:3])) == "a"
+        assert outcome(two_nodes.q, *dial[:3], 0.3) == SILENT
+        assert outcomes(two_nodes.x, [dial._replace(source=(refused, 0))]) == [SILENT]
+
+
+@both_families
+def test_a_clients_endpoint_is_kept_by_syncs_and_restarts(two_nodes: TwoNodes, family: str) -> None:
+    """Regression: calico commit 0bbaba8fc1, where each sync wiped the affinity of UDP clients, since two
+    parts of it wrote one table."""
+    pair = two_nodes
+    web = pair.everywhere(
+        sessionAffinity="ClientIP", sessionAffinityConfig={"clientIP": {"timeoutSeconds": 60}}
+    ).to(pair.a, pair.b, pair.c, pair.d)
+    clients = (pair.x, pair.p, pair.node)
+
+    def chosen() -> list[str]:
+        dials = [web.dial("ClusterIP", family, UDP), web.dial("NodePort", family, UDP)]
+        return [name_of(answer) for place in clients for answer in outcomes(place, dials)]
+
+    chosen()  # of two at the same time, each may choose
+    mine = chosen()
+    assert set(mine) <= {"a", "b", "c", "d"}
+    syncs = len(pair.agent.lines)
+    pair.everywhere().to(pair.a)
+    web.to(pair.a, pair.b, pair.c, pair.d, pair.e)
+    assert len(pair.agent.lines) > syncs
+    assert chosen() == mine
+    pair.restart()
+    assert chosen() == mine
+
+
+@both_families
+@both_protocols
+@pytest.mark.parametrize("place", ["here", "there"])
+def test_one_client_port_reaches_one_endpoint_by_several_addresses(
+    two_nodes: TwoNodes, family: str, protocol: Protocol, place: str
+) -> None:
+    """Regression: cilium #11810 and #47396. What the endpoint sends goes back by the address that was
+    dialed, though to it all these flows look the same."""
+    pair, pod = two_nodes, two_nodes.a if place == "here" else two_nodes.d
+    web = pair.everywhere().to(pod)
+    dialed = [web.frontend(kind, family, protocol) for kind in FRONTENDS]
+    source = (getattr(pair.x, family), next(_PORTS))
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(dialed_from(pair.x, protocol, source, to)) for to in dialed]
+        for _ in range(2):
+            for client in clients:
+                assert name_of(converse(client)) == pod.name
+        assert [client.getpeername()[:2] for client in clients] == dialed
+
+
+@both_families
+@both_protocols
+@pytest.mark.parametrize("first", ["node", "outside"])
+def test_a_client_outside_and_the_node_may_use_one_port_to_one_endpoint(
+    two_nodes: TwoNodes, family: str, protocol: Protocol, first: str
+) -> None:
+    """Regression: cilium #23604. What is masqueraded and what the node sends itself have one address;
+    neither may get the other's answers, whoever comes first."""
+    pair, port = two_nodes, next(_PORTS)
+    web = pair.everywhere().to(pair.d)
+    node, endpoint = getattr(pair.node, family), (getattr(pair.d, family), TARGETS[protocol])
+
+    def by_node() -> socket.socket:
+        return dialed_from(pair.node, protocol, (node, port), endpoint)
+
+    def from_outside() -> socket.socket:
+        return dialed_from(pair.x, protocol, (getattr(pair.x, family), port), (node, web.node_port))
+
+    one, other = (by_node, from_outside) if first == "node" else (from_outside, by_node)
+    with one() as earlier:
+        assert converse(earlier) == f"d {node}"
+        with other() as later:
+            for _ in range(2):
+                assert converse(later) == f"d {node}"
+                assert converse(earlier) == f"d {node}"
+
+
+@both_families
+@pytest.mark.parametrize("end", ["closed", "reset"])
+def test_a_port_that_a_connection_was_masqueraded_with_is_the_nodes_again(
+    two_nodes: TwoNodes, family: str, end: str
+) -> None:
+    """What remains of a connection that is over gets no answers to the node's own, which is alive."""
+    pair, port = two_nodes, next(_PORTS)
+    web = pair.everywhere().to(pair.d)
+    node, endpoint = getattr(pair.node, family), (getattr(pair.d, family), TCP_TARGET)
+    with dialed_from(pair.x, TCP, (getattr(pair.x, family), port), (node, web.node_port)) as former:
+        assert name_of(converse(former)) == "d"
+        if end == "reset":
+            former.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    with dialed_from(pair.node, TCP, (node, port), endpoint) as own:
+        assert converse(own) == f"d {node}"
+
+
+@both_families
+@both_protocols
+def test_a_node_port_that_the_node_has_a_connection_from(
+    two_nodes: TwoNodes, family: str, protocol: Protocol
+) -> None:
+    """Regression: cilium #10261. NodePorts and ephemeral ports may overlap (kubernetes #111823), and the
+    connection may be older than the Service: what comes back to it is no call for the Service."""
+    pair, web = two_nodes, two_nodes.everywhere()
+    server = pair.x.tell(protocol, 7070, getattr(pair.x, family))
+    source, to = (getattr(pair.node, family), web.node_port), (getattr(pair.x, family), 7070)
+    try:
+        with dialed_from(pair.node, protocol, source, to) as own:
+            assert name_of(converse(own)) == "outside"
+            web.to(pair.a)
+            for _ in range(3):
+                assert name_of(converse(own)) == "outside"
+                assert name_of(outcome(pair.x, protocol, source[0], web.node_port)) == "a"
+    finally:
+        server.kill()
+
+
+@both_families
+@pytest.mark.parametrize("by_socket", [True, False], ids=["socket", "bypassing"])
+def test_a_terminating_endpoint_of_policy_local_serves_pods_of_another_node(
+    two_nodes: TwoNodes, family: str, by_socket: bool
+) -> None:
+    """Regression: cilium #37613, the upstream conformance test about it. The pod dials the load balancer's
+    address, and the NodePort of the endpoint's node."""
+    pair = two_nodes
+    pair.await_second()
+    ready = pair.everywhere().to(pair.a)
+    web = pair.everywhere(externalTrafficPolicy="Local").to(terminating(pair.a))
+    place = pair.r if by_socket else pair.lab.bypassing(pair.r)
+    if not by_socket:
+        pair.await_packets_of(place, ready)
+    for protocol in (TCP, UDP):
+        for kind in ("LoadBalancer", "NodePort"):
+            assert name_of(outcome(place, protocol, *web.frontend(kind, family, protocol))) == "a"
+
+
+@both_families
+@pytest.mark.parametrize("client", ["pod", "bypassing", "node"])
+def test_policy_local_does_not_keep_those_inside_from_endpoints_elsewhere(
+    two_nodes: TwoNodes, family: str, client: str
+) -> None:
+    """Regression: cilium #45252. Also for a pod and a node that have no endpoint of their own."""
+    pair = two_nodes
+    web = pair.everywhere(externalTrafficPolicy="Local").to(pair.d)
+    place = {"pod": pair.p, "bypassing": pair.lab.bypassing(pair.p), "node": pair.node}[client]
+    if client == "bypassing":
+        pair.await_packets_of(place, web)
+    rows = [
+        (kind, protocol) for kind in ("LoadBalancer", "ExternalIP", "NodePort") for protocol in (TCP, UDP)
+    ]
+    answers = outcomes(place, [web.dial(kind, family, protocol) for kind, protocol in rows])
+    assert {row: name_of(answer) for row, answer in zip(rows, answers, strict=True)} == dict.fromkeys(
+        rows, "d"
+    )
+    refused = [web.dial("LoadBalancer", family, protocol, 0.3) for protocol in (TCP, UDP)]
+    assert outcomes(pair.x, refused) == [SILENT, SILENT]

@@ -1,0 +1,159 @@
+"""Packets too large for the way: fragments, path MTU discovery, segmentation by devices; and tunnels."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from ebpfproxy.lab import Place, PodNetwork
+from ebpfproxy.model.address import Protocol
+from tests.kernel.clients import TCP, UDP, outcome
+from tests.kernel.cluster import eventually
+from tests.kernel.two_nodes import NARROW, PORTS, TwoNodes, echoed, route_mtu, streamed, told
+
+pytestmark = pytest.mark.kernel
+
+both_families = pytest.mark.parametrize("family", ["v4", "v6"])
+both_ends = pytest.mark.parametrize("place", ["here", "there"])
+STREAM = os.urandom(1 << 21)
+DATAGRAM = os.urandom(6000)
+
+
+def node_port(pair: TwoNodes, family: str, place: str) -> tuple[str, int]:
+    """One that leads to an endpoint on the first node, where it is dialed, or on the second."""
+    web = pair.everywhere().to(pair.a if place == "here" else pair.d)
+    return getattr(pair.node, family), web.node_port
+
+
+@both_ends
+@both_families
+def test_a_datagram_of_several_fragments_comes_back_whole(
+    two_nodes: TwoNodes, family: str, place: str
+) -> None:
+    """Regression: cilium #8185, where only the first fragment found the Service."""
+    address, port = node_port(two_nodes, family, place)
+    assert echoed(two_nodes.x, address, port, DATAGRAM) == DATAGRAM
+
+
+@pytest.mark.ways("ebpf-off")
+@both_ends
+@both_families
+def test_a_pods_datagram_of_several_fragments_comes_back_whole(
+    two_nodes: TwoNodes, family: str, place: str
+) -> None:
+    web = two_nodes.everywhere().to(two_nodes.a if place == "here" else two_nodes.d)
+    for client in (two_nodes.p, two_nodes.node):
+        assert echoed(client, web.address(family), PORTS[UDP], DATAGRAM) == DATAGRAM
+
+
+@both_families
+def test_a_narrow_way_to_an_endpoint_on_another_node_is_told_to_the_client(
+    two_nodes: TwoNodes, family: str
+) -> None:
+    """Regression: cilium #47755, where the packet that an ICMP error quotes was not translated.
+
+    The router's error is about what the second node would have got, and goes to the first one.
+    """
+    address, port = node_port(two_nodes, family, "there")
+    with two_nodes.narrow_to_second_node():
+        assert streamed(two_nodes.x, address, port, STREAM) == STREAM
+        assert route_mtu(two_nodes.x, address) == NARROW
+
+
+@both_families
+def test_a_narrow_way_to_an_endpoint_on_this_node_is_told_to_the_client(
+    two_nodes: TwoNodes, family: str
+) -> None:
+    """The node's own stack complains, of a packet that is translated by half."""
+    address, port = node_port(two_nodes, family, "here")
+    with two_nodes.narrow_to(two_nodes.a):
+        assert streamed(two_nodes.x, address, port, STREAM) == STREAM
+        assert route_mtu(two_nodes.x, address) == NARROW
+
+
+@both_ends
+@both_families
+def test_a_narrow_way_to_the_client_is_told_to_the_endpoint(
+    two_nodes: TwoNodes, family: str, place: str
+) -> None:
+    address, port = node_port(two_nodes, family, place)
+    endpoint, client = {
+        "here": (two_nodes.a, two_nodes.x),
+        "there": (two_nodes.d, two_nodes.node),  # as the endpoint sees the client
+    }[place]
+    with two_nodes.narrow_to_outside():
+        assert streamed(two_nodes.x, address, port, STREAM) == STREAM
+        assert route_mtu(endpoint, getattr(client, family)) == NARROW
+
+
+@both_families
+def test_a_datagram_on_a_narrow_way_is_lost_once_and_then_fragmented(
+    two_nodes: TwoNodes, family: str
+) -> None:
+    address, port = node_port(two_nodes, family, "there")
+    with two_nodes.narrow_to_second_node():
+        assert echoed(two_nodes.x, address, port, DATAGRAM[:1440]) == DATAGRAM[:1440]
+        assert route_mtu(two_nodes.x, address) == NARROW
+
+
+@contextlib.contextmanager
+def offloads(pair: TwoNodes, kind: str) -> Iterator[None]:
+    """On everywhere; off everywhere; or off on this node's uplink, which then finishes what others left."""
+    uplink: list[tuple[Place, str]] = [(pair.node, "eth0")]
+    devices = {"on": [], "off": list(pair.every_device()), "off-uplink": uplink}[kind]
+    with pair.without_offloads(*devices):
+        yield
+
+
+@pytest.mark.parametrize("kind", ["on", "off", "off-uplink"])
+def test_streams_arrive_with_and_without_offloads(two_nodes: TwoNodes, kind: str) -> None:
+    before = two_nodes.bad_checksums()
+    ways = [(family, place) for family in ("v4", "v6") for place in ("here", "there")]
+    targets = [node_port(two_nodes, family, place) for family, place in ways]
+    with offloads(two_nodes, kind):
+        for address, port in targets:
+            assert streamed(two_nodes.x, address, port, STREAM) == STREAM
+            assert echoed(two_nodes.x, address, port, DATAGRAM) == DATAGRAM
+            assert echoed(two_nodes.x, address, port, DATAGRAM[:99]) == DATAGRAM[:99]
+    assert two_nodes.bad_checksums() == before
+
+
+@pytest.mark.parametrize("tunnel", [PodNetwork.VXLAN, PodNetwork.USER, PodNetwork.IPIP], indirect=True)
+@both_families
+def test_endpoints_behind_a_tunnel(two_nodes: TwoNodes, tunnel: PodNetwork, family: str) -> None:
+    """The tunnel's device came after the agent. It is narrower than all other ways, too."""
+    pair = two_nodes
+    web = pair.everywhere().to(pair.d)
+    address, port = getattr(pair.node, family), web.node_port
+    own = pair.lab.addresses.tunnel(0)
+    by_tunnel = family == "v4" or tunnel is not PodNetwork.IPIP
+    seen = getattr(own, family) if by_tunnel else pair.node.v6
+    # The agents learn of the device by an event.
+    eventually(lambda: outcome(pair.x, TCP, address, port) == f"d {seen}", "the tunnel is looked after")
+    for protocol in (TCP, UDP):
+        assert outcome(pair.x, protocol, address, port, 2.0) == f"d {seen}"
+        for client in (pair.p, pair.node):
+            assert told(outcome(client, protocol, web.address(family), PORTS[protocol]))[0] == "d"
+    assert streamed(pair.x, address, port, STREAM[: 1 << 19]) == STREAM[: 1 << 19]
+    assert echoed(pair.x, address, port, DATAGRAM) == DATAGRAM
+    assert 0 < route_mtu(pair.x, address) < 1500 or not by_tunnel
+    flushed(pair)
+
+
+def flushed(pair: TwoNodes) -> None:
+    """Nobody remembers a narrow way."""
+    for place in pair.places:
+        for family in ("-4", "-6"):
+            place.run(["ip", family, "route", "flush", "cache"])
+
+
+@pytest.mark.ways("ebpf-off")
+@both_families
+def test_a_pods_stream_to_a_service_on_a_narrow_way(two_nodes: TwoNodes, family: str) -> None:
+    web = two_nodes.everywhere().to(two_nodes.d)
+    with two_nodes.narrow_to_second_node():
+        for client in (two_nodes.p, two_nodes.node):
+            address = web.address(family)
+            assert streamed(client, address, PORTS[Protocol.TCP], STREAM) == STREAM
+            assert route_mtu(client, address) == NARROW

@@ -1,0 +1,123 @@
+"""Who answers, and whom the endpoint sees: by the kind of frontend, the policy, and where the client is.
+
+The rows are those of kube-proxy's syncProxyRules (pkg/proxy/iptables/proxier.go): policy Local concerns
+internal clients at a ClusterIP, and at all other frontends only clients outside. One difference is
+meant: a client outside keeps its address also at an endpoint of the node that it dialed.
+"""
+
+import itertools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+
+from ebpfproxy.lab import Pod
+from ebpfproxy.model.address import Protocol
+from tests.kernel.clients import REFUSED, SILENT, TCP, UDP, Dial, outcomes
+from tests.kernel.two_nodes import FRONTENDS, Everywhere, TwoNodes, told
+
+pytestmark = [pytest.mark.kernel, pytest.mark.ways("ebpf-on", "ebpf-off", "ebpf-host")]
+
+POLICIES = ("Cluster", "Local")
+PLACES = ("here", "there", "nowhere")
+SILENCE = 0.3
+
+
+class Row(NamedTuple):
+    """What is dialed: of a Service with this policy, and with its endpoint at that place."""
+
+    policy: str
+    place: str
+    frontend: str
+    family: str
+    protocol: Protocol
+
+
+class Table(NamedTuple):
+    """A Service for each policy, internal and external, and each place of its endpoint."""
+
+    pair: TwoNodes
+    webs: dict[tuple[str, str], Everywhere]
+
+
+ROWS = [Row(*each) for each in itertools.product(POLICIES, PLACES, FRONTENDS, ("v4", "v6"), (TCP, UDP))]
+
+
+@pytest.fixture(scope="module")
+def table(two_nodes: TwoNodes) -> Iterator[Table]:
+    backends = {"here": (two_nodes.a,), "there": (two_nodes.d,), "nowhere": ()}
+    webs = {}
+    for policy, place in itertools.product(POLICIES, PLACES):
+        web = two_nodes.everywhere(internalTrafficPolicy=policy, externalTrafficPolicy=policy)
+        web.backends = backends[place]
+        webs[policy, place] = web
+    first, *others = webs.values()
+    two_nodes.serve_together(first, *others)
+    yield Table(two_nodes, webs)
+    two_nodes.write(first.name)
+
+
+class Client(NamedTuple):
+    """`group` is that of kube-proxy's table: pod, node or outside. `by_socket`: never seen in a packet."""
+
+    place: Pod
+    group: str
+    by_socket: bool
+
+
+def client(table: Table, kind: str, way: str) -> Client:
+    pair = table.pair
+    if kind == "bypassing":
+        place = pair.lab.bypassing(pair.p)
+        pair.await_packets_of(place, table.webs["Cluster", "here"])
+        return Client(place, "pod", False)
+    if kind == "pod":
+        return Client(pair.p, "pod", way == "ebpf-on")
+    if kind == "node":
+        return Client(pair.node, "node", way != "ebpf-off")
+    return Client(pair.x, "outside", False)
+
+
+def answerer(row: Row, group: str) -> str:
+    """The name of the endpoint that answers, REFUSED or SILENT."""
+    if row.place == "nowhere":
+        return REFUSED
+    restricted = row.frontend == "ClusterIP" or group == "outside"
+    if row.policy == "Local" and restricted and row.place == "there":
+        return SILENT
+    return {"here": "a", "there": "d"}[row.place]
+
+
+def seen(table: Table, row: Row, who: Client) -> set[str]:
+    """The addresses of which the endpoint may see one."""
+    pair, own = table.pair, getattr(who.place, row.family)
+    uplink: str = getattr(pair.node, row.family)
+    gateway: str = getattr(pair.lab.addresses.gateway(0), row.family)
+    if who.group == "node":
+        return {uplink, gateway}
+    if who.by_socket or row.place == "here":
+        return {own}
+    if row.frontend == "ClusterIP":
+        return {uplink} if who.group == "outside" else {own}
+    return {uplink} if row.policy == "Cluster" else {own}
+
+
+@pytest.mark.parametrize("kind", ["pod", "bypassing", "node", "outside"])
+def test_every_frontend_serves_whom_its_policy_says(
+    table: Table, kind: str, request: pytest.FixtureRequest
+) -> None:
+    """All rows at the same time: that of silence has to be waited for."""
+    who = client(table, kind, request.node.callspec.params["two_nodes"])
+    expected = {row: answerer(row, who.group) for row in ROWS}
+    dials = [_dial(table, row, expected[row]) for row in ROWS]
+    found = {row: told(answer) for row, answer in zip(ROWS, outcomes(who.place, dials), strict=True)}
+    assert {row: name for row, (name, _) in found.items()} == expected
+    strange = {
+        row: client for row, (_, client) in found.items() if client and client not in seen(table, row, who)
+    }
+    assert strange == {}
+
+
+def _dial(table: Table, row: Row, expected: str) -> Dial:
+    timeout = SILENCE if expected == SILENT else 3.0
+    return table.webs[row.policy, row.place].dial(row.frontend, row.family, row.protocol, timeout)
