@@ -10,8 +10,8 @@ CLI    := $(VENV)/bin/ebpfproxy
 STAMP  := $(VENV)/.installed
 
 # What Python packages cannot bring: bcc (PyPI's is an unrelated package) and the C headers that it
-# includes, `ip` and `mount` for the lab's network namespaces, a C compiler for its load generator.
-APT    := python3 python3-venv python3-bpfcc linux-libc-dev iproute2 mount gcc libc6-dev
+# includes, `ip` and `mount` for the lab's network namespaces, a C compiler and iperf3 for its loads.
+APT    := python3 python3-venv python3-bpfcc linux-libc-dev iproute2 mount gcc libc6-dev iperf3
 C      := $(wildcard bpf/*.c bpf/*.h ebpfproxy/bench/*.c)
 
 .PHONY: help
@@ -74,6 +74,9 @@ soak: $(STAMP)  ## a million connections while endpoints come and go, agents are
 bench: $(STAMP)  ## the figures of docs/benchmarks.md, measured here
 	$(CLI) bench connect
 	$(CLI) bench sync
+	$(CLI) bench nodeport --redirect=both
+	$(CLI) bench packet
+	$(CLI) bench overhead
 
 .PHONY: format
 format: $(STAMP)  ## put all code into its one form

@@ -2,8 +2,9 @@
 /*
  * A load of connections, and the server that answers it.
  *
- *	load connect|crr|udp [-n COUNT | -t SECONDS] [-w COUNT] [-s SEED] [-c] < targets
- *	load churn           [-n COUNT | -t SECONDS] [-s SEED] [-c] < targets
+ *	load connect|crr|rr|udp [-n COUNT | -t SECONDS] [-w COUNT] [-s SEED] [-c] < targets
+ *	load churn              [-n COUNT | -t SECONDS] [-r RATE] [-s SEED] [-c] < targets
+ *	load hold               -n COUNT [-r RATE] [-s SEED] [-c] < targets
  *	load serve -p PORT
  *
  * Targets are lines "ADDRESS PORT" of either family; each connection goes to one of them at random.
@@ -13,14 +14,20 @@
  *
  *	connect	time of connect() over TCP
  *	crr	time from connect() to the answer to one byte
+ *	rr	time from one byte to its answer, on connections that stay open, some to each list
  *	udp	time from a datagram to its answer, from a socket without a peer; -c: from one with
- *	churn	as crr, but no error stops it: they are counted; -c: connect only. SIGTERM ends it
+ *	churn	as crr, but no error stops it: they are counted; -c: connect only; -r: so many begin
+ *		each second, or as many as go. SIGTERM ends it
+ *	hold	opens connections, with a byte there and back on each, says so, and asks each once
+ *		more after SIGTERM; -c: asks all the time, -r times a second, one after another
  *
- * The first three write one unsigned 64-bit number of nanoseconds for each sample, in the machine's
+ * The first four write one unsigned 64-bit number of nanoseconds for each sample, in the machine's
  * byte order, after -w samples that are not counted; the first error ends them with status 1. Churn
- * writes one JSON object. Sockets close with a reset, so that no port waits in TIME_WAIT.
+ * writes one JSON object, hold two: once all are open, and at its end. Sockets close with a reset,
+ *so that no port waits in TIME_WAIT.
  *
- * The server answers a byte 'w' with the address it was reached at, any other with itself.
+ * The server answers a byte 'w' with the address it was reached at, any other with itself. Several
+ *may share a port, since one process may have no more than so many files.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -34,6 +41,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <time.h>
@@ -43,7 +51,9 @@
 #define MAX_LISTS	8
 #define BACKLOG		65535
 #define EVENTS		256
+#define KEPT_ALIVE	16 /* connections of rr to each list */
 #define TIMEOUT_SECONDS 5
+#define SLOW_NS		500000000 /* a packet was lost on the way: RFC 6298's first time-out is 1 s */
 
 union address {
 	struct sockaddr any;
@@ -63,6 +73,7 @@ struct options {
 	uint64_t warm_up;
 	uint64_t seed;
 	double seconds;
+	double rate;
 	bool connected;
 	uint16_t port;
 };
@@ -187,18 +198,28 @@ static int exchange(int fd)
 	return got ? 0 : ENODATA;
 }
 
-/* One TCP connection. Returns 0 or an errno; *took is only set with 0. */
-static int tcp_once(const union address *target, bool with_exchange, uint64_t *took)
+/* A TCP socket for the target, not connected yet; negative: errno says why there is none. */
+static int stream(const union address *target)
 {
 	const struct linger reset = {.l_onoff = 1, .l_linger = 0};
 	int fd = socket(target->any.sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	if (fd < 0)
+		return fd;
+	setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
+	set_timeouts(fd);
+	return fd;
+}
+
+/* One TCP connection. Returns 0 or an errno; *took is only set with 0. */
+static int tcp_once(const union address *target, bool with_exchange, uint64_t *took)
+{
+	int fd = stream(target);
 	uint64_t start;
 	int error = 0;
 
 	if (fd < 0)
 		return errno;
-	setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
-	set_timeouts(fd);
 	start = now();
 	if (connect(fd, &target->any, length_of(target)))
 		error = errno_of_failure();
@@ -261,6 +282,22 @@ static int udp_without_peer(const union address *target, uint64_t *took)
 	return same(target, &from) ? 0 : EADDRNOTAVAIL;
 }
 
+/* A connection over which a byte went there and back. Returns 0 or an errno. */
+static int open_kept(const union address *target, int *fd)
+{
+	const int yes = 1;
+	int error;
+
+	*fd = stream(target);
+	if (*fd < 0)
+		return errno;
+	setsockopt(*fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));
+	error = connect(*fd, &target->any, length_of(target)) ? errno_of_failure() : exchange(*fd);
+	if (error)
+		close(*fd);
+	return error;
+}
+
 static int once(const char *mode, const struct options *options, const union address *target,
 		uint64_t *took)
 {
@@ -292,6 +329,44 @@ static bool over(const struct options *options, uint64_t done, uint64_t start)
 	return options->seconds > 0 && (double)(now() - start) >= options->seconds * 1e9;
 }
 
+static void write_sample(uint64_t took)
+{
+	if (fwrite(&took, sizeof(took), 1, stdout) != 1)
+		die("standard output");
+}
+
+static int keep_alive(const struct options *options, const struct targets *targets)
+{
+	size_t count = targets->lists * KEPT_ALIVE;
+	int *fds = calloc(count, sizeof(*fds));
+	uint64_t state = options->seed, start, done = 0;
+
+	for (size_t i = 0; i < count; i++) { /* those of one list are `lists` apart */
+		const union address *target = pick(targets, i, &state);
+		int error = fds ? open_kept(target, &fds[i]) : ENOMEM;
+
+		if (error) {
+			explain(target, error);
+			return 1;
+		}
+	}
+	start = now();
+	for (uint64_t i = 0; !over(options, done, start); i++) {
+		uint64_t began = now();
+		int error = exchange(fds[i % count]);
+
+		if (error) {
+			fprintf(stderr, "load: a kept connection: %s\n", strerror(error));
+			return 1;
+		}
+		if (i < options->warm_up)
+			continue;
+		done++;
+		write_sample(now() - began);
+	}
+	return fflush(stdout) ? 1 : 0;
+}
+
 static int measure(const char *mode, const struct options *options, const struct targets *targets)
 {
 	uint64_t state = options->seed, start = now(), done = 0, took;
@@ -307,34 +382,32 @@ static int measure(const char *mode, const struct options *options, const struct
 		if (i < options->warm_up)
 			continue;
 		done++;
-		if (fwrite(&took, sizeof(took), 1, stdout) != 1)
-			die("standard output");
+		write_sample(took);
 	}
 	return fflush(stdout) ? 1 : 0;
 }
 
-static int churn(const struct options *options, const struct targets *targets)
+/* Until the moment at which, at `rate` a second, number `turn` is due; at once where that is over,
+ * or with no rate.
+ */
+static void await_turn(double rate, uint64_t start, uint64_t turn)
 {
-	uint64_t state = options->seed, start = now(), done = 0, failed = 0, slowest = 0, took;
-	uint64_t errors[MAX_ERRNO] = {0};
+	uint64_t due;
+	struct timespec moment;
+
+	if (rate <= 0)
+		return;
+	due = start + (uint64_t)((double)turn / rate * 1e9);
+	moment.tv_sec = (time_t)(due / 1000000000);
+	moment.tv_nsec = (long)(due % 1000000000);
+	clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &moment, NULL);
+}
+
+static void write_errors(const uint64_t errors[MAX_ERRNO])
+{
 	const char *comma = "";
 
-	for (; !over(options, done, start); done++) {
-		const union address *target = pick(targets, done, &state);
-		int error = once("churn", options, target, &took);
-
-		if (error == EINTR && stopped)
-			break; /* it was the signal, not the network */
-		if (error && error < MAX_ERRNO) {
-			errors[error]++;
-			failed++;
-		} else if (took > slowest) {
-			slowest = took;
-		}
-	}
-	printf("{\"attempts\":%" PRIu64 ",\"failed\":%" PRIu64 ",\"seconds\":%.3f", done, failed,
-	       (double)(now() - start) / 1e9);
-	printf(",\"slowest_us\":%.1f,\"errors\":{", (double)slowest / 1e3);
+	printf("\"errors\":{");
 	for (int number = 0; number < MAX_ERRNO; number++) {
 		if (!errors[number])
 			continue;
@@ -342,7 +415,129 @@ static int churn(const struct options *options, const struct targets *targets)
 		comma = ",";
 	}
 	printf("}}\n");
-	return fflush(stdout) ? 1 : 0;
+	fflush(stdout);
+}
+
+static int churn(const struct options *options, const struct targets *targets)
+{
+	uint64_t state = options->seed, start = now(), done = 0, failed = 0, slowest = 0, slow = 0,
+		 took;
+	uint64_t errors[MAX_ERRNO] = {0};
+
+	for (; !over(options, done, start); done++) {
+		const union address *target = pick(targets, done, &state);
+		int error;
+
+		await_turn(options->rate, start, done);
+		error = once("churn", options, target, &took);
+
+		if (error == EINTR && stopped)
+			break; /* it was the signal, not the network */
+		if (error && error < MAX_ERRNO) {
+			errors[error]++;
+			failed++;
+			continue;
+		}
+		slow += took >= SLOW_NS;
+		if (took > slowest)
+			slowest = took;
+	}
+	printf("{\"attempts\":%" PRIu64 ",\"failed\":%" PRIu64 ",\"seconds\":%.3f", done, failed,
+	       (double)(now() - start) / 1e9);
+	printf(",\"slowest_us\":%.1f,\"slow\":%" PRIu64 ",", (double)slowest / 1e3, slow);
+	write_errors(errors);
+	return 0;
+}
+
+/* As many files as may be. */
+static void raise_file_limit(void)
+{
+	struct rlimit limit;
+
+	if (!getrlimit(RLIMIT_NOFILE, &limit)) {
+		limit.rlim_cur = limit.rlim_max;
+		setrlimit(RLIMIT_NOFILE, &limit);
+	}
+}
+
+struct held {
+	int *fds; /* negative: it failed */
+	uint64_t count;
+	uint64_t failed;
+	uint64_t errors[MAX_ERRNO];
+};
+
+static void failed(struct held *held, uint64_t index, int error)
+{
+	held->fds[index] = -1;
+	held->failed++;
+	held->errors[error < MAX_ERRNO ? error : EIO]++;
+}
+
+static void open_all(struct held *held, const struct options *options,
+		     const struct targets *targets)
+{
+	uint64_t state = options->seed;
+
+	for (uint64_t i = 0; i < held->count; i++) {
+		int error = open_kept(pick(targets, i, &state), &held->fds[i]);
+
+		if (error)
+			failed(held, i, error);
+	}
+}
+
+static void ask(struct held *held, uint64_t index)
+{
+	int error;
+
+	if (held->fds[index] < 0)
+		return;
+	error = exchange(held->fds[index]);
+	if (error) {
+		close(held->fds[index]);
+		failed(held, index, error);
+	}
+}
+
+static void tell(struct held *held, uint64_t exchanges, uint64_t start)
+{
+	printf("{\"attempts\":%" PRIu64 ",\"failed\":%" PRIu64 ",\"seconds\":%.3f,", exchanges,
+	       held->failed, (double)(now() - start) / 1e9);
+	write_errors(held->errors);
+}
+
+/* SIGTERM is awaited, and does not interrupt: what fails was no signal's doing. */
+static int hold(const struct options *options, const struct targets *targets)
+{
+	struct held held = {.count = options->count};
+	const struct timespec at_once = {0};
+	uint64_t start = now(), exchanges = 0;
+	sigset_t ends;
+
+	sigemptyset(&ends);
+	sigaddset(&ends, SIGTERM);
+	sigprocmask(SIG_BLOCK, &ends, NULL);
+	raise_file_limit();
+	held.fds = calloc(held.count ? held.count : 1, sizeof(*held.fds));
+	if (!held.fds)
+		die("connections");
+	open_all(&held, options, targets);
+	tell(&held, held.count, start);
+	start = now();
+	if (options->connected) {
+		for (; sigtimedwait(&ends, NULL, &at_once) < 0 && held.count; exchanges++) {
+			await_turn(options->rate, start, exchanges);
+			ask(&held, exchanges % held.count);
+		}
+	} else {
+		sigwaitinfo(&ends, NULL);
+		start = now();
+	}
+	for (uint64_t i = 0; i < held.count; i++, exchanges++)
+		ask(&held, i);
+	tell(&held, exchanges, start);
+	return 0;
 }
 
 /* A socket of IPv6 that takes IPv4, too. */
@@ -355,6 +550,7 @@ static int bound(int type, uint16_t port)
 	if (fd < 0)
 		die("socket");
 	setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
+	setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &yes, sizeof(yes));
 	setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof(no));
 	setsockopt(fd, IPPROTO_IPV6, IPV6_RECVPKTINFO, &yes, sizeof(yes));
 	if (bind(fd, &any.any, sizeof(any.v6)))
@@ -454,6 +650,7 @@ static int serve(uint16_t port)
 
 	if (queue < 0 || listen(listener, BACKLOG))
 		die("listen");
+	raise_file_limit();
 	watch(queue, listener);
 	watch(queue, datagrams);
 	printf("ready\n");
@@ -472,7 +669,7 @@ static struct options parse_options(int argc, char **argv)
 	struct options options = {.seed = 88172645463325252};
 	int option;
 
-	while ((option = getopt(argc, argv, "n:t:w:s:p:c")) != -1) {
+	while ((option = getopt(argc, argv, "n:t:w:s:p:r:c")) != -1) {
 		if (option == 'n')
 			options.count = strtoull(optarg, NULL, 10);
 		else if (option == 't')
@@ -483,6 +680,8 @@ static struct options parse_options(int argc, char **argv)
 			options.seed ^= strtoull(optarg, NULL, 10) * 0x9e3779b97f4a7c15;
 		else if (option == 'p')
 			options.port = (uint16_t)strtoul(optarg, NULL, 10);
+		else if (option == 'r')
+			options.rate = strtod(optarg, NULL);
 		else if (option == 'c')
 			options.connected = true;
 		else
@@ -493,14 +692,14 @@ static struct options parse_options(int argc, char **argv)
 	return options;
 }
 
-static const char *const MODES[] = {"connect", "crr", "udp", "churn", "serve"};
+static const char *const MODES[] = {"connect", "crr", "rr", "udp", "churn", "hold", "serve"};
 
 static const char *parse_mode(const char *text)
 {
 	for (size_t i = 0; text && i < sizeof(MODES) / sizeof(*MODES); i++)
 		if (!strcmp(text, MODES[i]))
 			return MODES[i];
-	fprintf(stderr, "usage: load connect|crr|udp|churn|serve OPTIONS < targets\n");
+	fprintf(stderr, "usage: load connect|crr|rr|udp|churn|hold|serve OPTIONS < targets\n");
 	exit(2);
 }
 
@@ -518,5 +717,9 @@ int main(int argc, char **argv)
 	targets = read_targets(stdin);
 	if (!strcmp(mode, "churn"))
 		return churn(&options, &targets);
+	if (!strcmp(mode, "hold"))
+		return hold(&options, &targets);
+	if (!strcmp(mode, "rr"))
+		return keep_alive(&options, &targets);
 	return measure(mode, &options, &targets);
 }

@@ -55,7 +55,7 @@ class Load:
     def measure(
         self, place: Place, mode: str, targets: Path, samples: int, *, seed: int = 0, connected: bool = False
     ) -> "list[array.array[int]]":
-        """For each list of targets, in order, the nanoseconds of its connections (connect, crr or udp).
+        """For each list of targets, in order, the nanoseconds of its connections (connect, crr, rr or udp).
 
         There are `samples` of them altogether, after a warm-up. Raises LoadFailed at the first that fails.
         """
@@ -69,28 +69,61 @@ class Load:
     def churn(
         self, place: Place, targets: Path, *, count: int = 0, seconds: float = 0.0, connect_only: bool = False
     ) -> dict[str, Any]:
-        """Connections that no error stops: attempts, failed, seconds, slowest_us, errors by their names."""
+        """Connections that no error stops: attempts, failed, seconds, slowest_us, errors by their names.
+
+        `slow` is how many took half a second or more: those that had to send a packet twice.
+        """
         flags = ["-n", str(count), "-t", str(seconds), *(["-c"] if connect_only else [])]
         return _report(self._run(place, ["churn", *flags], targets))
 
     def start_churn(
-        self, place: Place, targets: Path, *, count: int = 0, connect_only: bool = False
+        self,
+        place: Place,
+        targets: Path,
+        *,
+        count: int = 0,
+        seconds: float = 0.0,
+        rate: float = 0.0,
+        seed: int = 0,
+        connect_only: bool = False,
     ) -> "subprocess.Popen[bytes]":
-        """A churn that goes on until `end_churn`, or until there were `count` attempts."""
-        with open(targets, "rb") as lines:
-            return place.popen(
-                [self._binary, "churn", "-n", str(count), *(["-c"] if connect_only else [])],
-                stdin=lines,
-                stdout=subprocess.PIPE,
-            )
+        """A churn that goes on until `end_churn`, or until there were `count` attempts, or for `seconds`.
 
-    def end_churn(self, running: "subprocess.Popen[bytes]") -> dict[str, Any]:
-        """End it, and return what `churn` does. Raises LoadFailed where it ended otherwise by itself."""
-        running.terminate()
-        out, _ = running.communicate(timeout=30)
+        `rate` is how many begin each second; 0: as many as go.
+        """
+        flags = ["-n", str(count), "-t", str(seconds), "-r", str(rate), "-s", str(seed)]
+        return self._start(place, ["churn", *flags, *(["-c"] if connect_only else [])], targets)
+
+    def end_churn(
+        self, running: "subprocess.Popen[bytes]", *, terminate: bool = True, timeout: float = 30.0
+    ) -> dict[str, Any]:
+        """End it, or await its end, and return what `churn` does.
+
+        Raises LoadFailed where it ended otherwise by itself, subprocess.TimeoutExpired after `timeout` s.
+        """
+        if terminate:
+            running.terminate()
+        out, _ = running.communicate(timeout=timeout)
         if running.returncode:
             raise LoadFailed(f"a load client ended with status {running.returncode}")
         return _report(out)
+
+    def hold(
+        self, place: Place, targets: Path, count: int, *, busy: float = 0.0
+    ) -> tuple["subprocess.Popen[bytes]", dict[str, Any]]:
+        """Open connections that stay until `end_churn`, which asks each of them once more.
+
+        Returns once all are open, with a report as that of a churn. `busy`: how many exchanges they
+        have each second meanwhile, one after another; 0: none. Raises LoadFailed where it ended.
+        """
+        flags = ["-n", str(count), *(["-c", "-r", str(busy)] if busy else [])]
+        running = self._start(place, ["hold", *flags], targets)
+        assert running.stdout
+        return running, _report(running.stdout.readline())
+
+    def _start(self, place: Place, arguments: Sequence[str], targets: Path) -> "subprocess.Popen[bytes]":
+        with open(targets, "rb") as lines:
+            return place.popen([self._binary, *arguments], stdin=lines, stdout=subprocess.PIPE)
 
     def _run(self, place: Place, arguments: Sequence[str], targets: Path) -> bytes:
         with open(targets, "rb") as lines:

@@ -12,7 +12,17 @@ from rich.table import Table
 
 import ebpfproxy
 
-BASELINES = {"clusterip": "direct", "clusterip-host": "direct-host"}
+BASELINES = {
+    "clusterip": "direct",
+    "clusterip-host": "direct-host",
+    "nodeport": "direct",
+    "nodeport-local": "direct-local",
+    "nodeport-remote": "direct-remote",
+    "one-node-uplinks": "one-node-bare",
+    "one-node-pods": "one-node-bare",
+    "two-nodes-uplinks": "two-nodes-bare",
+    "two-nodes-pods": "two-nodes-bare",
+}
 """Which path a path is compared with."""
 
 
@@ -84,7 +94,8 @@ def as_table(bench: str, results: Sequence[Result]) -> Table:
     for entry in results:
         key = (entry.mode, BASELINES.get(entry.path, "no path"), entry.services, entry.metric)
         ratio = f"{entry.p50 / baselines[key]:.2f}" if baselines.get(key) else ""
-        figures = (f"{figure:,.1f}" for figure in (entry.p50, entry.p90, entry.p99))
+        digits = 3 if entry.metric.endswith("_ratio") else 1
+        figures = (f"{figure:,.{digits}f}" for figure in (entry.p50, entry.p90, entry.p99))
         words = (entry.mode, entry.path, f"{entry.services:,}", entry.metric)
         table.add_row(*words, *figures, f"{entry.n:,}", ratio)
     return table

@@ -1,4 +1,4 @@
-"""`ebpfproxy bench`: what a connection, a start and a change cost, measured in a lab on this machine."""
+"""`ebpfproxy bench`: what connections, packets, starts and changes cost, measured in a lab here."""
 
 import json
 import sys
@@ -7,15 +7,15 @@ from collections.abc import Iterable
 import click
 from rich.console import Console
 
-from ebpfproxy.bench import churn, connect, report, sync
+from ebpfproxy.bench import churn, connect, flows, nodeport, overhead, packet, report, sync
 
 
 @click.group("bench")
 def command() -> None:
-    """Measure latency, start and change in a lab on this machine.
+    """Measure connections, packets, starts and changes in a lab on this machine.
 
-    Needs root and a C compiler. Everything is made in network namespaces and removed again; only the
-    ratios carry over to another machine.
+    Needs root and a C compiler, nodeport and overhead also iperf3. Everything is made in network
+    namespaces and removed again; only the ratios carry over to another machine.
     """
 
 
@@ -33,6 +33,13 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: str) ->
     if min(numbers) < 1:
         raise click.BadParameter("each at least 1")
     return numbers
+
+
+def _clients(_context: click.Context, _parameter: click.Parameter, text: str) -> list[str]:
+    names = text.split(",")
+    if not set(names) <= set(churn.CLIENTS):
+        raise click.BadParameter(f"of {', '.join(churn.CLIENTS)}, with commas between them")
+    return names
 
 
 @command.command("connect")
@@ -56,6 +63,106 @@ def connect_command(
     """
     sizes = [connect.Size(count, endpoints, samples, rounds) for count in services]
     _show("connect", connect.run(sizes, modes.split(","), _progress), output)
+
+
+@command.command("nodeport")
+@click.option("--services", callback=_numbers, default="10,10000", show_default=True, metavar="N[,N...]")
+@click.option("--endpoints", type=click.IntRange(1), default=10, show_default=True, help="Of each Service.")
+@click.option(
+    "--samples", type=click.IntRange(1), default=10_000, show_default=True, help="Per path and metric."
+)
+@click.option(
+    "--rounds", type=click.IntRange(1), default=5, show_default=True, help="Paths alternate in each."
+)
+@click.option(
+    "--megabytes", type=click.IntRange(1), default=256, show_default=True, help="Of one stream of iperf3."
+)
+@click.option(
+    "--redirect",
+    type=click.Choice(["on", "off", "both"]),
+    default="off",
+    show_default=True,
+    help="The agents' --ebpf-redirect.",
+)
+@click.option("--modes", default=_MODES, show_default=True, metavar="MODE[,MODE...]", help="--proxy-mode.")
+@_output
+def nodeport_command(
+    services: list[int],
+    endpoints: int,
+    samples: int,
+    rounds: int,
+    megabytes: int,
+    redirect: str,
+    modes: str,
+    output: str,
+) -> None:
+    """What a client outside pays for a NodePort, beside the same client routed straight to the pod.
+
+    The pod is on the node that is dialed (-local), or on another one (-remote). direct paths cross the
+    same nodes by links on which no agent has programs; direct-straight leaves out the first node.
+    """
+    sizes = [connect.Size(count, endpoints, samples, rounds) for count in services]
+    redirects = {"on": [True], "off": [False], "both": [False, True]}[redirect]
+    _show("nodeport", nodeport.run(sizes, modes.split(","), redirects, megabytes, _progress), output)
+
+
+@command.command("packet")
+@click.option("--services", callback=_numbers, default="10,10000", show_default=True, metavar="N[,N...]")
+@click.option("--endpoints", type=click.IntRange(1), default=10, show_default=True, help="Of each Service.")
+@click.option("--runs", type=click.IntRange(1), default=500_000, show_default=True, help="Of one sample.")
+@click.option("--rounds", type=click.IntRange(1), default=9, show_default=True, help="Samples of each case.")
+@_output
+def packet_command(services: list[int], endpoints: int, runs: int, rounds: int, output: str) -> None:
+    """Nanomegabytes that the programs take for a packet, by the kernel's test runs.
+
+    floor_ns is a program that does nothing: it is in all other figures, too.
+    """
+    _show("packet", packet.run(services, endpoints, runs, rounds, _progress), output)
+
+
+@command.command("overhead")
+@click.option("--rounds", type=click.IntRange(1), default=10, show_default=True, help="States take turns.")
+@click.option(
+    "--megabytes", type=click.IntRange(1), default=256, show_default=True, help="Of one stream of iperf3."
+)
+@click.option(
+    "--samples", type=click.IntRange(1), default=40_000, show_default=True, help="Exchanges in all rounds."
+)
+@click.option("--mode", default=_MODES, show_default=True, metavar="MODE", help="--proxy-mode.")
+@_output
+def overhead_command(rounds: int, megabytes: int, samples: int, mode: str, output: str) -> None:
+    """What traffic from pod to pod, which is no Service's, pays for programs on its way.
+
+    On one node and across two: with none (bare), as an agent attaches them by default (uplinks), and
+    as with --socket-lb=host (pods).
+    """
+    _show("overhead", overhead.run(rounds, megabytes, samples, mode, _progress), output)
+
+
+@command.command("flows")
+@click.option("--held", type=click.IntRange(1), default=200_000, show_default=True, help="Connections.")
+@click.option("--seconds", type=click.FloatRange(1.0), default=60.0, show_default=True, help="Of new ones.")
+@click.option(
+    "--share", type=float, default=0.9, show_default=True, help="Of the rate that the direct path sustains."
+)
+@click.option(
+    "--small",
+    type=click.IntRange(0),
+    default=16384,
+    show_default=True,
+    help="Entries of the full table; 0: leave it out.",
+)
+@click.option("--mode", default=_MODES, show_default=True, metavar="MODE", help="--proxy-mode.")
+@_output
+def flows_command(held: int, seconds: float, share: float, small: int, mode: str, output: str) -> None:
+    """Many connections through NodePorts: held, opened at a rate, and more than the table has room for.
+
+    Ends with status 1 if one failed, of those that were held, new, or busy while the table was full.
+    """
+    results = list(flows.run(held, seconds, share, small, mode, _progress))
+    _show("flows", results, output)
+    if any(result.metric in flows.FAILURES and result.p50 for result in results):
+        raise click.exceptions.Exit(1)
 
 
 @command.command("sync")
@@ -84,18 +191,35 @@ def sync_command(services: int, endpoints: int, changes: int, rounds: int, mode:
     "--crash-s", type=float, default=0.0, help="Kill the agent, and start it again, every so many seconds."
 )
 @click.option("--replace", is_flag=True, help="And let it load other programs and maps each time.")
+@click.option(
+    "--from",
+    "clients",
+    callback=_clients,
+    default="pod,node",
+    show_default=True,
+    metavar="CLIENT[,CLIENT...]",
+    help="pod, node, outside: the last one dials the NodePort.",
+)
 @click.option("--mode", default=_MODES, show_default=True, metavar="MODE", help="--proxy-mode.")
 @_output
 def churn_command(
-    connects: int, seconds: float, flap_ms: float, crash_s: float, replace: bool, mode: str, output: str
+    connects: int,
+    seconds: float,
+    flap_ms: float,
+    crash_s: float,
+    replace: bool,
+    clients: list[str],
+    mode: str,
+    output: str,
 ) -> None:
     """Connections that fail while all endpoints of a Service but one come and go.
 
-    Ends with status 1 if one did. connects_failed is of n connections, each with an exchange of a byte.
+    Ends with status 1 if one did. connects_failed is of n connections, each with an exchange of a byte,
+    established_failed of n that lasted all the time.
     """
-    results = list(churn.run(connects, seconds, flap_ms, crash_s, replace, mode, _progress))
+    results = list(churn.run(connects, seconds, flap_ms, crash_s, replace, mode, _progress, clients))
     _show("churn", results, output)
-    if any(result.metric == "connects_failed" and result.p50 for result in results):
+    if any(result.metric in churn.FAILURES and result.p50 for result in results):
         raise click.exceptions.Exit(1)
 
 

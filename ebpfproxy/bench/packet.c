@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
+/*
+ * Programs that the benchmark packet runs again and again on one packet, compiled as one text with
+ * bpf/tc.c. Such a run sees what the last one left, so each sets up first what it needs to find.
+ */
+
+int floor_of_all(struct __sk_buff *skb)
+{
+	return PASS_ON;
+}
+
+int ingress_unmarked(struct __sk_buff *skb)
+{
+	mark_set(skb, MARK_NONE);
+	return ingress(skb, ETHERNET_HEADER);
+}
+
+int egress_unmarked(struct __sk_buff *skb)
+{
+	mark_set(skb, MARK_NONE);
+	return egress(skb, ETHERNET_HEADER);
+}
+
+int egress_forward_marked(struct __sk_buff *skb)
+{
+	mark_set(skb, MARK_FORWARD);
+	return egress(skb, ETHERNET_HEADER);
+}
+
+int egress_reply_marked(struct __sk_buff *skb)
+{
+	mark_set(skb, MARK_REPLY);
+	return egress(skb, ETHERNET_HEADER);
+}
+
+/* A client's first packet to FRONTEND, be it translated already; no two runs are the same client.
+ */
+#define FRONTEND_ADDRESS 0x0a600001 /* 10.96.0.1 */
+#define FRONTEND_PORT	 80
+#define ADDRESSES_AT	 (ETHERNET_HEADER + 12)
+#define PORTS_AT	 (ETHERNET_HEADER + 20)
+
+static __always_inline void begin_another(struct __sk_buff *skb)
+{
+	__be32 addresses[2] = {bpf_get_prandom_u32(), bpf_htonl(FRONTEND_ADDRESS)};
+	__be16 ports[2] = {any_port(), bpf_htons(FRONTEND_PORT)};
+
+	bpf_skb_store_bytes(skb, ADDRESSES_AT, addresses, sizeof(addresses), 0);
+	bpf_skb_store_bytes(skb, PORTS_AT, ports, sizeof(ports), 0);
+}
+
+/* What new_flow costs beside the new flow. */
+int floor_of_new_flow(struct __sk_buff *skb)
+{
+	begin_another(skb);
+	mark_set(skb, MARK_NONE);
+	return PASS_ON;
+}
+
+int new_flow(struct __sk_buff *skb)
+{
+	begin_another(skb);
+	mark_set(skb, MARK_NONE);
+	return ingress(skb, ETHERNET_HEADER);
+}
