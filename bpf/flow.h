@@ -167,9 +167,7 @@ static __always_inline bool flow_is_same(const struct flow *one, const struct fl
 	       address_equal(&one->frontend, &other->frontend);
 }
 
-/* Tell the other entry for `way` what this one knows; one that was evicted is restored. Where
- * another flow took its place meanwhile, this one's port is lost, and it will get a new one.
- */
+/* Tell the other entry for `way` what this one knows; one that was evicted is restored. */
 static __always_inline void flow_tell(struct flow *known, u8 way, struct scratch *scratch)
 {
 	struct flow *other;
@@ -181,11 +179,13 @@ static __always_inline void flow_tell(struct flow *known, u8 way, struct scratch
 	if (other && other->endpoint_id == known->endpoint_id && flow_is_same(other, known)) {
 		if (!(known->flags & FLOW_RESET))
 			other->flags &= ~FLOW_RESET;
+		if (!known->masquerade_port)
+			other->masquerade_port = 0;
 		other->flags |= known->flags;
 		other->last_seen = known->last_seen;
 		return;
 	}
-	if (other) {
+	if (other) { /* another flow took the place meanwhile: this one will get a new port */
 		if (way == FROM_ENDPOINT)
 			known->masquerade_port = 0;
 		return;
@@ -222,7 +222,8 @@ static __always_inline void flow_seen(struct flow *flow, u8 tcp_flags, bool from
 	flow->flags = flags;
 	flow->last_seen = now;
 #pragma nounroll
-	for (u8 way = FROM_CLIENT; way <= FROM_ENDPOINT; way++)
+	for (u8 way = FROM_ENDPOINT; way >= FROM_CLIENT;
+	     way--) /* whether the port is lost comes first */
 		flow_tell(flow, way, scratch);
 }
 

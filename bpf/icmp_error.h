@@ -23,10 +23,12 @@ static __always_inline bool is_icmp_error(const struct packet *packet)
 	return type != 0 && type < 128;
 }
 
-/* It quotes a packet, too, but only this node's own stack makes one that matters here. */
+/* It quotes a packet, too, but only this node's own stack makes one that matters here. That of
+ * ICMPv6 has another form (RFC 4861, 4.5), and is not looked into.
+ */
 static __always_inline bool is_icmp_redirect(const struct packet *packet)
 {
-	return packet->version == 4 ? packet->icmp_type == 5 : packet->icmp_type == 137;
+	return packet->version == 4 && packet->icmp_type == 5;
 }
 
 /* The quoted packet, into `quoted`: all zero but for l3 and side before. Its transport header may

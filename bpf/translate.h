@@ -221,7 +221,8 @@ static __always_inline bool goes_on(const struct flow *flow, const struct packet
 	if (flow_is_closed(flow))
 		return false;
 	return endpoint_is_in_force(flow) ||
-	       (flow->flags & (FLOW_REPLIED | FLOW_ESTABLISHED)) == FLOW_REPLIED;
+	       (flow->protocol == IPPROTO_TCP &&
+		(flow->flags & (FLOW_REPLIED | FLOW_ESTABLISHED)) == FLOW_REPLIED);
 }
 
 /* The entry that has this key, unless it is over. */
@@ -453,6 +454,8 @@ static __always_inline int ingress(struct __sk_buff *skb, u32 l3)
 		case DISCARDED:
 			return DROP;
 		default:
+			if (flow) /* that ended: what follows would be taken for it */
+				flows.delete(&packet.tuple);
 			return PASS_ON;
 		}
 		now = time_now();
@@ -653,12 +656,16 @@ static __always_inline struct flow *flow_at_egress(struct __sk_buff *skb, struct
 		if (flow->masquerade_port && mark != MARK_REPLY)
 			return NULL;
 		/* Nor is what opens another connection after the end of this one. */
-		if (packet->tcp_flags & TCP_SYN && flow_is_closed(flow))
+		if (packet->tcp_flags & TCP_SYN && flow_is_closed(flow)) {
+			flows.delete(&packet->tuple);
 			return NULL;
+		}
 		return flow;
 	}
 	if (flow && goes_on(flow, packet))
 		return flow;
+	if (flow) /* that ended: what follows this packet would be taken for it */
+		flows.delete(&packet->tuple);
 	if (!skb->ingress_ifindex)
 		return flow_of_node(skb, packet, scratch, now, verdict);
 	/* Masqueraded by somebody else, who does not know of our ports. */
