@@ -19,7 +19,8 @@
  * runs with bottom halves off.
  */
 struct scratch {
-	struct flow flow;
+	struct flow flow; /* what is written into the map */
+	struct flow mine; /* the flow that the packet is of */
 	struct flow_key key;
 	struct flow_key to;
 	u8 bytes[128];
@@ -167,25 +168,23 @@ static __always_inline bool flow_is_same(const struct flow *one, const struct fl
 	       address_equal(&one->frontend, &other->frontend);
 }
 
-/* Tell the other entry for `way` what this one knows; one that was evicted is restored. */
+/* Tell the entry for `way` what is known of the flow; one that was evicted is restored. */
 static __always_inline void flow_tell(struct flow *known, u8 way, struct scratch *scratch)
 {
-	struct flow *other;
+	struct flow *entry;
 
-	if (known->way == way || !flow_has(known, way))
+	if (!flow_has(known, way))
 		return;
 	flow_key_of(&scratch->key, known, way);
-	other = flows.lookup(&scratch->key);
-	if (other && other->endpoint_id == known->endpoint_id && flow_is_same(other, known)) {
-		if (!(known->flags & FLOW_RESET))
-			other->flags &= ~FLOW_RESET;
-		if (!known->masquerade_port)
-			other->masquerade_port = 0;
-		other->flags |= known->flags;
-		other->last_seen = known->last_seen;
+	entry = flows.lookup(&scratch->key);
+	if (entry && entry->endpoint_id == known->endpoint_id && flow_is_same(entry, known)) {
+		entry->flags = known->flags | (entry->flags & ~FLOW_RESET);
+		entry->last_seen = known->last_seen;
+		entry->masquerade = known->masquerade;
+		entry->masquerade_port = known->masquerade_port;
 		return;
 	}
-	if (other) { /* another flow took the place meanwhile: this one will get a new port */
+	if (entry) { /* another flow took the place meanwhile: this one will get a new port */
 		if (way == FROM_ENDPOINT)
 			known->masquerade_port = 0;
 		return;
@@ -196,17 +195,29 @@ static __always_inline void flow_tell(struct flow *known, u8 way, struct scratch
 		count(COUNTER_HEALED);
 }
 
-/* A packet of the flow was seen. What is new of it is told to the flow's other entries at once,
- * that it lives once a second: so a busy one costs nothing to keep, and no half of it is forgotten.
+/* Tell all entries of the flow. What a lookup returned is not to be used any more then: to restore
+ * one, the LRU may take any other's place, and gives it to somebody else at once.
  */
-static __always_inline void flow_seen(struct flow *flow, u8 tcp_flags, bool from_client, u64 now)
+static __always_inline void flow_tell_all(struct flow *known, struct scratch *scratch)
 {
-	u16 flags = flow->flags;
-	struct scratch *scratch;
+#pragma nounroll
+	for (u8 way = FROM_ENDPOINT; way >= FROM_CLIENT;
+	     way--) /* whether the port is lost comes first */
+		flow_tell(known, way, scratch);
+}
+
+/* A packet of the flow was seen. What is new of it is told to the flow's entries at once, that it
+ * lives once a second: so a busy one costs nothing to keep, and no half of it is forgotten. `mine`
+ * is a copy.
+ */
+static __always_inline void flow_seen(struct flow *mine, u8 tcp_flags, bool from_client, u64 now,
+				      struct scratch *scratch)
+{
+	u16 flags = mine->flags;
 
 	if (!from_client)
 		flags |= FLOW_REPLIED;
-	if (flow->protocol == IPPROTO_TCP) {
+	if (mine->protocol == IPPROTO_TCP) {
 		/* Whoever gets a reset may know better: then the connection goes on. */
 		flags = tcp_flags & TCP_RST ? flags | FLOW_RESET : flags & ~FLOW_RESET;
 		if (tcp_flags & TCP_FIN)
@@ -214,17 +225,11 @@ static __always_inline void flow_seen(struct flow *flow, u8 tcp_flags, bool from
 		if (from_client && tcp_flags & TCP_ACK && flags & FLOW_REPLIED)
 			flags |= FLOW_ESTABLISHED;
 	}
-	if (flags == flow->flags && now - flow->last_seen < NSEC_PER_SEC)
+	if (flags == mine->flags && now - mine->last_seen < NSEC_PER_SEC)
 		return;
-	scratch = scratch_get();
-	if (!scratch)
-		return;
-	flow->flags = flags;
-	flow->last_seen = now;
-#pragma nounroll
-	for (u8 way = FROM_ENDPOINT; way >= FROM_CLIENT;
-	     way--) /* whether the port is lost comes first */
-		flow_tell(flow, way, scratch);
+	mine->flags = flags;
+	mine->last_seen = now;
+	flow_tell_all(mine, scratch);
 }
 
 static __always_inline __be16 any_port(void)

@@ -152,7 +152,7 @@ static __always_inline enum admission admit(struct __sk_buff *skb, const struct 
 }
 
 /* Remember `scratch->flow`: what undoes it first, so that no reply is met by surprise. */
-static __always_inline struct flow *flow_open(struct scratch *scratch, u64 now)
+static __always_inline bool flow_open(struct scratch *scratch, u64 now)
 {
 	struct flow *flow = &scratch->flow;
 
@@ -160,10 +160,10 @@ static __always_inline struct flow *flow_open(struct scratch *scratch, u64 now)
 	switch (flow_reserve_between(scratch, now)) {
 	case NO_PORT:
 		count(COUNTER_PORTS_EXHAUSTED);
-		return NULL;
+		return false;
 	case NO_ROOM:
 		count(COUNTER_FLOWS_FULL);
-		return NULL;
+		return false;
 	default:
 		break;
 	}
@@ -171,10 +171,11 @@ static __always_inline struct flow *flow_open(struct scratch *scratch, u64 now)
 	flow_key_of(&scratch->key, flow, FROM_CLIENT);
 	if (flow_write(&scratch->key, flow, false)) {
 		count(COUNTER_FLOWS_FULL);
-		return NULL;
+		return false;
 	}
 	count(COUNTER_PACKET_NEW);
-	return flows.lookup(&scratch->key);
+	scratch->mine = *flow;
+	return true;
 }
 
 /* Ids are given again, so the place is compared, too. */
@@ -238,30 +239,26 @@ static __always_inline struct flow *flow_find(struct flow_key *key, u64 *now)
 	return flow;
 }
 
-/* Choose the address and port by which the endpoint sees the client; `entry` is any of the flow's.
- * `ifindex` is the device towards the endpoint. False: it is counted why not.
+/* Choose the address and port by which the endpoint sees the client of `mine`, and tell its
+ * entries. `ifindex` is the device towards the endpoint. False: it is counted why not.
  */
-static __always_inline bool masquerade(struct __sk_buff *skb, struct flow *entry, u32 ifindex,
-				       u64 now)
+static __always_inline bool masquerade(struct __sk_buff *skb, struct flow *mine, u32 ifindex,
+				       u64 now, struct scratch *scratch)
 {
-	struct scratch *scratch = scratch_get();
 	struct device *device = devices.lookup(&ifindex);
-	struct flow *other;
-	bool direct;
 
-	if (!scratch || !device) {
+	if (!device) {
 		count(COUNTER_NO_ADDRESS);
 		return false;
 	}
-	scratch->flow = *entry;
-	scratch->flow.masquerade = address_is_v4(&entry->endpoint) ? device->v4 : device->v6;
+	scratch->flow = *mine;
+	scratch->flow.masquerade = address_is_v4(&mine->endpoint) ? device->v4 : device->v6;
 	if (address_is_unspecified(&scratch->flow.masquerade)) {
 		count(COUNTER_NO_ADDRESS);
 		return false;
 	}
-	direct = entry->flags & FLOW_DIRECT;
 	scratch->flow.last_seen = now;
-	switch (flow_reserve_masquerade(skb, scratch, now, direct)) {
+	switch (flow_reserve_masquerade(skb, scratch, now, mine->flags & FLOW_DIRECT)) {
 	case NO_PORT:
 		count(COUNTER_PORTS_EXHAUSTED);
 		return false;
@@ -271,15 +268,10 @@ static __always_inline bool masquerade(struct __sk_buff *skb, struct flow *entry
 	default:
 		break;
 	}
-	entry->masquerade = scratch->flow.masquerade;
-	entry->masquerade_port = scratch->flow.masquerade_port;
-	/* The entry that is not at hand: one of FROM_CLIENT and BETWEEN. */
-	flow_key_of(&scratch->key, entry, entry->way == BETWEEN ? FROM_CLIENT : BETWEEN);
-	other = flows.lookup(&scratch->key);
-	if (other && flow_is_same(other, entry)) {
-		other->masquerade = scratch->flow.masquerade;
-		other->masquerade_port = scratch->flow.masquerade_port;
-	}
+	mine->masquerade = scratch->flow.masquerade;
+	mine->masquerade_port = scratch->flow.masquerade_port;
+	mine->last_seen = now;
+	flow_tell_all(mine, scratch);
 	return true;
 }
 
@@ -328,14 +320,17 @@ static __always_inline void ingress_target(struct flow_key *to, const struct flo
 }
 
 static __always_inline int translate_at_ingress(struct __sk_buff *skb, struct packet *packet,
-						struct flow *flow, struct flow_key *to, u64 now)
+						struct scratch *scratch, u64 now)
 {
+	struct flow *flow = &scratch->mine;
+	struct flow_key *to = &scratch->to;
 	bool to_endpoint = flow->way == FROM_CLIENT;
 	u32 device;
 
-	flow_seen(flow, packet->tcp_flags, to_endpoint, now);
+	flow_seen(flow, packet->tcp_flags, to_endpoint, now, scratch);
 	device = way_past_stack(skb, packet, flow, to_endpoint);
-	if (device && to_endpoint && !flow->masquerade_port && !masquerade(skb, flow, device, now))
+	if (device && to_endpoint && !flow->masquerade_port &&
+	    !masquerade(skb, flow, device, now, scratch))
 		return DROP;
 	if (to_endpoint || device || flow->flags & FLOW_NODE) /* others are counted at egress */
 		carried(flow->service_id, packet->length, to_endpoint, packet->opens);
@@ -459,12 +454,13 @@ static __always_inline int ingress(struct __sk_buff *skb, u32 l3)
 			return PASS_ON;
 		}
 		now = time_now();
-		flow = flow_open(scratch, now);
-		if (!flow)
+		if (!flow_open(scratch, now))
 			return DROP;
 		packet.opens = true;
+	} else {
+		scratch->mine = *flow;
 	}
-	return translate_at_ingress(skb, &packet, flow, &scratch->to, now);
+	return translate_at_ingress(skb, &packet, scratch, now);
 }
 
 /* Make `scratch->flow` where the node dials the endpoint itself, from a port by which the endpoint
@@ -554,30 +550,30 @@ static __always_inline int icmp_egress(struct __sk_buff *skb, struct packet *pac
 	return rewrite_icmp_error(skb, packet, &quoted, &scratch->to, scratch) ? PASS_ON : DROP;
 }
 
-/* A flow that the node itself opens, as an OUTPUT chain would see it; NULL: `verdict` is all. */
-static __always_inline struct flow *flow_of_node(struct __sk_buff *skb, struct packet *packet,
-						 struct scratch *scratch, u64 *now, int *verdict)
+/* A flow that the node itself opens, as an OUTPUT chain would see it; false: `verdict` is all. */
+static __always_inline bool flow_of_node(struct __sk_buff *skb, struct packet *packet,
+					 struct scratch *scratch, u64 *now, int *verdict)
 {
 	*verdict = PASS_ON;
 	if (!is_first(packet))
-		return NULL;
+		return false;
 	switch (admit(skb, packet, NODE, scratch)) {
 	case ADMITTED:
 		break;
 	case REFUSED_BY_ANSWER: /* at its own address nobody listens, and the stack says so itself
 				 */
 		if (network_flags(&packet->tuple.destination) & NETWORK_LOCAL)
-			return NULL;
+			return false;
 		*verdict = answer_refusal(skb, packet, scratch)
 			       ? bpf_redirect(skb->ifindex, BPF_F_INGRESS)
 			       : DROP;
-		return NULL;
+		return false;
 	case DISCARDED:
 		*verdict = DROP;
-		return NULL;
+		return false;
 	default:
 		if (!direct_flow(packet, scratch))
-			return NULL;
+			return false;
 	}
 	*verdict = DROP;
 	packet->opens = true;
@@ -597,20 +593,21 @@ static __always_inline u32 way_to_endpoint(struct __sk_buff *skb, const struct p
 }
 
 static __always_inline int translate_at_egress(struct __sk_buff *skb, struct packet *packet,
-					       struct flow *flow, struct flow_key *to,
-					       bool to_endpoint, u64 now)
+					       struct scratch *scratch, bool to_endpoint, u64 now)
 {
+	struct flow *flow = &scratch->mine;
+	struct flow_key *to = &scratch->to;
 	bool masqueraded = to_endpoint && flow->flags & FLOW_MASQUERADE;
 	u32 device = 0;
 
-	flow_seen(flow, packet->tcp_flags, to_endpoint, now);
+	flow_seen(flow, packet->tcp_flags, to_endpoint, now, scratch);
 	if (masqueraded) {
 		device = way_to_endpoint(skb, packet, flow);
 		if (!device) {
 			count(COUNTER_NO_ROUTE);
 			return DROP;
 		}
-		if (!flow->masquerade_port && !masquerade(skb, flow, device, now))
+		if (!flow->masquerade_port && !masquerade(skb, flow, device, now, scratch))
 			return DROP;
 	}
 	if (!to_endpoint || flow->way == FROM_CLIENT) /* others were counted at ingress */
@@ -628,10 +625,16 @@ static __always_inline int translate_at_egress(struct __sk_buff *skb, struct pac
 	return masqueraded ? redirect_out(skb, device) : deliver(skb, packet);
 }
 
-/* The flow that a packet at egress is of; NULL: `verdict` is all. */
-static __always_inline struct flow *flow_at_egress(struct __sk_buff *skb, struct packet *packet,
-						   struct scratch *scratch, u32 mark, u64 *now,
-						   int *verdict)
+static __always_inline bool flow_copy(struct scratch *scratch, const struct flow *flow)
+{
+	scratch->mine = *flow;
+	return true;
+}
+
+/* Find the flow that a packet at egress is of, into `scratch->mine`; false: `verdict` is all. */
+static __always_inline bool flow_at_egress(struct __sk_buff *skb, struct packet *packet,
+					   struct scratch *scratch, u32 mark, u64 *now,
+					   int *verdict)
 {
 	struct flow *flow;
 
@@ -640,30 +643,30 @@ static __always_inline struct flow *flow_at_egress(struct __sk_buff *skb, struct
 		tuple_reverse(&scratch->key, &packet->tuple);
 		flow = flow_find(&scratch->key, now);
 		if (flow && flow->way == BETWEEN && flow->flags & FLOW_MASQUERADE)
-			return flow;
+			return flow_copy(scratch, flow);
 		/* Somebody else has masqueraded it, as the rules of a CNI do, and will undo that.
 		 */
 		if (network_flags(&packet->tuple.source) & NETWORK_LOCAL)
-			return NULL;
+			return false;
 		count(COUNTER_INCONSISTENT); /* better no packet than one that gets no answer */
 		*verdict = DROP;
-		return NULL;
+		return false;
 	}
 	flow = flow_find(&packet->tuple, now);
 	if (flow && flow->way == BETWEEN) {
 		/* A masqueraded flow's replies came in by our ingress; what else looks so is none.
 		 */
 		if (flow->masquerade_port && mark != MARK_REPLY)
-			return NULL;
+			return false;
 		/* Nor is what opens another connection after the end of this one. */
 		if (packet->tcp_flags & TCP_SYN && flow_is_closed(flow)) {
 			flows.delete(&packet->tuple);
-			return NULL;
+			return false;
 		}
-		return flow;
+		return flow_copy(scratch, flow);
 	}
 	if (flow && goes_on(flow, packet))
-		return flow;
+		return flow_copy(scratch, flow);
 	if (flow) /* that ended: what follows this packet would be taken for it */
 		flows.delete(&packet->tuple);
 	if (!skb->ingress_ifindex)
@@ -676,7 +679,7 @@ static __always_inline struct flow *flow_at_egress(struct __sk_buff *skb, struct
 		return flow_open(scratch, *now);
 	}
 	note_bypass(skb, packet);
-	return NULL;
+	return false;
 }
 
 /* POSTROUTING: what goes out is masqueraded, or gets the address back that its client dialed. */
@@ -684,7 +687,6 @@ static __always_inline int egress(struct __sk_buff *skb, u32 l3)
 {
 	struct packet packet = {.l3 = l3, .tuple.side = AT_EGRESS};
 	struct scratch *scratch = scratch_get();
-	struct flow *flow;
 	u32 mark = mark_get(skb);
 	u64 now = 0;
 	bool to_endpoint;
@@ -707,9 +709,8 @@ static __always_inline int egress(struct __sk_buff *skb, u32 l3)
 	}
 	if (packet.fragment != WHOLE && !fragment_ports(&packet))
 		return PASS_ON;
-	flow = flow_at_egress(skb, &packet, scratch, mark, &now, &verdict);
-	if (!flow)
+	if (!flow_at_egress(skb, &packet, scratch, mark, &now, &verdict))
 		return verdict;
-	to_endpoint = mark == MARK_FORWARD || flow->way == FROM_CLIENT;
-	return translate_at_egress(skb, &packet, flow, &scratch->to, to_endpoint, now);
+	to_endpoint = mark == MARK_FORWARD || scratch->mine.way == FROM_CLIENT;
+	return translate_at_egress(skb, &packet, scratch, to_endpoint, now);
 }

@@ -129,7 +129,7 @@ class Judge:
         if becomes in self._known.get(("egress", is_), ()):
             pass
         elif mark == MARK_FORWARD:
-            assert becomes.source in self._devices[device], "masqueraded with another's address"
+            assert becomes.source in self._devices[device], f"{is_} was masqueraded as {becomes} at {device}"
             assert becomes[1::2] == is_[1::2], "masquerade changed the destination"
             self._learn("egress", is_, becomes)
             self._learn("ingress", becomes.reversed(), is_.reversed())
