@@ -177,7 +177,9 @@ static __always_inline void flow_tell(struct flow *known, u8 way, struct scratch
 		return;
 	flow_key_of(&scratch->key, known, way);
 	entry = flows.lookup(&scratch->key);
-	if (entry && entry->endpoint_id == known->endpoint_id && flow_is_same(entry, known)) {
+	/* Not that of an earlier flow between the same, which had another port in between. */
+	if (entry && entry->endpoint_id == known->endpoint_id &&
+	    entry->between_port == known->between_port && flow_is_same(entry, known)) {
 		entry->flags = known->flags | (entry->flags & ~FLOW_RESET);
 		entry->last_seen = known->last_seen;
 		entry->masquerade = known->masquerade;
