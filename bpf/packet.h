@@ -312,7 +312,7 @@ static __always_inline bool fragment_ports(struct packet *packet)
 		return true;
 	}
 	known = fragments.lookup(&key);
-	if (!known || time_now() - known->seen > FRAGMENTS_TIMEOUT) {
+	if (!known || (s64)(time_now() - known->seen) > (s64)FRAGMENTS_TIMEOUT) {
 		count(COUNTER_FRAGMENT_ORPHAN);
 		return false;
 	}

@@ -133,8 +133,9 @@ static __always_inline struct endpoint *endpoint_choose(const struct service *se
 
 	fresh.last_used = bpf_ktime_get_ns();
 	known = affinity.lookup(client);
-	if (known &&
-	    fresh.last_used - known->last_used < service->affinity_timeout * NSEC_PER_SEC) {
+	/* Signed: another CPU may have used it after this one has looked at the clock. */
+	if (known && (s64)(fresh.last_used - known->last_used) <
+			 (s64)(service->affinity_timeout * NSEC_PER_SEC)) {
 		*id = known->endpoint;
 		endpoint = endpoint_of(service, *id, flags);
 		if (endpoint) {
