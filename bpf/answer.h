@@ -51,20 +51,11 @@ static __always_inline bool swap_ethernet(struct __sk_buff *skb, u32 l3)
 static __always_inline bool swap_addresses(struct __sk_buff *skb, struct packet *packet)
 {
 	struct flow_key to;
-	u8 ttl = TTL;
 
 	to.source = packet->tuple.destination;
 	to.destination = packet->tuple.source;
-	if (!write_addresses(skb, packet->l3, packet->version, packet->checksum, &to, 0))
-		return false;
-	if (packet->version == 6)
-		return !bpf_skb_store_bytes(skb, packet->l3 + 7, &ttl, 1, 0);
-	u8 old[2] ALIGNED, new[2] ALIGNED = {TTL, packet->tuple.protocol};
-
-	if (!load(skb, packet->l3 + 8, old, 2))
-		return false;
-	return !bpf_l3_csum_replace(skb, packet->l3 + IPV4_CHECKSUM, *(u16 *)old, *(u16 *)new, 2) &&
-	       !bpf_skb_store_bytes(skb, packet->l3 + 8, new, 2, 0);
+	return write_addresses(skb, packet->l3, packet->version, packet->checksum, &to, 0) &&
+	       write_ttl(skb, packet, TTL);
 }
 
 /* The echo reply to an echo request (RFC 792, RFC 4443); false: the packet is spoiled. */
@@ -73,6 +64,7 @@ static __always_inline bool answer_echo(struct __sk_buff *skb, struct packet *pa
 	bool v4 = packet->version == 4;
 	u8 old[2] ALIGNED, new[2] ALIGNED;
 
+	count(COUNTER_ECHO_ANSWERED);
 	if (!load(skb, packet->l4, old, 2))
 		return false;
 	new[0] = v4 ? ICMP_ECHO_REPLY : ICMP6_ECHO_REPLY;
@@ -85,6 +77,16 @@ static __always_inline bool answer_echo(struct __sk_buff *skb, struct packet *pa
 static __always_inline bool is_echo_request(const struct packet *packet)
 {
 	return packet->icmp_type == (packet->version == 4 ? ICMP_ECHO_REQUEST : ICMP6_ECHO_REQUEST);
+}
+
+/* A ping of an address that is none of this node's, and that some frontend has. */
+static __always_inline bool is_echo_of_ours(const struct packet *packet)
+{
+	const struct address *dialed = &packet->tuple.destination;
+
+	return is_echo_request(packet) && packet->fragment == WHOLE &&
+	       is_answerable(&packet->tuple.source) && frontend_addresses.lookup(dialed) &&
+	       !(network_flags(dialed) & NETWORK_LOCAL);
 }
 
 /* The first 16 bytes of a TCP header. */
@@ -251,4 +253,17 @@ static __always_inline bool answer_unreachable(struct __sk_buff *skb, struct pac
 	if (packet->version == 4)
 		return unreachable4(skb, packet, bytes, quoted);
 	return unreachable6(skb, packet, bytes, quoted);
+}
+
+/* What the client of a Service without endpoints is told. False: nothing, and the packet is to be
+ * dropped.
+ */
+static __always_inline bool answer_refusal(struct __sk_buff *skb, struct packet *packet,
+					   struct scratch *scratch)
+{
+	if (!is_answerable(&packet->tuple.source))
+		return false;
+	if (packet->tuple.protocol == IPPROTO_TCP)
+		return answer_reset(skb, packet);
+	return answer_unreachable(skb, packet, scratch->bytes);
 }

@@ -8,12 +8,9 @@
 #include "packet.h"
 #include "service.h"
 
-#define ATTEMPTS	24 /* ports that are tried before there is said to be none */
-#define FIRST_PORT	1024
-#define BUSY_ATTEMPTS	3
-#define CLOSED_BY_BOTH	(FLOW_CLIENT_FIN | FLOW_ENDPOINT_FIN)
-#define EEXIST_NEGATIVE (-17)
-#define EBUSY_NEGATIVE	(-16)
+#define BUSY_ATTEMPTS  3
+#define CLOSED_BY_BOTH (FLOW_CLIENT_FIN | FLOW_ENDPOINT_FIN)
+#define EBUSY_NEGATIVE (-16)
 
 /* Room for what does not fit on a stack of 512 bytes. One program at a time uses it on a CPU: tc
  * runs with bottom halves off.
@@ -62,6 +59,19 @@ static __always_inline bool flow_is_over(const struct flow *flow, u64 now)
 		return false;
 	return now > flow->last_seen &&
 	       now - flow->last_seen > flow_timeout(flow, settings) * NSEC_PER_SEC;
+}
+
+/* The entry that has this key, unless it is over. */
+static __always_inline struct flow *flow_find(struct flow_key *key, u64 *now)
+{
+	struct flow *flow = flows.lookup(key);
+
+	if (!flow)
+		return NULL;
+	*now = time_now(); /* it costs as much as parsing: not for packets of no flow */
+	if (*now - flow->last_seen >= NSEC_PER_SEC && flow_is_over(flow, *now))
+		return NULL;
+	return flow;
 }
 
 static __always_inline bool flow_is_closed(const struct flow *flow)
@@ -232,162 +242,6 @@ static __always_inline void flow_seen(struct flow *mine, u8 tcp_flags, bool from
 	mine->flags = flags;
 	mine->last_seen = now;
 	flow_tell_all(mine, scratch);
-}
-
-static __always_inline __be16 any_port(void)
-{
-	u32 room = 65536 - FIRST_PORT;
-
-	return bpf_htons((u16)(FIRST_PORT + (((u64)bpf_get_prandom_u32() * room) >> 32)));
-}
-
-/* Reserve the key `scratch->key` for `scratch->flow`: what is there already is either this flow's
- * own, or over, or in the way. Being closed is not enough: who was connected may not know yet, and
- * what is on its way would come to somebody else's connection.
- */
-static __always_inline int flow_reserve(struct scratch *scratch, u64 now)
-{
-	struct flow *present = flows.lookup(&scratch->key);
-
-	if (!present)
-		return flow_write(&scratch->key, &scratch->flow, true);
-	if (!flow_is_same(present, &scratch->flow) && !flow_is_over(present, now))
-		return EEXIST_NEGATIVE;
-	return flow_write(&scratch->key, &scratch->flow, false);
-}
-
-enum reserved {
-	RESERVED,
-	NO_PORT,
-	NO_ROOM,
-};
-
-/* Find the port by which the node's stack will know this flow, and no other between the two. */
-static __always_inline enum reserved flow_reserve_between(struct scratch *scratch, u64 now)
-{
-	struct flow *flow = &scratch->flow;
-	bool hairpin = address_equal(&flow->client, &flow->endpoint);
-	int failed = EEXIST_NEGATIVE;
-
-	flow->way = BETWEEN;
-	flow->between_port = flow->client_port;
-	if (!flow_has(flow, BETWEEN))
-		return RESERVED;
-#pragma nounroll
-	for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
-		/* Of an endpoint to itself there and back must differ. */
-		if (!hairpin || flow->between_port != flow->endpoint_port) {
-			flow_key_of(&scratch->key, flow, BETWEEN);
-			failed = flow_reserve(scratch, now);
-			if (failed != EEXIST_NEGATIVE)
-				break;
-		}
-		if (flow->protocol == IPPROTO_SCTP) /* its checksum covers the ports */
-			break;
-		flow->between_port = any_port();
-	}
-	if (failed)
-		return failed == EEXIST_NEGATIVE ? NO_PORT : NO_ROOM;
-	if (flow->between_port != flow->client_port)
-		count(COUNTER_PORT_CHANGED);
-	return RESERVED;
-}
-
-#if defined(HAVE_SKC_LOOKUP_TCP) && defined(HAVE_SK_LOOKUP_UDP)
-
-/* As a packet from one to the other would find its socket; the size of what is filled in. */
-static __always_inline u32 socket_tuple(struct bpf_sock_tuple *tuple, const struct address *from,
-					__be16 from_port, const struct address *to, __be16 to_port)
-{
-	if (address_is_v4(from)) {
-		tuple->ipv4.saddr = from->word[3];
-		tuple->ipv4.daddr = to->word[3];
-		tuple->ipv4.sport = from_port;
-		tuple->ipv4.dport = to_port;
-		return sizeof(tuple->ipv4);
-	}
-	*(struct address *)tuple->ipv6.saddr = *from;
-	*(struct address *)tuple->ipv6.daddr = *to;
-	tuple->ipv6.sport = from_port;
-	tuple->ipv6.dport = to_port;
-	return sizeof(tuple->ipv6);
-}
-
-/* Whether a UDP socket of this node gets what comes in with this tuple; `connected`: only one that
- * is connected to the sender.
- */
-static __always_inline bool udp_socket_gets(struct __sk_buff *skb, struct bpf_sock_tuple *tuple,
-					    u32 size, bool connected)
-{
-	struct bpf_sock *found = bpf_sk_lookup_udp(skb, tuple, size, BPF_F_CURRENT_NETNS, 0);
-	bool gets;
-
-	if (!found)
-		return false;
-	gets = !connected || found->state == BPF_TCP_ESTABLISHED;
-	bpf_sk_release(found);
-	return gets;
-}
-
-/* The same of TCP; who only listens has no connection with the sender. */
-static __always_inline bool tcp_socket_gets(struct __sk_buff *skb, struct bpf_sock_tuple *tuple,
-					    u32 size)
-{
-	struct bpf_sock *found = bpf_skc_lookup_tcp(skb, tuple, size, BPF_F_CURRENT_NETNS, 0);
-	bool gets;
-
-	if (!found)
-		return false;
-	gets = found->state != BPF_TCP_LISTEN;
-	barrier(); /* one instruction must not read from both kinds of sockets */
-	bpf_sk_release(found);
-	return gets;
-}
-
-#endif
-
-/* Whether a socket of this node talks to the endpoint from where `flow` is masqueraded to. */
-static __always_inline bool socket_uses(struct __sk_buff *skb, const struct flow *flow)
-{
-#if defined(HAVE_SKC_LOOKUP_TCP) && defined(HAVE_SK_LOOKUP_UDP)
-	struct bpf_sock_tuple tuple = {};
-	u32 size = socket_tuple(&tuple, &flow->endpoint, flow->endpoint_port, &flow->masquerade,
-				flow->masquerade_port);
-
-	if (flow->protocol == IPPROTO_TCP)
-		return tcp_socket_gets(skb, &tuple, size);
-	if (flow->protocol == IPPROTO_UDP)
-		return udp_socket_gets(skb, &tuple, size, false);
-#endif
-	return false;
-}
-
-/* Find the port for `scratch->flow` at its address to masquerade with. The entry that the
- * endpoint's packets will look for is what reserves it.
- */
-static __always_inline enum reserved
-flow_reserve_masquerade(struct __sk_buff *skb, struct scratch *scratch, u64 now, bool own_socket)
-{
-	struct flow *flow = &scratch->flow;
-	int failed = EEXIST_NEGATIVE;
-
-	flow->way = FROM_ENDPOINT;
-	flow->masquerade_port = own_socket ? any_port() : flow->between_port;
-#pragma nounroll
-	for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
-		flow_key_of(&scratch->key, flow, FROM_ENDPOINT);
-		if (!socket_uses(skb, flow)) {
-			failed = flow_reserve(scratch, now);
-			if (failed != EEXIST_NEGATIVE)
-				break;
-		}
-		if (flow->protocol == IPPROTO_SCTP)
-			break;
-		flow->masquerade_port = any_port();
-	}
-	if (failed)
-		return failed == EEXIST_NEGATIVE ? NO_PORT : NO_ROOM;
-	return RESERVED;
 }
 
 static __always_inline void carried(u32 service_id, u32 bytes, bool to_endpoint, bool is_new)

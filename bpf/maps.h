@@ -48,5 +48,5 @@ static __always_inline void count(u32 counter)
 	u64 *value = counters.lookup(&counter);
 
 	if (value)
-		*value += 1; /* per CPU, and the socket hooks do not nest */
+		*value += 1; /* per CPU; where tc interrupts a socket hook, one may be lost */
 }

@@ -19,6 +19,7 @@
 #define ADDRESSES     32 /* source and destination of a flow_key, side by side */
 
 #define PSEUDO_HEADER 0x10 /* BPF_F_PSEUDO_HDR */
+#define RECOMPUTE_SUM 0x01 /* BPF_F_RECOMPUTE_CSUM: of CHECKSUM_COMPLETE */
 #define MANGLED_ZERO  0x20 /* BPF_F_MARK_MANGLED_0: UDP's 0 is no checksum, and stays */
 
 static __always_inline u16 fold(u32 sum)
@@ -127,4 +128,19 @@ static __always_inline bool rewrite(struct __sk_buff *skb, struct packet *packet
 	if (packet->version == 6 && (packet->fragment == LATER || !checksum))
 		bpf_csum_update(skb, fold(diff)); /* nothing in the packet makes up for it */
 	return write_addresses(skb, packet->l3, packet->version, packet->checksum, to, diff);
+}
+
+/* Give the packet this time to live, which `packet` goes on telling as it was. IPv6 has no checksum
+ * that makes up for it.
+ */
+static __always_inline bool write_ttl(struct __sk_buff *skb, const struct packet *packet, u8 ttl)
+{
+	u8 old[2] ALIGNED = {packet->ttl, packet->tuple.protocol}, new[2] ALIGNED;
+
+	if (packet->version == 6)
+		return !bpf_skb_store_bytes(skb, packet->l3 + 7, &ttl, 1, RECOMPUTE_SUM);
+	new[0] = ttl;
+	new[1] = old[1];
+	return !bpf_l3_csum_replace(skb, packet->l3 + IPV4_CHECKSUM, *(u16 *)old, *(u16 *)new, 2) &&
+	       !bpf_skb_store_bytes(skb, packet->l3 + 8, new, 2, 0);
 }

@@ -10,9 +10,6 @@
 #define PASS_ON (-1) /* TC_ACT_UNSPEC: other people's filters have their turn, then the stack */
 #define DROP	2    /* TC_ACT_SHOT */
 
-#define RECOMPUTE_SUM                                                                              \
-	1 /* BPF_F_RECOMPUTE_CSUM: of CHECKSUM_COMPLETE, with which IPv6 has no other */
-
 #define LOOPBACK_IFINDEX 1 /* in every network namespace (include/net/flow.h) */
 
 /* What our ingress tells our egress about a packet, through the stack: tc_index is tc's own word to
@@ -88,27 +85,6 @@ static __always_inline u32 route(struct __sk_buff *skb, const struct packet *pac
 		return way.ifindex;
 #endif
 	return 0;
-}
-
-/* One hop less to live, as a router does. False: it has none left, or the packet is spoiled; then
- * the stack says so.
- */
-static __always_inline bool decrement_ttl(struct __sk_buff *skb, const struct packet *packet)
-{
-	u8 old[2] ALIGNED, new[2] ALIGNED;
-
-	if (packet->version == 6) {
-		if (!load(skb, packet->l3 + 6, old, 2) || old[1] <= 1)
-			return false;
-		old[1]--;
-		return !bpf_skb_store_bytes(skb, packet->l3 + 6, old, 2, RECOMPUTE_SUM);
-	}
-	if (!load(skb, packet->l3 + 8, old, 2) || old[0] <= 1)
-		return false;
-	new[0] = old[0] - 1;
-	new[1] = old[1];
-	return !bpf_l3_csum_replace(skb, packet->l3 + IPV4_CHECKSUM, *(u16 *)old, *(u16 *)new, 2) &&
-	       !bpf_skb_store_bytes(skb, packet->l3 + 8, new, 2, 0);
 }
 
 static __always_inline int redirect_out(struct __sk_buff *skb, u32 ifindex)

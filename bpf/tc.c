@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
 /*
  * The classifiers, for clsact with direct action: one for each kind of device and side, all the
- * same two functions of translate.h.
+ * same two functions, ingress() and egress().
  */
 #include <uapi/linux/bpf.h>
 #include <uapi/linux/if_ether.h>
@@ -10,7 +10,8 @@
 #include <uapi/linux/in6.h>
 
 #include "compat.h"
-#include "translate.h"
+#include "egress.h"
+#include "ingress.h"
 
 int from_any(struct __sk_buff *skb)
 {
