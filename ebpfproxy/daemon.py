@@ -22,10 +22,11 @@ from ebpfproxy.kernel import links, local_addresses, mounts
 from ebpfproxy.log import Logger
 from ebpfproxy.model.address import Network
 from ebpfproxy.model.device import Device
+from ebpfproxy.model.traffic import ServiceTraffic
 from ebpfproxy.pacing import Pacer
 from ebpfproxy.proxier import Proxier, SyncResult
 from ebpfproxy.serve.healthz import HealthServer, ProxierHealth
-from ebpfproxy.serve.metrics import MapUse, Metrics, MetricsServer, ServiceTraffic, State
+from ebpfproxy.serve.metrics import MapUse, Metrics, MetricsServer, State
 from ebpfproxy.source.event import (
     ADDRESSES,
     DEVICES,
@@ -298,7 +299,7 @@ class _Agent:
         return self._dataplane.counters() if self._opened else {}
 
     def _traffic(self) -> list[ServiceTraffic]:
-        return [ServiceTraffic(*each) for each in self._dataplane.traffic()] if self._opened else []
+        return self._dataplane.traffic() if self._opened else []
 
 
 def _unforeseen(died: _Died) -> BaseException:

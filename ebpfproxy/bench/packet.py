@@ -27,8 +27,9 @@ from ebpfproxy.dataplanes.ebpf.hooks import SCHED_CLS
 from ebpfproxy.dataplanes.ebpf.maps import Maps, MapSizes
 from ebpfproxy.dataplanes.ebpf.pins import Pins
 from ebpfproxy.kernel import netns
-from ebpfproxy.kernel.bpf import Program, TestRuns
+from ebpfproxy.kernel.bpf import Program
 from ebpfproxy.kernel.compiler import ProgramSpec, build
+from ebpfproxy.kernel.test_runs import TestRuns
 from ebpfproxy.lab import Lab
 from ebpfproxy.model.address import Address, parse_address
 

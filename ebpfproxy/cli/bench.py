@@ -2,12 +2,17 @@
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, TypeVar
 
 import click
 from rich.console import Console
 
 from ebpfproxy.bench import churn, connect, flows, nodeport, overhead, packet, report, sync
+
+_MODES = "ebpf"
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 @click.group("bench")
@@ -17,12 +22,6 @@ def command() -> None:
     Needs root and a C compiler, nodeport and overhead also iperf3. Everything is made in network
     namespaces and removed again; only the ratios carry over to another machine.
     """
-
-
-_output = click.option(
-    "-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True
-)
-_MODES = "ebpf"
 
 
 def _numbers(_context: click.Context, _parameter: click.Parameter, text: str) -> list[int]:
@@ -42,16 +41,39 @@ def _clients(_context: click.Context, _parameter: click.Parameter, text: str) ->
     return names
 
 
+def _count(name: str, default: int, text: str | None = None) -> Callable[[_F], _F]:
+    """An option that is a number, at least 1."""
+    return click.option(name, type=click.IntRange(1), default=default, show_default=True, help=text)
+
+
+def _services(default: str) -> Callable[[_F], _F]:
+    return click.option(
+        "--services", callback=_numbers, default=default, show_default=True, metavar="N[,N...]"
+    )
+
+
+def _samples(default: int) -> Callable[[_F], _F]:
+    return _count("--samples", default, "Per path and metric.")
+
+
+_endpoints = _count("--endpoints", 10, "Of each Service.")
+_rounds_of_paths = _count("--rounds", 5, "Paths alternate in each.")
+_megabytes = _count("--megabytes", 256, "Of one stream of iperf3.")
+_modes = click.option(
+    "--modes", default=_MODES, show_default=True, metavar="MODE[,MODE...]", help="--proxy-mode."
+)
+_mode = click.option("--mode", default=_MODES, show_default=True, metavar="MODE", help="--proxy-mode.")
+_output = click.option(
+    "-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True
+)
+
+
 @command.command("connect")
-@click.option("--services", callback=_numbers, default="1,1000,10000", show_default=True, metavar="N[,N...]")
-@click.option("--endpoints", type=click.IntRange(1), default=10, show_default=True, help="Of each Service.")
-@click.option(
-    "--samples", type=click.IntRange(1), default=20_000, show_default=True, help="Per path and metric."
-)
-@click.option(
-    "--rounds", type=click.IntRange(1), default=5, show_default=True, help="Paths alternate in each."
-)
-@click.option("--modes", default=_MODES, show_default=True, metavar="MODE[,MODE...]", help="--proxy-mode.")
+@_services("1,1000,10000")
+@_endpoints
+@_samples(20_000)
+@_rounds_of_paths
+@_modes
 @_output
 def connect_command(
     services: list[int], endpoints: int, samples: int, rounds: int, modes: str, output: str
@@ -66,17 +88,11 @@ def connect_command(
 
 
 @command.command("nodeport")
-@click.option("--services", callback=_numbers, default="10,10000", show_default=True, metavar="N[,N...]")
-@click.option("--endpoints", type=click.IntRange(1), default=10, show_default=True, help="Of each Service.")
-@click.option(
-    "--samples", type=click.IntRange(1), default=10_000, show_default=True, help="Per path and metric."
-)
-@click.option(
-    "--rounds", type=click.IntRange(1), default=5, show_default=True, help="Paths alternate in each."
-)
-@click.option(
-    "--megabytes", type=click.IntRange(1), default=256, show_default=True, help="Of one stream of iperf3."
-)
+@_services("10,10000")
+@_endpoints
+@_samples(10_000)
+@_rounds_of_paths
+@_megabytes
 @click.option(
     "--redirect",
     type=click.Choice(["on", "off", "both"]),
@@ -84,7 +100,7 @@ def connect_command(
     show_default=True,
     help="The agents' --ebpf-redirect.",
 )
-@click.option("--modes", default=_MODES, show_default=True, metavar="MODE[,MODE...]", help="--proxy-mode.")
+@_modes
 @_output
 def nodeport_command(
     services: list[int],
@@ -107,13 +123,13 @@ def nodeport_command(
 
 
 @command.command("packet")
-@click.option("--services", callback=_numbers, default="10,10000", show_default=True, metavar="N[,N...]")
-@click.option("--endpoints", type=click.IntRange(1), default=10, show_default=True, help="Of each Service.")
-@click.option("--runs", type=click.IntRange(1), default=500_000, show_default=True, help="Of one sample.")
-@click.option("--rounds", type=click.IntRange(1), default=9, show_default=True, help="Samples of each case.")
+@_services("10,10000")
+@_endpoints
+@_count("--runs", 500_000, "Of one sample.")
+@_count("--rounds", 9, "Samples of each case.")
 @_output
 def packet_command(services: list[int], endpoints: int, runs: int, rounds: int, output: str) -> None:
-    """Nanomegabytes that the programs take for a packet, by the kernel's test runs.
+    """Nanoseconds that the programs take for a packet, by the kernel's test runs.
 
     floor_ns is a program that does nothing: it is in all other figures, too.
     """
@@ -121,14 +137,10 @@ def packet_command(services: list[int], endpoints: int, runs: int, rounds: int, 
 
 
 @command.command("overhead")
-@click.option("--rounds", type=click.IntRange(1), default=10, show_default=True, help="States take turns.")
-@click.option(
-    "--megabytes", type=click.IntRange(1), default=256, show_default=True, help="Of one stream of iperf3."
-)
-@click.option(
-    "--samples", type=click.IntRange(1), default=40_000, show_default=True, help="Exchanges in all rounds."
-)
-@click.option("--mode", default=_MODES, show_default=True, metavar="MODE", help="--proxy-mode.")
+@_count("--rounds", 10, "States take turns.")
+@_megabytes
+@_count("--samples", 40_000, "Exchanges in all rounds.")
+@_mode
 @_output
 def overhead_command(rounds: int, megabytes: int, samples: int, mode: str, output: str) -> None:
     """What traffic from pod to pod, which is no Service's, pays for programs on its way.
@@ -140,7 +152,7 @@ def overhead_command(rounds: int, megabytes: int, samples: int, mode: str, outpu
 
 
 @command.command("flows")
-@click.option("--held", type=click.IntRange(1), default=200_000, show_default=True, help="Connections.")
+@_count("--held", 200_000, "Connections.")
 @click.option("--seconds", type=click.FloatRange(1.0), default=60.0, show_default=True, help="Of new ones.")
 @click.option(
     "--share", type=float, default=0.9, show_default=True, help="Of the rate that the direct path sustains."
@@ -152,7 +164,7 @@ def overhead_command(rounds: int, megabytes: int, samples: int, mode: str, outpu
     show_default=True,
     help="Entries of the full table; 0: leave it out.",
 )
-@click.option("--mode", default=_MODES, show_default=True, metavar="MODE", help="--proxy-mode.")
+@_mode
 @_output
 def flows_command(held: int, seconds: float, share: float, small: int, mode: str, output: str) -> None:
     """Many connections through NodePorts: held, opened at a rate, and more than the table has room for.
@@ -161,16 +173,15 @@ def flows_command(held: int, seconds: float, share: float, small: int, mode: str
     """
     results = list(flows.run(held, seconds, share, small, mode, _progress))
     _show("flows", results, output)
-    if any(result.metric in flows.FAILURES and result.p50 for result in results):
-        raise click.exceptions.Exit(1)
+    _fail_where_any(results, flows.FAILURES)
 
 
 @command.command("sync")
-@click.option("--services", type=click.IntRange(1), default=10_000, show_default=True)
-@click.option("--endpoints", type=click.IntRange(1), default=10, show_default=True, help="Of each Service.")
-@click.option("--changes", type=click.IntRange(1), default=50, show_default=True, help="In each round.")
-@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
-@click.option("--mode", default=_MODES, show_default=True, metavar="MODE", help="--proxy-mode.")
+@_count("--services", 10_000)
+@_endpoints
+@_count("--changes", 50, "In each round.")
+@_count("--rounds", 3)
+@_mode
 @_output
 def sync_command(services: int, endpoints: int, changes: int, rounds: int, mode: str, output: str) -> None:
     """Time from the agent's start, and from one endpoint's change, to the kernel; the agent's memory."""
@@ -200,7 +211,7 @@ def sync_command(services: int, endpoints: int, changes: int, rounds: int, mode:
     metavar="CLIENT[,CLIENT...]",
     help="pod, node, outside: the last one dials the NodePort.",
 )
-@click.option("--mode", default=_MODES, show_default=True, metavar="MODE", help="--proxy-mode.")
+@_mode
 @_output
 def churn_command(
     connects: int,
@@ -219,12 +230,17 @@ def churn_command(
     """
     results = list(churn.run(connects, seconds, flap_ms, crash_s, replace, mode, _progress, clients))
     _show("churn", results, output)
-    if any(result.metric in churn.FAILURES and result.p50 for result in results):
-        raise click.exceptions.Exit(1)
+    _fail_where_any(results, churn.FAILURES)
 
 
 def _progress(text: str) -> None:
     click.echo(text, err=True)
+
+
+def _fail_where_any(results: Iterable[report.Result], failures: Collection[str]) -> None:
+    """End with status 1 where one of the metrics `failures` is not 0."""
+    if any(result.metric in failures and result.p50 for result in results):
+        raise click.exceptions.Exit(1)
 
 
 def _show(bench: str, results: Iterable[report.Result], output: str) -> None:

@@ -19,11 +19,10 @@ ip-sysctl.rst. Everything here acts in the network namespace that the calling th
 
 import errno
 import socket
-import struct
 from typing import NamedTuple
 
 from ebpfproxy.errors import AlreadyExists, KernelError, Rejected
-from ebpfproxy.kernel import iproute, netlink, sysctl
+from ebpfproxy.kernel import iproute, netlink, rtnetlink, sysctl
 
 INLET = "ebpfproxy0"
 OUTLET = "ebpfproxy1"
@@ -39,15 +38,7 @@ ADDRESS = "127.235.0.1"
 
 SYSCTLS = {"rp_filter": "2", "accept_local": "1", "route_localnet": "1"}
 
-RTM_GETLINK, RTM_GETADDR = 18, 22
 RT_SCOPE_HOST = 254
-IFA_LOCAL = 2
-IFF_UP = 0x1
-IFLA_ADDRESS, IFLA_IFNAME, IFLA_MTU, IFLA_LINK, IFLA_LINKINFO = 1, 3, 4, 5, 18
-IFLA_INFO_KIND = 1
-IFLA_LINK_NETNSID = 37
-_LINK = struct.Struct("=BxHiII")  # struct ifinfomsg: family, type, index, flags, change
-_ADDRESS = struct.Struct("=BBBBI")  # struct ifaddrmsg: family, prefixlen, flags, scope, index
 
 
 class _Device(NamedTuple):
@@ -135,8 +126,8 @@ def _ensure_address(ifindex: int) -> None:
 def _has_address(ifindex: int) -> bool:
     wanted = ifindex, socket.inet_aton(ADDRESS)
     try:
-        body = _ADDRESS.pack(socket.AF_INET, 0, 0, 0, ifindex)
-        messages = netlink.dump(socket.NETLINK_ROUTE, RTM_GETADDR, body, strict=True)
+        body = rtnetlink.ADDRESS.pack(socket.AF_INET, 0, 0, 0, ifindex)
+        messages = netlink.dump(socket.NETLINK_ROUTE, rtnetlink.RTM_GETADDR, body, strict=True)
     except OSError as error:
         if error.errno == errno.ENODEV:
             return False
@@ -146,8 +137,8 @@ def _has_address(ifindex: int) -> bool:
 
 def _address(message: bytes) -> tuple[int, bytes]:
     """The device's index, and the address. A kernel before 4.20 tells those of all devices."""
-    _, _, _, _, ifindex = _ADDRESS.unpack_from(message)
-    return ifindex, dict(netlink.attributes(message, _ADDRESS.size)).get(IFA_LOCAL, b"")
+    _, _, _, _, ifindex = rtnetlink.ADDRESS.unpack_from(message)
+    return ifindex, dict(netlink.attributes(message, rtnetlink.ADDRESS.size)).get(rtnetlink.IFA_LOCAL, b"")
 
 
 def _quiet_ipv6(name: str) -> None:
@@ -175,9 +166,10 @@ def _remove(name: str) -> bool:
 
 
 def _find(name: str) -> _Device | None:
-    body = _LINK.pack(0, 0, 0, 0, 0) + netlink.attribute(IFLA_IFNAME, name.encode() + b"\0")
+    wanted = netlink.attribute(rtnetlink.IFLA_IFNAME, name.encode() + b"\0")
+    body = rtnetlink.LINK.pack(0, 0, 0, 0, 0) + wanted
     try:
-        answers = netlink.get(socket.NETLINK_ROUTE, RTM_GETLINK, body)
+        answers = netlink.get(socket.NETLINK_ROUTE, rtnetlink.RTM_GETLINK, body)
     except OSError as error:
         if error.errno == errno.ENODEV:
             return None
@@ -185,16 +177,14 @@ def _find(name: str) -> _Device | None:
     return _device(answers[0]) if answers else None
 
 
-def _device(link: bytes) -> _Device:
-    _, _, ifindex, flags, _ = _LINK.unpack_from(link)
-    attributes = dict(netlink.attributes(link, _LINK.size))
-    info = dict(netlink.attributes(attributes.get(IFLA_LINKINFO, b""), 0))
-    elsewhere = IFLA_LINK_NETNSID in attributes
+def _device(payload: bytes) -> _Device:
+    link = rtnetlink.link(payload)
+    elsewhere = rtnetlink.IFLA_LINK_NETNSID in link.attributes
     return _Device(
-        ifindex=ifindex,
-        kind=netlink.text(info.get(IFLA_INFO_KIND)),
-        peer=0 if elsewhere else netlink.number(attributes.get(IFLA_LINK)),
-        up=bool(flags & IFF_UP),
-        mtu=netlink.number(attributes.get(IFLA_MTU)),
-        mac=attributes.get(IFLA_ADDRESS, b""),
+        ifindex=link.ifindex,
+        kind=link.kind,
+        peer=0 if elsewhere else netlink.number(link.attributes.get(rtnetlink.IFLA_LINK)),
+        up=link.up,
+        mtu=netlink.number(link.attributes.get(rtnetlink.IFLA_MTU)),
+        mac=link.attributes.get(rtnetlink.IFLA_ADDRESS, b""),
     )

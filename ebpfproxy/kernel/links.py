@@ -1,11 +1,9 @@
 """The network devices of this node: kind, addresses, and which of them default routes lead to.
 
 Everything here acts in the network namespace that the calling thread is in. Read with raw netlink,
-not with pyroute2, since a node has a device for each pod: see `netlink`. Sources: rtnetlink(7),
-include/uapi/linux/{rtnetlink,if_link,if_addr}.h.
+not with pyroute2, since a node has a device for each pod: see `netlink`.
 """
 
-import errno
 import socket
 import struct
 import threading
@@ -13,37 +11,20 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from ebpfproxy.errors import Rejected
-from ebpfproxy.kernel import netlink, rtnetlink_watch
+from ebpfproxy.kernel import netlink, rtnetlink, rtnetlink_watch
 from ebpfproxy.model.address import V4_PREFIX, Address
 from ebpfproxy.model.device import Device
 
-RTM_GETLINK = 18
-RTM_GETADDR = 22
-RTM_NEWROUTE, RTM_DELROUTE, RTM_GETROUTE = 24, 25, 26
-
-IFF_UP = 0x1
-IFLA_IFNAME, IFLA_MASTER, IFLA_LINKINFO, IFLA_EXT_MASK = 3, 10, 18, 29
-IFLA_INFO_KIND = 1
 RTEXT_FILTER_SKIP_STATS = 1 << 3  # a quarter of each message, and much of the kernel's work on it
+RTM_F_CLONED = 0x200
 
-IFA_ADDRESS, IFA_LOCAL, IFA_FLAGS = 1, 2, 8
 IFA_F_SECONDARY = 0x01  # of IPv6: IFA_F_TEMPORARY (RFC 8981)
 IFA_F_OPTIMISTIC = 0x04
 IFA_F_DADFAILED = 0x08
 IFA_F_DEPRECATED = 0x20
 IFA_F_TENTATIVE = 0x40
 
-RT_TABLE_MAIN = 254
-RTN_UNICAST = 1
-RTM_F_CLONED = 0x200
-RTA_OIF, RTA_MULTIPATH, RTA_TABLE = 4, 9, 15
-
-_LINK = struct.Struct("=BxHiII")  # struct ifinfomsg: family, type, index, flags, change
-_ADDRESS = struct.Struct("=BBBBI")  # struct ifaddrmsg: family, prefixlen, flags, scope, index
-_ROUTE = struct.Struct("=BBBBBBBBI")  # struct rtmsg: as in `local_addresses`
 _HOP = struct.Struct("=HBBi")  # struct rtnexthop: len, flags, hops, ifindex; attributes follow
-# Of struct nlmsghdr the type; then of struct rtmsg the length of the destination and the table.
-_REPORT = struct.Struct("=4xH10xxB2xB")
 
 
 def read() -> tuple[Device, ...]:
@@ -59,12 +40,12 @@ def read() -> tuple[Device, ...]:
 
     Raises Rejected.
     """
-    links = _dump(RTM_GETLINK, _LINK.pack(0, 0, 0, 0, 0) + _SKIP_STATS)
-    addresses = _dump(RTM_GETADDR, _ADDRESS.pack(0, 0, 0, 0, 0))
-    routes = []
-    for family in (socket.AF_INET, socket.AF_INET6):
-        request = _ROUTE.pack(family, 0, 0, 0, RT_TABLE_MAIN, 0, 0, RTN_UNICAST, 0)
-        routes += _dump(RTM_GETROUTE, request)
+    try:
+        links = _dump(rtnetlink.RTM_GETLINK, rtnetlink.LINK.pack(0, 0, 0, 0, 0) + _SKIP_STATS)
+        addresses = _dump(rtnetlink.RTM_GETADDR, rtnetlink.ADDRESS.pack(0, 0, 0, 0, 0))
+        routes = rtnetlink.routes(rtnetlink.RT_TABLE_MAIN, rtnetlink.RTN_UNICAST)
+    except OSError as error:
+        raise _unreadable(error) from error
     return devices(links, addresses, routes)
 
 
@@ -76,17 +57,21 @@ def names() -> dict[int, str]:
     try:
         return dict(socket.if_nameindex())
     except OSError as error:
-        raise Rejected(f"the network devices cannot be read: {error.strerror or error}") from error
+        raise _unreadable(error) from error
 
 
-_SKIP_STATS = netlink.attribute(IFLA_EXT_MASK, struct.pack("=I", RTEXT_FILTER_SKIP_STATS))
+_SKIP_STATS = netlink.attribute(rtnetlink.IFLA_EXT_MASK, struct.pack("=I", RTEXT_FILTER_SKIP_STATS))
 
 
 def watch(changed: Callable[[tuple[Device, ...]], object], stop: threading.Event) -> None:
     """Report the devices to `changed` at once, and again whenever they differ, until `stop` is set.
 
-    Runs in the calling thread and calls `changed` in it: see `rtnetlink_watch`. A device that is deleted
-    and made anew between two readings is seen as the change of its ifindex that this is.
+    Runs in the calling thread and calls `changed` in it: see `rtnetlink_watch`.
+
+    A device that is deleted and made anew between two readings differs by its ifindex, unless its maker
+    asked for the same one; one that was in another network namespace meanwhile keeps its own. Where all
+    else is as before, too, nothing is reported, though the device has lost its filters: who put some there
+    has to look for them from time to time.
 
     Raises Rejected where the first read, or the subscription, fails.
     """
@@ -118,36 +103,33 @@ def default_devices(routes: Iterable[bytes]) -> set[int]:
     """
     found: set[int] = set()
     for route in routes:
-        _, length, _, _, table, _, _, kind, flags = _ROUTE.unpack_from(route)
-        if length or kind != RTN_UNICAST or flags & RTM_F_CLONED:
+        _, length, _, _, table, _, _, kind, flags = rtnetlink.ROUTE.unpack_from(route)
+        if length or kind != rtnetlink.RTN_UNICAST or flags & RTM_F_CLONED:
             continue
-        attributes = dict(netlink.attributes(route, _ROUTE.size))
-        if (netlink.number(attributes.get(RTA_TABLE)) or table) == RT_TABLE_MAIN:
-            found.add(netlink.number(attributes.get(RTA_OIF)))
-            found.update(_hops(attributes.get(RTA_MULTIPATH, b"")))
+        attributes = dict(netlink.attributes(route, rtnetlink.ROUTE.size))
+        if (netlink.number(attributes.get(rtnetlink.RTA_TABLE)) or table) == rtnetlink.RT_TABLE_MAIN:
+            found.add(netlink.number(attributes.get(rtnetlink.RTA_OIF)))
+            found.update(_hops(attributes.get(rtnetlink.RTA_MULTIPATH, b"")))
     return found - {0}
 
 
 def _dump(kind: int, request: bytes) -> list[bytes]:
-    try:
-        return netlink.dump(socket.NETLINK_ROUTE, kind, request, strict=True)
-    except OSError as error:
-        if error.errno == errno.ENOENT:  # a routing table does not exist before its first route does
-            return []
-        raise Rejected(f"the network devices cannot be read: {error.strerror or error}") from error
+    return netlink.dump(socket.NETLINK_ROUTE, kind, request, strict=True)
 
 
-def _device(link: bytes) -> Device:
-    _, link_type, ifindex, flags, _ = _LINK.unpack_from(link)
-    attributes = dict(netlink.attributes(link, _LINK.size))
-    info = dict(netlink.attributes(attributes.get(IFLA_LINKINFO, b""), 0))
+def _unreadable(error: OSError) -> Rejected:
+    return Rejected(f"the network devices cannot be read: {error.strerror or error}")
+
+
+def _device(payload: bytes) -> Device:
+    link = rtnetlink.link(payload)
     return Device(
-        ifindex=ifindex,
-        name=netlink.text(attributes.get(IFLA_IFNAME)),
-        kind=netlink.text(info.get(IFLA_INFO_KIND)),
-        link_type=link_type,
-        up=bool(flags & IFF_UP),
-        master=netlink.number(attributes.get(IFLA_MASTER)),
+        ifindex=link.ifindex,
+        name=netlink.text(link.attributes.get(rtnetlink.IFLA_IFNAME)),
+        kind=link.kind,
+        link_type=link.type,
+        up=link.up,
+        master=netlink.number(link.attributes.get(rtnetlink.IFLA_MASTER)),
     )
 
 
@@ -169,11 +151,12 @@ def _addresses_by_device(messages: Iterable[bytes]) -> dict[int, tuple[Address, 
 
 def _usable(messages: Iterable[bytes]) -> Iterator[_Owned]:
     for message in messages:
-        family, _, flags, scope, ifindex = _ADDRESS.unpack_from(message)
-        attributes = dict(netlink.attributes(message, _ADDRESS.size))
-        flags = netlink.number(attributes.get(IFA_FLAGS)) or flags  # the header has room for eight of them
+        family, _, flags, scope, ifindex = rtnetlink.ADDRESS.unpack_from(message)
+        attributes = dict(netlink.attributes(message, rtnetlink.ADDRESS.size))
+        # The header has room for eight flags.
+        flags = netlink.number(attributes.get(rtnetlink.IFA_FLAGS)) or flags
         # Of a point-to-point address IFA_ADDRESS is the peer's, IFA_LOCAL ours.
-        raw = attributes.get(IFA_LOCAL) or attributes.get(IFA_ADDRESS, b"")
+        raw = attributes.get(rtnetlink.IFA_LOCAL) or attributes.get(rtnetlink.IFA_ADDRESS, b"")
         if scope or not _is_valid(flags):
             continue
         reluctance = bool(flags & IFA_F_SECONDARY) + 2 * bool(flags & IFA_F_DEPRECATED)
@@ -201,7 +184,5 @@ def _hops(multipath: bytes) -> Iterator[int]:
 
 def _is_relevant(report: bytes) -> bool:
     """False for a route that is no default one of the main table: a router's come and go by the thousand."""
-    if len(report) < _REPORT.size:
-        return True
-    kind, length, table = _REPORT.unpack_from(report)
-    return kind not in (RTM_NEWROUTE, RTM_DELROUTE) or (length == 0 and table == RT_TABLE_MAIN)
+    route = rtnetlink.reported_route(report)
+    return route is None or route == (0, rtnetlink.RT_TABLE_MAIN)

@@ -6,30 +6,16 @@ kube-ipvs0, prefixes made local by hand (`ip route add local`, AnyIP). Broadcast
 routes are in the same table and are none of it.
 
 Everything here acts in the network namespace that the calling thread is in. Read with raw netlink,
-not with pyroute2: see `netlink` for why. Sources: rtnetlink(7), include/uapi/linux/rtnetlink.h.
+not with pyroute2: see `netlink` for why.
 """
 
-import errno
 import socket
-import struct
 import threading
 from collections.abc import Callable, Iterable
 
 from ebpfproxy.errors import Rejected
-from ebpfproxy.kernel import netlink, rtnetlink_watch
+from ebpfproxy.kernel import netlink, rtnetlink, rtnetlink_watch
 from ebpfproxy.model.address import V4_BITS, V4_PREFIX, Address, Network
-
-RTM_NEWROUTE = 24
-RTM_DELROUTE = 25
-RTM_GETROUTE = 26
-RT_TABLE_LOCAL = 255
-RTN_LOCAL = 2
-RTA_DST = 1
-
-# struct rtmsg: family, dst_len, src_len, tos, table, protocol, scope, type, flags
-_ROUTE = struct.Struct("=BBBBBBBBI")
-# Of struct nlmsghdr the type; then of struct rtmsg the table, where the message is about a route.
-_REPORT = struct.Struct("=4xH10x4xB")
 
 
 def read() -> frozenset[Network]:
@@ -40,27 +26,21 @@ def read() -> frozenset[Network]:
 
     Raises Rejected.
     """
-    found: set[Network] = set()
-    for family in (socket.AF_INET, socket.AF_INET6):
-        request = _ROUTE.pack(family, 0, 0, 0, RT_TABLE_LOCAL, 0, 0, RTN_LOCAL, 0)
-        try:
-            routes = netlink.dump(socket.NETLINK_ROUTE, RTM_GETROUTE, request, strict=True)
-        except OSError as error:
-            if error.errno == errno.ENOENT:  # the table does not exist before its first route does
-                continue
-            raise Rejected(f"the local routes cannot be read: {error.strerror or error}") from error
-        found |= local_networks(routes)
-    return frozenset(found)
+    try:
+        routes = rtnetlink.routes(rtnetlink.RT_TABLE_LOCAL, rtnetlink.RTN_LOCAL)
+    except OSError as error:
+        raise Rejected(f"the local routes cannot be read: {error.strerror or error}") from error
+    return frozenset(local_networks(routes))
 
 
 def local_networks(routes: Iterable[bytes]) -> set[Network]:
     """Destinations of the routes (struct rtmsg and attributes) that are of type local, in the local table."""
     found: set[Network] = set()
     for route in routes:
-        family, length, _, _, table, _, _, kind, _ = _ROUTE.unpack_from(route)
-        if table != RT_TABLE_LOCAL or kind != RTN_LOCAL:
+        family, length, _, _, table, _, _, kind, _ = rtnetlink.ROUTE.unpack_from(route)
+        if table != rtnetlink.RT_TABLE_LOCAL or kind != rtnetlink.RTN_LOCAL:
             continue
-        value = dict(netlink.attributes(route, _ROUTE.size)).get(RTA_DST, b"")
+        value = dict(netlink.attributes(route, rtnetlink.ROUTE.size)).get(rtnetlink.RTA_DST, b"")
         if family == socket.AF_INET:
             found.add(Network(Address(V4_PREFIX + value.ljust(4, b"\0")), V4_BITS + length))
         elif family == socket.AF_INET6:
@@ -84,7 +64,5 @@ def _is_relevant(report: bytes) -> bool:
     Links concern us because a device that is put into a VRF takes its IPv4 routes out of this table
     without a word about them (fib_disable_ip()).
     """
-    if len(report) < _REPORT.size:
-        return True
-    kind, table = _REPORT.unpack_from(report)
-    return kind not in (RTM_NEWROUTE, RTM_DELROUTE) or table == RT_TABLE_LOCAL
+    route = rtnetlink.reported_route(report)
+    return route is None or route.table == rtnetlink.RT_TABLE_LOCAL

@@ -16,10 +16,10 @@ import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, exposition
 
 from ebpfproxy import __version__
+from ebpfproxy.model.traffic import ServiceTraffic
 from ebpfproxy.serve.listener import Listener, Request, Response, not_found, plain
 from ebpfproxy.serve.readings import MapUse as MapUse
 from ebpfproxy.serve.readings import Readings
-from ebpfproxy.serve.readings import ServiceTraffic as ServiceTraffic
 
 SYNC_BUCKETS = tuple(0.001 * 2**n for n in range(15))
 """Seconds: 0.001 to 16.384."""

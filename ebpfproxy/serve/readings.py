@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from ebpfproxy import log
 from ebpfproxy.errors import EbpfProxyError
+from ebpfproxy.model.traffic import ServiceTraffic
 
 _log = log.Logger(__name__)
 T = TypeVar("T")
@@ -27,22 +28,6 @@ class MapUse(NamedTuple):
 
     entries: int
     capacity: int
-
-
-class ServiceTraffic(NamedTuple):
-    """What the packet path has carried for a ServicePort in one family: `in` to endpoints, `out` to clients.
-
-    `service` is "namespace/name:port", or "namespace/name" for an unnamed port.
-    """
-
-    service: str
-    protocol: str
-    family: str
-    new_flows: int
-    packets_in: int
-    bytes_in: int
-    packets_out: int
-    bytes_out: int
 
 
 class Readings(Collector):

@@ -17,12 +17,13 @@ from ebpfproxy.dataplanes.ebpf import abi
 from ebpfproxy.dataplanes.ebpf.flow_state import keys
 from ebpfproxy.dataplanes.ebpf.maps import Maps, MapSizes
 from ebpfproxy.dataplanes.ebpf.pins import Pins
-from ebpfproxy.dataplanes.ebpf.readings import Readings, ServiceTraffic
+from ebpfproxy.dataplanes.ebpf.readings import Readings
 from ebpfproxy.dataplanes.ebpf.view import View
 from ebpfproxy.errors import ConfigError, NotFound
 from ebpfproxy.kernel import tc
 from ebpfproxy.kernel.bpf import possible_cpus
 from ebpfproxy.model.address import Address, format_address, parse_address
+from ebpfproxy.model.traffic import ServiceTraffic
 from tests.support.bpf_place import BpfPlace, bpf_place, build_maps, load_program
 from tests.support.flows import NS, SERVICE, a_flow, entries
 from tests.support.namespace import namespace

@@ -13,12 +13,12 @@ Programs run by themselves here, so what the node's stack does in between is lef
 import contextlib
 import dataclasses
 import os
+import socket
 import struct
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from socket import if_nametoindex
 from typing import NamedTuple
 
 from scapy.layers.l2 import Ether
@@ -29,8 +29,10 @@ from ebpfproxy.dataplanes.ebpf.entries import ServicePortEntry, ServicePortKey, 
 from ebpfproxy.dataplanes.ebpf.flow_state import Flow
 from ebpfproxy.dataplanes.ebpf.maps import Maps, MapSizes
 from ebpfproxy.dataplanes.ebpf.service_table import ServiceTable
-from ebpfproxy.kernel import bpf, netns
+from ebpfproxy.kernel import netns, tc
+from ebpfproxy.kernel.bpf import Program
 from ebpfproxy.kernel.compiler import ProgramSpec, build
+from ebpfproxy.kernel.test_runs import TestRuns
 from ebpfproxy.model.address import parse_address, parse_network
 from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.service import Service
@@ -116,20 +118,18 @@ class _Programs:
     indices: Mapping[str, int]
 
     def __post_init__(self) -> None:
-        self._loaded = {name: bpf.Program.pinned(self.directory / name) for name in PROGRAMS}
-        self._runs: dict[tuple[str, int, int, int], bpf.TestRuns] = {}
+        self.loaded = {name: Program.pinned(self.directory / name) for name in PROGRAMS}
+        self._runs: dict[tuple[str, int, int, int], TestRuns] = {}
 
-    def runs(self, program: str, device: str, came_in: str, mark: int) -> bpf.TestRuns:
+    def runs(self, program: str, device: str, came_in: str, mark: int) -> TestRuns:
         key = program, self.indices[device], self.indices.get(came_in, 0), mark
         if key not in self._runs:
-            _, index, ingress_index, _ = key
-            self._runs[key] = bpf.TestRuns(
-                self._loaded[program], ifindex=index, ingress_ifindex=ingress_index, cb=mark
-            )
+            _, index, ingress, _ = key
+            self._runs[key] = TestRuns(self.loaded[program], ifindex=index, ingress_ifindex=ingress, cb=mark)
         return self._runs[key]
 
     def close(self) -> None:
-        for program in self._loaded.values():
+        for program in self.loaded.values():
             program.close()
 
 
@@ -138,7 +138,7 @@ class PacketPath:
 
     def __init__(self, maps: Path, programs: Path) -> None:
         self.maps = Maps(maps)
-        self.indices = {name: if_nametoindex(name) for name in DEVICES}
+        self.indices = {name: socket.if_nametoindex(name) for name in DEVICES}
         self._programs = _Programs(programs, self.indices)
         self._clock = Clock()
         self._table = ServiceTable(self.maps, self._clock)
@@ -219,17 +219,28 @@ class PacketPath:
         before = self.ingress(packet, device)
         return before if before.verdict != UNSPEC else self.egress(before.raw, to, before.mark, device)
 
-    def runs_in(self, device: str, mark: int = 0) -> bpf.TestRuns:
+    def runs_in(self, device: str, mark: int = 0) -> TestRuns:
         """For many packets: all of the same device and mark."""
         return self._programs.runs(DEVICES[device].program, device, device, mark)
 
-    def runs_out(self, device: str, came_in: str, mark: int = 0) -> bpf.TestRuns:
+    def runs_out(self, device: str, came_in: str, mark: int = 0) -> TestRuns:
         return self._programs.runs("to_any", device, came_in, mark)
 
     @staticmethod
-    def _run(runs: bpf.TestRuns, packet: Packet | bytes) -> Outcome:
+    def _run(runs: TestRuns, packet: Packet | bytes) -> Outcome:
         verdict, raw = runs.run(bytes(packet))
         return Outcome(verdict, bytes(raw), runs.cb)
+
+    @contextlib.contextmanager
+    def wire(self, device: str) -> Iterator[socket.socket]:
+        """What the socket sends comes in by the device itself, at whose ingress its program is meanwhile."""
+        tc.attach(self.indices[device], tc.Side.INGRESS, self._programs.loaded[DEVICES[device].program])
+        try:
+            with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as sock:
+                sock.bind((f"{device}-peer", 0))
+                yield sock
+        finally:
+            tc.detach(self.indices[device], tc.Side.INGRESS)
 
     # What the programs keep
 

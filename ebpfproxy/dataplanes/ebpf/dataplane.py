@@ -25,7 +25,7 @@ from ebpfproxy.dataplanes.ebpf.maps import Maps
 from ebpfproxy.dataplanes.ebpf.node_entry import NodeEntry
 from ebpfproxy.dataplanes.ebpf.pins import Pins
 from ebpfproxy.dataplanes.ebpf.programs import Programs, pinned_classifiers
-from ebpfproxy.dataplanes.ebpf.readings import Readings, ServiceTraffic
+from ebpfproxy.dataplanes.ebpf.readings import Readings
 from ebpfproxy.dataplanes.ebpf.service_table import ServiceTable
 from ebpfproxy.dataplanes.ebpf.settings import EbpfSettings as EbpfSettings
 from ebpfproxy.dataplanes.ebpf.stale_sockets import StaleSockets
@@ -35,6 +35,7 @@ from ebpfproxy.kernel import mounts, netns
 from ebpfproxy.kernel.lock import FolderLock, NamespaceLock
 from ebpfproxy.log import Logger
 from ebpfproxy.model.address import Address, Network
+from ebpfproxy.model.traffic import ServiceTraffic
 from ebpfproxy.plan.service_plan import NodePlan, ServicePortPlan, SocketLb
 
 log = Logger(__name__)

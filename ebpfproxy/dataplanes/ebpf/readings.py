@@ -14,6 +14,7 @@ from ebpfproxy.dataplanes.ebpf import abi
 from ebpfproxy.errors import NotFound
 from ebpfproxy.kernel.bpf import Map
 from ebpfproxy.model.address import protocol_name
+from ebpfproxy.model.traffic import ServiceTraffic
 
 _U32 = struct.Struct("=I")
 _U64 = struct.Struct("=Q")
@@ -26,20 +27,6 @@ class ServiceName(NamedTuple):
     text: str
     protocol: int
     family: int
-
-
-class ServiceTraffic(NamedTuple):
-    """Since the service has its id, summed over the CPUs: `in` is to endpoints, `out` to clients. Bytes are
-    those of IP packets; a GSO packet is one. `family` is IPv4 or IPv6."""
-
-    service: str
-    protocol: str
-    family: str
-    new_flows: int
-    packets_in: int
-    bytes_in: int
-    packets_out: int
-    bytes_out: int
 
 
 def service_names(names: Map) -> dict[int, ServiceName]:

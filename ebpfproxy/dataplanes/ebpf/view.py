@@ -16,7 +16,6 @@ from ebpfproxy.dataplanes.ebpf.device_view import DeviceRow
 from ebpfproxy.dataplanes.ebpf.flow_view import FlowRow, TranslationRow
 from ebpfproxy.dataplanes.ebpf.maps import Maps
 from ebpfproxy.dataplanes.ebpf.pins import Pins
-from ebpfproxy.dataplanes.ebpf.readings import ServiceTraffic
 from ebpfproxy.errors import NotFound
 from ebpfproxy.model.address import (
     Address,
@@ -25,6 +24,7 @@ from ebpfproxy.model.address import (
     is_unspecified,
     protocol_name,
 )
+from ebpfproxy.model.traffic import ServiceTraffic
 
 _U32 = struct.Struct("=I")
 _SLOT_STRIDE = 8

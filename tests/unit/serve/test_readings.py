@@ -6,8 +6,9 @@ from collections.abc import Collection
 import pytest
 
 from ebpfproxy.errors import NotFound
+from ebpfproxy.model.traffic import ServiceTraffic
 from ebpfproxy.serve import readings
-from ebpfproxy.serve.metrics import MapUse, Metrics, ServiceTraffic
+from ebpfproxy.serve.metrics import MapUse, Metrics
 
 WEB = ServiceTraffic("default/web:http", "TCP", "IPv4", 1, 2, 300, 4, 500)
 
