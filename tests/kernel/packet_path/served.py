@@ -1,20 +1,27 @@
-"""Services for the tests of the packet path: three protocols, both families."""
+"""Services for the tests of the packet path: three protocols, both families; tests that are for each."""
 
 from collections.abc import Iterable
 from typing import Any
+
+import pytest
 
 from ebpfproxy.model.address import Protocol
 from ebpfproxy.model.endpoint import EndpointPort
 from ebpfproxy.model.service import ServiceType
 from tests.support.build import HERE, endpoint, port, service, slice_of
 from tests.support.packet_path import PacketPath
-from tests.support.packets import Places
+from tests.support.packets import V4, V6, Places
 
 TCP, UDP, SCTP = Protocol.TCP, Protocol.UDP, Protocol.SCTP
 PORTS = {TCP: 80, UDP: 53, SCTP: 99}
 TARGETS = {TCP: 8080, UDP: 5353, SCTP: 99}
 NODE_PORTS = {TCP: 30080, UDP: 30053, SCTP: 99}
 CLIENT_PORT = 40000
+
+families = pytest.mark.parametrize("at", [V4, V6], ids=["v4", "v6"])
+protocols = pytest.mark.parametrize("protocol", [TCP, UDP, SCTP], ids=["tcp", "udp", "sctp"])
+translatable = pytest.mark.parametrize("protocol", [TCP, UDP], ids=["tcp", "udp"])
+"""Those whose ports may be changed."""
 
 _PORTS = [port(n, p.name.lower(), protocol=p, node_port=NODE_PORTS[p] if p is not SCTP else 0)
           for p, n in PORTS.items()]  # fmt: skip

@@ -14,15 +14,22 @@ from scapy.layers.inet6 import (
 from scapy.packet import Packet, Raw
 
 from ebpfproxy.model.address import Protocol
-from tests.kernel.packet_path.served import CLIENT_PORT, PORTS, SCTP, TARGETS, TCP, UDP, serve
+from tests.kernel.packet_path.served import (
+    CLIENT_PORT,
+    PORTS,
+    TARGETS,
+    TCP,
+    UDP,
+    families,
+    protocols,
+    serve,
+)
 from tests.support import headers
 from tests.support.packet_path import UNSPEC, PacketPath
 from tests.support.packets import V4, V6, Places, ip, transport
 
 pytestmark = pytest.mark.kernel
 
-families = pytest.mark.parametrize("at", [V4, V6], ids=["v4", "v6"])
-protocols = pytest.mark.parametrize("protocol", [TCP, UDP, SCTP], ids=["tcp", "udp", "sctp"])
 wheres = pytest.mark.parametrize("where", ["here", "there"])
 
 ERRORS: dict[str, tuple[Callable[[], Packet], Callable[[], Packet]]] = {

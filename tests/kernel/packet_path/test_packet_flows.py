@@ -6,43 +6,17 @@ from socket import htons
 from typing import Any
 
 import pytest
-from scapy.packet import Packet
 
 from ebpfproxy.dataplanes.ebpf import abi
 from ebpfproxy.dataplanes.ebpf.flow_state import Flow
 from ebpfproxy.model.address import Protocol, parse_address
 from tests.kernel.packet_path import served
-from tests.kernel.packet_path.served import CLIENT_PORT, PORTS, TARGETS, UDP, serve
-from tests.support.packet_path import MARK_FORWARD, SHOT, UNSPEC, Outcome, PacketPath
-from tests.support.packets import V4, V6, Places, become, ip, transport
+from tests.kernel.packet_path.conversation import answer, established, request
+from tests.kernel.packet_path.served import CLIENT_PORT, PORTS, TARGETS, UDP, families, serve, translatable
+from tests.support.packet_path import MARK_FORWARD, SHOT, UNSPEC, PacketPath
+from tests.support.packets import V4, Places, become, ip, transport
 
 pytestmark = pytest.mark.kernel
-
-families = pytest.mark.parametrize("at", [V4, V6], ids=["v4", "v6"])
-translatable = pytest.mark.parametrize("protocol", [served.TCP, UDP], ids=["tcp", "udp"])
-
-
-def request(
-    at: Places, protocol: Protocol = served.TCP, port: int = CLIENT_PORT, *, to: str = "", **fields: Any
-) -> Packet:
-    return ip(at.client, to or at.external) / transport(protocol, port, PORTS[protocol], **fields)
-
-
-def answer(got: Outcome, **fields: Any) -> bytes:
-    """The endpoint's, to the packet that it got."""
-    packet = got.packet
-    protocol = next(each for each in Protocol if each.name in packet)
-    if protocol is Protocol.TCP:
-        fields = {"flags": "SA"} | fields
-    back = ip(packet.payload.dst, packet.payload.src)
-    return bytes(back / transport(protocol, packet.dport, packet.sport, **fields))
-
-
-def established(path: PacketPath, at: Places, towards: str = "tunnel", **fields: Any) -> None:
-    """A TCP connection that was opened by both sides, and acknowledged."""
-    got = path.forward(request(at, **fields), "net", towards)
-    path.forward(answer(got), towards, "net")
-    path.forward(request(at, flags="A", **fields), "net", towards)
 
 
 # Ports to masquerade with

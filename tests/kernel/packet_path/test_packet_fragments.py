@@ -7,13 +7,12 @@ from scapy.layers.l2 import Ether
 from scapy.packet import Packet
 
 from ebpfproxy.model.address import Protocol
-from tests.kernel.packet_path.served import CLIENT_PORT, PORTS, SCTP, TARGETS, TCP, UDP, serve
+from tests.kernel.packet_path.served import CLIENT_PORT, PORTS, SCTP, TARGETS, TCP, UDP, families, serve
 from tests.support.packet_path import UNSPEC, PacketPath
-from tests.support.packets import HERE, THERE, V4, V6, Places, become, ip, transport
+from tests.support.packets import HERE, THERE, V6, Places, become, ip, transport
 
 pytestmark = pytest.mark.kernel
 
-families = pytest.mark.parametrize("at", [V4, V6], ids=["v4", "v6"])
 DATA = bytes(range(250)) * 8
 
 

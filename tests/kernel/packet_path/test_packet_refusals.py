@@ -9,15 +9,20 @@ from scapy.packet import Packet
 from ebpfproxy.model.address import Protocol
 from ebpfproxy.model.service import TrafficPolicy
 from tests.kernel.packet_path import served
-from tests.kernel.packet_path.served import CLIENT_PORT, NODE_PORTS, PORTS, TARGETS, serve
+from tests.kernel.packet_path.served import (
+    CLIENT_PORT,
+    NODE_PORTS,
+    PORTS,
+    TARGETS,
+    families,
+    protocols,
+    serve,
+)
 from tests.support import headers
 from tests.support.packet_path import MARK_DONE, REDIRECT, SHOT, UNSPEC, Outcome, PacketPath
 from tests.support.packets import HERE, THERE, V4, V6, Places, become, ip, ping, transport
 
 pytestmark = pytest.mark.kernel
-
-families = pytest.mark.parametrize("at", [V4, V6], ids=["v4", "v6"])
-protocols = pytest.mark.parametrize("protocol", list(PORTS), ids=["tcp", "udp", "sctp"])
 
 
 def to(at: Places, address: str, protocol: Protocol = served.TCP, data: bytes = b"data") -> Packet:

@@ -16,14 +16,22 @@ from scapy.layers.inet6 import (
 from scapy.packet import Packet
 
 from ebpfproxy.model.address import Protocol
-from tests.kernel.packet_path.served import CLIENT_PORT, NODE_PORTS, PORTS, SCTP, TARGETS, TCP, UDP, serve
+from tests.kernel.packet_path.served import (
+    CLIENT_PORT,
+    NODE_PORTS,
+    PORTS,
+    TARGETS,
+    TCP,
+    UDP,
+    families,
+    protocols,
+    serve,
+)
 from tests.support.packet_path import MARK_DONE, MARK_FORWARD, MARK_REPLY, UNSPEC, PacketPath
 from tests.support.packets import V4, V6, Places, become, ip, transport
 
 pytestmark = pytest.mark.kernel
 
-families = pytest.mark.parametrize("at", [V4, V6], ids=["v4", "v6"])
-protocols = pytest.mark.parametrize("protocol", [TCP, UDP, SCTP], ids=["tcp", "udp", "sctp"])
 HEADERS: dict[str, tuple[Places, dict[str, Any], tuple[Packet, ...]]] = {
     "v4 options": (V4, {"options": [IPOption_NOP(), IPOption_Router_Alert()]}, ()),
     "v4 all options": (V4, {"options": [IPOption_NOP()] * 40}, ()),

@@ -9,14 +9,11 @@ from scapy.layers.l2 import Ether
 from ebpfproxy.dataplanes.ebpf import abi
 from ebpfproxy.model.address import Protocol
 from tests.kernel.packet_path import served
-from tests.kernel.packet_path.served import CLIENT_PORT, PORTS, TARGETS, serve
+from tests.kernel.packet_path.served import CLIENT_PORT, PORTS, TARGETS, families, protocols, serve
 from tests.support.packet_path import MARK_DONE, REDIRECT, SHOT, UNSPEC, PacketPath
-from tests.support.packets import V4, V6, Places, become, ip, transport
+from tests.support.packets import V6, Places, become, ip, transport
 
 pytestmark = pytest.mark.kernel
-
-families = pytest.mark.parametrize("at", [V4, V6], ids=["v4", "v6"])
-protocols = pytest.mark.parametrize("protocol", list(PORTS), ids=["tcp", "udp", "sctp"])
 
 
 def older(frame: bytes) -> bytes:

@@ -1,0 +1,54 @@
+"""A client and an endpoint of what `served` serves, packet by packet: what each sends, and who gets it."""
+
+from typing import Any
+
+from scapy.packet import Packet
+
+from ebpfproxy.model.address import Protocol
+from tests.kernel.packet_path.served import CLIENT_PORT, PORTS, TCP
+from tests.support.packet_path import UNSPEC, Outcome, PacketPath
+from tests.support.packets import Places, ip, transport
+
+
+def request(
+    at: Places,
+    protocol: Protocol = TCP,
+    port: int = CLIENT_PORT,
+    *,
+    client: str = "",
+    to: str = "",
+    **fields: Any,
+) -> Packet:
+    """Of the usual client to the external address, unless `client` or `to` says otherwise. `fields` are
+    those of the transport's header."""
+    addresses = client or at.client, to or at.external
+    return ip(*addresses) / transport(protocol, port, PORTS[protocol], **fields)
+
+
+def answer(got: Outcome, **fields: Any) -> Packet:
+    """The endpoint's, to the packet that it got."""
+    packet = got.packet
+    protocol = next(each for each in Protocol if each.name in packet)
+    if protocol is Protocol.TCP:
+        fields = {"flags": "SA"} | fields
+    back = ip(packet.payload.dst, packet.payload.src)
+    return back / transport(protocol, packet.dport, packet.sport, **fields)
+
+
+def established(path: PacketPath, at: Places, towards: str = "tunnel", **fields: Any) -> Outcome:
+    """A TCP connection that was opened by both sides, and acknowledged; the SYN, as the endpoint got it."""
+    got = path.forward(request(at, **fields), "net", towards)
+    path.forward(answer(got), towards, "net")
+    path.forward(request(at, flags="A", **fields), "net", towards)
+    return got
+
+
+def finish(path: PacketPath, at: Places, got: Outcome, towards: str = "tunnel") -> None:
+    """By both sides."""
+    path.forward(answer(got, flags="FA"), towards, "net")
+    path.forward(request(at, flags="FA"), "net", towards)
+    path.forward(answer(got, flags="A"), towards, "net")
+
+
+def is_left_alone(outcome: Outcome, packet: Packet | bytes) -> bool:
+    return outcome == (UNSPEC, bytes(packet), 0)

@@ -1,0 +1,194 @@
+"""Strangers: errors and redirects about what is not theirs, senders that are nobody, others' frames, and
+fragments of another datagram."""
+
+import socket
+
+import pytest
+from scapy.layers.inet import ICMP, UDP
+from scapy.layers.inet6 import (
+    ICMPv6ND_Redirect,
+    ICMPv6NDOptRedirectedHdr,
+    ICMPv6PacketTooBig,
+    IPv6,
+    IPv6ExtHdrFragment,
+)
+from scapy.layers.l2 import Dot1Q, Ether
+from scapy.packet import Packet, Raw
+
+from ebpfproxy.dataplanes.ebpf import abi
+from ebpfproxy.model.address import Protocol
+from tests.kernel.cluster import eventually
+from tests.kernel.packet_path import served
+from tests.kernel.packet_path.conversation import answer, is_left_alone, request
+from tests.kernel.packet_path.served import CLIENT_PORT, PORTS, families, serve, translatable
+from tests.support.packet_path import REDIRECT, SHOT, PacketPath
+from tests.support.packets import HERE, THERE, V4, V6, Places, become, ip, ping, transport
+
+pytestmark = pytest.mark.kernel
+
+
+# ICMP
+
+
+def too_big(source: str, destination: str, about: bytes) -> Packet:
+    """About the frame `about`."""
+    kind = ICMPv6PacketTooBig(mtu=1280) if ":" in destination else ICMP(type=3, code=4, nexthopmtu=1280)
+    return ip(source, destination) / kind / Raw(about[14:])
+
+
+@families
+@translatable
+def test_an_error_to_another_than_the_quoted_packets_sender_is_left_alone(
+    path: PacketPath, at: Places, protocol: Protocol
+) -> None:
+    """Such errors anybody can make up, and would have them sent on to a client or endpoint of his choice."""
+    serve(path, at, at.here)
+    got = path.forward(request(at, protocol=protocol), "net", "pod")
+    back = path.forward(answer(got), "pod", "net")
+    strangers = ("192.0.2.77", "8.8.8.8", at.router) if at is V4 else ("2001:db8::77", at.router)
+    for stranger in strangers:
+        to_endpoint = too_big(at.router, stranger, back.raw)
+        assert is_left_alone(path.ingress(to_endpoint), to_endpoint)
+        to_client = too_big(at.router, stranger, got.raw)
+        assert is_left_alone(path.forward(to_client, "pod", "net"), to_client)
+    assert path.ingress(too_big(at.router, at.external, back.raw)).packet.payload.dst == at.here
+    right = path.forward(too_big(at.router, at.client, got.raw), "pod", "net")
+    assert right.packet.payload.src == at.external
+
+
+@translatable
+def test_an_error_that_quotes_v4_mapped_addresses_is_left_alone(path: PacketPath, protocol: Protocol) -> None:
+    """A flow of IPv4 has just these addresses in its key."""
+    serve(path, V4, V4.here)
+    got = path.forward(request(V4, protocol=protocol), "net", "pod")
+    path.forward(answer(got), "pod", "net")
+    ports = transport(protocol, PORTS[protocol], CLIENT_PORT)
+    mapped = f"::ffff:{V4.external}", f"::ffff:{V4.client}"
+    quoted = bytes(Ether() / IPv6(src=mapped[0], dst=mapped[1]) / ports)
+    for destination in ("2001:db8:55::1", V6.external, *mapped):
+        packet = too_big(V6.router, destination, quoted)
+        assert is_left_alone(path.ingress(packet), packet)
+        assert is_left_alone(path.egress(packet), packet)
+    assert "icmp_error" not in path.counted()
+
+
+def redirect(at: Places, about: bytes) -> Packet:
+    """Of this node's stack to the client: there is a better way to where it sent this frame."""
+    if at is V4:
+        return ip(at.node, at.client) / ICMP(type=5, code=1, gw="192.0.2.77") / Raw(about[14:][:28])
+    kind = ICMPv6ND_Redirect(tgt="fe80::77", dst=at.there)
+    return ip("fe80::1", at.client) / kind / ICMPv6NDOptRedirectedHdr(pkt=about[14:])
+
+
+def test_a_redirect_of_this_nodes_stack_about_a_flow_is_dropped(path: PacketPath) -> None:
+    """The client knows no endpoint that there could be a better way to. Of IPv6 it is let pass."""
+    at = V4
+    serve(path, at, at.there)
+    between = path.ingress(request(at, protocol=served.UDP))
+    about_it = redirect(at, between.raw)
+    assert path.egress(about_it, came_in="").verdict == SHOT
+    other = become(between.packet, source_port=CLIENT_PORT + 1)
+    about_another = redirect(at, other)
+    assert is_left_alone(path.egress(about_another, came_in=""), about_another)
+
+
+NOBODY = [
+    (V4, "224.0.0.1"),
+    (V4, "239.1.2.3"),
+    (V4, "240.0.0.1"),
+    (V4, "255.255.255.255"),
+    (V4, "0.0.0.0"),
+    (V4, "127.0.0.1"),
+    (V4, "127.9.9.9"),
+    (V6, "ff02::1"),
+    (V6, "ff0e::7"),
+    (V6, "::"),
+    (V6, "::1"),
+]
+
+
+@pytest.mark.parametrize(("at", "source"), NOBODY, ids=[source for _, source in NOBODY])
+def test_nobody_is_neither_refused_nor_answered(path: PacketPath, at: Places, source: str) -> None:
+    """What seems to come from there would be answered to all, or to this node (RFC 1122, 3.2.2)."""
+    serve(path, at)
+    for protocol in PORTS:
+        packet = ip(source, at.external) / transport(protocol, CLIENT_PORT, PORTS[protocol])
+        assert path.ingress(packet).verdict == SHOT
+    echo = ping(source, at.cluster)
+    assert is_left_alone(path.ingress(echo), echo)
+    assert path.ingress(request(at)).verdict == path.ingress(ping(at.client, at.cluster)).verdict == REDIRECT
+
+
+# Frames
+
+
+@families
+@pytest.mark.parametrize("to", ["02:00:00:00:00:99", "ff:ff:ff:ff:ff:ff", "01:00:5e:00:00:01"],
+                         ids=["another host", "broadcast", "multicast"])  # fmt: skip
+@pytest.mark.parametrize("targets", [0, 1], ids=["refused", "served"])
+def test_a_frame_that_is_not_for_this_node_opens_no_flow(
+    path: PacketPath, at: Places, to: str, targets: int
+) -> None:
+    """It is overheard: who it is for has it, too, and serves or refuses it."""
+    serve(path, at, *[at.there] * targets)
+    for protocol in PORTS:
+        packet = request(at, protocol=protocol)
+        packet.dst = to
+        assert is_left_alone(path.ingress(packet), packet)
+    assert not path.flows()
+    assert not path.counted()
+
+
+@families
+def test_a_frame_that_has_no_vlan_but_a_priority_is_translated(path: PacketPath, at: Places) -> None:
+    """IEEE 802.1Q, 6.9: VLAN 0 is none. Of a VLAN it is its own device that translates. By a real device,
+    since a test run cannot have a tag."""
+    serve(path, at, at.there)
+    with path.wire("net") as wire:
+        for vlan, port in ((5, CLIENT_PORT + 1), (0, CLIENT_PORT)):
+            packet = ip(at.client, at.external) / transport(served.UDP, port, PORTS[served.UDP])
+            wire.send(bytes(Ether(src=THERE, dst=HERE) / Dot1Q(vlan=vlan, prio=3) / packet.payload))
+        eventually(lambda: bool(path.flows()), "a flow is opened")
+    assert {flow.client_port for flow in path.flows().values()} == {socket.htons(CLIENT_PORT)}
+
+
+# Fragments
+
+
+def fragment(at: Places, offset: int, more: bool) -> Packet:
+    """Of one datagram, all of whose fragments have 64 bytes; `offset` in units of eight bytes."""
+    payload = Raw(bytes(UDP(sport=CLIENT_PORT, dport=PORTS[served.UDP], len=128, chksum=0xBEEF)) + bytes(56))
+    if offset:
+        payload = Raw(bytes(64))
+    if at is V4:
+        flags = "MF" if more else 0
+        return ip(at.client, at.external, id=77, flags=flags, frag=offset, proto=17) / payload
+    header = IPv6ExtHdrFragment(id=77, offset=offset, m=more, nh=17)
+    return ip(at.client, at.external) / header / payload
+
+
+@families
+@pytest.mark.parametrize(("seconds", "known"), [(25, True), (35, False)])
+def test_a_fragment_whose_first_one_is_long_gone_is_an_orphan(
+    path: PacketPath, at: Places, seconds: int, known: bool
+) -> None:
+    """Ids are used again: after net.ipv4.ipfrag_time it is of another datagram."""
+    serve(path, at, at.there)
+    path.ingress(fragment(at, 0, True))
+    _age_fragments(path, seconds)
+    path.counted()
+    later = fragment(at, 8, False)
+    outcome = path.ingress(later)
+    if known:
+        assert outcome.packet.payload.dst == at.there
+    else:
+        assert is_left_alone(outcome, later)
+        assert path.counted() == {"fragment_orphan": 1}
+
+
+def _age_fragments(path: PacketPath, seconds: int) -> None:
+    known = list(path.maps["fragments"].items())
+    assert known
+    for key, value in known:
+        *fields, seen = abi.FRAGMENT.unpack(value)
+        path.maps["fragments"].update(key, abi.FRAGMENT.pack(*fields, seen - seconds * 10**9))
