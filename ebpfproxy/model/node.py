@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from ebpfproxy.model.address import Address
+from ebpfproxy.model.address import Address, Network
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -10,10 +10,12 @@ class Node:
     """Our own Node object. `zone` is "" where topology.kubernetes.io/zone is missing.
 
     `eligible` is whether load balancers may send to this node: not being deleted, and without the
-    taint ToBeDeletedByClusterAutoscaler (KEP-3836). `addresses` is status.addresses of type InternalIP.
+    taint ToBeDeletedByClusterAutoscaler (KEP-3836). `addresses` is status.addresses of type InternalIP;
+    `pod_cidrs` is spec.podCIDRs, where its pods have their addresses, empty as long as none are given.
     """
 
     name: str
     zone: str = ""
     eligible: bool = True
     addresses: tuple[Address, ...] = ()
+    pod_cidrs: tuple[Network, ...] = ()

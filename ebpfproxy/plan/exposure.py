@@ -17,10 +17,13 @@ from ebpfproxy.model.address import (
 from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import Service, ServicePort, ServicePortName, TrafficPolicy
+from ebpfproxy.plan.health import needs_health_check
+from ebpfproxy.plan.local_traffic import has_detector, local_traffic
 from ebpfproxy.plan.service_plan import (
     Frontend,
     FrontendKind,
     FrontendPlan,
+    LocalTraffic,
     Otherwise,
     PlanContext,
     ServicePortPlan,
@@ -56,6 +59,7 @@ class _Exposure(NamedTuple):
     internal: Treatments
     external: Treatments
     admission: _Admission
+    local_traffic: LocalTraffic | None
 
 
 def plan_service(
@@ -96,6 +100,8 @@ def _plan_port(
         endpoints,
         Otherwise.DROP if has_any else Otherwise.REJECT,
         service.affinity_timeout,
+        exposure.local_traffic,
+        service.health_check_node_port if needs_health_check(service) else 0,
     )
 
 
@@ -140,12 +146,14 @@ def _expose(service: Service, of: Family, node: Node | None, context: PlanContex
         addresses.setdefault(address, FrontendKind.LOAD_BALANCER if both else FrontendKind.EXTERNAL_IP)
     for address in balancers:
         addresses.setdefault(address, FrontendKind.LOAD_BALANCER)
+    detected = has_detector(context, of, node)
     return _Exposure(
         of,
         tuple(addresses.items()),
-        internal_treatments(service, context),
-        external_treatments(service, context),
+        internal_treatments(service, context, detected),
+        external_treatments(service, detected),
         _admission(service, of, node) if service.source_ranges else _EVERYBODY,
+        local_traffic(context, of, node),
     )
 
 

@@ -2,7 +2,7 @@
 
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.plan.devices import plan_devices
-from ebpfproxy.plan.node_ports import plan_node_ports
+from ebpfproxy.plan.node_ports import node_ports_everywhere, plan_node_ports
 from ebpfproxy.plan.service_plan import DeviceRole, NodePlan, PlanContext
 
 
@@ -19,6 +19,7 @@ def plan_node(
         state.local_networks,
         plan_node_ports(state.local_networks, state.node, context),
         plan_devices(state.devices, state.node, context, pods, state.bypassing | kept),
+        node_ports_everywhere(context),
     )
 
 

@@ -42,6 +42,19 @@ def plan_node_ports(
     return frozenset(chosen)
 
 
+def node_ports_everywhere(context: PlanContext) -> frozenset[Family]:
+    """The families in which no option restricts NodePorts to some addresses; loopback does not count."""
+    if context.node_port_primary:
+        return frozenset()
+    of_family = {of: [c for c in context.node_port_cidrs if network_family(c) is of] for of in Family}
+    everything = {Family.IPV4: V4_BITS, Family.IPV6: 0}
+    return frozenset(
+        of
+        for of, cidrs in of_family.items()
+        if not cidrs or any(cidr.length == everything[of] for cidr in cidrs)
+    )
+
+
 def _primary(local_networks: frozenset[Network], node: Node | None) -> set[Network]:
     addresses = node.addresses if node else ()
     return {

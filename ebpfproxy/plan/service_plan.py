@@ -85,6 +85,16 @@ class PlannedEndpoint(NamedTuple):
     on_node: bool
 
 
+class LocalTraffic(NamedTuple):
+    """What tells the packets of pods from all others: where they come from, or the device that they come
+    in by; one of the two is set. `prefix`: `interface` is only how the device's name begins.
+    """
+
+    network: Network | None = None
+    interface: str = ""
+    prefix: bool = False
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class ServicePortPlan:
     """One port of one Service in one family.
@@ -92,7 +102,10 @@ class ServicePortPlan:
     `frontends` in the order ClusterIP, ExternalIP, LoadBalancer, NodePort; `endpoints` sorted by
     address and port, without duplicates. `otherwise` is REJECT where no endpoint could be used
     anywhere, DROP where only this node's policy leaves none (a load balancer shall see silence then,
-    not a refusal). `affinity_timeout` in seconds, 0 for none.
+    not a refusal). `affinity_timeout` in seconds, 0 for none. `local_traffic` is None where a dataplane
+    knows the devices of pods by itself (`DetectLocal.DEVICES`), or where nothing tells pods from others;
+    then no treatment differs between `pod` and the others. `health_check_node_port`: what load balancers
+    ask, 0 for none.
     """
 
     name: ServicePortName
@@ -101,6 +114,8 @@ class ServicePortPlan:
     endpoints: tuple[PlannedEndpoint, ...]
     otherwise: Otherwise
     affinity_timeout: int = 0
+    local_traffic: LocalTraffic | None = None
+    health_check_node_port: int = 0
 
     @property
     def key(self) -> PlanKey:
@@ -137,12 +152,14 @@ class NodePlan:
 
     `local_networks` is the kernel's local table; `node_port_networks` the part of it on which
     NodePorts answer. Both families; loopback is in the latter only where localhost NodePorts are on.
-    `devices` sorted by ifindex.
+    `node_ports_everywhere`: in which families no option restricts them to some addresses; loopback does
+    not count here. `devices` sorted by ifindex.
     """
 
     local_networks: frozenset[Network] = frozenset()
     node_port_networks: frozenset[Network] = frozenset()
     devices: tuple[DevicePlan, ...] = ()
+    node_ports_everywhere: frozenset[Family] = frozenset(Family)
 
 
 class SocketLb(enum.Enum):
@@ -153,12 +170,28 @@ class SocketLb(enum.Enum):
     ON = "on"  # and its pods'
 
 
+class DetectLocal(enum.Enum):
+    """How the packets of pods are told from others: kube-proxy's --detect-local-mode, and DEVICES: by the
+    role of the device that they come in by, whatever its name, as the eBPF dataplane does.
+
+    Pods are all of the cluster with CLUSTER_CIDR, those of this node with the others.
+    """
+
+    DEVICES = "Devices"
+    CLUSTER_CIDR = "ClusterCIDR"
+    NODE_CIDR = "NodeCIDR"
+    BRIDGE_INTERFACE = "BridgeInterface"
+    INTERFACE_NAME_PREFIX = "InterfaceNamePrefix"
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class PlanContext:
     """What plan needs to know beside the cluster's objects.
 
     `node_port_cidrs` empty means every local address. `node_name` as endpoints name it.
     `device_patterns` as of the shell; empty means that devices are found by what they are.
+    `cluster_cidrs`: for `DetectLocal.CLUSTER_CIDR`; the first of a family counts. `pod_interface`, a name
+    or how names begin: for the two modes that go by it.
     """
 
     node_name: str
@@ -166,6 +199,8 @@ class PlanContext:
     localhost_node_ports: bool = True
     node_port_cidrs: tuple[Network, ...] = ()
     node_port_primary: bool = False
-    has_detector: bool = True
+    detect_local: DetectLocal = DetectLocal.DEVICES
+    cluster_cidrs: tuple[Network, ...] = ()
+    pod_interface: str = ""
     socket_lb: SocketLb = SocketLb.ON
     device_patterns: tuple[str, ...] = ()

@@ -20,24 +20,24 @@ class Treatments(NamedTuple):
     outside: Treatment
 
 
-def internal_treatments(service: Service, context: PlanContext) -> Treatments:
+def internal_treatments(service: Service, context: PlanContext, has_detector: bool) -> Treatments:
     """What a ClusterIP does. Only internalTrafficPolicy counts.
 
     Who is not a pod is masqueraded, since an endpoint elsewhere has perhaps no way back to it; without
     a detector nobody can be told from a pod, so nobody is, unless everybody is by masqueradeAll.
     """
     local = service.internal_policy is TrafficPolicy.LOCAL
-    return _internal(local, context.masquerade_all, context.has_detector)
+    return _internal(local, context.masquerade_all, has_detector)
 
 
-def external_treatments(service: Service, context: PlanContext) -> Treatments:
+def external_treatments(service: Service, has_detector: bool) -> Treatments:
     """What a NodePort, an external IP or a load balancer's IP does. Only externalTrafficPolicy counts.
 
     With policy Local pods and the node itself are let through to every endpoint: there is no client
     address to preserve, and what they dial might as well have come in at another node. Without a
     detector pods count as others.
     """
-    return _external(external_policy_local(service), context.has_detector)
+    return _external(external_policy_local(service), has_detector)
 
 
 def external_policy_local(service: Service) -> bool:

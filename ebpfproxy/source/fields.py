@@ -125,6 +125,8 @@ class Taint(Api):
 
 
 class NodeSpec(Api):
+    pod_cidrs: list[str | None] | None = field(default=None, name="podCIDRs")
+    pod_cidr: str | None = field(default=None, name="podCIDR")
     taints: list[Taint | None] | None = None
 
 

@@ -285,6 +285,7 @@ def _node(decoded: fields.Node) -> NodeChanged:
         zone=(head.labels.zone if head.labels else None) or "",
         eligible=head.deletion_timestamp is None and not leaving,
         addresses=parts.addresses(internal, "status.addresses", Complaints()),
+        pod_cidrs=parts.networks(spec.pod_cidrs or [spec.pod_cidr], "podCIDRs", Complaints()),
     )
     return NodeChanged(node)
 

@@ -140,18 +140,26 @@ def load_balancer_ips(status: fields.ServiceStatus | None, complaints: Complaint
     return addresses(texts, "status.loadBalancer.ingress", complaints)
 
 
-def source_ranges(texts: Iterable[str | None], complaints: Complaints) -> tuple[Network, ...]:
-    """Those that are CIDRs. Raises InvalidObject where there are only junk ones: none would admit all."""
+def networks(texts: Iterable[str | None], where: str, complaints: Complaints) -> tuple[Network, ...]:
+    """Those that are CIDRs, each once, in order. Blank ones are dropped silently."""
     found: dict[Network, None] = {}
-    given = [text for text in texts if text and text.strip()]
-    for text in given:
+    for text in texts:
+        if text is None or not text.strip():
+            continue
         try:
             found[parse_network(text)] = None
         except ValueError:
-            complaints.append(f"loadBalancerSourceRanges: {shorten(repr(text))} is not a CIDR")
+            complaints.append(f"{where}: {shorten(repr(text))} is not a CIDR")
+    return tuple(found)
+
+
+def source_ranges(texts: Iterable[str | None], complaints: Complaints) -> tuple[Network, ...]:
+    """Those that are CIDRs. Raises InvalidObject where there are only junk ones: none would admit all."""
+    given = [text for text in texts if text and text.strip()]
+    found = networks(given, "loadBalancerSourceRanges", complaints)
     if given and not found:
         raise InvalidObject("loadBalancerSourceRanges has no CIDR; serving it would admit everybody")
-    return tuple(found)
+    return found
 
 
 def affinity_timeout(spec: fields.ServiceSpec, complaints: Complaints) -> int:

@@ -15,7 +15,7 @@ from ebpfproxy.plan.claims import Claims, LostClaim
 from ebpfproxy.plan.exposure import plan_service
 from ebpfproxy.plan.needs import needs_packets_of_pods
 from ebpfproxy.plan.node_plan import plan_node
-from ebpfproxy.plan.service_plan import NodePlan, PlanContext, ServicePortPlan, SocketLb
+from ebpfproxy.plan.service_plan import DetectLocal, NodePlan, PlanContext, ServicePortPlan, SocketLb
 from ebpfproxy.source.event import (
     AddressesChanged,
     DevicesChanged,
@@ -92,8 +92,12 @@ def _context(node: dict[str, Any]) -> PlanContext:
     cidrs = tuple(parse_network(text) for text in options.pop("node_port_cidrs", ()))
     socket_lb = SocketLb(options.pop("socket_lb", "on"))
     patterns = tuple(options.pop("device_patterns", ()))
+    detect_local = DetectLocal(options.pop("detect_local", "Devices"))
+    cluster_cidrs = tuple(parse_network(text) for text in options.pop("cluster_cidrs", ()))
     return PlanContext(
         node.get("name", "here"),
+        detect_local=detect_local,
+        cluster_cidrs=cluster_cidrs,
         node_port_cidrs=cidrs,
         socket_lb=socket_lb,
         device_patterns=patterns,

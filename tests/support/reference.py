@@ -13,7 +13,7 @@ from ebpfproxy.model.address import Address, Family, family, network, network_fa
 from ebpfproxy.model.endpoint import Endpoint, EndpointSlice
 from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import Service, ServicePort, ServiceType, TrafficPolicy
-from ebpfproxy.plan.service_plan import PlanContext
+from ebpfproxy.plan.service_plan import DetectLocal, PlanContext
 
 SOURCES = ("pod", "node", "outside")
 
@@ -64,10 +64,10 @@ def outcome(q: Question, kind: str, source: str) -> Outcome:
     """What happens to a new connection to an address of that kind from that class of sources."""
     if kind == "ClusterIP":
         local = q.service.internal_policy is TrafficPolicy.LOCAL
-        masquerade = q.context.masquerade_all or (q.context.has_detector and source != "pod")
+        masquerade = q.context.masquerade_all or (_told(q) and source != "pod")
     elif not _external_local(q.service) or source == "node":
         local, masquerade = False, True
-    elif source == "pod" and q.context.has_detector:
+    elif source == "pod" and _told(q):
         local, masquerade = False, False
     else:
         local, masquerade = True, False
@@ -78,6 +78,20 @@ def outcome(q: Question, kind: str, source: str) -> Outcome:
     if usable:
         return Outcome(usable, "", masquerade, restricted)
     return Outcome(None, "drop" if _any_anywhere(q) else "reject", False, restricted)
+
+
+def _told(q: Question) -> bool:
+    """Whether pods can be told from others: newLocalDetector in cmd/kube-proxy/app/server_linux.go."""
+    match q.context.detect_local:
+        case DetectLocal.DEVICES:
+            return True
+        case DetectLocal.CLUSTER_CIDR:
+            cidrs = q.context.cluster_cidrs
+        case DetectLocal.NODE_CIDR:
+            cidrs = q.node.pod_cidrs if q.node else ()
+        case _:
+            return q.context.pod_interface != ""
+    return any(network_family(cidr) is q.of for cidr in cidrs)
 
 
 def node_admitted(q: Question) -> bool:

@@ -7,7 +7,7 @@ from ebpfproxy.model.address import Address, Family, Protocol, parse_address, pa
 from ebpfproxy.model.endpoint import Endpoint, EndpointPort, EndpointSlice
 from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import NamespacedName, Service, ServicePort, ServiceType, TrafficPolicy
-from ebpfproxy.plan.service_plan import PlanContext
+from ebpfproxy.plan.service_plan import DetectLocal, PlanContext
 from tests.support.build import ELSEWHERE, HERE
 
 _RANGES = tuple(
@@ -24,11 +24,15 @@ def _few(*texts: str, most: int = 3) -> SearchStrategy[tuple[Address, ...]]:
     return st.lists(addresses, max_size=most).map(tuple)
 
 
+_CIDRS = st.lists(st.sampled_from(_RANGES), max_size=2).map(tuple)
+
 CONTEXTS = st.builds(
     PlanContext,
     node_name=st.just(HERE),
     masquerade_all=st.booleans(),
-    has_detector=st.booleans(),
+    detect_local=st.sampled_from(DetectLocal),
+    cluster_cidrs=_CIDRS,
+    pod_interface=st.sampled_from(("", "cni0")),
 )
 
 NODES = st.none() | st.builds(
@@ -36,6 +40,7 @@ NODES = st.none() | st.builds(
     name=st.just(HERE),
     zone=st.sampled_from(("", "zone-a", "zone-c")),
     addresses=_few("192.0.2.10", "2001:db8::10", most=2),
+    pod_cidrs=_CIDRS,
 )
 
 PORTS = st.builds(

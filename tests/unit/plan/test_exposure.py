@@ -10,6 +10,7 @@ from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import Service, ServiceType, TrafficPolicy
 from ebpfproxy.plan.exposure import plan_service
 from ebpfproxy.plan.service_plan import (
+    DetectLocal,
     FrontendKind,
     FrontendPlan,
     Otherwise,
@@ -22,7 +23,7 @@ from tests.support import build
 from tests.support.build import CONTEXT, ELSEWHERE, HERE, endpoint, port, slice_of
 
 LOCAL, CLUSTER = TrafficPolicy.LOCAL, TrafficPolicy.CLUSTER
-NO_DETECTOR = dataclasses.replace(CONTEXT, has_detector=False)
+NO_DETECTOR = dataclasses.replace(CONTEXT, detect_local=DetectLocal.CLUSTER_CIDR)
 MASQUERADE_ALL = dataclasses.replace(CONTEXT, masquerade_all=True)
 
 

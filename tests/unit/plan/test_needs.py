@@ -9,9 +9,11 @@ from ebpfproxy.model.endpoint import Endpoint, EndpointPort
 from ebpfproxy.model.service import Service, ServiceType, TrafficPolicy
 from ebpfproxy.plan.exposure import plan_service
 from ebpfproxy.plan.needs import needs_packets_of_pods
+from ebpfproxy.plan.service_plan import DetectLocal
 from tests.support.build import CONTEXT, HERE, endpoint, port, service, slice_of
 
 LOCAL = TrafficPolicy.LOCAL
+NO_DETECTOR = dataclasses.replace(CONTEXT, detect_local=DetectLocal.CLUSTER_CIDR)
 BALANCED = service(balancer=["203.0.113.1"], type_=ServiceType.LOAD_BALANCER)
 INTERNAL = service(internal_policy=LOCAL)
 EXTERNAL = service("web", port(80, node_port=30080), type_=ServiceType.NODE_PORT, external_policy=LOCAL)
@@ -21,7 +23,7 @@ RANGED = dataclasses.replace(
 
 
 def needs(of: Service, *endpoints: Endpoint, detector: bool = True) -> bool:
-    context = dataclasses.replace(CONTEXT, has_detector=detector)
+    context = CONTEXT if detector else NO_DETECTOR
     (plan,) = plan_service(of, [slice_of("web", *endpoints)], None, context)
     return needs_packets_of_pods(plan)
 

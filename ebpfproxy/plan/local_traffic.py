@@ -1,0 +1,34 @@
+"""How a pod's packets are told from others': --detect-local-mode (pkg/proxy/util/localdetector.go)."""
+
+from collections.abc import Iterable
+
+from ebpfproxy.model.address import Family, Network, network_family
+from ebpfproxy.model.node import Node
+from ebpfproxy.plan.service_plan import DetectLocal, LocalTraffic, PlanContext
+
+
+def has_detector(context: PlanContext, of: Family, node: Node | None) -> bool:
+    """Whether pods can be told from others at all."""
+    return context.detect_local is DetectLocal.DEVICES or local_traffic(context, of, node) is not None
+
+
+def local_traffic(context: PlanContext, of: Family, node: Node | None) -> LocalTraffic | None:
+    """None where nothing tells them: no CIDR of this family, no name of a device, a Node that was not seen
+    or has no podCIDRs yet; and with `DetectLocal.DEVICES`, which needs nothing of the kind.
+    """
+    match context.detect_local:
+        case DetectLocal.CLUSTER_CIDR:
+            return _first(context.cluster_cidrs, of)
+        case DetectLocal.NODE_CIDR:
+            return _first(node.pod_cidrs if node else (), of)
+        case DetectLocal.BRIDGE_INTERFACE | DetectLocal.INTERFACE_NAME_PREFIX as mode:
+            prefix = mode is DetectLocal.INTERFACE_NAME_PREFIX
+            name = context.pod_interface
+            return LocalTraffic(interface=name, prefix=prefix) if name else None
+        case DetectLocal.DEVICES:
+            return None
+
+
+def _first(cidrs: Iterable[Network], of: Family) -> LocalTraffic | None:
+    network = next((cidr for cidr in cidrs if network_family(cidr) is of), None)
+    return LocalTraffic(network) if network else None

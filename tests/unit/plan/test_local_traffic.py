@@ -1,0 +1,69 @@
+"""How pods are told from others, by kube-proxy's four modes and by devices."""
+
+import dataclasses
+
+from ebpfproxy.model.address import Family, parse_network
+from ebpfproxy.model.node import Node
+from ebpfproxy.model.service import ServiceType, TrafficPolicy
+from ebpfproxy.plan.exposure import plan_service
+from ebpfproxy.plan.local_traffic import has_detector, local_traffic
+from ebpfproxy.plan.service_plan import DetectLocal, LocalTraffic, PlanContext
+from tests.support.build import CONTEXT, HERE, service
+
+V4, V6 = Family.IPV4, Family.IPV6
+FOUR, SIX, ANOTHER = map(parse_network, ("10.244.0.0/16", "fd00::/48", "10.245.0.0/16"))
+
+
+def context(mode: DetectLocal, **options: object) -> PlanContext:
+    return dataclasses.replace(CONTEXT, detect_local=mode, **options)  # type: ignore[arg-type]
+
+
+def test_the_first_cluster_cidr_of_a_family_counts() -> None:
+    given = context(DetectLocal.CLUSTER_CIDR, cluster_cidrs=(FOUR, SIX, ANOTHER))
+    assert local_traffic(given, V4, None) == LocalTraffic(FOUR)
+    assert local_traffic(given, V6, None) == LocalTraffic(SIX)
+
+
+def test_a_family_without_a_cluster_cidr_has_no_detector() -> None:
+    given = context(DetectLocal.CLUSTER_CIDR, cluster_cidrs=(FOUR,))
+    assert has_detector(given, V4, None)
+    assert not has_detector(given, V6, None)
+
+
+def test_the_nodes_own_cidrs_come_with_its_node_object() -> None:
+    given = context(DetectLocal.NODE_CIDR, cluster_cidrs=(ANOTHER,))
+    assert local_traffic(given, V4, None) is None
+    assert local_traffic(given, V4, Node(HERE)) is None
+    assert local_traffic(given, V4, Node(HERE, pod_cidrs=(FOUR, SIX))) == LocalTraffic(FOUR)
+
+
+def test_a_device_tells_pods_of_both_families() -> None:
+    for of in Family:
+        bridge = local_traffic(context(DetectLocal.BRIDGE_INTERFACE, pod_interface="cni0"), of, None)
+        assert bridge == LocalTraffic(interface="cni0")
+        veths = local_traffic(context(DetectLocal.INTERFACE_NAME_PREFIX, pod_interface="cali"), of, None)
+        assert veths == LocalTraffic(interface="cali", prefix=True)
+
+
+def test_without_a_device_named_nothing_tells_pods() -> None:
+    assert not has_detector(context(DetectLocal.BRIDGE_INTERFACE), V4, None)
+
+
+def test_by_devices_pods_are_told_without_any_match() -> None:
+    assert has_detector(CONTEXT, V4, None)
+    assert local_traffic(CONTEXT, V4, None) is None
+
+
+def test_a_plan_says_what_tells_pods_and_where_load_balancers_ask() -> None:
+    balanced = dataclasses.replace(
+        service(balancer=["203.0.113.1"], type_=ServiceType.LOAD_BALANCER),
+        external_policy=TrafficPolicy.LOCAL,
+        health_check_node_port=32000,
+    )
+    given = context(DetectLocal.CLUSTER_CIDR, cluster_cidrs=(FOUR,))
+    (plan,) = plan_service(balanced, (), None, given)
+    assert plan.local_traffic == LocalTraffic(FOUR)
+    assert plan.health_check_node_port == 32000
+    anywhere = dataclasses.replace(balanced, external_policy=TrafficPolicy.CLUSTER)
+    (plan,) = plan_service(anywhere, (), None, given)
+    assert plan.health_check_node_port == 0
