@@ -54,7 +54,7 @@ static __always_inline bool swap_addresses(struct __sk_buff *skb, struct packet 
 
 	to.source = packet->tuple.destination;
 	to.destination = packet->tuple.source;
-	return write_addresses(skb, packet->l3, packet->version, packet->checksum, &to, 0) &&
+	return write_addresses(skb, packet->l3, packet->version, packet->checksum, &to, 0, false) &&
 	       write_ttl(skb, packet, TTL);
 }
 

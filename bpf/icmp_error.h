@@ -114,7 +114,8 @@ static __always_inline bool rewrite_quoted(struct __sk_buff *skb, struct packet 
 	*diff = (u32)fold(ports) + fold(by);
 	if (quoted->version == 6) /* IPv4's own checksum takes up what its addresses change */
 		*diff += fold(addresses);
-	return write_addresses(skb, quoted->l3, quoted->version, quoted->checksum, to, addresses);
+	return write_addresses(skb, quoted->l3, quoted->version, quoted->checksum, to, addresses,
+			       false);
 }
 
 /* Translate the error `packet`, which quotes `quoted`, as if it were a packet that becomes `to`.
@@ -142,5 +143,5 @@ static __always_inline bool rewrite_icmp_error(struct __sk_buff *skb, struct pac
 		return false;
 	count(COUNTER_ICMP_ERROR);
 	return write_addresses(skb, packet->l3, packet->version, packet->checksum, &scratch->key,
-			       diff);
+			       diff, false);
 }

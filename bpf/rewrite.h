@@ -16,7 +16,10 @@
 #define TCP_CHECKSUM  16
 #define UDP_CHECKSUM  6
 #define ICMP_CHECKSUM 2
+#define IPV4_HEADER   20
+#define IPV6_HEADER   40
 #define ADDRESSES     32 /* source and destination of a flow_key, side by side */
+#define PORTS	      4	 /* both, right behind them */
 
 #define PSEUDO_HEADER 0x10 /* BPF_F_PSEUDO_HDR */
 #define RECOMPUTE_SUM 0x01 /* BPF_F_RECOMPUTE_CSUM: of CHECKSUM_COMPLETE */
@@ -70,28 +73,34 @@ static __always_inline bool pseudo_header_changed(struct __sk_buff *skb, u32 off
 	return true;
 }
 
-/* The end of an IPv4 header without options. */
+/* The end of an IPv4 header without options, and what may come right behind it. */
 struct ipv4_tail {
 	u16 checksum;
 	__be16 addresses[4]; /* in halves: so that there is no padding */
+	__be16 ports[2];
 };
 
 /* Write the addresses of `to` into the IP header at `l3`, whose addresses thereby change by `diff`;
- * `checksum` is the IPv4 header's own so far. False: the packet is spoiled.
+ * `checksum` is the IPv4 header's own so far. `ports`: they follow at once, and are written along.
+ * False: the packet is spoiled.
  */
 static __always_inline bool write_addresses(struct __sk_buff *skb, u32 l3, u8 version, u16 checksum,
-					    struct flow_key *to, u32 diff)
+					    struct flow_key *to, u32 diff, bool ports)
 {
 	struct ipv4_tail tail;
 
 	if (version == 6)
-		return !bpf_skb_store_bytes(skb, l3 + IPV6_SOURCE, &to->source, ADDRESSES, 0);
+		return !bpf_skb_store_bytes(skb, l3 + IPV6_SOURCE, &to->source,
+					    ports ? ADDRESSES + PORTS : ADDRESSES, 0);
 	tail.checksum = ~fold((u32)(u16)~checksum + fold(diff));
 	tail.addresses[0] = ((__be16 *)&to->source.word[3])[0];
 	tail.addresses[1] = ((__be16 *)&to->source.word[3])[1];
 	tail.addresses[2] = ((__be16 *)&to->destination.word[3])[0];
 	tail.addresses[3] = ((__be16 *)&to->destination.word[3])[1];
-	return !bpf_skb_store_bytes(skb, l3 + IPV4_CHECKSUM, &tail, sizeof(tail), 0);
+	tail.ports[0] = to->source_port;
+	tail.ports[1] = to->destination_port;
+	return !bpf_skb_store_bytes(skb, l3 + IPV4_CHECKSUM, &tail,
+				    ports ? sizeof(tail) : sizeof(tail) - PORTS, 0);
 }
 
 /* Where the checksum is; 0: it does not cover addresses or ports (SCTP's CRC32c, RFC 9260, 6.8). */
@@ -111,23 +120,29 @@ static __always_inline bool rewrite(struct __sk_buff *skb, struct packet *packet
 	u32 diff = addresses_changed(&packet->tuple, to);
 	u32 flags = packet->tuple.protocol == IPPROTO_UDP ? MANGLED_ZERO : 0;
 	u32 checksum = checksum_offset(packet->tuple.protocol);
+	u32 end = packet->l3 + (packet->version == 4 ? IPV4_HEADER : IPV6_HEADER);
+	bool ports = false;
 
 	if (packet->fragment != LATER && checksum) {
 		if (!pseudo_header_changed(skb, packet->l4 + checksum, packet->version, diff,
 					   flags))
 			return false;
-		if (*(u32 *)&packet->tuple.source_port != *(u32 *)&to->source_port) {
-			u32 ports = *(u32 *)&to->source_port;
-			u32 by = ports_changed(&packet->tuple, to);
+		ports = *(u32 *)&packet->tuple.source_port != *(u32 *)&to->source_port;
+	}
+	if (ports) {
+		u32 by = ports_changed(&packet->tuple, to);
 
-			if (bpf_l4_csum_replace(skb, packet->l4 + checksum, 0, by, flags) ||
-			    bpf_skb_store_bytes(skb, packet->l4, &ports, 4, 0))
+		if (bpf_l4_csum_replace(skb, packet->l4 + checksum, 0, by, flags))
+			return false;
+		if (packet->l4 != end) { /* behind options, or extension headers */
+			if (bpf_skb_store_bytes(skb, packet->l4, &to->source_port, PORTS, 0))
 				return false;
+			ports = false;
 		}
 	}
 	if (packet->version == 6 && (packet->fragment == LATER || !checksum))
 		bpf_csum_update(skb, fold(diff)); /* nothing in the packet makes up for it */
-	return write_addresses(skb, packet->l3, packet->version, packet->checksum, to, diff);
+	return write_addresses(skb, packet->l3, packet->version, packet->checksum, to, diff, ports);
 }
 
 /* Give the packet this time to live, which `packet` goes on telling as it was. IPv6 has no checksum
