@@ -1,6 +1,6 @@
 """Keeps one dataplane in step: render, diff, apply, remember."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ebpfproxy.dataplanes.delta import diff
@@ -47,11 +47,14 @@ class Proxier(Generic[K, E]):
         self._figures: dict[PlanKey, tuple[int, int, int, bool]] = {}
         self._keys: dict[PlanKey | None, frozenset[K]] = {}  # None: the entries of the node
         self._desired: dict[K, E] = {}
-        self._node_plan: NodePlan | None = None
+        self._shared: dict[K, int] = {}  # of entries that several plans have: how many beside the first
+        self.node_plan: NodePlan | None = None
         self._pods = False  # whether the plan of the node has what the packets of pods need
         self._actual: dict[K, E] | None = None  # None: not known, so read it
+        self._generation: Hashable = None  # of the kernel, when that was known
         self._touched: set[K] = set()
         self._told: dict[K, str] = {}
+        self._changed: dict[PlanKey, ServicePortPlan | None] = {}
         self.endpoints = 0
         self.no_local_internal = 0
         self.no_local_external = 0
@@ -80,15 +83,15 @@ class Proxier(Generic[K, E]):
         for name in services | state.services.keys() if node_changed else services:
             self._plan_service(name, state)
         pods = self.needing_pods > 0
-        if node_changed or host_changed or pods is not self._pods or self._node_plan is None:
+        if node_changed or host_changed or pods is not self._pods or self.node_plan is None:
             self._pods = pods
             self._plan_node(state)
 
     def _plan_node(self, state: ClusterState) -> None:
-        plan = plan_node(state, self._context, self._pods, self._node_plan)
-        if plan != self._node_plan:  # a device may change in ways that mean nothing here
+        plan = plan_node(state, self._context, self._pods, self.node_plan)
+        if plan != self.node_plan:  # a device may change in ways that mean nothing here
             self._desire(None, self._dataplane.render((), plan))
-            self._node_plan = plan
+            self.node_plan = plan
 
     def _plan_service(self, name: NamespacedName, state: ClusterState) -> None:
         service = state.services.get(name)
@@ -108,21 +111,34 @@ class Proxier(Generic[K, E]):
         for plan in settlement.plans:
             self._desire(plan.key, self._dataplane.render((plan,), None))
             self._count(plan.key, plan)
+            self._changed[plan.key] = plan
         for key in settlement.removed:
             self._desire(key, {})
             self._count(key, None)
+            self._changed[key] = None
 
     def _desire(self, origin: PlanKey | None, entries: Mapping[K, E]) -> None:
         keys = frozenset(entries)
         former = self._keys.get(origin, frozenset())
         for key in former - keys:
-            del self._desired[key]
+            self._disown(key)
+        for key in keys - former:
+            if key in self._desired:
+                self._shared[key] = self._shared.get(key, 0) + 1
         self._desired.update(entries)
         self._touched |= keys | former
         if keys:
             self._keys[origin] = keys
         else:
             self._keys.pop(origin, None)
+
+    def _disown(self, key: K) -> None:
+        """One plan less has this entry."""
+        others = self._shared.pop(key, 0)
+        if not others:
+            del self._desired[key]
+        elif others > 1:
+            self._shared[key] = others - 1
 
     def _count(self, key: PlanKey, plan: ServicePortPlan | None) -> None:
         """Keep up the sums that metrics show."""
@@ -138,6 +154,25 @@ class Proxier(Generic[K, E]):
                 self.no_local_internal += sign * internal
                 self.no_local_external += sign * external
                 self.needing_pods += sign * needing
+
+    def take_changed(self) -> Mapping[PlanKey, ServicePortPlan | None]:
+        """The plans that are others than when this was asked last, None for those that are gone."""
+        changed, self._changed = self._changed, {}
+        return changed
+
+    def refused(self) -> frozenset[PlanKey]:
+        """The plans of which the last sync that succeeded was refused something."""
+        if not self._told:
+            return frozenset()
+        told = frozenset(self._told)
+        return frozenset(origin for origin, keys in self._keys.items() if origin and keys & told)
+
+    def is_disturbed(self) -> bool:
+        """Whether somebody else has changed what is in the kernel since the last sync that succeeded.
+
+        False where there was none. Raises KernelError.
+        """
+        return self._actual is not None and self._dataplane.generation() != self._generation
 
     def sync(self, verify: bool) -> SyncResult:
         """Bring the kernel in step; with `verify`, or after a failure, compare everything.
@@ -166,6 +201,7 @@ class Proxier(Generic[K, E]):
         for key in dropped:
             actual.pop(key, None)
         self._actual = actual
+        self._generation = self._dataplane.generation()
         self._touched = set(refused)
         self._tell(refused)
         return SyncResult(len(delta.puts.keys() - refused.keys()), len(dropped), len(refused), drifted)

@@ -6,7 +6,7 @@ error may come in the middle of a delta, and what is there outlives the process 
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Literal, NamedTuple
 
 from ebpfproxy.dataplanes.interface import Delta
@@ -91,6 +91,9 @@ class FakeDataplane:
                 entries[network] = network in node.node_port_networks
             entries.update({DeviceId(each.ifindex, each.name): each for each in node.devices})
         return entries
+
+    def generation(self) -> Hashable:
+        return repr(self.kernel)
 
     def read(self) -> dict[Key, Entry]:
         """What contradicts itself comes out as something no plan asks for."""

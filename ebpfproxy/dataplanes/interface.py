@@ -1,7 +1,7 @@
 """What a dataplane is: one kernel mechanism that holds entries by key."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Generic, Protocol, TypeVar
 
 from ebpfproxy.errors import KernelError
@@ -23,15 +23,20 @@ class Delta(Generic[K, E]):
 
 
 class Dataplane(Protocol[K, E]):
-    """Five methods over keyed entries. All but `render` raise KernelError, and run on the control thread.
+    """Six methods over keyed entries. All but `render` raise KernelError, and run on the control thread.
 
     - `open` makes the kernel ready and takes over what an earlier run left; it changes no traffic yet
       where that run's state can go on serving.
-    - `render` turns plans into entries; pure, and each entry depends on one plan alone.
+    - `render` turns plans into entries; pure, and each entry depends on one plan alone. Several
+      plans may have an entry in common, which then is equal in all.
     - `read` tells what the kernel really holds, in the same entries.
     - `apply` brings a delta into the kernel. Puts come into force before drops do. It returns what
       the kernel refused, by key; all the rest is in force. An error raised instead means that
       nothing is known: the caller reads the kernel back.
+    - `generation` is a value that changes when somebody, be it ourselves, changes in the kernel what this
+      dataplane keeps there. It costs a few milliseconds at any size, so it is asked every other second; where
+      it changed although we wrote nothing, everything is read and compared. It may change without need,
+      and need not notice a counter.
     - `close` lets go of file descriptors; traffic goes on.
     """
 
@@ -44,5 +49,7 @@ class Dataplane(Protocol[K, E]):
     def read(self) -> dict[K, E]: ...
 
     def apply(self, delta: Delta[K, E]) -> Mapping[K, KernelError]: ...
+
+    def generation(self) -> Hashable: ...
 
     def close(self) -> None: ...

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from ebpfproxy.errors import AlreadyExists, KernelError, NotFound, Rejected, TableFull, Unsupported
 
-MAP_LOOKUP_ELEM, MAP_UPDATE_ELEM, MAP_DELETE_ELEM, MAP_GET_NEXT_KEY = 1, 2, 3, 4
+MAP_CREATE, MAP_LOOKUP_ELEM, MAP_UPDATE_ELEM, MAP_DELETE_ELEM, MAP_GET_NEXT_KEY = 0, 1, 2, 3, 4
 PROG_LOAD, OBJ_PIN, OBJ_GET, PROG_ATTACH, PROG_DETACH, PROG_TEST_RUN = 5, 6, 7, 8, 9, 10
 OBJ_GET_INFO_BY_FD, PROG_QUERY = 15, 16
 MAP_LOOKUP_BATCH, MAP_UPDATE_BATCH, MAP_DELETE_BATCH = 24, 26, 27
@@ -146,6 +146,12 @@ class Map(_Object):
     def pinned(cls, path: Path) -> "Map":
         """Raises NotFound."""
         return cls(_pinned_fd(path, "map"), path.name)
+
+    @classmethod
+    def create(cls, type_: int, key_size: int, value_size: int, max_entries: int, flags: int = 0) -> "Map":
+        """One that is gone when it is closed, unless it was pinned. Raises KernelError."""
+        attr = struct.pack("=IIIII", type_, key_size, value_size, max_entries, flags)
+        return cls(bpf(MAP_CREATE, attr, f"cannot make a map of type {type_}")[0], "unnamed")
 
     def lookup(self, key: bytes) -> bytes | None:
         """A per-CPU map's value is that of all possible CPUs in a row, each padded to 8 bytes."""
@@ -283,6 +289,24 @@ class Program(_Object):
         """Raises NotFound."""
         return cls(_pinned_fd(path, "prog"), path.name)
 
+    @classmethod
+    def load(cls, type_: int, attach_type: int, instructions: bytes) -> "Program":
+        """From instructions (struct bpf_insn) that need no map. Raises KernelError."""
+        code = ctypes.create_string_buffer(instructions, len(instructions))
+        license_ = ctypes.create_string_buffer(b"Dual BSD/GPL")
+        attr = struct.pack(
+            "=IIQQIIQII16sII",
+            *(type_, len(instructions) // 8, ctypes.addressof(code), ctypes.addressof(license_)),
+            *(0, 0, 0, 0, 0, b"ebpfproxy_probe", 0, attach_type),
+        )
+        for attempt in range(_ATTEMPTS):
+            try:
+                return cls(bpf(PROG_LOAD, attr, "cannot load a program")[0], "ebpfproxy_probe")
+            except KernelError as failure:
+                if errno_of(failure) != errno.EAGAIN or attempt == _ATTEMPTS - 1:
+                    raise  # the verifier was not, or is always, disturbed by a signal
+        raise AssertionError("unreachable")
+
     @property
     def id(self) -> int:
         return int(struct.unpack_from("=II", self.facts(16))[1])
@@ -325,28 +349,24 @@ class Link(_Object):
 def loads(program_type: int, attach_type: int, instructions: bytes) -> bool:
     """Whether the kernel takes a program of these instructions (struct bpf_insn): how features are probed.
 
+    Raises as `refusal`.
+    """
+    return not refusal(program_type, attach_type, instructions)
+
+
+def refusal(program_type: int, attach_type: int, instructions: bytes) -> int:
+    """The errno with which the kernel refuses a program of these instructions; 0 where it takes it.
+
     Raises Rejected where we may not load programs at all, or where there is no memory or file descriptor
     for it: that tells nothing of the program.
     """
-    code = ctypes.create_string_buffer(instructions, len(instructions))
-    license_ = ctypes.create_string_buffer(b"Dual BSD/GPL")
-    attr = struct.pack(
-        "=IIQQIIQII16sII",
-        *(program_type, len(instructions) // 8, ctypes.addressof(code), ctypes.addressof(license_)),
-        *(0, 0, 0, 0, 0, b"ebpfproxy_probe", 0, attach_type),
-    )
-    for attempt in range(_ATTEMPTS):
-        try:
-            fd, _ = bpf(PROG_LOAD, attr, "cannot load a program")
-        except KernelError as failure:
-            if errno_of(failure) == errno.EAGAIN and attempt < _ATTEMPTS - 1:
-                continue  # the verifier was disturbed by a signal
-            if errno_of(failure) in _NOT_NOW:
-                raise
-            return False
-        os.close(fd)
-        return True
-    raise AssertionError("unreachable")
+    try:
+        Program.load(program_type, attach_type, instructions).close()
+    except KernelError as failure:
+        if errno_of(failure) in _NOT_NOW:
+            raise
+        return errno_of(failure)
+    return 0
 
 
 def possible_cpus() -> int:

@@ -84,6 +84,11 @@ def remove_inlet() -> bool:
     return _remove(OUTLET) or with_inlet
 
 
+def has_inlet() -> bool:
+    """Whether `remove_inlet` would find anything. Raises Rejected."""
+    return any(device and device.kind == "veth" for device in map(_find, (INLET, OUTLET)))
+
+
 def _pair() -> tuple[_Device, _Device] | None:
     inlet, outlet = _find(INLET), _find(OUTLET)
     if inlet is None or outlet is None or (inlet.kind, outlet.kind) != ("veth", "veth"):

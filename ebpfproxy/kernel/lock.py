@@ -63,8 +63,9 @@ class NamespaceLock:
         if not taken:
             self._socket.close()
             raise AlreadyExists(
-                "another ebpfproxy looks after the devices of this network namespace",
-                "stop that one, whatever its --bpffs-root is, or give this one --tc-devices=none",
+                "another ebpfproxy has this network namespace: its devices, and its rules",
+                "stop that one, whatever its mode and --bpffs-root are; or give this one --proxy-mode=ebpf "
+                "and --tc-devices=none",
             )
 
     def _taken(self) -> bool:

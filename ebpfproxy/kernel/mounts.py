@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ebpfproxy.errors import KernelError, NotFound, Rejected, Unsupported
+from ebpfproxy.kernel import rights
 
 CGROUP2_SUPER_MAGIC = 0x63677270
 BPF_FS_MAGIC = 0xCAFE4A11
@@ -19,6 +20,8 @@ BPF_FS_MAGIC = 0xCAFE4A11
 BPFFS = Path("/sys/fs/bpf")
 """The folder that the kernel makes for bpffs (bpf_init() in kernel/bpf/inode.c)."""
 
+_FSOPEN = 430  # on every architecture
+_FSOPEN_CLOEXEC = 1
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 2, 4, 8
 _ESCAPES = {"\\040": " ", "\\011": "\t", "\\012": "\n", "\\134": "\\"}  # mangle() in fs/proc_namespace.c
 
@@ -71,6 +74,20 @@ def host_cgroup2_root(init: Path = Path("/proc/1")) -> Path:
     )
 
 
+def cgroup_root_of_all() -> Path:
+    """The cgroup that catches the sockets of all processes of the host, for who was not told which it is.
+
+    Raises Unsupported where it is not in reach, but at most a part of it.
+    """
+    try:
+        return host_cgroup2_root()
+    except NotFound as failure:
+        raise Unsupported(
+            f"{failure.message}: other pods' sockets would not be caught",
+            "run with hostPID, or mount the host's /sys/fs/cgroup and name it with --cgroup-root",
+        ) from failure
+
+
 def _cgroup2_candidates(init: Path) -> Iterator[Path]:
     """Our own mounts, then those of `init`, reached through its root folder."""
     yield from _mounts_of("cgroup2", "/proc/mounts")
@@ -106,6 +123,30 @@ def ensure_bpffs(path: Path) -> bool:
         _mount_bpffs(target)
     _make_folders(path)
     return mounted
+
+
+def bpffs_refusal(path: Path) -> int:
+    """The errno for which `ensure_bpffs` would fail; 0 where it would not. Nothing is made or mounted.
+
+    fsopen(2) of Linux 5.2 (24dcb3d90a1f) finds the file system and asks for the capability. Where there is no
+    such call, it is looked up whether the kernel has bpffs, and whether we have CAP_SYS_ADMIN.
+    """
+    try:
+        nearest = _nearest_existing(path)
+        if is_bpffs(nearest):
+            return 0 if os.access(nearest, os.W_OK | os.X_OK) else errno.EACCES
+    except (PermissionError, Rejected):
+        return errno.EACCES
+    fd = _libc.syscall(_FSOPEN, b"bpf", _FSOPEN_CLOEXEC)
+    if fd >= 0:
+        os.close(fd)
+        return 0
+    number = ctypes.get_errno()
+    if number != errno.ENOSYS:
+        return number
+    if "\tbpf\n" not in Path("/proc/filesystems").read_text():
+        return errno.ENODEV
+    return 0 if rights.SYS_ADMIN in rights.capabilities() else errno.EPERM
 
 
 def is_bpffs(path: Path) -> bool:

@@ -20,6 +20,8 @@ NLM_F_ACK = 0x4
 NLM_F_ECHO = 0x8
 NLM_F_DUMP_INTR = 0x10
 NLM_F_DUMP = 0x300
+NLM_F_EXCL = 0x200
+NLM_F_CREATE = 0x400
 
 NLMSG_ERROR = 2
 NLMSG_DONE = 3
@@ -77,13 +79,13 @@ def dump(protocol: int, kind: int, body: bytes, strict: bool = False) -> list[by
     raise OSError(errno.EAGAIN, "the table changed during each of the dumps")
 
 
-def change(protocol: int, kind: int, body: bytes) -> None:
-    """Send one request and wait for its acknowledgement.
+def change(protocol: int, kind: int, body: bytes, flags: int = 0) -> None:
+    """Send one request and wait for its acknowledgement; `flags`: NLM_F_CREATE and the like.
 
     Raises OSError with the errno of the answer.
     """
     with _opened(protocol) as sock:
-        _send(sock, kind, NLM_F_REQUEST | NLM_F_ACK, body)
+        _send(sock, kind, NLM_F_REQUEST | NLM_F_ACK | flags, body)
         for message in _answer(sock):
             if message.kind == NLMSG_ERROR:
                 _raise_if_failed(message.payload)

@@ -112,6 +112,23 @@ def entered(where: Path) -> Iterator[None]:
         os.close(there)
 
 
+@contextlib.contextmanager
+def throw_away() -> Iterator[None]:
+    """Be in a new network namespace within the block, with loopback down, that ends with it.
+
+    Raises Rejected without CAP_SYS_ADMIN, Unsupported where the kernel has no network namespaces.
+    """
+    back = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _check("unshare", _libc.unshare(_CLONE_NEWNET))
+        try:
+            yield
+        finally:
+            enter(back)
+    finally:
+        os.close(back)
+
+
 def cookie() -> int:
     """The cookie of the calling thread's network namespace: what bpf_get_netns_cookie gives there.
 
@@ -167,4 +184,6 @@ def _check(what: str, result: int) -> None:
 
 
 def _failure(what: str, number: int) -> KernelError:
-    return _ERRORS.get(number, KernelError)(f"{what}: {os.strerror(number)}")
+    failure = _ERRORS.get(number, KernelError)(f"{what}: {os.strerror(number)}")
+    failure.__cause__ = OSError(number, os.strerror(number))
+    return failure

@@ -29,13 +29,15 @@ NAME = "ebpfproxy"
 PRIORITY = 0xEB
 HANDLE = 0xEB
 
-RTM_GETQDISC = 38
-RTM_GETTFILTER = 46
+RTM_NEWQDISC, RTM_GETQDISC = 36, 38
+RTM_NEWTFILTER, RTM_GETTFILTER = 44, 46
 ETH_P_ALL = 3
 TCA_KIND, TCA_OPTIONS, TCA_CHAIN = 1, 2, 11
-TCA_BPF_NAME, TCA_BPF_ID = 7, 11
+TCA_BPF_FD, TCA_BPF_NAME, TCA_BPF_FLAGS, TCA_BPF_ID = 6, 7, 8, 11
+TCA_BPF_FLAG_ACT_DIRECT = 1
 _TC_H_INGRESS = 0xFFFFFFF1  # where both clsact and ingress stand
 _NO_CLASS = 0xFFFF0000  # the qdisc itself: clsact has filters only at its two classes, ingress here too
+_U32 = struct.Struct("=I")
 _TCMSG = struct.Struct("=BxxxiIII")  # struct tcmsg: family, ifindex, handle, parent, info
 
 CLSACT = "clsact"
@@ -153,6 +155,29 @@ def remove_clsact(ifindex: int) -> bool:
             raise
         return False
     return True
+
+
+def try_out(ifindex: int, program: Program) -> None:
+    """Make a clsact on a device that has none, and have `program` run at both of its sides.
+
+    For a device that is about to go: nothing is undone where it fails. By raw netlink, since pyroute2 takes
+    longer to load than all of this. Raises OSError with the kernel's errno.
+    """
+    create = netlink.NLM_F_CREATE | netlink.NLM_F_EXCL
+    qdisc = _TCMSG.pack(0, ifindex, _NO_CLASS, _TC_H_INGRESS, 0) + _kind(CLSACT)
+    netlink.change(socket.NETLINK_ROUTE, RTM_NEWQDISC, qdisc, create)
+    options = netlink.attribute(TCA_BPF_FD, _U32.pack(program.fd))
+    options += netlink.attribute(TCA_BPF_NAME, NAME.encode() + b"\0")
+    options += netlink.attribute(TCA_BPF_FLAGS, _U32.pack(TCA_BPF_FLAG_ACT_DIRECT))
+    place = PRIORITY << 16 | socket.htons(ETH_P_ALL)
+    for side in Side:
+        body = _TCMSG.pack(0, ifindex, HANDLE, side, place) + _kind("bpf")
+        body += netlink.attribute(TCA_OPTIONS, options)
+        netlink.change(socket.NETLINK_ROUTE, RTM_NEWTFILTER, body, create)
+
+
+def _kind(name: str) -> bytes:
+    return netlink.attribute(TCA_KIND, name.encode() + b"\0")
 
 
 def _where(side: Side) -> dict[str, Any]:

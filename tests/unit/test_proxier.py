@@ -14,7 +14,7 @@ from ebpfproxy import proxier
 from ebpfproxy.dataplanes.fake import Entry, FakeDataplane, FakeKernel, Key
 from ebpfproxy.dataplanes.interface import Delta
 from ebpfproxy.errors import KernelError, TableFull
-from ebpfproxy.model.address import Family, Protocol, parse_address
+from ebpfproxy.model.address import Family, Network, Protocol, parse_address, parse_network
 from ebpfproxy.model.device import ETHERNET, Device
 from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.node import Node
@@ -41,8 +41,8 @@ LOCAL = AddressesChanged(frozenset(networks(("127.0.0.0/8", "192.0.2.10/32"))))
 class Agent:
     """Tracker, proxier and fake, as the daemon has them."""
 
-    def __init__(self, kernel: FakeKernel | None = None) -> None:
-        self.plane = FakeDataplane(kernel)
+    def __init__(self, kernel: FakeKernel | None = None, plane: FakeDataplane | None = None) -> None:
+        self.plane = plane or FakeDataplane(kernel)
         self.plane.open()
         self.kernel = self.plane.kernel
         self.tracker = Tracker(started=0.0)
@@ -506,6 +506,64 @@ def test_many_failures_in_a_row_lose_nothing_either(agent: Agent) -> None:
 
 
 # Refusals
+
+
+# What several plans have in common
+
+
+class Addresses(FakeDataplane):
+    """Beside each ServicePort, an entry for each address that is dialed: ports of a Service share it."""
+
+    def render(self, plans: Iterable[ServicePortPlan], node: NodePlan | None) -> dict[Key, Entry]:
+        plans = tuple(plans)
+        addresses = {Network(each.frontend.address, 128): True for plan in plans for each in plan.frontends}
+        return super().render(plans, node) | addresses
+
+
+def test_what_two_ports_share_stays_until_both_are_gone() -> None:
+    agent = Agent(plane=Addresses())
+    both = service("web", port(80, "a"), port(81, "b"), ips=["10.96.0.1"])
+    shared = parse_network("10.96.0.1/32")
+    agent.sync(both)
+    agent.sync(service("web", port(81, "b"), ips=["10.96.0.1"]))
+    assert shared in agent.kernel.networks
+    agent.sync(gone("web"))
+    assert shared not in agent.kernel.networks
+
+
+def test_an_address_that_another_service_takes_over_in_the_same_sync_stays() -> None:
+    agent = Agent(plane=Addresses())
+    agent.sync(WEB)
+    agent.sync(gone("web"), service("api", ips=["10.96.0.1"]))
+    assert parse_network("10.96.0.1/32") in agent.kernel.networks
+    agent.sync(gone("api"))
+    assert not agent.kernel.networks.keys() & {parse_network("10.96.0.1/32")}
+
+
+# What others do to the kernel
+
+
+def test_a_kernel_that_nobody_touches_is_not_disturbed(agent: Agent) -> None:
+    assert not agent.proxier.is_disturbed()
+    agent.sync(WEB, WEB_SLICE)
+    agent.sync(API)
+    assert not agent.proxier.is_disturbed()
+
+
+def test_a_kernel_that_somebody_else_changed_is_disturbed_until_it_is_verified(agent: Agent) -> None:
+    agent.sync(WEB, WEB_SLICE)
+    agent.kernel.ports.clear()
+    assert agent.proxier.is_disturbed()
+    agent.sync(verify=True)
+    assert not agent.proxier.is_disturbed()
+
+
+def test_what_changed_is_told_once_with_what_is_gone(agent: Agent) -> None:
+    agent.sync(WEB, API)
+    assert agent.proxier.take_changed().keys() == {key("web"), key("api")}
+    agent.sync(gone("web"))
+    assert agent.proxier.take_changed() == {key("web"): None}
+    assert agent.proxier.take_changed() == {}
 
 
 def small_agent(capacity: int) -> Agent:

@@ -1,9 +1,9 @@
-"""The eBPF dataplane: the five methods, over local networks, services, devices and hooks."""
+"""The eBPF dataplane: the six methods, over local networks, services, devices and hooks."""
 
 import contextlib
 import struct
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import cast
 
@@ -32,7 +32,7 @@ from ebpfproxy.dataplanes.ebpf.stale_sockets import StaleSockets
 from ebpfproxy.dataplanes.interface import Delta
 from ebpfproxy.errors import KernelError
 from ebpfproxy.kernel import mounts, netns
-from ebpfproxy.kernel.lock import FolderLock, NamespaceLock
+from ebpfproxy.kernel.lock import FolderLock
 from ebpfproxy.log import Logger
 from ebpfproxy.model.address import Address, Network
 from ebpfproxy.model.traffic import ServiceTraffic
@@ -78,8 +78,8 @@ class EbpfDataplane:
         """Maps and programs are there afterwards; what is attached is still what was attached before.
 
         Raises AlreadyExists where another agent has this bpffs root, since two would overwrite each other's
-        slots and endpoints; or the devices of this network namespace, on which there is one filter of ours
-        at most. Where it fails, nothing is left open, and it may be called again.
+        slots and endpoints. That no other agent has the devices of this network namespace is for the caller
+        to see to, by a NamespaceLock: there is one filter of ours at most on each. Where it fails, nothing is left open, and it may be called again.
         """
         root = self._settings.bpffs_root
         if mounts.ensure_bpffs(root):
@@ -92,8 +92,6 @@ class EbpfDataplane:
         """What is opened is put on the stack at once."""
         lock = FolderLock(root, _PATIENCE)
         opened.callback(lock.release)
-        if self._settings.devices:
-            opened.callback(NamespaceLock(_PATIENCE).release)
         self._pins = Pins(root)
         self._programs = Programs(self._pins, self._settings.cgroup_root, self._settings.sizes, (lock.fd,))
         opened.callback(self._programs.close)
@@ -250,6 +248,13 @@ class EbpfDataplane:
         if isinstance(refused, DeviceKey):
             return self._devices.has_outdated(refused)
         return isinstance(refused, HookKey)
+
+    def generation(self) -> Hashable:
+        """Of pins, hooks and filters; what is in the maps is compared by `read` alone."""
+        if not self._opened or not self._programs.is_pinned():
+            return None
+        hooks = frozenset(self._programs.hook_states().items())
+        return hooks, frozenset(self._devices.read().items())
 
     def close(self) -> None:
         """Nothing happens where it is not open, as after a reading that could not open it anew."""

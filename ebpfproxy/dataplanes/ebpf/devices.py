@@ -255,20 +255,28 @@ def _readable(path: Path, value_size: int) -> Iterator[Map | None]:
         yield opened if alike else None
 
 
-def detach_all() -> list[str]:
-    """Take our filters off every device of this network namespace; what was detached."""
+def detach_all(dry_run: bool = False) -> list[str]:
+    """Take our filters off every device of this network namespace; what was, or with `dry_run` would be,
+    detached."""
     return [
         f"filter at {side} of {name}"
         for ifindex, name in links.names().items()
         for side, place in _SIDES.items()
-        if tc.detach(ifindex, place)
+        if (tc.program_id(ifindex, place) is not None if dry_run else tc.detach(ifindex, place))
     ]
 
 
-def remove_clsacts(made: Collection[int]) -> list[str]:
-    """Take the clsact off devices here, by ifindex in `made`, unless it is in use; what was removed."""
+def remove_clsacts(made: Collection[int], dry_run: bool = False) -> list[str]:
+    """Take the clsact off devices here, by ifindex in `made`, unless it is in use; what was removed, or with
+    `dry_run` would be once our filters are gone."""
     return [
         f"clsact of {name}"
         for ifindex, name in links.names().items()
-        if ifindex in made and tc.remove_clsact(ifindex)
+        if ifindex in made and (_is_clsact_spare(ifindex) if dry_run else tc.remove_clsact(ifindex))
     ]
+
+
+def _is_clsact_spare(ifindex: int) -> bool:
+    """Whether nobody else has a filter in a clsact that is there."""
+    others = (one for side in Side for one in tc.filters(ifindex, side) if not one.is_ours)
+    return tc.has_clsact(ifindex) and next(others, None) is None

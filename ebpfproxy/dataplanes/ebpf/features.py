@@ -70,7 +70,7 @@ PROBES = (
     ),
     Probe("HAVE_KTIME_COARSE", _call(160) + RETURN_0),  # 5.11, d05512618056
 )
-_SET_RETVAL = Probe("HAVE_SET_RETVAL", _set(1, -111) + _call(187) + RETURN_1)  # 5.18, b44123b4a3dc
+SET_RETVAL = Probe("HAVE_SET_RETVAL", _set(1, -111) + _call(187) + RETURN_1)  # 5.18, b44123b4a3dc
 
 
 def defines() -> dict[str, str]:
@@ -80,6 +80,6 @@ def defines() -> dict[str, str]:
     """
     connect = next(hook for hook in SOCKET_HOOKS if hook.name == "connect4")
     found = [probe for probe in PROBES if bpf.loads(SCHED_CLS, 0, probe.code)]
-    if bpf.loads(connect.program_type, connect.attach_type, _SET_RETVAL.code):
-        found.append(_SET_RETVAL)
+    if bpf.loads(connect.program_type, connect.attach_type, SET_RETVAL.code):
+        found.append(SET_RETVAL)
     return {probe.define: "1" for probe in found}

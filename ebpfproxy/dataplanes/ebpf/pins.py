@@ -42,6 +42,12 @@ class Pins:
         """Every layout that is there, ours and others'."""
         yield from sorted(path for path in self.root.glob("v*-*") if path.is_dir())
 
+    def loaded(self) -> Iterator[Path]:
+        """Those layouts that have programs: of others none was ever attached."""
+        for layout in self.layouts():
+            if any(not path.name.endswith("_partial") for path in layout.glob("programs_*")):
+                yield layout
+
     def hooked_in(self) -> Path:
         """The layout whose programs are, or were last, attached.
 

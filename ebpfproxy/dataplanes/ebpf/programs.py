@@ -2,7 +2,7 @@
 
 import contextlib
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from ebpfproxy.dataplanes.ebpf import abi, features
@@ -205,28 +205,45 @@ def pinned_classifiers(pins: Pins) -> frozenset[int]:
     return frozenset(found)
 
 
-def detach_all(pins: Pins, cgroup_root: Path | None) -> list[str]:
-    """Take our programs off their hooks; what was detached. No error where nothing is."""
-    removed = [what for hook in reversed(SOCKET_HOOKS) for what in _detach(hook, pins, cgroup_root)]
+def detach_all(
+    pins: Pins, cgroup_root: Path | None, hooks: Collection[Hook] = SOCKET_HOOKS, dry_run: bool = False
+) -> list[str]:
+    """Take our programs off these hooks, and off such as another version has; what was detached.
+
+    No error where nothing is. With `dry_run` it is only said.
+    """
+    wanted = (hook for hook in reversed(SOCKET_HOOKS) if hook in hooks)
+    removed = [what for hook in wanted for what in _detach(hook, pins, cgroup_root, dry_run)]
+    known = {path.name for hook in SOCKET_HOOKS for path in _link_pins(pins, hook)}
     for path in sorted(pins.links.iterdir()) if pins.links.is_dir() else ():
-        path.unlink()  # of a hook that another version has
-        removed.append(f"link {path.name}")
+        if path.name not in known:
+            if not dry_run:
+                path.unlink()
+            removed.append(f"link {path.name}")
     return removed
 
 
-def _detach(hook: Hook, pins: Pins, cgroup_root: Path | None) -> list[str]:
+def _link_pins(pins: Pins, hook: Hook) -> tuple[Path, Path]:
+    """Where a hook's link is, and where it is for a moment while it is made."""
+    return pins.links / hook.name, pins.links / f"{hook.name}_new"
+
+
+def _detach(hook: Hook, pins: Pins, cgroup_root: Path | None, dry_run: bool = False) -> list[str]:
     """What was detached. `cgroup_root` is only needed where the kernel has no cgroup links."""
     removed = []
-    for path in (pins.links / hook.name, pins.links / f"{hook.name}_new"):
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
+    for path in _link_pins(pins, hook):
+        if path.exists():
+            if not dry_run:
+                path.unlink(missing_ok=True)
             removed.append(f"link {path.name}")
-    if cgroup_root is None:
+    if cgroup_root is None or (dry_run and removed):  # the kernel counts what a link attaches, too
         return removed
     for program in pinned_programs(pins, hook.name):
-        try:
-            if cgroup.detach(program, cgroup_root, hook.attach_type):
-                removed.append(f"program {hook.name}")
-        finally:
-            program.close()
+        with contextlib.closing(program):
+            if dry_run:
+                attached = program.id in cgroup.programs(cgroup_root, hook.attach_type)
+            else:
+                attached = cgroup.detach(program, cgroup_root, hook.attach_type)
+        if attached:
+            removed.append(f"program {hook.name}")
     return removed

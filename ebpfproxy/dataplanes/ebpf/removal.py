@@ -2,16 +2,17 @@
 
 import contextlib
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from ebpfproxy.dataplanes.ebpf import devices, programs
 from ebpfproxy.dataplanes.ebpf.pins import Pins
 from ebpfproxy.errors import AlreadyExists, Rejected
 from ebpfproxy.kernel import inlet, mounts
-from ebpfproxy.kernel.lock import FolderLock, NamespaceLock
+from ebpfproxy.kernel.lock import FolderLock
 
 
-def remove(bpffs_root: Path, cgroup_root: Path | None) -> list[str]:
+def remove(bpffs_root: Path, cgroup_root: Path | None, dry_run: bool = False) -> list[str]:
     """Detach and unpin all that is ours; returns what was removed, in order, and is empty where nothing was.
 
     Hooks and filters first, so that no connection meets a program without its maps. Devices are those of
@@ -20,46 +21,77 @@ def remove(bpffs_root: Path, cgroup_root: Path | None) -> list[str]:
     `cgroup_root` is only needed where the kernel has no cgroup links. Sockets that are connected already go
     on; flows whose packets were translated end.
 
-    Raises Rejected while an agent has this bpffs root, or the devices of this network namespace, and where
-    we may not remove.
+    With `dry_run` nothing is touched, and what is returned is what would be removed; an agent may run.
+
+    That no agent has the devices of this network namespace is for the caller to see to, by a NamespaceLock.
+    Raises Rejected while one has this bpffs root, and where we may not remove.
     """
-    with contextlib.ExitStack() as held:
-        is_pinned = mounts.is_bpffs(bpffs_root) and bpffs_root.is_dir()
-        try:
-            if is_pinned:
-                held.callback(FolderLock(bpffs_root).release)
-            held.callback(NamespaceLock().release)
-        except AlreadyExists as running:
-            hint = "an agent that runs would put everything back: stop the agent first"
-            raise Rejected(running.message, hint) from running
-        if not is_pinned:
-            return _remove_devices(frozenset())
-        try:
-            return _remove(Pins(bpffs_root), cgroup_root)
-        except PermissionError as failure:
-            message = f"cannot remove {failure.filename}: {failure.strerror}"
-            raise Rejected(message, "run as root") from failure
+    if not dry_run:
+        with alone(bpffs_root) as pins:
+            return remove_held(pins, cgroup_root)
+    with _permitted():
+        return remove_held(Pins(bpffs_root) if _is_there(bpffs_root) else None, cgroup_root, dry_run=True)
 
 
-def _remove(pins: Pins, cgroup_root: Path | None) -> list[str]:
-    removed = programs.detach_all(pins, cgroup_root)
+@contextlib.contextmanager
+def alone(bpffs_root: Path) -> Iterator[Pins | None]:
+    """The pins below a bpffs root that no agent has within the block; None where there is no such folder.
+
+    Raises Rejected while an agent has it, and where we may not change it.
+    """
+    if not _is_there(bpffs_root):
+        yield None
+        return
+    try:
+        lock = FolderLock(bpffs_root)
+    except AlreadyExists as running:
+        hint = "an agent that runs would put everything back: stop the agent first"
+        raise Rejected(running.message, hint) from running
+    try:
+        with _permitted():
+            yield Pins(bpffs_root)
+    finally:
+        lock.release()
+
+
+def remove_held(pins: Pins | None, cgroup_root: Path | None, dry_run: bool = False) -> list[str]:
+    """As `remove`, within `alone`."""
+    removed = programs.detach_all(pins, cgroup_root, dry_run=dry_run) if pins else []
+    layouts = list(pins.layouts()) if pins else []
+    clsacts = (devices.former_clsacts(layout / "maps") for layout in layouts)
+    removed += _remove_devices(frozenset().union(*clsacts), dry_run)
+    removed += [f"maps and programs {layout.name}" for layout in layouts]
+    if pins and not dry_run:
+        _unpin(pins)
+    return removed
+
+
+def _remove_devices(clsacts: frozenset[int], dry_run: bool) -> list[str]:
+    """What was removed from devices, and our own; `clsacts`: by ifindex, where the clsact is ours."""
+    removed = devices.detach_all(dry_run) + devices.remove_clsacts(clsacts, dry_run)
+    if inlet.has_inlet() if dry_run else inlet.remove_inlet():
+        removed.append(f"devices {inlet.INLET} and {inlet.OUTLET}")
+    return removed
+
+
+def _unpin(pins: Pins) -> None:
     if pins.links.is_dir():
         pins.links.rmdir()
-    clsacts = (devices.former_clsacts(layout / "maps") for layout in pins.layouts())
-    removed += _remove_devices(frozenset().union(*clsacts))
     for layout in list(pins.layouts()):
         shutil.rmtree(layout)
-        removed.append(f"maps and programs {layout.name}")
     for link in (pins.current, pins.root / "current_new"):
         link.unlink(missing_ok=True)
     if not any(pins.root.iterdir()) and not pins.root.is_mount():
         pins.root.rmdir()
-    return removed
 
 
-def _remove_devices(clsacts: frozenset[int]) -> list[str]:
-    """What was removed from devices, and our own; `clsacts`: by ifindex, where the clsact is ours."""
-    removed = devices.detach_all() + devices.remove_clsacts(clsacts)
-    if inlet.remove_inlet():
-        removed.append(f"devices {inlet.INLET} and {inlet.OUTLET}")
-    return removed
+def _is_there(bpffs_root: Path) -> bool:
+    return mounts.is_bpffs(bpffs_root) and bpffs_root.is_dir()
+
+
+@contextlib.contextmanager
+def _permitted() -> Iterator[None]:
+    try:
+        yield
+    except PermissionError as failure:
+        raise Rejected(f"cannot remove {failure.filename}: {failure.strerror}", "run as root") from failure

@@ -1,22 +1,24 @@
 """More than one agent in one network namespace, and cleanup there."""
 
+import contextlib
 import dataclasses
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from ebpfproxy.dataplanes.ebpf import dataplane as module
 from ebpfproxy.dataplanes.ebpf import removal
-from ebpfproxy.dataplanes.ebpf.dataplane import EbpfDataplane
 from ebpfproxy.dataplanes.ebpf.settings import EbpfSettings
-from ebpfproxy.errors import AlreadyExists, Rejected
+from ebpfproxy.errors import Rejected
 from ebpfproxy.kernel import links, tc
+from ebpfproxy.kernel.lock import NamespaceLock
 from ebpfproxy.plan.service_plan import SocketLb
 from tests.kernel.device_table.plane import NOBODY, bring, in_step, plan, programs, running
 from tests.support.bpf_place import bpf_place
-from tests.support.namespace import Namespace, namespace
+from tests.support.namespace import Namespace
 
 pytestmark = pytest.mark.kernel
 
@@ -26,20 +28,6 @@ def beside(settings: EbpfSettings) -> Iterator[EbpfSettings]:
     """Of an agent with a bpffs root and a cgroup of its own."""
     with bpf_place() as place:
         yield dataclasses.replace(settings, cgroup_root=place.cgroup, bpffs_root=place.bpffs)
-
-
-def test_a_second_agent_with_devices_gives_way_whatever_its_root_is(
-    settings: EbpfSettings, beside: EbpfSettings, node: Namespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_PATIENCE", 0.0)
-    with running(settings):
-        with pytest.raises(AlreadyExists, match="devices of this network namespace") as refused:
-            EbpfDataplane(beside).open()
-        assert "--tc-devices=none" in refused.value.hint
-        with namespace("beside") as other, other.entered(), running(beside):
-            pass
-    with running(beside):
-        pass
 
 
 def test_an_agent_without_devices_runs_beside_one_with_them_and_touches_nothing(
@@ -79,12 +67,22 @@ def test_an_agent_that_has_devices_no_more_takes_off_what_was_its_own(
 def test_cleanup_of_another_root_gives_way_to_an_agent_with_devices(
     settings: EbpfSettings, beside: EbpfSettings, node: Namespace, tmp_path: Path, pinned: bool
 ) -> None:
-    with running(settings) as dataplane:
+    root = beside.bpffs_root if pinned else tmp_path
+    command = ["cleanup", f"--bpffs-root={root}", f"--cgroup-root={beside.cgroup_root}"]
+    with running(settings) as dataplane, contextlib.ExitStack() as held:
+        held.callback(NamespaceLock().release)  # as whoever runs a dataplane with devices has it
         bring(dataplane, plan("net"))
         before = programs("net")
-        with pytest.raises(Rejected, match="devices of this network namespace") as refused:
-            removal.remove(beside.bpffs_root if pinned else tmp_path, None)
-        assert "stop the agent" in refused.value.hint
+        done = subprocess.run(
+            [sys.executable, "-m", "ebpfproxy", *command],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == Rejected.exit_code, done.stderr
+        assert "this network namespace" in done.stderr
+        assert "stop the agent" in done.stderr
         assert programs("net") == before
         bring(dataplane, NOBODY)
 

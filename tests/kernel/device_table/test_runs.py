@@ -19,7 +19,7 @@ from ebpfproxy.dataplanes.ebpf.settings import EbpfSettings
 from ebpfproxy.errors import AlreadyExists, Rejected
 from ebpfproxy.kernel import tc
 from ebpfproxy.kernel.bpf import Map
-from ebpfproxy.kernel.lock import FolderLock, NamespaceLock
+from ebpfproxy.kernel.lock import FolderLock
 from ebpfproxy.plan.service_plan import DeviceRole, NodePlan
 from tests.kernel.device_table.plane import (
     NOBODY,
@@ -157,7 +157,6 @@ def test_a_loading_anew_that_fails_half_way_is_done_by_the_next_reading(
                 with pytest.raises(Rejected, match="for once"):
                     dataplane.read()
             FolderLock(settings.bpffs_root).release()
-            NamespaceLock().release()
         assert not bring(dataplane, plan("net"))
         assert in_step(dataplane, plan("net"))
         with pytest.raises(AlreadyExists):

@@ -54,6 +54,14 @@ def test_without_a_change_the_next_sync_is_the_periodic_verification() -> None:
     assert (one.due(130.0), one.verify_due(130.0)) == (True, True)
 
 
+def test_what_somebody_else_changed_is_verified_at_once() -> None:
+    one = synced(least=2.0)
+    one.disturbed()
+    assert (one.due(101.0), one.verify_due(101.0), one.due(102.0)) == (False, True, True)
+    one.succeeded(102.0, verified=True)
+    assert not one.due(131.0)
+
+
 def test_syncs_of_changes_do_not_put_the_verification_off() -> None:
     one = synced()
     one.changed(129.0)

@@ -1,0 +1,132 @@
+"""Leaving a node to another dataplane, which serves there already, without ending what is under way.
+
+The first step takes away all by which something new becomes ours, in such an order that no packet is refused
+or dropped for it:
+
+1. the hooks that send sockets elsewhere, or keep the node from binding a port;
+2. the bits of `service_ports`, in memory. A packet asks them first (service_find() of bpf/service.h), and
+   from then on no frontend is found, so that neither an endpoint is chosen nor anybody refused;
+3. `frontend_addresses`, by which pings are answered; `services`; and `affinity`.
+
+Flows that are known go on: what the programs need of them is in `flows`, `devices`, `node` and
+`local_networks`, and these stay, as do filters and inlet. A TCP connection lives until both sides have closed
+it, or as long without a packet as `node` says. A SYN that is sent again goes where the first one went.
+
+UDP never ends by itself, and nobody would notice here that an endpoint goes. So what a client sends is let go
+at once: with its entry of `services` a datagram's flow is in force no more (frontend_is_in_force() of
+bpf/admit.h), and it passes on to the other dataplane. What an endpoint sends is given back for as long as it
+does, since that needs no Service: answers under way, and streams.
+
+What gives addresses back to sockets goes one step later, for the datagrams whose answers were under way.
+From then on getpeername() tells the endpoint. A connected socket keeps its endpoint: of TCP until it ends,
+which is right. A UDP socket does so also where that endpoint goes later: nobody tells it then.
+
+Endpoints and names stay as they are: if this dataplane is chosen again, it finds both by their ids, and
+whoever still refers to one of them means the same as before.
+
+All of it is in the pins. A step picks up where the last one ended, be that another process's.
+"""
+
+import contextlib
+import time
+from pathlib import Path
+
+from ebpfproxy.dataplanes.ebpf import abi, programs, removal
+from ebpfproxy.dataplanes.ebpf.flow_state import FlowTimeouts
+from ebpfproxy.dataplanes.ebpf.flow_sweep import FlowSweep
+from ebpfproxy.dataplanes.ebpf.hooks import SOCKET_HOOKS
+from ebpfproxy.dataplanes.ebpf.maps import Maps
+from ebpfproxy.dataplanes.ebpf.pins import Pins
+from ebpfproxy.errors import AbiMismatch, NotFound
+from ebpfproxy.kernel.bpf import Map
+from ebpfproxy.log import Logger
+
+log = Logger(__name__)
+
+_GIVING_BACK = frozenset({"sock_release", "getpeername4", "getpeername6", "recvmsg4", "recvmsg6"})
+_TAKING = tuple(hook for hook in SOCKET_HOOKS if hook.name not in _GIVING_BACK)
+_LONGEST_SWEEP = 4.0  # seconds, less than an agent waits that is to have the bpffs root
+_LONGEST_REST = 0.05  # seconds
+
+
+class Retirement:
+    """Of the eBPF dataplane with this bpffs root. `cgroup_root` is only needed where the kernel has no cgroup
+    links. Devices are those of the calling thread's network namespace, which no other agent has; nobody looks
+    after new ones.
+
+    Until nothing is left, EbpfDataplane may be opened and synced again at any time between two steps.
+    """
+
+    def __init__(self, bpffs_root: Path, cgroup_root: Path | None) -> None:
+        self._root = bpffs_root
+        self._cgroup = cgroup_root
+
+    def step(self) -> tuple[list[str], bool]:
+        """What was removed, a line each, and whether something is left for another step, in some ten seconds.
+
+        The first one is described above. Each further one removes flows that are over; where none is left,
+        everything goes as by `removal.remove`. Maps that are not like ours tell nothing of their flows, which
+        therefore end. What is not there is no error, be it all of it.
+
+        Raises Rejected while an agent has this bpffs root, and where we may not; other KernelErrors where the
+        kernel refuses something. The next step then tries again.
+        """
+        with removal.alone(self._root) as pins, contextlib.ExitStack() as opened:
+            if pins is None:
+                return removal.remove_held(None, self._cgroup), False
+            try:
+                layouts = [_opened(layout, opened) for layout in pins.loaded()]
+            except (AbiMismatch, NotFound) as failure:
+                log.warning("connections by maps of another version end", reason=failure.message)
+                return removal.remove_held(pins, self._cgroup), False
+            removed = self._let_go(pins, layouts)
+            if removed:
+                return removed, True
+            removed = programs.detach_all(pins, self._cgroup)
+            having_flows = [maps for maps in layouts if _has_flows(maps)]
+            if having_flows:
+                return removed, True
+            return removed + removal.remove_held(pins, self._cgroup), False
+
+    def _let_go(self, pins: Pins, layouts: list[Maps]) -> list[str]:
+        """Have nothing new become ours; what that took, nothing after the first time."""
+        removed = programs.detach_all(pins, self._cgroup, _TAKING)
+        for maps in layouts:
+            with contextlib.closing(maps["service_ports"].mapped()) as bits:
+                bits[:] = bytes(len(bits))
+            emptied = {name: _empty(maps[name]) for name in ("frontend_addresses", "services", "affinity")}
+            if emptied["services"]:
+                removed.append(f"{emptied['services']} frontends")
+        return removed
+
+
+def _opened(layout: Path, stack: contextlib.ExitStack) -> Maps:
+    """The maps of a layout, to be closed by the stack.
+
+    Raises AbiMismatch, or NotFound, where they are not like ours.
+    """
+    if not layout.name.startswith(f"v{abi.ABI_VERSION}-"):
+        raise AbiMismatch(f"{layout.name} is of another ABI")
+    maps = Maps(layout / "maps")
+    stack.callback(maps.close)
+    return maps
+
+
+def _empty(of: Map) -> int:
+    """Delete all that it has; how much that was."""
+    return sum(of.delete(key) for key, _ in list(of.items()))
+
+
+def _has_flows(maps: Maps) -> bool:
+    """Whether any flow is left when those are removed that are over; where these are many, it takes several
+    times. It works for half of the time: nobody waits for it."""
+    until = time.monotonic() + _LONGEST_SWEEP
+
+    def rest(worked: float) -> bool:
+        time.sleep(min(worked, _LONGEST_REST))
+        return time.monotonic() > until
+
+    _, _, _, *timeouts = abi.NODE.unpack(maps["node"].lookup(bytes(4)) or bytes(abi.NODE.size))
+    with contextlib.closing(maps["endpoints"].mapped()) as endpoints:
+        FlowSweep(maps["flows"], endpoints, FlowTimeouts(*timeouts)).run(rest)
+    return next(maps["flows"].items(), None) is not None

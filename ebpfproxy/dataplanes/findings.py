@@ -1,0 +1,33 @@
+"""What a look at this machine found out about one feature that a dataplane needs or would rather have."""
+
+import errno
+from typing import NamedTuple
+
+
+class Finding(NamedTuple):
+    """`failure` is the errno that the kernel, or the start of a tool, gave; 0 where the feature is there.
+
+    `needed`: without it the dataplane cannot serve at all; otherwise it does so with less, which `missing`
+    then says. `missing` and `remedy` are one line each, empty where the feature is there.
+    """
+
+    feature: str
+    failure: int = 0
+    missing: str = ""
+    remedy: str = ""
+    needed: bool = True
+
+    @property
+    def present(self) -> bool:
+        return self.failure == 0
+
+    def __str__(self) -> str:
+        """
+        >>> str(Finding("cgroup v2", errno.ENOENT, "no cgroup2 file system is mounted"))
+        'cgroup v2: no cgroup2 file system is mounted (ENOENT)'
+        >>> str(Finding("cgroup v2"))
+        'cgroup v2: there'
+        """
+        if self.present:
+            return f"{self.feature}: there"
+        return f"{self.feature}: {self.missing} ({errno.errorcode.get(self.failure, self.failure)})"

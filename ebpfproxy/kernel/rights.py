@@ -1,0 +1,29 @@
+"""What the calling thread is allowed: its capabilities, and whether a filter stands before its system calls.
+
+Sources: capabilities(7), seccomp(2); proc_pid_status(5) for CapEff and Seccomp.
+"""
+
+from pathlib import Path
+
+NET_ADMIN, SYS_ADMIN, PERFMON, BPF = "CAP_NET_ADMIN", "CAP_SYS_ADMIN", "CAP_PERFMON", "CAP_BPF"
+
+_STATUS = Path("/proc/thread-self/status")
+_BITS = {NET_ADMIN: 12, SYS_ADMIN: 21, PERFMON: 38, BPF: 39}  # the last two: Linux 5.8
+_FILTER = 2  # SECCOMP_MODE_FILTER
+
+
+def capabilities() -> frozenset[str]:
+    """Those of the names above that are in force; in a user namespace they may be worth less."""
+    effective = int(_field("CapEff"), 16)
+    return frozenset(name for name, bit in _BITS.items() if effective >> bit & 1)
+
+
+def is_filtered() -> bool:
+    """Whether a seccomp filter looks at system calls."""
+    return int(_field("Seccomp") or 0) == _FILTER  # no such line: a kernel without seccomp
+
+
+def _field(name: str) -> str:
+    """Empty where this kernel does not tell."""
+    lines = (line.partition(":") for line in _STATUS.read_text().splitlines())
+    return next((value.strip() for key, _, value in lines if key == name), "")

@@ -1,0 +1,360 @@
+"""What the eBPF dataplane finds out about a machine: this one, and with something of it taken away."""
+
+import ctypes
+import errno
+import json
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebpfproxy.dataplanes.ebpf import probes
+from ebpfproxy.dataplanes.ebpf.hooks import SOCKET_HOOKS
+from ebpfproxy.dataplanes.findings import Finding
+from ebpfproxy.errors import Rejected
+from ebpfproxy.kernel import bpf, cgroup, mounts, netlink, netns, tc
+from tests.support.bpf_place import bpf_place
+
+pytestmark = pytest.mark.kernel
+
+BPF, CLSACT, COOKIE = "bpf(2)", "clsact with bpf filters", "the network namespace's cookie"
+BPFFS = "/sys/fs/bpf/ebpfproxy-probes"
+FSOPEN = 430
+SCRIPT = """
+import ctypes, json, os, struct, sys
+from pathlib import Path
+{prelude}
+from ebpfproxy.dataplanes.ebpf.probes import probe
+root, cgroup, devices = json.loads(sys.argv[1])
+print(json.dumps([probe(Path(root), Path(cgroup) if cgroup else None, devices), sorted(sys.modules)]))
+"""
+SECCOMP = """
+def instruction(code, then, other, value):
+    return struct.pack("=HBBI", code, then, other, value)
+
+# Load the system call's number; is it that one: fail with this errno, else allow it (seccomp(2)).
+code = instruction(0x20, 0, 0, 0) + instruction(0x15, 0, 1, {number})
+code += instruction(0x06, 0, 0, 0x00050000 | {refusal}) + instruction(0x06, 0, 0, 0x7FFF0000)
+memory = ctypes.create_string_buffer(code, len(code))
+program = ctypes.create_string_buffer(struct.pack("=HxxxxxxQ", 4, ctypes.addressof(memory)))
+libc = ctypes.CDLL(None, use_errno=True)
+libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
+assert libc.prctl(22, 2, program) == 0, os.strerror(ctypes.get_errno())  # PR_SET_SECCOMP
+"""
+
+
+def look(
+    *before: str, prelude: str = "", root: str | Path = BPFFS, cgroup: str = "", devices: bool = True
+) -> dict[str, Finding]:
+    """By feature, what a process of its own finds; `before`: a command that starts it in another state."""
+    arguments = json.dumps([str(root), cgroup, devices])
+    script = SCRIPT.format(prelude=prelude)
+    done = subprocess.run(
+        [*before, sys.executable, "-c", script, arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found, modules = json.loads(done.stdout)
+    assert not {"bcc", "pyroute2"} & set(modules), "neither is worth its time here"
+    return {finding.feature: finding for finding in (Finding(*each) for each in found)}
+
+
+def apart(*commands: str) -> list[str]:
+    """What starts a process with mounts of its own, in which it is process 1, after these commands."""
+    return [
+        *("unshare", "--mount", "--pid", "--fork", "--mount-proc"),
+        *("sh", "-ec", "; ".join((*commands, 'exec "$0" "$@"'))),
+    ]
+
+
+def without(*capabilities: str) -> list[str]:
+    return ["setpriv", "--bounding-set", ",".join(f"-{name}" for name in capabilities)]
+
+
+def missing(found: dict[str, Finding]) -> set[str]:
+    return {name for name, finding in found.items() if not finding.present}
+
+
+def test_this_machine_has_what_is_needed() -> None:
+    """Otherwise no test of this level ran here."""
+    found = look()
+    assert [name for name in missing(found) if found[name].needed] == []
+    assert all(not finding.missing and not finding.remedy for finding in found.values() if finding.present)
+    hooks = {f"cgroup hook {hook.name}": not hook.optional for hook in SOCKET_HOOKS}
+    assert {name: found[name].needed for name in hooks} == hooks
+    assert all(found[name].needed for name in (BPF, CLSACT, COOKIE, "cgroup v2", "bpffs", "bcc", "C headers"))
+
+
+def test_without_devices_to_look_after_clsact_is_of_no_matter() -> None:
+    assert CLSACT not in look(devices=False)
+
+
+def test_nothing_stays_of_it(tmp_path: Path) -> None:
+    with bpf_place() as place:
+        descriptors, namespace = sorted(os.listdir("/proc/self/fd")), netns.cookie()  # noqa: PTH208
+        for root in (place.bpffs / "agent", tmp_path / "agent"):
+            probes.probe(root, place.cgroup, True)
+            assert not root.exists()
+        assert list(place.bpffs.glob("[!mp]*")) == []
+        assert not mounts.is_bpffs(tmp_path)
+        assert not tc.has_clsact(1)
+        assert netns.cookie() == namespace
+        assert sorted(os.listdir("/proc/self/fd")) == descriptors  # noqa: PTH208
+
+
+# bpf(2)
+
+
+@pytest.mark.parametrize(
+    ("capability", "number"), [("bpf", errno.EPERM), ("net_admin", errno.EPERM), ("perfmon", errno.EACCES)]
+)
+def test_a_capability_that_is_missing_is_named(capability: str, number: int) -> None:
+    found = look(*without(capability, "sys_admin"))
+    assert found[BPF].failure == number
+    assert f"without CAP_{capability.upper()} it" in found[BPF].missing
+    assert found[BPF].remedy
+    assert "cgroup hook connect4" not in found, "that cannot be tried"
+    assert found["cgroup v2"].present, "and this can"
+
+
+def test_without_any_capability_all_of_them_are_named() -> None:
+    found = look(*without("all"))
+    assert "CAP_BPF and CAP_NET_ADMIN and CAP_PERFMON" in found[BPF].missing
+
+
+def test_without_sys_admin_it_works_where_a_bpffs_is_mounted(tmp_path: Path) -> None:
+    """No network namespace can be made to try clsact in, which therefore is not said to be missing."""
+    with bpf_place() as place:
+        found = look(*without("sys_admin"), root=place.bpffs / "agent")
+        assert missing(found) == {CLSACT}
+        assert not found[CLSACT].needed
+        assert "cannot be tried" in found[CLSACT].missing
+    found = look(*without("sys_admin"), root=tmp_path / "agent")
+    assert missing(found) == {CLSACT, "bpffs"}
+    assert found["bpffs"].failure == errno.EPERM
+    assert "CAP_SYS_ADMIN" in found["bpffs"].remedy
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOSYS])
+def test_a_seccomp_filter_is_told_from_a_lack_of_capabilities(number: int) -> None:
+    found = look(prelude=SECCOMP.format(number=bpf.syscall_number(), refusal=number))
+    assert found[BPF].failure == number
+    assert "seccomp" in found[BPF].missing
+    assert "privileged" in found[BPF].remedy
+
+
+def test_who_is_in_a_user_namespace_is_told_so() -> None:
+    """All capabilities, and none that is worth anything here."""
+    found = look("unshare", "--user", "--map-root-user")
+    assert found[BPF].failure == errno.EPERM
+    assert "in spite of our capabilities" in found[BPF].missing
+    assert "user namespaces" in found[BPF].remedy
+
+
+def test_who_is_nobody_is_told_to_be_root() -> None:
+    with bpf_place() as place:
+        nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+        found = look(*nobody, root=place.bpffs / "agent")
+    assert found["bpffs"].failure == errno.EACCES
+    assert found["bpffs"].remedy == "run as root"
+
+
+# What else has to be there
+
+
+def test_without_cgroup_v2_it_is_said_where_to_get_it() -> None:
+    found = look(*apart("umount -a -t cgroup2"))
+    assert missing(found) == {"cgroup v2"}
+    assert found["cgroup v2"].failure == errno.ENOENT
+    assert "--cgroup-root" in found["cgroup v2"].remedy
+
+
+@pytest.mark.parametrize(("name", "number"), [("", errno.EBADF), ("missing", errno.ENOENT)])
+def test_a_folder_that_is_no_cgroup_is_told_from_one(tmp_path: Path, name: str, number: int) -> None:
+    folder = str(tmp_path / name)
+    found = look(cgroup=folder)
+    assert missing(found) == {"cgroup v2"}
+    assert found["cgroup v2"].failure == number
+    assert folder in found["cgroup v2"].missing
+    assert "--cgroup-root" in found["cgroup v2"].remedy
+    without_bpf = look(*without("all"), cgroup=str(tmp_path / "missing"))
+    assert without_bpf["cgroup v2"].failure == errno.ENOENT
+
+
+def test_a_kernel_without_fsopen_is_asked_in_another_way(tmp_path: Path) -> None:
+    """It came with Linux 5.2."""
+    hidden = SECCOMP.format(number=FSOPEN, refusal=errno.ENOSYS)
+    assert look(prelude=hidden, root=tmp_path / "agent")["bpffs"].present
+    found = look(*without("sys_admin"), prelude=hidden, root=tmp_path / "agent")
+    assert found["bpffs"].failure == errno.EPERM
+
+
+def test_without_bcc_on_the_path_it_is_said_how_to_get_it() -> None:
+    found = look(prelude="sys.path = [path for path in sys.path if not os.path.exists(f'{path}/bcc')]")
+    assert missing(found) == {"bcc"}
+    assert "python3-bpfcc" in found["bcc"].remedy
+
+
+def test_the_bcc_of_pypi_is_told_from_the_real_one(tmp_path: Path) -> None:
+    (tmp_path / "bcc").mkdir()
+    (tmp_path / "bcc" / "__init__.py").write_text("raise AssertionError('nobody has to import it')")
+    found = look(prelude=f"sys.path.insert(0, {str(tmp_path)!r})")
+    assert missing(found) == {"bcc"}
+    assert "PyPI" in found["bcc"].missing
+    assert "pip uninstall bcc" in found["bcc"].remedy
+
+
+def test_a_c_header_that_is_missing_is_named() -> None:
+    found = look(*apart("mount -t tmpfs none /usr/include"))
+    assert missing(found) == {"C headers"}
+    assert found["C headers"].missing.startswith("/usr/include/linux/")
+    assert "linux-libc-dev" in found["C headers"].remedy
+
+
+# What a kernel may lack; the rest of it is real
+
+Refuses = Callable[[int, bytes], bool]
+
+
+def lacking(
+    monkeypatch: pytest.MonkeyPatch, refuses: Refuses, number: int = errno.EINVAL
+) -> dict[str, Finding]:
+    """What is found of a kernel that refuses these calls of bpf(2), by command and attributes."""
+    real = bpf.bpf
+
+    def answer(command: int, attr: bytes, what: str) -> tuple[int, bytes]:
+        if refuses(command, attr):
+            raise bpf.error(number, what)
+        return real(command, attr, what)
+
+    for module in (bpf, cgroup):
+        monkeypatch.setattr(module, "bpf", answer)
+    return here()
+
+
+def here() -> dict[str, Finding]:
+    found = probes.probe(Path(BPFFS), None, True)
+    return {finding.feature: finding for finding in found}
+
+
+@pytest.mark.parametrize("hook", SOCKET_HOOKS, ids=lambda hook: hook.name)
+def test_a_hook_that_the_kernel_has_not_is_named(monkeypatch: pytest.MonkeyPatch, hook: Any) -> None:
+    def refuses(command: int, attr: bytes) -> bool:
+        (type_,), (attach_type,) = (
+            struct.unpack_from("=I", attr),
+            struct.unpack_from("=I", attr[68:] or bytes(4)),
+        )
+        return command == bpf.PROG_LOAD and (type_, attach_type) == (hook.program_type, hook.attach_type)
+
+    found = lacking(monkeypatch, refuses)
+    finding = found[f"cgroup hook {hook.name}"]
+    assert (finding.failure, finding.needed) == (errno.EINVAL, not hook.optional)
+    assert finding.missing
+    assert f"Linux {hook.since}" in finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("name", "type_", "flags"),
+    [
+        ("maps of the kind LRU hash", 9, 0),
+        ("maps of the kind LPM trie", 11, 1),
+        ("maps that are written through memory", 2, 1 << 10),
+    ],
+)
+def test_a_map_that_the_kernel_does_not_make_is_named(
+    monkeypatch: pytest.MonkeyPatch, name: str, type_: int, flags: int
+) -> None:
+    def refuses(command: int, attr: bytes) -> bool:
+        return command == bpf.MAP_CREATE and struct.unpack_from("=I12xI", attr) == (type_, flags)
+
+    found = lacking(monkeypatch, refuses)
+    assert missing(found) == {name}
+    assert found[name].needed
+
+
+@pytest.mark.parametrize(
+    ("name", "helper", "needed"),
+    [
+        ("bpf_sk_lookup_udp", 85, False),
+        ("bpf_fib_lookup", 69, False),
+        ("bpf_skc_lookup_tcp", 99, False),
+        ("bpf_redirect_neigh", 152, False),
+        ("bpf_ktime_get_coarse_ns", 160, False),
+        ("bpf_set_retval", 187, False),
+        (COOKIE, 122, True),
+    ],
+)
+def test_a_helper_that_the_kernel_has_not_is_named_with_what_one_loses(
+    monkeypatch: pytest.MonkeyPatch, name: str, helper: int, needed: bool
+) -> None:
+    call = bytes((0x85, 0, 0, 0)) + helper.to_bytes(4, "little")
+
+    def refuses(command: int, attr: bytes) -> bool:
+        if command != bpf.PROG_LOAD:
+            return False
+        count, at = struct.unpack_from("=IQ", attr, 4)
+        return call in ctypes.string_at(at, count * 8)
+
+    found = lacking(monkeypatch, refuses)
+    assert missing(found) == {name}
+    assert found[name].needed == needed
+    assert found[name].missing
+    assert "Linux" in found[name].remedy
+
+
+def test_a_kernel_without_links_is_served_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = lacking(monkeypatch, lambda command, attr: command == bpf.LINK_CREATE)
+    assert missing(found) == {"links to cgroups"}
+    assert not found["links to cgroups"].needed
+
+
+def test_a_cgroup_that_takes_no_programs_is_told_from_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel without CONFIG_CGROUP_BPF; ours is asked with its own root, and nothing is attached."""
+    found = lacking(monkeypatch, lambda command, attr: command == bpf.PROG_QUERY)
+    assert missing(found) == {"cgroup v2"}
+    assert found["cgroup v2"].failure == errno.EINVAL
+    assert "CONFIG_CGROUP_BPF" in found["cgroup v2"].remedy
+
+
+@pytest.mark.parametrize(
+    ("kind", "number", "name", "needed"),
+    [
+        (tc.RTM_NEWQDISC, errno.ENOENT, CLSACT, True),
+        (tc.RTM_NEWTFILTER, errno.ENOENT, CLSACT, True),
+        (21, errno.EOPNOTSUPP, "ending other processes' sockets", False),
+    ],
+)
+def test_a_part_of_the_network_that_the_kernel_has_not_is_named(
+    monkeypatch: pytest.MonkeyPatch, kind: int, number: int, name: str, needed: bool
+) -> None:
+    real = netlink.change
+
+    def change(protocol: int, asked: int, body: bytes, flags: int = 0) -> None:
+        if asked == kind:
+            raise OSError(number, os.strerror(number))
+        real(protocol, asked, body, flags)
+
+    monkeypatch.setattr(netlink, "change", change)
+    found = here()
+    assert missing(found) == {name}
+    assert (found[name].failure, found[name].needed) == (number, needed)
+
+
+def test_a_kernel_without_batches_is_of_no_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise Rejected("batch on map unnamed: Invalid argument") from OSError(
+            errno.EINVAL, "Invalid argument"
+        )
+
+    monkeypatch.setattr(bpf.Map, "update_all", refuse)
+    found = here()
+    assert missing(found) == {"batches of map entries"}
+    assert found["batches of map entries"].needed

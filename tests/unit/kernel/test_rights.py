@@ -1,0 +1,40 @@
+"""What /proc says of the calling thread's rights."""
+
+from pathlib import Path
+
+import pytest
+
+from ebpfproxy.kernel import rights
+
+
+@pytest.fixture
+def status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "status"
+    monkeypatch.setattr(rights, "_STATUS", path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("mask", "held"),
+    [
+        ("0000000000000000", set()),
+        ("0000000000001000", {rights.NET_ADMIN}),
+        ("0000000000200000", {rights.SYS_ADMIN}),
+        ("000000c000000000", {rights.BPF, rights.PERFMON}),
+        ("000001ffffffffff", {rights.BPF, rights.NET_ADMIN, rights.PERFMON, rights.SYS_ADMIN}),
+    ],
+)
+def test_the_capabilities_in_force(status: Path, mask: str, held: set[str]) -> None:
+    status.write_text(f"CapInh:\t000001ffffffffff\nCapEff:\t{mask}\nCapBnd:\t000001ffffffffff\n")
+    assert rights.capabilities() == held
+
+
+@pytest.mark.parametrize(("line", "filtered"), [("0", False), ("1", False), ("2", True)])
+def test_a_seccomp_filter(status: Path, line: str, filtered: bool) -> None:
+    status.write_text(f"NoNewPrivs:\t0\nSeccomp:\t{line}\nSeccomp_filters:\t9\n")
+    assert rights.is_filtered() == filtered
+
+
+def test_a_kernel_without_seccomp_filters_nothing(status: Path) -> None:
+    status.write_text("CapEff:\t0000000000000000\n")
+    assert not rights.is_filtered()
