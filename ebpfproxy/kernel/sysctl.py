@@ -26,11 +26,27 @@ def ensure(name: str, value: str) -> bool:
     """Set it where it differs; whether it did. Raises NotFound, Rejected."""
     if read(name) == value:
         return False
+    _write(name, value)
+    return True
+
+
+def ensure_at_least(name: str, value: int) -> bool:
+    """Set it where it is a smaller number; whether it did. Raises NotFound, Rejected."""
+    present = read(name)
+    try:
+        enough = int(present) >= value
+    except ValueError:
+        raise Rejected(f"sysctl {name} is no number: {present!r}") from None
+    if not enough:
+        _write(name, str(value))
+    return not enough
+
+
+def _write(name: str, value: str) -> None:
     try:
         (ROOT / name).write_text(value)
     except OSError as error:
         raise _failure(f"sysctl {name} cannot be set to {value}", error) from error
-    return True
 
 
 def _failure(what: str, error: OSError) -> KernelError:
@@ -38,5 +54,8 @@ def _failure(what: str, error: OSError) -> KernelError:
         return NotFound(f"{what}: this kernel has none, or the device is gone")
     hint = ""
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-        hint = "run as root; a container has to be privileged, or /proc/sys is read-only there"
+        hint = (
+            "run as root, privileged where in a container, else /proc/sys is read-only there; "
+            "some are of the initial network namespace alone"
+        )
     return Rejected(f"{what}: {error.strerror}", hint)

@@ -1,0 +1,167 @@
+"""Entries of real flows, in network namespaces of the test's own."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from ebpfproxy.dataplanes import netfilter_sysctls
+from ebpfproxy.dataplanes.netfilter_sysctls import NetfilterSettings, Sysctl
+from ebpfproxy.kernel import conntrack, sysctl
+from ebpfproxy.model.address import Family, parse_address
+from tests.kernel.nat_ground import DNS, PATIENCE, TARGET, UDP, Ground, answers, forget, nat_grounds
+
+pytestmark = pytest.mark.kernel
+
+
+@pytest.fixture(scope="module")
+def grounds() -> Iterator[dict[Family, Ground]]:
+    with nat_grounds() as made:
+        yield made
+
+
+@pytest.fixture(params=list(Family), ids=lambda of: of.value)
+def ground(request: pytest.FixtureRequest, grounds: dict[Family, Ground]) -> Iterator[Ground]:
+    made = grounds[request.param]
+    made.rules()
+    yield made
+    forget(made)
+
+
+def test_an_entry_is_told_with_both_directions(ground: Ground) -> None:
+    ground.rules(dns=(ground.at.vip, DNS, ground.at.pods[0]))
+    with ground.pod(0) as server, ground.dialing(ground.client, ground.at.vip) as client:
+        answers(client, server)
+        (flow,) = ground.flows()
+        own = parse_address(ground.at.client), client.getsockname()[1]
+    assert flow[:5] == (UDP, *own, parse_address(ground.at.vip), DNS)
+    assert flow[5:9] == (parse_address(ground.at.pods[0]), TARGET, *own)
+    assert (flow.is_dnated, flow.is_snated) == (True, False)
+    assert (flow.zone, flow.reply_zone, flow.mark) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("direction", ["", "original", "reply"])
+def test_an_entry_in_a_zone_of_one_direction_or_both_is_told_and_ended(
+    ground: Ground, direction: str
+) -> None:
+    with ground.pod(0) as server, ground.dialing(ground.client, ground.at.pods[0], TARGET) as client:
+        own = client.getsockname()[1]
+        ground.nft(
+            f"table {ground.at.nft} ebpfproxy-zones {{\n"
+            "chain pre { type filter hook prerouting priority -300;\n"
+            f"udp dport {TARGET} ct {direction} zone set 7\n"
+            f"udp sport {TARGET} ct {direction} zone set 7\n}}\n"
+            "chain post { type filter hook postrouting priority 0;\n"
+            f"udp dport {TARGET} ct mark set 0x55\n}}\n}}\n"
+        )
+        try:
+            client.send(b"?")
+            server.recvfrom(16)
+            (flow,) = ground.flows()
+        finally:
+            ground.nft(f"delete table {ground.at.nft} ebpfproxy-zones")
+    assert (flow.source_port, flow.mark) == (own, 0x55)
+    assert (flow.zone, flow.reply_zone) == {"": (7, 7), "original": (7, 0), "reply": (0, 7)}[direction]
+    with ground.node.entered():
+        assert conntrack.delete(flow) is True
+        assert conntrack.delete(flow) is False
+    assert ground.flows() == []
+
+
+def test_an_entry_that_the_client_got_anew_to_another_endpoint_is_not_ended_for_the_old_one(
+    ground: Ground,
+) -> None:
+    ground.rules(dns=(ground.at.vip, DNS, ground.at.pods[0]))
+    with ground.pod(0), ground.pod(1), ground.dialing(ground.client, ground.at.vip) as client:
+        client.send(b"?")
+        (old,) = ground.flows()
+        ground.rules(dns=(ground.at.vip, DNS, ground.at.pods[1]))
+        with ground.node.entered():
+            assert conntrack.delete(old) is True
+            client.send(b"?")
+            assert conntrack.delete(old) is False
+        (new,) = ground.flows()
+    assert new.reply_source == parse_address(ground.at.pods[1])
+
+
+def test_nat_is_in_use_as_long_as_a_flow_is_translated(ground: Ground) -> None:
+    ground.rules(dns=(ground.at.vip, DNS, ground.at.pods[0]))
+    other = next(of for of in Family if of is not ground.at.family)
+    with (
+        ground.pod(0) as server,
+        ground.dialing(ground.client, ground.at.pods[0], TARGET) as plain,
+        ground.dialing(ground.client, ground.at.vip) as client,
+        ground.node.entered(),
+    ):
+        answers(plain, server)
+        assert conntrack.nat_in_use() is False
+        answers(client, server)
+        assert conntrack.nat_in_use() is True
+        assert conntrack.nat_in_use(ground.at.family) is True
+        assert conntrack.nat_in_use(other) is False
+        (flow,) = [flow for flow in conntrack.flows(UDP) if flow.is_dnated]
+        conntrack.delete(flow)
+        assert conntrack.nat_in_use() is False
+
+
+def test_an_empty_nat_chain_does_not_keep_open_flows_translated_but_with_a_rule_that_asks_for_state_it_does(
+    ground: Ground,
+) -> None:
+    """What `nat_in_use` says has to stay: without such a rule the kernel tracks no packet any more."""
+    ground.rules(dns=(ground.at.vip, DNS, ground.at.pods[0]))
+    with ground.pod(0) as server, ground.dialing(ground.client, ground.at.vip) as client:
+        answers(client, server)
+        ground.rules(track=True)
+        answers(client, server)
+        ground.rules(track=False)
+        client.send(b"lost")
+        ground.rules(track=True)
+        answers(client, server)  # whose first question is not the lost one
+
+
+_AS_NOBODY = """
+from ebpfproxy.errors import Unsupported
+from ebpfproxy.kernel import conntrack
+from ebpfproxy.model.address import Protocol
+try:
+    list(conntrack.flows(Protocol.UDP))
+except Unsupported as failure:
+    print(failure.hint)
+"""
+
+
+def test_without_the_capability_the_remedy_is_named() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _AS_NOBODY],
+        user=65534,
+        group=65534,
+        extra_groups=[],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=True,
+    )
+    assert "CAP_NET_ADMIN" in done.stdout
+
+
+def test_settings_of_the_node_are_made_and_those_of_the_machine_are_warned_of(
+    ground: Ground, caplog: pytest.LogCaptureFixture
+) -> None:
+    established = "net/netfilter/nf_conntrack_tcp_timeout_established"
+    size, localnet = "net/netfilter/nf_conntrack_max", "net/ipv4/conf/all/route_localnet"
+    with ground.node.entered():
+        if (sysctl.ROOT / size).stat().st_mode & 0o222:
+            pytest.skip("this kernel lets a namespace set the machine's limit")
+        sysctl.ensure(established, "432000")
+        sysctl.ensure(localnet, "0")
+        wish = netfilter_sysctls.wanted(NetfilterSettings(max_per_core=0, route_localnet=True), 2)
+        netfilter_sysctls.apply([Sysctl(size, 1 << 30, at_least=True), *wish])
+        assert sysctl.read(established) == "86400"
+        assert sysctl.read(localnet) == "1"
+    (warning,) = [record.__dict__["values"] for record in caplog.records if record.levelname == "WARNING"]
+    assert (warning["file"], warning["value"], warning["errno"]) == (
+        f"/proc/sys/{size}",
+        1 << 30,
+        "EACCES",
+    )

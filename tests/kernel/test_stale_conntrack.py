@@ -1,0 +1,265 @@
+"""Real flows through rules of nft, in network namespaces of the test's own: which are ended, and which stay.
+
+Each test writes the node's rules as a dataplane would, and tells the thread what plans they stand for.
+"""
+
+import queue
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from ebpfproxy.dataplanes.stale_conntrack import Look, StaleConntrack
+from ebpfproxy.kernel import conntrack, local_addresses, netlink, sysctl
+from ebpfproxy.model.address import Address, Family, Protocol, parse_address
+from ebpfproxy.model.endpoint import EndpointPort
+from ebpfproxy.model.service import ServiceType
+from ebpfproxy.plan.exposure import plan_service
+from ebpfproxy.plan.service_plan import Frontend, NodePlan, PlanKey, ServicePortPlan
+from tests.kernel.nat_ground import DNS, PATIENCE, TARGET, TCP, UDP, Ground, answers, forget, nat_grounds
+from tests.support import build
+from tests.support.build import CONTEXT, endpoint, port, slice_of
+
+pytestmark = pytest.mark.kernel
+
+NODE_PORT, FOREIGN_PORT = 30053, 8053
+Plans = dict[PlanKey, ServicePortPlan | None]
+
+
+@pytest.fixture(scope="module")
+def grounds() -> Iterator[dict[Family, Ground]]:
+    with nat_grounds() as made:
+        yield made
+
+
+@pytest.fixture(params=list(Family), ids=lambda of: of.value)
+def ground(request: pytest.FixtureRequest, grounds: dict[Family, Ground]) -> Iterator[Ground]:
+    made = grounds[request.param]
+    made.rules()
+    yield made
+    forget(made)
+
+
+class Watched:
+    """The thread in the node's namespace, and the looks that it told of."""
+
+    def __init__(self, ground: Ground) -> None:
+        self._looks: queue.SimpleQueue[Look] = queue.SimpleQueue()
+        with ground.node.entered():
+            self.stale = StaleConntrack(self._looks.put)
+            networks = local_addresses.read()
+        self.stale.expect({}, NodePlan(local_networks=networks, node_port_networks=networks))
+
+    def bring(self, changed: Plans) -> tuple[int, int]:
+        """As a sync that is done by now does; how many flows were ended, and how many withstood."""
+        self.stale.expect(changed)
+        self.stale.in_force()
+        look = self._looks.get(timeout=PATIENCE)
+        return look.deleted, look.failed
+
+
+@pytest.fixture
+def watched(ground: Ground) -> Iterator[Watched]:
+    made = Watched(ground)
+    yield made
+    made.stale.close()
+
+
+def plans(ground: Ground, *pods: int, called: str = "dns", protocol: Protocol = UDP) -> Plans:
+    """Of a Service with the ClusterIP of the ground and a NodePort, and these pods as endpoints."""
+    service = build.service(
+        called,
+        port(DNS, protocol=protocol, node_port=NODE_PORT),
+        ips=(ground.at.vip,),
+        type_=ServiceType.NODE_PORT,
+    )
+    endpoints = [endpoint(ground.at.pods[pod]) for pod in pods]
+    ports = [EndpointPort("", protocol, TARGET)]
+    slices = [slice_of(called, *endpoints, ports=ports)] if endpoints else []
+    return {plan.key: plan for plan in plan_service(service, slices, None, CONTEXT)}
+
+
+@pytest.mark.parametrize("origin", ["client", "node"])
+def test_the_flows_of_an_endpoint_that_went_move_on_and_those_of_others_stay(
+    ground: Ground, watched: Watched, origin: str
+) -> None:
+    where = ground.client if origin == "client" else ground.node
+    ground.rules(dns=(ground.at.vip, DNS, ground.at.pods[0]))
+    with ground.pod(0) as first, ground.pod(1) as second, ground.dialing(where, ground.at.vip) as client:
+        answers(client, first)
+        assert watched.bring(plans(ground, 0)) == (0, 0)
+        ground.rules(dns=(ground.at.vip, DNS, ground.at.pods[1]))
+        with ground.dialing(where, ground.at.vip) as late:
+            answers(late, second)
+            (stays,) = [flow for flow in ground.flows() if flow.source_port == late.getsockname()[1]]
+            assert watched.bring(plans(ground, 1)) == (1, 0)
+            assert ground.flows() == [stays]
+            answers(client, second)
+            answers(late, second)
+            assert stays in ground.flows()
+
+
+def test_a_service_scaled_to_zero_sends_nobody_to_its_last_pod(ground: Ground, watched: Watched) -> None:
+    ground.rules(dns=(ground.at.vip, DNS, ground.at.pods[0]))
+    with ground.pod(0) as server, ground.dialing(ground.client, ground.at.vip) as client:
+        answers(client, server)
+        assert watched.bring(plans(ground, 0)) == (0, 0)
+        ground.rules(dns=(ground.at.vip, DNS, ""))
+        assert watched.bring(plans(ground)) == (1, 0)
+        assert ground.flows() == []
+
+
+def test_a_client_that_began_before_there_was_an_endpoint_reaches_the_first(
+    ground: Ground, watched: Watched
+) -> None:
+    """It never falls silent, so its entry would last for ever (kubernetes issue 19029)."""
+    watched.bring(plans(ground))
+    with ground.pod(0) as server, ground.dialing(ground.node, ground.at.vip) as client:
+        client.send(b"?")
+        (lost,) = ground.flows()
+        assert (lost.reply_source, lost.is_dnated) == (parse_address(ground.at.vip), False)
+        ground.rules(dns=(ground.at.vip, DNS, ground.at.pods[0]))
+        client.send(b"?")
+        assert [flow.id for flow in ground.flows()] == [lost.id]  # the rule alone changes nothing
+        assert watched.bring(plans(ground, 0)) == (1, 0)
+        answers(client, server)
+
+
+def test_a_deleted_service_sends_nobody_to_its_pods(ground: Ground, watched: Watched) -> None:
+    ground.rules(dns=(ground.at.vip, DNS, ground.at.pods[0]))
+    with ground.pod(0) as server, ground.dialing(ground.client, ground.at.vip) as client:
+        answers(client, server)
+        present = plans(ground, 0)
+        assert watched.bring(present) == (0, 0)
+        ground.rules()
+        assert watched.bring(dict.fromkeys(present)) == (1, 0)
+        assert ground.flows() == []
+
+
+def test_a_node_port_loses_its_flows_on_this_nodes_addresses_only(ground: Ground, watched: Watched) -> None:
+    ground.rules(port=("", NODE_PORT, ground.at.pods[0]))
+    elsewhere = ground.at.node_inside.replace("254", "77").replace(
+        "::fe", "::77"
+    )  # another node's, behind us
+    with (
+        ground.pod(0) as first,
+        ground.pod(1) as second,
+        ground.dialing(ground.client, ground.at.node, NODE_PORT) as client,
+        ground.dialing(ground.client, ground.at.node_inside, NODE_PORT) as other,
+    ):
+        answers(client, first)
+        answers(other, first)
+        ground.node.ip(f"neigh replace {elsewhere} lladdr 02:00:00:00:00:77 dev inside")
+        with ground.dialing(ground.client, elsewhere, NODE_PORT) as passing:
+            passing.send(b"?")
+            passes = passing.getsockname()[1]
+            assert watched.bring(plans(ground, 0)) == (0, 0)
+            ground.rules(port=("", NODE_PORT, ground.at.pods[1]))
+            assert watched.bring(plans(ground, 1)) == (2, 0)
+            assert [flow.source_port for flow in ground.flows()] == [passes]
+        answers(client, second)
+
+
+def test_somebody_elses_translation_stays(ground: Ground, watched: Watched) -> None:
+    """A published port, translated to the very pod that our Service loses."""
+    ours = (ground.at.vip, DNS, ground.at.pods[0])
+    theirs = ("", FOREIGN_PORT, ground.at.pods[0])
+    ground.rules(ours=ours, theirs=theirs)
+    with (
+        ground.pod(0) as server,
+        ground.dialing(ground.client, ground.at.vip) as client,
+        ground.dialing(ground.client, ground.at.node, FOREIGN_PORT) as foreign,
+    ):
+        answers(client, server)
+        answers(foreign, server)
+        present = plans(ground, 0)
+        watched.bring(present)
+        assert watched.bring(plans(ground)) == (1, 0)
+        answers(client, server)  # the rules were left, so that there is one to lose
+        assert watched.bring(dict.fromkeys(present)) == (1, 0)
+        (left,) = ground.flows()
+        assert left.destination_port == FOREIGN_PORT
+        answers(foreign, server)
+
+
+def test_tcp_connections_stay(ground: Ground, watched: Watched) -> None:
+    ground.rules(dns=(ground.at.vip, DNS, ground.at.pods[0]))
+    with ground.pods.entered():
+        listening = socket.create_server((ground.at.pods[0], TARGET), family=ground.at.number)
+    with listening:
+        with ground.client.entered():
+            client = socket.create_connection((ground.at.vip, DNS), timeout=PATIENCE)
+        with client, listening.accept()[0] as served:
+            both = plans(ground, 0) | plans(ground, 0, protocol=TCP)
+            watched.bring(both)
+            watched.bring(plans(ground, 1) | plans(ground, 1, protocol=TCP))
+            watched.bring(dict.fromkeys(both))
+            (flow,) = ground.flows(TCP)
+            assert flow.is_dnated
+            client.sendall(b"?")
+            served.settimeout(PATIENCE)
+            assert served.recv(1) == b"?"
+
+
+def test_a_restart_ends_no_flow_that_is_right_and_those_of_what_is_gone(
+    ground: Ground, watched: Watched
+) -> None:
+    vip, former = ground.at.vip, ground.at.vip.removesuffix("3") + "9"
+    ground.rules(dns=(vip, DNS, ground.at.pods[0]), former=(former, DNS, ground.at.pods[0]))
+    with (
+        ground.pod(0) as server,
+        ground.dialing(ground.client, vip) as client,
+        ground.dialing(ground.client, former) as late,
+    ):
+        answers(client, server)
+        answers(late, server)
+        (stays,) = [flow for flow in ground.flows() if flow.destination == parse_address(vip)]
+        ground.rules(dns=(vip, DNS, ground.at.pods[0]))
+        watched.stale.inherit([Frontend(parse_address(each), DNS, UDP) for each in (vip, former)])
+        assert watched.bring(plans(ground, 0)) == (1, 0)
+        assert ground.flows() == [stays]
+        answers(client, server)
+
+
+def track(ground: Ground, clients: range, pod: str) -> None:
+    """Have the node track a flow of each of these clients to the Service, at that pod; by netlink."""
+    network = parse_address(ground.at.client)[:12]
+    to, answering = (parse_address(ground.at.vip), DNS), (parse_address(pod), TARGET)
+    head = conntrack.HEAD.pack(ground.at.number, 0, 0)
+    # Seen a reply, assured, confirmed; CTA_TIMEOUT.
+    tail = netlink.attribute(conntrack.CTA_STATUS, (0x0E).to_bytes(4))
+    tail += netlink.attribute(7, (600).to_bytes(4))
+    requests = []
+    for number in clients:
+        client = Address(network + number.to_bytes(4)), 4000
+        original = conntrack.tuple_attribute(conntrack.CTA_TUPLE_ORIG, UDP, client, to)
+        reply = conntrack.tuple_attribute(conntrack.CTA_TUPLE_REPLY, UDP, answering, client)
+        requests.append(netlink.message(conntrack.NEW, _CREATE, 1, head + original + reply + tail))
+    with (
+        ground.node.entered(),
+        socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, conntrack.NETLINK_NETFILTER) as sock,
+    ):
+        for first in range(0, len(requests), 200):
+            sock.sendto(b"".join(requests[first : first + 200]), (0, 0))
+        with pytest.raises(BlockingIOError):  # the kernel refused none
+            sock.recv(1 << 16, socket.MSG_DONTWAIT)
+
+
+_CREATE = netlink.NLM_F_REQUEST | netlink.NLM_F_CREATE | netlink.NLM_F_EXCL
+_EACH = 25_000
+
+
+def test_fifty_thousand_flows_are_gone_through_in_bounded_time(ground: Ground, watched: Watched) -> None:
+    """Half of them are of an endpoint that went. It takes a second or two where nothing else runs."""
+    if int(sysctl.read("net/netfilter/nf_conntrack_max")) < 4 * _EACH:
+        pytest.skip("the table of this machine's kernel is too small")
+    for pod, clients in enumerate((range(1, _EACH + 1), range(_EACH + 1, 2 * _EACH + 1))):
+        track(ground, clients, ground.at.pods[pod])
+    assert watched.bring(plans(ground, 0, 1)) == (0, 0)
+    began = time.monotonic()
+    assert watched.bring(plans(ground, 1)) == (_EACH, 0)
+    assert time.monotonic() - began < PATIENCE / 2
+    left = ground.flows()
+    assert len(left) == _EACH
+    assert {flow.reply_source for flow in left} == {parse_address(ground.at.pods[1])}

@@ -1,0 +1,346 @@
+"""Which tracked flows are ended, without a kernel."""
+
+import pytest
+
+from ebpfproxy.model.address import Family, Protocol
+from ebpfproxy.model.endpoint import Endpoint, EndpointPort
+from ebpfproxy.model.service import TrafficPolicy
+from ebpfproxy.plan.exposure import plan_service
+from ebpfproxy.plan.service_plan import Frontend, PlanKey, ServicePortPlan
+from ebpfproxy.plan.stale_flows import StaleFlows
+from tests.support import build
+from tests.support.build import CONTEXT, HERE, draining, endpoint, networks, port, slice_of
+from tests.unit.plan.udp_flows import (
+    LOCAL,
+    NODE,
+    ONE,
+    OTHER_NODE,
+    SCTP,
+    TCP,
+    TO_ONE,
+    TO_TWO,
+    TWO,
+    UDP,
+    UNTRANSLATED,
+    VIP,
+    flow,
+    gone,
+    place,
+    plan,
+)
+
+BOTH = frozenset(Family)
+V4 = frozenset([Family.IPV4])
+
+
+@pytest.fixture
+def flows() -> StaleFlows:
+    """Of a node whose NodePorts answer on `LOCAL`."""
+    made = StaleFlows()
+    made.expect_node_ports(frozenset(LOCAL))
+    made.in_force()
+    return made
+
+
+def bring(flows: StaleFlows, changed: dict[PlanKey, ServicePortPlan | None]) -> frozenset[Family]:
+    flows.expect(changed)
+    return flows.in_force()
+
+
+def test_a_flow_is_right_as_long_as_its_endpoint_is_listed(flows: StaleFlows) -> None:
+    bring(flows, plan(ONE, TWO))
+    assert not flows.is_stale(TO_ONE)
+    bring(flows, plan(TWO))
+    assert flows.is_stale(TO_ONE)
+    assert not flows.is_stale(TO_TWO)
+
+
+def test_an_endpoint_that_drains_or_is_elsewhere_keeps_its_flows(flows: StaleFlows) -> None:
+    """Whom policies would choose now concerns new flows only."""
+    here = endpoint("10.1.0.1", HERE)
+    bring(flows, plan(here, draining("10.1.0.2"), policy=TrafficPolicy.LOCAL))
+    assert not flows.is_stale(TO_ONE)
+    assert not flows.is_stale(TO_TWO)
+
+
+def test_an_endpoint_that_no_longer_serves_loses_its_flows(flows: StaleFlows) -> None:
+    bring(flows, plan(ONE, endpoint("10.1.0.2", ready=False, serving=False)))
+    assert flows.is_stale(TO_TWO)
+
+
+def test_another_port_of_the_same_pod_is_another_endpoint(flows: StaleFlows) -> None:
+    bring(flows, plan(ONE))
+    assert flows.is_stale(flow(f"{VIP}:53", "10.1.0.1:53"))
+
+
+def test_a_service_scaled_to_zero_loses_all_flows(flows: StaleFlows) -> None:
+    bring(flows, plan(ONE))
+    assert bring(flows, plan()) == V4
+    assert flows.is_stale(TO_ONE)
+
+
+def test_a_flow_that_began_before_there_was_an_endpoint_is_stale_once_there_is_one(flows: StaleFlows) -> None:
+    bring(flows, plan())
+    assert bring(flows, plan(ONE)) == V4
+    assert flows.is_stale(UNTRANSLATED)
+
+
+def test_a_flow_that_began_before_the_service_is_stale(flows: StaleFlows) -> None:
+    assert not flows.is_stale(UNTRANSLATED)
+    assert bring(flows, plan(ONE)) == V4
+    assert flows.is_stale(UNTRANSLATED)
+
+
+def test_an_endpoint_that_is_its_own_frontend_needs_no_translation(flows: StaleFlows) -> None:
+    """A Pod in the host's network namespace, behind an external IP that is the node's."""
+    bring(flows, plan(endpoint(NODE), external=(NODE,), target=53))
+    assert not flows.is_stale(flow(f"{NODE}:53"))
+    assert flows.is_stale(UNTRANSLATED)
+
+
+def test_a_deleted_service_loses_its_translated_flows_until_they_were_ended(flows: StaleFlows) -> None:
+    plans = plan(ONE)
+    bring(flows, plans)
+    assert bring(flows, gone(plans)) == V4
+    assert flows.is_stale(TO_ONE)
+    assert not flows.is_stale(UNTRANSLATED)
+    flows.forget_gone(Family.IPV4)
+    assert not flows.is_stale(TO_ONE)  # whoever translates now is somebody else
+
+
+def test_what_is_gone_in_one_family_is_not_forgotten_with_the_other(flows: StaleFlows) -> None:
+    plans = plan(ONE, ips=(VIP, "fd00::53"))
+    bring(flows, plans)
+    assert bring(flows, gone(plans)) == BOTH
+    flows.forget_gone(Family.IPV6)
+    assert flows.is_stale(TO_ONE)
+    assert not flows.is_stale(flow("fd00::53:53", "fd01::1:5353"))
+
+
+def test_a_frontend_that_comes_back_is_judged_by_its_endpoints(flows: StaleFlows) -> None:
+    plans = plan(ONE)
+    bring(flows, plans)
+    bring(flows, gone(plans))
+    bring(flows, plan(TWO))
+    assert flows.is_stale(TO_ONE)
+    assert not flows.is_stale(TO_TWO)
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_a_frontend_that_moves_to_another_service_takes_its_new_endpoints(
+    flows: StaleFlows, swap: bool
+) -> None:
+    former, latter = plan(ONE), plan(TWO, called="resolver")
+    bring(flows, former)
+    moved = {**latter, **gone(former)} if swap else {**gone(former), **latter}
+    flows.expect(moved)
+    assert not flows.is_stale(TO_ONE)
+    assert not flows.is_stale(TO_TWO)
+    assert flows.in_force() == V4
+    assert flows.is_stale(TO_ONE)
+    assert not flows.is_stale(TO_TWO)
+
+
+def test_somebody_elses_translation_is_left_alone(flows: StaleFlows) -> None:
+    bring(flows, plan(ONE, node_port=30053))
+    for sent in (f"{NODE}:8053", "8.8.8.8:53", f"{VIP}:54", "10.96.0.54:53"):
+        assert not flows.is_stale(flow(sent, "10.1.0.9:53"))
+
+
+@pytest.mark.parametrize("protocol", [TCP, SCTP, 1])
+def test_only_udp_is_ever_stale(flows: StaleFlows, protocol: int) -> None:
+    bring(flows, plan(TWO) | plan(TWO, protocol=TCP) | plan(TWO, protocol=SCTP))
+    assert flows.is_stale(TO_ONE)
+    assert not flows.is_stale(TO_ONE._replace(protocol=protocol))
+
+
+def test_a_tcp_plan_is_not_worth_a_look_and_says_nothing_of_udp(flows: StaleFlows) -> None:
+    plans = plan(ONE, protocol=TCP)
+    assert bring(flows, plans) == frozenset()
+    assert not flows.is_stale(UNTRANSLATED)
+    assert bring(flows, gone(plans)) == frozenset()
+
+
+def test_a_node_port_is_stale_on_this_nodes_addresses_only(flows: StaleFlows) -> None:
+    bring(flows, plan(ONE, node_port=30053))
+    for address in (NODE, "127.0.0.1"):
+        assert not flows.is_stale(flow(f"{address}:30053", "10.1.0.1:5353"))
+        assert flows.is_stale(flow(f"{address}:30053", "10.1.0.2:5353"))
+        assert flows.is_stale(flow(f"{address}:30053"))
+    assert not flows.is_stale(flow(f"{OTHER_NODE}:30053"))
+    assert not flows.is_stale(flow(f"{OTHER_NODE}:30053", "10.1.0.2:5353"))
+
+
+def test_a_node_port_of_one_family_says_nothing_of_the_other(flows: StaleFlows) -> None:
+    bring(flows, plan(ONE, node_port=30053))
+    assert not flows.is_stale(flow("2001:db8::10:30053", "fd01::1:5353"))
+    both = plan(ONE, ips=(VIP, "fd00::53"), node_port=30053)
+    bring(flows, both)
+    assert flows.is_stale(flow("2001:db8::10:30053", "fd01::1:5353"))
+
+
+def test_no_node_port_is_stale_before_the_nodes_addresses_are_known() -> None:
+    flows = StaleFlows()
+    bring(flows, plan(ONE, node_port=30053))
+    assert not flows.is_stale(flow(f"{NODE}:30053"))
+    assert flows.is_stale(UNTRANSLATED)
+
+
+def test_an_address_that_node_ports_come_to_answer_on_is_worth_a_look(flows: StaleFlows) -> None:
+    bring(flows, plan(ONE))
+    flows.expect_node_ports(frozenset([*LOCAL, *networks(["192.0.2.12/32"])]))
+    assert flows.in_force() == frozenset()  # no NodePort
+    bring(flows, plan(ONE, node_port=30053))
+    flows.expect_node_ports(frozenset([*LOCAL, *networks(["192.0.2.13/32"])]))
+    assert flows.in_force() == V4
+    assert flows.is_stale(flow("192.0.2.13:30053"))
+    assert not flows.is_stale(flow("192.0.2.12:30053"))
+    flows.expect_node_ports(frozenset(LOCAL))
+    assert flows.in_force() == frozenset()
+
+
+def edge() -> dict[PlanKey, ServicePortPlan | None]:
+    """A Service with an external IP that is the node's, and the port of a NodePort."""
+    service = build.service("edge", port(30053, protocol=UDP), ips=("10.96.0.9",), external=(NODE,))
+    slices = [slice_of("edge", TWO, ports=[EndpointPort("", UDP, 5353)])]
+    return {each.key: each for each in plan_service(service, slices, None, CONTEXT)}
+
+
+def test_an_external_ip_goes_before_a_node_port_on_the_same_address(flows: StaleFlows) -> None:
+    to_one, to_two = flow(f"{NODE}:30053", "10.1.0.1:5353"), flow(f"{NODE}:30053", "10.1.0.2:5353")
+    bring(flows, plan(ONE, node_port=30053) | edge())
+    assert flows.is_stale(to_one)
+    assert not flows.is_stale(to_two)
+    bring(flows, gone(edge()))
+    assert not flows.is_stale(to_one)
+    assert flows.is_stale(to_two)
+
+
+def test_a_node_port_that_is_about_to_follow_an_external_ip_does_not_lose_its_flows(
+    flows: StaleFlows,
+) -> None:
+    to_one = flow(f"{NODE}:30053", "10.1.0.1:5353")
+    bring(flows, edge())
+    bring(flows, gone(edge()))
+    assert flows.is_stale(to_one)
+    flows.expect(plan(ONE, node_port=30053))
+    assert not flows.is_stale(to_one)
+    flows.in_force()
+    assert not flows.is_stale(to_one)
+
+
+def test_in_a_zone_that_somebody_made_only_translated_flows_are_ours(flows: StaleFlows) -> None:
+    bring(flows, plan(ONE))
+    assert not flows.is_stale(UNTRANSLATED._replace(zone=7))
+    assert flows.is_stale(TO_TWO._replace(zone=7))
+
+
+def test_what_a_sync_is_about_to_make_is_not_stale_before_it_is_in_force(flows: StaleFlows) -> None:
+    bring(flows, plan(ONE))
+    flows.expect(plan(TWO))
+    assert not flows.is_stale(TO_ONE)
+    assert not flows.is_stale(TO_TWO)
+    flows.expect(plan(endpoint("10.1.0.3")))  # the sync failed: who knows what is in the kernel
+    assert not flows.is_stale(TO_TWO)
+    assert flows.is_stale(flow(f"{VIP}:53", "10.1.0.4:5353"))
+    assert flows.in_force() == V4
+    assert flows.is_stale(TO_ONE)
+    assert flows.is_stale(TO_TWO)
+
+
+def test_a_frontend_that_is_about_to_come_makes_nothing_stale_yet(flows: StaleFlows) -> None:
+    flows.expect(plan(ONE))
+    assert not flows.is_stale(UNTRANSLATED)
+
+
+def test_a_frontend_on_its_way_back_does_not_lose_the_flows_of_its_new_rules(flows: StaleFlows) -> None:
+    former = plan(ONE, node_port=30053)
+    bring(flows, former)
+    bring(flows, gone(former))
+    flows.expect(plan(TWO, node_port=30053))
+    assert flows.is_stale(TO_ONE)
+    assert not flows.is_stale(TO_TWO)
+    assert not flows.is_stale(flow(f"{NODE}:30053", "10.1.0.2:5353"))
+
+
+def test_a_plan_that_the_kernel_refused_leaves_the_former_one_in_force(flows: StaleFlows) -> None:
+    first, second = plan(ONE), plan(TWO)
+    bring(flows, first)
+    flows.expect(second)
+    assert flows.in_force(refused=second.keys()) == frozenset()
+    assert not flows.is_stale(TO_ONE)
+    assert not flows.is_stale(TO_TWO)
+    assert flows.in_force() == V4
+    assert flows.is_stale(TO_ONE)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "worth"),
+    [
+        ([ONE], [ONE, TWO], False),
+        ([ONE, TWO], [TWO], True),
+        ([], [ONE], True),
+        ([ONE], [], True),
+        ([ONE], [draining("10.1.0.1")], False),
+        ([ONE], [ONE], False),
+    ],
+)
+def test_a_look_is_worth_it_where_a_flow_can_have_become_stale(
+    flows: StaleFlows, before: list[Endpoint], after: list[Endpoint], worth: bool
+) -> None:
+    bring(flows, plan(*before))
+    assert bring(flows, plan(*after)) == (V4 if worth else frozenset())
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [((), ("203.0.113.1",)), (("203.0.113.1",), ()), (("203.0.113.1",), ("203.0.113.2",))],
+)
+def test_a_frontend_more_or_less_is_worth_a_look(
+    flows: StaleFlows, before: tuple[str, ...], after: tuple[str, ...]
+) -> None:
+    bring(flows, plan(ONE, external=before))
+    assert bring(flows, plan(ONE, external=after)) == V4
+
+
+def test_a_refused_plan_that_goes_does_not_take_along_what_another_service_has_got(flows: StaleFlows) -> None:
+    former, latter = plan(ONE), plan(TWO, called="resolver")
+    bring(flows, former)
+    flows.expect(gone(former) | latter)
+    flows.in_force(refused=former.keys())
+    assert not flows.is_stale(TO_TWO)
+    assert flows.in_force() == V4
+    assert not flows.is_stale(TO_TWO)
+    assert flows.is_stale(TO_ONE)
+
+
+def test_nothing_that_comes_into_force_is_not_worth_a_look(flows: StaleFlows) -> None:
+    assert flows.in_force() == frozenset()
+    assert bring(flows, gone(plan(ONE))) == frozenset()  # never was in force
+
+
+def frontend(text: str, protocol: Protocol = UDP) -> Frontend:
+    return Frontend(*place(text), protocol)
+
+
+def test_what_an_earlier_run_served_is_looked_for_until_it_was_ended() -> None:
+    flows = StaleFlows()
+    flows.inherit([frontend("10.96.0.99:53")])
+    assert flows.in_force() == V4
+    assert flows.in_force() == V4
+    flows.forget_gone(Family.IPV4)
+    assert flows.in_force() == frozenset()
+
+
+def test_what_an_earlier_run_served_and_no_plan_has_is_gone() -> None:
+    flows = StaleFlows()
+    left = [f"{VIP}:53", "10.96.0.99:53", "0.0.0.0:30099"]
+    flows.inherit([*map(frontend, left), frontend("10.96.0.98:53", TCP)])
+    flows.expect_node_ports(frozenset(LOCAL))
+    assert bring(flows, plan(ONE)) == V4
+    assert not flows.is_stale(TO_ONE)
+    assert flows.is_stale(flow("10.96.0.99:53", "10.1.0.9:5353"))
+    assert flows.is_stale(flow(f"{NODE}:30099", "10.1.0.9:5353"))
+    assert not flows.is_stale(flow(f"{OTHER_NODE}:30099", "10.1.0.9:5353"))
+    assert not flows.is_stale(flow("10.96.0.98:53", "10.1.0.9:5353"))
+    assert not flows.is_stale(flow("10.96.0.99:53"))

@@ -1,0 +1,105 @@
+"""Clients that never fall silent, through any history of Services."""
+
+from collections.abc import Iterable
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ebpfproxy.model.address import Address, parse_address
+from ebpfproxy.model.endpoint import Endpoint
+from ebpfproxy.plan.service_plan import PlanKey, ServicePortPlan
+from ebpfproxy.plan.stale_flows import StaleFlows
+from tests.support.build import endpoint
+from tests.unit.plan.udp_flows import LOCAL, NODE, UDP, Flow, flow, gone, place, plan
+
+
+class World:
+    """Services, what the rules in force send where, and the flows of clients that never fall silent.
+
+    Whoever has an entry keeps it; whoever has none gets one by the rules of the moment. Only where a look is
+    asked for are stale entries ended.
+    """
+
+    def __init__(self) -> None:
+        self.flows = StaleFlows()
+        self.flows.expect_node_ports(frozenset(LOCAL))
+        self.plans: dict[PlanKey, ServicePortPlan] = {}
+        self.entries: dict[tuple[str, str], Flow] = {}  # by client and what it sends to
+        self.foreign: set[tuple[str, str]] = set()
+
+    def send(self, client: str, to: str, choice: int) -> None:
+        key = client, to
+        if key not in self.entries:
+            targets = self._targets(to)
+            if targets is None and choice == 0:  # somebody else's rule
+                self.entries[key] = flow(to, "10.9.9.9:99")
+                self.foreign.add(key)
+            elif targets:
+                address, number = targets[choice % len(targets)]
+                self.entries[key] = Flow(UDP, *place(to), address, number, True)
+            else:
+                self.entries[key] = flow(to)
+
+    def change(self, changed: dict[PlanKey, ServicePortPlan | None]) -> None:
+        self.flows.expect(changed)
+        for key, each in changed.items():
+            self.plans.pop(key, None)
+            if each:
+                self.plans[key] = each
+        for of in self.flows.in_force():
+            for sender in [sender for sender, entry in self.entries.items() if self.flows.is_stale(entry)]:
+                assert sender not in self.foreign or self._targets(sender[1]) is not None
+                del self.entries[sender]
+                self.foreign.discard(sender)
+            self.flows.forget_gone(of)
+
+    def black_holes(self) -> Iterable[Flow]:
+        """Entries that go on to where no rule would send their packets, though rules would send them."""
+        for (client, to), entry in self.entries.items():
+            targets = self._targets(to)
+            answers = entry.reply_source, entry.reply_source_port
+            if targets and answers not in targets:
+                yield entry
+            if not targets and entry.is_dnated and (client, to) not in self.foreign:
+                yield entry
+
+    def _targets(self, to: str) -> list[tuple[Address, int]] | None:
+        """None where no frontend is."""
+        address, number = place(to)
+        for wanted in (address, parse_address("0.0.0.0")):
+            for each in self.plans.values():
+                if any((f.frontend.address, f.frontend.port) == (wanted, number) for f in each.frontends):
+                    return [(e.address, e.port) for e in each.endpoints]
+        return None
+
+
+ENDPOINTS = st.sets(st.integers(1, 3)).map(lambda some: [endpoint(f"10.1.0.{n}") for n in sorted(some)])
+CHANGES = st.lists(
+    st.tuples(st.integers(0, 1), st.none() | st.tuples(ENDPOINTS, st.sampled_from((0, 1)))),
+    min_size=1,
+    max_size=2,
+    unique_by=lambda change: change[0],
+)
+SENT = st.sampled_from(["10.96.0.50:53", "10.96.0.51:53", f"{NODE}:30050", f"{NODE}:30051"])
+SENDING = st.lists(st.tuples(st.sampled_from("ab"), SENT, st.integers(0, 3)), max_size=6)
+
+
+@settings(max_examples=300)
+@given(st.lists(st.tuples(CHANGES, SENDING), max_size=8))
+def test_no_client_is_left_in_a_black_hole_and_nobody_elses_flow_is_ended(
+    history: list[tuple[list[tuple[int, tuple[list[Endpoint], int] | None]], list[tuple[str, str, int]]]],
+) -> None:
+    world = World()
+    for changes, sending in history:
+        changed: dict[PlanKey, ServicePortPlan | None] = {}
+        for number, wanted in changes:
+            named, ips = f"s{number}", (f"10.96.0.5{number}",)
+            if wanted is None:
+                changed |= gone(plan(called=named, ips=ips))
+            else:
+                changed |= plan(*wanted[0], called=named, ips=ips, node_port=wanted[1] * (30050 + number))
+        world.change(changed)
+        assert list(world.black_holes()) == []
+        for client, to, choice in sending:
+            world.send(client, to, choice)
+        assert list(world.black_holes()) == []
