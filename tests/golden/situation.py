@@ -33,6 +33,9 @@ CASES = Path(__file__).parent / "cases"
 
 _LOOPBACK = ["127.0.0.0/8", "::1/128"]
 
+POD_CIDRS = ("10.1.0.0/16", "fd01::/64")
+"""Where the endpoints of the cases are."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Situation:
@@ -60,8 +63,9 @@ def load(name: str) -> Situation:
     """Read ``cluster.yaml``, any objects of the API, and ``node.yaml`` of a case.
 
     The fields of node.yaml, all optional: ``name`` (here), ``labels`` and ``addresses`` of the Node,
-    ``seen`` (true; false: our Node does not exist), ``local``: networks of the kernel's local table
-    beside loopback (the Node's addresses), ``options``: fields of PlanContext, CIDRs as text,
+    ``seen`` (true; false: our Node does not exist), ``pod_cidrs``: those of the Node, ``local``: networks
+    of the kernel's local table beside loopback (the Node's addresses), ``options``: fields of PlanContext,
+    CIDRs as text,
     ``devices``: fields of Device, the master by its name and before its parts; none is loopback or
     down unless it says so, and the first has index 1. ``bypassing``: names of devices.
     """
@@ -73,6 +77,19 @@ def load(name: str) -> Situation:
     for event in events:
         tracker.fold(event)
     return _planned(name, tracker.drain().state, context, tuple(_refused(events)))
+
+
+def told_by_address(situation: Situation) -> Situation:
+    """The same planned for a dataplane that does not know the devices of pods: those of `POD_CIDRS` are pods.
+
+    As it is where its options tell pods in another way than by devices.
+    """
+    context = situation.context
+    if context.detect_local is not DetectLocal.DEVICES:
+        return situation
+    cidrs = tuple(map(parse_network, POD_CIDRS))
+    context = dataclasses.replace(context, detect_local=DetectLocal.CLUSTER_CIDR, cluster_cidrs=cidrs)
+    return _planned(situation.name, situation.state, context, situation.refused)
 
 
 def _planned(name: str, state: ClusterState, context: PlanContext, refused: tuple[str, ...]) -> Situation:
@@ -109,6 +126,7 @@ def _node_events(node: dict[str, Any], context: PlanContext) -> Iterator[Event]:
     addresses = node.get("addresses", [])
     if node.get("seen", True):
         made = node_object(context.node_name, node.get("labels"), addresses)
+        made["spec"]["podCIDRs"] = node.get("pod_cidrs", [])
         yield from parse_manifest_object(json.dumps(made).encode(), context.node_name)
     single = [f"{address}/{128 if ':' in address else 32}" for address in addresses]
     yield AddressesChanged(_networks(_LOOPBACK + node.get("local", single)))

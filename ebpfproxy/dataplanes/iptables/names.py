@@ -1,0 +1,68 @@
+"""The names of chains, as kube-proxy gives them (pkg/proxy/iptables/proxier.go); debug scripts rely on them.
+
+What belongs to one port of a Service has a hash in its name: of the port's name, which is
+"namespace/name:port", the protocol in lower case and, for an endpoint, "address:port".
+"""
+
+import base64
+import hashlib
+from typing import NamedTuple
+
+from ebpfproxy.model.service import ServicePortName
+
+SERVICES = "KUBE-SERVICES"
+EXTERNAL_SERVICES = "KUBE-EXTERNAL-SERVICES"
+NODE_PORTS = "KUBE-NODEPORTS"
+POSTROUTING = "KUBE-POSTROUTING"
+MARK_MASQ = "KUBE-MARK-MASQ"
+FORWARD = "KUBE-FORWARD"
+PROXY_FIREWALL = "KUBE-PROXY-FIREWALL"
+FIREWALL = "KUBE-FIREWALL"
+"""The kubelet writes in this one, too, and jumps to it."""
+CANARY = "KUBE-PROXY-CANARY"
+
+_CLUSTER, _LOCAL, _EXTERNAL, _SOURCES, _ENDPOINT = (
+    "KUBE-SVC-",
+    "KUBE-SVL-",
+    "KUBE-EXT-",
+    "KUBE-FW-",
+    "KUBE-SEP-",
+)
+
+SERVICE_PREFIXES = (_CLUSTER, _LOCAL, _EXTERNAL, _SOURCES, _ENDPOINT, "KUBE-XLB-")
+"""How the names of chains of a Service begin; the last one is of kube-proxy before 1.24, and not written."""
+
+
+class ServiceChains(NamedTuple):
+    """The chains of one port of a Service, all in the nat table: what each scope of endpoints has, where
+    what is not dialled by the ClusterIP goes first, and what source ranges are checked in.
+    """
+
+    cluster: str
+    local: str
+    external: str
+    firewall: str
+
+
+def service_chains(name: ServicePortName) -> ServiceChains:
+    """
+    >>> from ebpfproxy.model.address import Protocol
+    >>> service_chains(ServicePortName("ns1", "svc1", "p80", Protocol.TCP)).firewall
+    'KUBE-FW-XPGD46QRK7WJZT7O'
+    """
+    hashed = _hash(_hashed_name(name))
+    return ServiceChains(_CLUSTER + hashed, _LOCAL + hashed, _EXTERNAL + hashed, _SOURCES + hashed)
+
+
+def endpoint_chain(name: ServicePortName, endpoint: str) -> str:
+    """`endpoint` is "address:port", IPv6 in brackets."""
+    return _ENDPOINT + _hash(_hashed_name(name) + endpoint)
+
+
+def _hashed_name(name: ServicePortName) -> str:
+    return f"{name}{name.protocol.name.lower()}"
+
+
+def _hash(text: str) -> str:
+    """16 characters, so that no name is longer than the 28 that the kernel allows."""
+    return base64.b32encode(hashlib.sha256(text.encode()).digest()[:10]).decode()

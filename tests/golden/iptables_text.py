@@ -1,0 +1,57 @@
+"""Entries of the iptables dataplane as text, as iptables-save would print them: what Services have, and what
+depends on the plan of the node.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from ebpfproxy.dataplanes.iptables.entries import FILTER, NAT, Chain, Entry, Key, Place, Rule
+from ebpfproxy.dataplanes.iptables.node_rules import node_entries
+from ebpfproxy.dataplanes.iptables.service_rules import service_entries
+from ebpfproxy.dataplanes.iptables.settings import IptablesSettings
+from ebpfproxy.model.address import Family
+from tests.golden.situation import Situation, told_by_address
+
+SETTINGS = IptablesSettings()
+
+
+def entries_of(situation: Situation, family: Family) -> dict[Key, Entry]:
+    """All that one family has in a situation, Services in the order of their names."""
+    situation = told_by_address(situation)
+    entries = node_entries(situation.node_plan, family, SETTINGS)
+    for plan in situation.plans:
+        if plan.family is family:
+            entries.update(service_entries(plan, SETTINGS))
+    return entries
+
+
+def iptables_text(situation: Situation) -> str:
+    """A block for each family and table, shared chains first. What is the same in every case is left out:
+    the jumps from built-in chains, and chains of the node alone."""
+    unchanging = _unchanging(situation)
+    blocks = []
+    for family in Family:
+        entries = {k: e for k, e in entries_of(situation, family).items() if k not in unchanging}
+        for table in (FILTER, NAT):
+            lines = [*_shared(entries, table), *_own(entries, table)]
+            if lines:
+                blocks.append("\n".join([f"{family.value} {table}", *lines]))
+    return "\n\n".join(blocks) + "\n"
+
+
+def _unchanging(situation: Situation) -> set[Key]:
+    """The node's, but for the rule about NodePorts."""
+    node = (node_entries(situation.node_plan, family, SETTINGS) for family in Family)
+    return {key for entries in node for key, entry in entries.items() if entry is not Place.LAST}
+
+
+def _shared(entries: Mapping[Key, Entry], table: str) -> Iterator[str]:
+    """By chain, and what is to be the last of its chain there."""
+    rules = [key for key in entries if isinstance(key, Rule) and key.table == table]
+    for rule in sorted(rules, key=lambda rule: (rule.chain, entries[rule])):
+        yield f"-A {rule.chain} {rule.text}"
+
+
+def _own(entries: Mapping[Key, Entry], table: str) -> Iterator[str]:
+    for key, rules in entries.items():
+        if isinstance(key, Chain) and key.table == table and isinstance(rules, tuple):
+            yield from (f"-A {key.name} {text}" for text in rules)

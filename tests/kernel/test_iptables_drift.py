@@ -1,0 +1,197 @@
+"""What others do to our chains and rules, and to theirs beside them: what is noticed, and what is mended."""
+
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from ebpfproxy.dataplanes.delta import diff
+from ebpfproxy.dataplanes.iptables.entries import NAT, Chain, Entry, Key, Place, Rule
+from ebpfproxy.dataplanes.iptables.names import service_chains
+from ebpfproxy.kernel.iptables import Flavour
+from ebpfproxy.model.address import Family, Protocol
+from ebpfproxy.model.service import ServicePortName
+from tests.kernel.iptables_ground import FLAVOURS, Ground, empty_node, endpoints
+from tests.support.build import port, service
+
+pytestmark = pytest.mark.kernel
+
+WEB = ServicePortName("default", "web", "", Protocol.TCP)
+SVC = service_chains(WEB).cluster
+SSH = "-p tcp -m tcp --dport 22 -j ACCEPT"
+
+
+@pytest.fixture(params=FLAVOURS)
+def ground(request: pytest.FixtureRequest) -> Iterator[Ground]:
+    with empty_node(request.param) as made:
+        yield made
+
+
+def cluster(ground: Ground) -> dict[Key, Entry]:
+    web = service("web", port(80, node_port=30080))
+    api = service("api", ips=("10.96.0.11",))
+    return ground.wanted(
+        ground.plans(web, endpoints("web", "10.1.0.1", "10.1.0.2")),
+        ground.plans(api, endpoints("api", "10.1.0.3")),
+        ground.plans(service("idle", ips=("10.96.0.12",))),
+    )
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        f"-t nat -D {SVC} 1",
+        f"-t nat -F {SVC}",
+        f"-t nat -A {SVC} -j ACCEPT",
+        f"-t nat -I {SVC} -s 192.0.2.77 -j RETURN",
+        f"-t nat -R {SVC} 1 -m comment --comment other -j KUBE-MARK-MASQ",
+        "-t nat -D KUBE-SERVICES 1",
+        "-t nat -F KUBE-SERVICES",
+        "-t nat -A KUBE-SERVICES -d 192.0.2.77 -j RETURN",
+        "-t nat -F KUBE-MARK-MASQ",
+        "-t nat -D PREROUTING 1",
+        "-t nat -F PREROUTING",
+        "-t nat -F",
+        "-F",
+        "-F KUBE-FORWARD",
+        "-t mangle -X KUBE-PROXY-CANARY",
+        "-t nat -N KUBE-SVC-AAAAAAAAAAAAAAAA",
+    ],
+)
+def test_what_others_change_is_noticed_and_mended(command: str, ground: Ground) -> None:
+    wanted = cluster(ground)
+    assert not ground.bring(wanted)
+    before = ground.plane.generation()
+    ground.iptables(command)
+    assert ground.plane.generation() != before
+    assert diff(ground.plane.read(), wanted)
+    assert not ground.bring(wanted)
+    assert ground.plane.read() == wanted
+
+
+def test_a_rule_edited_to_one_of_equal_size_is_mended(ground: Ground) -> None:
+    """iptables-legacy does not notice it by itself, see `IptablesDataplane.generation`."""
+    wanted = cluster(ground)
+    assert not ground.bring(wanted)
+    before = ground.plane.generation()
+    chain = next(key.name for key in wanted if isinstance(key, Chain) and key.name.startswith("KUBE-SEP-"))
+    ground.iptables(f"-t nat -R {chain} 2 -p tcp -m tcp -j DNAT --to-destination 192.0.2.77:1")
+    if ground.flavour is Flavour.NFT:
+        assert ground.plane.generation() != before
+    assert not ground.bring(wanted)
+    assert ground.plane.read() == wanted
+
+
+def test_all_chains_that_others_removed_are_made_anew(ground: Ground) -> None:
+    wanted = cluster(ground)
+    assert not ground.bring(wanted)
+    before = ground.plane.generation()
+    for table in ("filter", "nat", "mangle"):
+        ground.iptables(f"-t {table} -F")
+        ground.iptables(f"-t {table} -X")
+    assert ground.plane.generation() != before
+    assert not ground.bring(wanted)
+    assert ground.plane.read() == wanted
+
+
+def test_a_change_finds_out_that_what_it_replaces_is_gone(ground: Ground) -> None:
+    """The dataplane is told of one Service that goes and others that come, and nothing is as it read it."""
+    gone = ground.plans(service("gone", ips=("10.96.0.99",)), endpoints("gone", "10.1.0.9"))
+    before = ground.wanted(gone)
+    assert not ground.bring(before)
+    for table in ("filter", "nat"):
+        ground.iptables(f"-t {table} -F")
+    delta = diff(before, cluster(ground))
+    assert not ground.plane.apply(delta)
+    assert ground.plane.read().items() >= delta.puts.items()
+
+
+def test_a_rule_that_is_there_twice_comes_to_be_there_once(ground: Ground) -> None:
+    wanted = cluster(ground)
+    assert not ground.bring(wanted)
+    rule, jump = ground.rules("nat", "KUBE-SERVICES")[0], ground.rules("nat", "PREROUTING")[0]
+    for _ in range(2):
+        ground.restore(f"*nat\n-I KUBE-SERVICES {rule}\n-I PREROUTING {jump}\nCOMMIT\n")
+    assert not ground.bring(wanted)
+    assert ground.plane.read() == wanted
+    assert ground.rules("nat", "KUBE-SERVICES").count(rule) == 1
+    assert len(ground.rules("nat", "PREROUTING")) == 1
+
+
+def test_the_last_rule_stays_the_last(ground: Ground) -> None:
+    """Whatever comes and goes, and also if somebody else's came behind it."""
+    last = "-j KUBE-NODEPORTS"
+    assert not ground.bring(ground.wanted(ground.plans(service("web"), endpoints("web", "10.1.0.1"))))
+    assert ground.rules("nat", "KUBE-SERVICES")[-1].endswith(last)
+    wanted = cluster(ground)
+    assert not ground.bring(wanted)
+    assert ground.rules("nat", "KUBE-SERVICES")[-1].endswith(last)
+    moved = ground.rules("nat", "KUBE-SERVICES")[-1]
+    ground.restore(f"*nat\n-D KUBE-SERVICES {moved}\n-I KUBE-SERVICES {moved}\nCOMMIT\n")
+    (misplaced,) = diff(ground.plane.read(), wanted).puts.items()
+    assert misplaced == (Rule(Family.IPV4, NAT, "KUBE-SERVICES", moved), Place.LAST)
+    assert not ground.bring(wanted)
+    assert ground.rules("nat", "KUBE-SERVICES")[-1] == moved
+
+
+def test_jumps_stand_before_all_others_in_the_order_of_kube_proxy(ground: Ground) -> None:
+    ground.restore(f"*filter\n-A INPUT {SSH}\n-A FORWARD {SSH}\nCOMMIT\n")
+    assert not ground.bring(cluster(ground))
+    targets = [rule.rpartition(" ")[2] for rule in ground.rules("filter", "INPUT")]
+    assert targets == [
+        "KUBE-FIREWALL",
+        "KUBE-PROXY-FIREWALL",
+        "KUBE-NODEPORTS",
+        "KUBE-EXTERNAL-SERVICES",
+        "ACCEPT",
+    ]
+    targets = [rule.rpartition(" ")[2] for rule in ground.rules("filter", "FORWARD")]
+    assert targets == [
+        "KUBE-PROXY-FIREWALL",
+        "KUBE-FORWARD",
+        "KUBE-SERVICES",
+        "KUBE-EXTERNAL-SERVICES",
+        "ACCEPT",
+    ]
+
+
+def test_what_others_have_is_left_alone(ground: Ground) -> None:
+    ground.restore(
+        "*filter\n:KUBE-FIREWALL - [0:0]\n:DOCKER - [0:0]\n"
+        "-A KUBE-FIREWALL -m mark --mark 0x8000/0x8000 -j DROP\n-A INPUT -j KUBE-FIREWALL\n"
+        f"-A FORWARD -j DOCKER\n-A DOCKER {SSH}\nCOMMIT\n"
+        "*nat\n:KUBE-KUBELET-CANARY - [0:0]\n:CNI-HOSTPORT - [0:0]\n:KUBE-MARK-MASQ - [0:0]\n"
+        "-A CNI-HOSTPORT -j KUBE-MARK-MASQ\n-A POSTROUTING -s 172.17.0.0/16 -j MASQUERADE\nCOMMIT\n"
+    )
+    wanted = cluster(ground)
+    assert not ground.bring(wanted)
+    assert ground.plane.read() == wanted
+    assert "-m mark --mark 0x8000/0x8000 -j DROP" in ground.rules("filter", "KUBE-FIREWALL")
+    assert ground.rules("filter", "DOCKER") == [SSH]
+    assert ground.rules("filter", "FORWARD")[-1] == "-j DOCKER"
+    assert ground.rules("nat", "POSTROUTING")[-1] == "-s 172.17.0.0/16 -j MASQUERADE"
+    assert ground.rules("nat", "CNI-HOSTPORT") == ["-j KUBE-MARK-MASQ"]
+    assert ground.iptables("-t nat -S KUBE-KUBELET-CANARY")
+
+
+def test_reading_and_what_is_of_no_concern_is_no_disturbance(ground: Ground) -> None:
+    assert not ground.bring(cluster(ground))
+    before = ground.plane.generation()
+    ground.plane.read()
+    ground.iptables("-t nat -L")
+    if ground.flavour is Flavour.NFT:  # in iptables-legacy it is the same table
+        ground.iptables(f"-A INPUT {SSH}")
+        ground.iptables("-t nat -N DOCKER")
+        subprocess.run(["nft", "add", "table", "ip", "others"], check=True, timeout=60)
+    assert ground.plane.generation() == before
+
+
+def test_what_stays_is_not_written_anew(ground: Ground) -> None:
+    """Its counters go on, as they are of the same rules."""
+    wanted = cluster(ground)
+    assert not ground.bring(wanted)
+    counted = "".join(f"-A {SVC} -c 7 700 {rule}\n" for rule in ground.rules("nat", SVC))
+    ground.restore(f"*nat\n-F {SVC}\n{counted}COMMIT\n")
+    more = ground.wanted(ground.plans(service("more", ips=("10.96.0.99",)), endpoints("more", "10.1.0.9")))
+    assert not ground.bring(wanted | more)
+    assert ground.iptables(f"-t nat -v -S {SVC}").count(" -c 7 700 ") == 3

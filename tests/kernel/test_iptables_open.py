@@ -1,0 +1,116 @@
+"""How the iptables dataplane begins: what it finds out, and what it leaves as it is."""
+
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from ebpfproxy.dataplanes.interface import Delta
+from ebpfproxy.dataplanes.iptables import flavours
+from ebpfproxy.dataplanes.iptables.dataplane import IptablesDataplane
+from ebpfproxy.dataplanes.iptables.entries import FILTER, NAT, Chain, Entry, Key
+from ebpfproxy.dataplanes.iptables.settings import IptablesSettings
+from ebpfproxy.errors import Unsupported
+from ebpfproxy.kernel import iptables, netns, sysctl
+from ebpfproxy.kernel.iptables import Flavour, Iptables
+from ebpfproxy.model.address import Family
+from ebpfproxy.plan.service_plan import NodePlan
+
+pytestmark = pytest.mark.kernel
+
+
+@pytest.fixture(autouse=True)
+def _nowhere() -> Iterator[None]:
+    with netns.throw_away():
+        yield
+
+
+@pytest.fixture(params=Flavour)
+def plane(request: pytest.FixtureRequest) -> Iterator[IptablesDataplane]:
+    """Not open yet."""
+    made = IptablesDataplane(IptablesSettings(), request.param)
+    yield made
+    made.close()
+
+
+def without(monkeypatch: pytest.MonkeyPatch, *families: Family) -> None:
+    """As on a machine that has no tools for these."""
+    find = iptables.find
+
+    def found(family: Family, flavour: Flavour) -> Iptables:
+        if family in families:
+            raise Unsupported(f"no iptables for {family.value}", "apt-get install iptables")
+        return find(family, flavour)
+
+    monkeypatch.setattr(iptables, "find", found)
+
+
+def node(plane: IptablesDataplane) -> dict[Key, Entry]:
+    return plane.render((), NodePlan())
+
+
+def test_opening_writes_no_rule_and_may_be_done_again(plane: IptablesDataplane) -> None:
+    for _ in range(2):
+        plane.open()
+        assert plane.read() == {}
+    assert subprocess.run(["nft", "list", "tables"], capture_output=True, check=True).stdout == b""
+
+
+@pytest.mark.parametrize("missing", Family)
+def test_a_family_that_this_machine_lacks_is_left_out_and_told_of(
+    missing: Family,
+    plane: IptablesDataplane,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    without(monkeypatch, missing)
+    plane.open()
+    assert "a family is not served" in caplog.text
+    (served,) = {key.family for key in node(plane)}
+    assert served is not missing
+    assert not plane.apply(_all_of(node(plane)))
+    assert plane.read() == node(plane)
+
+
+def test_a_machine_that_lacks_both_cannot_be_served(
+    plane: IptablesDataplane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without(monkeypatch, *Family)
+    with pytest.raises(Unsupported, match="serves no family here"):
+        plane.open()
+
+
+@pytest.mark.parametrize(("value", "rules"), [("0", 3), ("1", 2)])
+def test_nothing_is_dropped_as_invalid_where_conntrack_is_liberal(
+    value: str, rules: int, plane: IptablesDataplane
+) -> None:
+    sysctl.ensure("net/netfilter/nf_conntrack_tcp_be_liberal", value)
+    plane.open()
+    forward = node(plane)[Chain(Family.IPV4, FILTER, "KUBE-FORWARD")]
+    assert isinstance(forward, tuple)
+    assert len(forward) == rules
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_ports_are_random_where_the_tool_can_do_that(
+    has: bool, plane: IptablesDataplane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Iptables, "has_random_fully", lambda tool: has)
+    plane.open()
+    rules = node(plane)[Chain(Family.IPV4, NAT, "KUBE-POSTROUTING")]
+    assert isinstance(rules, tuple)
+    assert ("--random-fully" in rules[-1]) is has
+
+
+def test_without_a_wish_the_flavour_of_the_node_is_taken() -> None:
+    iptables.find(Family.IPV4, Flavour.LEGACY).restore("*mangle\n:KUBE-IPTABLES-HINT - [0:0]\nCOMMIT\n")
+    plane = IptablesDataplane(IptablesSettings(), flavours.AUTO)
+    plane.open()
+    assert not plane.apply(_all_of(node(plane)))
+    plane.close()
+    assert "KUBE-SERVICES" in iptables.find(Family.IPV4, Flavour.LEGACY).save()
+    assert "KUBE-SERVICES" not in iptables.find(Family.IPV4, Flavour.NFT).save()
+
+
+def _all_of(entries: dict[Key, Entry]) -> Delta[Key, Entry]:
+    return Delta(entries, frozenset())

@@ -1,0 +1,158 @@
+"""Rules that the kernel or the tool does not take: which those are, and that everything else is in force."""
+
+import fcntl
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ebpfproxy.dataplanes.delta import diff
+from ebpfproxy.dataplanes.iptables.entries import NAT, Chain, Entry, Key, Place, Rule
+from ebpfproxy.errors import Rejected
+from ebpfproxy.kernel import iptables
+from ebpfproxy.kernel.iptables import Flavour, Iptables
+from ebpfproxy.model.address import Family
+from tests.kernel.iptables_ground import FLAVOURS, Ground, empty_node, endpoints
+from tests.support.build import service
+
+pytestmark = pytest.mark.kernel
+
+V4 = Family.IPV4
+
+UNKNOWN = "-m no-such-match -j RETURN"
+DNAT = "-p tcp -m tcp -j DNAT --to-destination 10.1.0.1:80"
+NOT_IN_NAT = "-p tcp -m tcp -j REJECT --reject-with icmp-port-unreachable"
+REFUSED = {"by the tool": UNKNOWN, "by the kernel": NOT_IN_NAT}
+
+
+@pytest.fixture(params=FLAVOURS)
+def ground(request: pytest.FixtureRequest) -> Iterator[Ground]:
+    with empty_node(request.param) as made:
+        yield made
+
+
+@pytest.fixture(params=REFUSED)
+def bad(request: pytest.FixtureRequest) -> str:
+    return REFUSED[request.param]
+
+
+@pytest.fixture
+def restores(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What iptables-restore is given, from now on, by the node and by what is tried elsewhere."""
+    given: list[str] = []
+    restore = Iptables.restore
+
+    def listen(tool: Iptables, text: str) -> None:
+        given.append(text)
+        restore(tool, text)
+
+    monkeypatch.setattr(Iptables, "restore", listen)
+    return given
+
+
+def good(ground: Ground, *names: str) -> dict[Key, Entry]:
+    """The node, and Services that are served."""
+    return ground.wanted(
+        *(
+            ground.plans(service(name, ips=(f"10.96.1.{i}",)), endpoints(name, f"10.1.1.{i}"))
+            for i, name in enumerate(names, start=1)
+        )
+    )
+
+
+def crafted(label: str, rule: str, number: int = 1) -> dict[Key, Entry]:
+    """A Service whose only endpoint's chain has this rule."""
+    sep, svc = (f"KUBE-{kind}-{label:A<16}" for kind in ("SEP", "SVC"))
+    dialled = f"-d 10.96.9.{number}/32 -p tcp -m tcp --dport 80"
+    return {
+        Rule(V4, NAT, "KUBE-SERVICES", f"{dialled} -j {svc}"): Place.ANYWHERE,
+        Chain(V4, NAT, svc): (f"-j {sep}",),
+        Chain(V4, NAT, sep): (rule,),
+    }
+
+
+def test_one_service_that_is_refused_does_not_keep_the_others_from_being_served(
+    bad: str, ground: Ground
+) -> None:
+    rest, broken = good(ground, "one", "two"), crafted("BAD", bad)
+    refused = ground.bring(rest | broken)
+    assert refused.keys() == broken.keys()
+    assert ground.plane.read() == rest
+    chain = Chain(V4, NAT, "KUBE-SEP-BADAAAAAAAAAAAAA")
+    assert str(chain) in refused[chain].message
+
+
+def test_many_services_that_are_refused_alike_are_found_in_a_few_tries(
+    bad: str, ground: Ground, restores: list[str]
+) -> None:
+    rest = good(ground, "one")
+    broken: dict[Key, Entry] = {}
+    for number in range(1, 100):
+        broken |= crafted(f"B{number}", bad, number)
+    assert ground.bring(rest | broken).keys() == broken.keys()
+    assert ground.plane.read() == rest
+    assert len(restores) < 60
+
+
+def test_a_chain_whose_new_rules_are_refused_keeps_those_it_had(bad: str, ground: Ground) -> None:
+    """And so do all that it leads to, which were to go."""
+    was = crafted("ONE", DNAT)
+    svc, sep = (key for key in was if isinstance(key, Chain))
+    assert not ground.bring(good(ground) | was)
+    wanted = {key: entry for key, entry in was.items() if key != sep} | {svc: (bad,)}
+    refused = ground.bring(good(ground, "other") | wanted)
+    assert refused.keys() == {svc, sep}
+    assert ground.plane.read() == good(ground, "other") | was
+
+
+def test_what_was_refused_is_put_again_without_a_try_until_all_is_read(
+    bad: str, ground: Ground, restores: list[str]
+) -> None:
+    """As a proxier does at each sync: one that fails, and looks for whose fault it is, takes long."""
+    broken = crafted("BAD", bad)
+    first = good(ground)
+    assert ground.bring(first | broken)
+    restores.clear()
+    second = good(ground, "one")
+    delta = diff(first, second | broken)
+    assert ground.plane.apply(delta).keys() == broken.keys()
+    assert len(restores) == 1
+    assert ground.bring(second | broken).keys() == broken.keys()
+    assert ground.plane.read() == second
+
+
+def test_what_was_refused_is_served_once_it_is_otherwise(bad: str, ground: Ground) -> None:
+    rest, broken = good(ground, "one"), crafted("BAD", bad)
+    assert ground.bring(rest | broken)
+    mended = crafted("BAD", DNAT)
+    assert not ground.plane.apply(diff(rest, rest | mended))
+    assert ground.plane.read() == rest | mended
+
+
+def test_a_chain_that_a_rule_of_somebody_else_leads_to_is_emptied_and_told_of(ground: Ground) -> None:
+    was = crafted("ONE", DNAT)
+    svc, _ = (key for key in was if isinstance(key, Chain))
+    assert not ground.bring(good(ground) | was)
+    ground.restore(f"*nat\n:MINE - [0:0]\n-A MINE -j {svc.name}\nCOMMIT\n")
+    refused = ground.bring(good(ground, "other"))
+    assert refused.keys() == {svc}
+    assert "-A MINE" in refused[svc].message
+    assert ground.plane.read() == good(ground, "other") | {svc: ()}
+    ground.iptables("-t nat -F MINE")
+    assert not ground.bring(good(ground, "other"))
+
+
+def test_a_lock_that_another_process_holds_is_an_error_that_passes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "lock"
+    monkeypatch.setenv("XTABLES_LOCKFILE", str(file))  # of iptables itself, since 1.8.3
+    monkeypatch.setattr(iptables, "LOCK_PATIENCE", 1)
+    with empty_node(Flavour.LEGACY) as ground:
+        wanted = good(ground, "one")
+        with file.open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            with pytest.raises(Rejected, match="another process holds the xtables lock") as failure:
+                ground.bring(wanted)
+            assert "lslocks" in failure.value.hint
+        assert not ground.bring(wanted)

@@ -1,0 +1,199 @@
+"""Taking away all that the mode iptables, or kube-proxy, ever left, and the flavour that a node goes by."""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ebpfproxy.dataplanes.delta import diff
+from ebpfproxy.dataplanes.iptables import flavours, probes, removal
+from ebpfproxy.dataplanes.iptables.entries import NAT, Chain, SharedChain
+from ebpfproxy.kernel import iptables, netns, xtables_legacy
+from ebpfproxy.kernel.iptables import Flavour
+from ebpfproxy.model.address import Family
+from tests.kernel.iptables_ground import FLAVOURS, Ground, empty_node, endpoints
+from tests.support.build import service
+
+pytestmark = pytest.mark.kernel
+
+OTHER = {Flavour.LEGACY: Flavour.NFT, Flavour.NFT: Flavour.LEGACY}
+
+
+@pytest.fixture(params=FLAVOURS)
+def ground(request: pytest.FixtureRequest) -> Iterator[Ground]:
+    with empty_node(request.param) as made:
+        yield made
+
+
+@pytest.fixture
+def nowhere() -> Iterator[None]:
+    """The calling thread is in a network namespace of its own."""
+    with netns.throw_away():
+        yield
+
+
+def serve(ground: Ground, *names: str) -> None:
+    plans = (
+        ground.plans(service(name, ips=(f"10.96.1.{i}",)), endpoints(name, f"10.1.1.{i}"))
+        for i, name in enumerate(names, start=1)
+    )
+    assert not ground.bring(ground.wanted(*plans))
+
+
+def restore(flavour: Flavour, text: str) -> None:
+    iptables.find(Family.IPV4, flavour).restore(text)
+
+
+def everything(*of: Flavour) -> str:
+    """What iptables-save prints, without dates and counters."""
+    tools = [tool for flavour in of or Flavour for tool in flavours.installed()[flavour]]
+    lines = (line for tool in tools for line in tool.save().splitlines())
+    return "\n".join(line.partition(" [")[0] for line in lines if not line.startswith("#"))
+
+
+def test_all_of_ours_goes_and_all_of_others_stays(ground: Ground) -> None:
+    foreign = (
+        "*filter\n:DOCKER - [0:0]\n:KUBE-FIREWALL - [0:0]\n"
+        "-A INPUT -p tcp -m tcp --dport 22 -j ACCEPT\n-A INPUT -j KUBE-FIREWALL\n-A OUTPUT -j KUBE-FIREWALL\n"
+        "-A FORWARD -j DOCKER\n-A DOCKER -j RETURN\n"
+        '-A KUBE-FIREWALL ! -s 127.0.0.0/8 -d 127.0.0.0/8 -m comment --comment "block incoming localnet '
+        'connections" -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP\nCOMMIT\n'
+        "*mangle\n:KUBE-IPTABLES-HINT - [0:0]\n:KUBE-KUBELET-CANARY - [0:0]\nCOMMIT\n"
+        "*nat\n:MINE - [0:0]\n-A POSTROUTING -s 172.17.0.0/16 -j MASQUERADE\n-A PREROUTING -j MINE\nCOMMIT\n"
+    )
+    ground.restore(foreign)
+    others = ground.iptables("-S"), ground.iptables("-t nat -S"), ground.iptables("-t mangle -S")
+    serve(ground, "one", "two")
+    assert ground.iptables("-t nat -S") != others[1]
+    assert removal.remove()
+    assert (ground.iptables("-S"), ground.iptables("-t nat -S"), ground.iptables("-t mangle -S")) == others
+    assert removal.remove() == []
+
+
+def test_a_dry_run_says_what_would_go_and_leaves_it(ground: Ground) -> None:
+    serve(ground, "one", "two")
+    before = everything(ground.flavour)
+    told = removal.remove(dry_run=True)
+    assert everything(ground.flavour) == before
+    assert removal.remove() == told
+    assert f"iptables-{ground.flavour} nat: chains of Services: 4" in told
+    assert f"ip6tables-{ground.flavour} filter: chain KUBE-SERVICES" in told
+    assert sum("rule in PREROUTING: " in line for line in told) == 2
+
+
+def test_what_other_versions_and_modes_of_kube_proxy_left_goes(ground: Ground) -> None:
+    ground.restore(
+        "*nat\n:KUBE-SERVICES - [0:0]\n:KUBE-XLB-AAAAAAAAAAAAAAAA - [0:0]\n:KUBE-LOAD-BALANCER - [0:0]\n"
+        ":KUBE-MARK-MASQ - [0:0]\n:KUBE-NODE-PORT - [0:0]\n:KUBE-SVC-AAAAAAAAAAAAAAAA - [0:0]\n"
+        "-A PREROUTING -j KUBE-SERVICES\n-A PREROUTING -j KUBE-SERVICES\n-A OUTPUT -j KUBE-SERVICES\n"
+        "-A KUBE-SERVICES -j KUBE-LOAD-BALANCER\n-A KUBE-SERVICES -j KUBE-XLB-AAAAAAAAAAAAAAAA\n"
+        "-A KUBE-LOAD-BALANCER -j KUBE-MARK-MASQ\n-A KUBE-XLB-AAAAAAAAAAAAAAAA -j KUBE-SVC-AAAAAAAAAAAAAAAA\n"
+        "-A KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODE-PORT\nCOMMIT\n"
+        "*filter\n:KUBE-IPVS-FILTER - [0:0]\n:KUBE-NODE-PORT - [0:0]\n:KUBE-SOURCE-RANGES-FIREWALL - [0:0]\n"
+        ":KUBE-PROXY-FIREWALL - [0:0]\n-A INPUT -j KUBE-IPVS-FILTER\n-A INPUT -j KUBE-NODE-PORT\n"
+        "-A FORWARD -j KUBE-PROXY-FIREWALL\n-A KUBE-PROXY-FIREWALL -j KUBE-SOURCE-RANGES-FIREWALL\nCOMMIT\n"
+    )
+    removal.remove()
+    assert "KUBE" not in everything(ground.flavour)
+
+
+def test_a_chain_that_somebody_elses_leads_to_stays_with_all_it_needs(ground: Ground) -> None:
+    serve(ground, "one")
+    svc = next(line for line in ground.iptables("-t nat -S").split() if line.startswith("KUBE-SVC-"))
+    ground.restore(f"*nat\n:CNI-SETMARK - [0:0]\n-A CNI-SETMARK -j {svc}\nCOMMIT\n")
+    before = ground.rules("nat", svc)
+    removal.remove()
+    assert ground.rules("nat", svc) == before
+    assert ground.rules("nat", "KUBE-MARK-MASQ")
+    assert "KUBE-SERVICES" not in ground.iptables("-t nat -S")
+
+
+def test_more_chains_than_go_at_once_go(ground: Ground) -> None:
+    serve(ground, *(f"service-{number}" for number in range(250)))
+    removal.remove()
+    assert "KUBE-S" not in everything(ground.flavour)
+
+
+@pytest.mark.usefixtures("nowhere")
+def test_where_nothing_is_nothing_is_removed_nor_made() -> None:
+    assert removal.remove() == []
+    assert not any(xtables_legacy.tables(family) for family in Family)
+    assert subprocess.run(["nft", "list", "tables"], capture_output=True, check=True).stdout == b""
+
+
+@pytest.mark.usefixtures("nowhere")
+def test_without_any_tool_nothing_is_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(iptables, "_FOLDERS", str(tmp_path))
+    assert removal.remove() == []
+
+
+def test_what_the_other_flavour_had_goes_once_all_is_in_force(ground: Ground) -> None:
+    """Both would translate, and the one that comes first would win."""
+    other = OTHER[ground.flavour]
+    with_other = Ground(other, ground.node, ground.context)
+    serve(with_other, "one")
+    with_other.plane.close()
+    before = everything(other)
+    assert "KUBE-SERVICES" in before
+    run = ground.another_run()
+    assert everything(other) == before
+    assert not run.apply(diff(run.read(), ground.wanted()))
+    run.close()
+    assert "KUBE-SERVICES" not in everything(other)
+    assert Chain(Family.IPV4, NAT, "KUBE-MARK-MASQ") in ground.plane.read()
+    assert SharedChain(Family.IPV4, NAT, "KUBE-SERVICES") in ground.plane.read()
+
+
+# Which flavour
+
+
+@pytest.mark.usefixtures("nowhere")
+@pytest.mark.parametrize("hint", ["KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY", "KUBE-PROXY-CANARY"])
+@pytest.mark.parametrize("flavour", Flavour)
+def test_a_hint_tells_the_flavour_however_many_rules_the_other_has(flavour: Flavour, hint: str) -> None:
+    restore(OTHER[flavour], "*filter\n-A INPUT -p tcp -j ACCEPT\n-A INPUT -p udp -j ACCEPT\nCOMMIT\n")
+    restore(flavour, f"*mangle\n:{hint} - [0:0]\nCOMMIT\n")
+    assert flavours.choose(flavours.AUTO) is flavour
+
+
+@pytest.mark.usefixtures("nowhere")
+@pytest.mark.parametrize("flavour", Flavour)
+def test_the_kubelets_hint_counts_more_than_that_of_a_proxy(flavour: Flavour) -> None:
+    restore(OTHER[flavour], "*mangle\n:KUBE-PROXY-CANARY - [0:0]\nCOMMIT\n")
+    restore(flavour, "*mangle\n:KUBE-KUBELET-CANARY - [0:0]\nCOMMIT\n")
+    assert flavours.choose(flavours.AUTO) is flavour
+
+
+@pytest.mark.usefixtures("nowhere")
+@pytest.mark.parametrize("flavour", Flavour)
+def test_without_a_hint_the_flavour_with_more_rules_is_taken(flavour: Flavour) -> None:
+    restore(OTHER[flavour], "*filter\n-A INPUT -p tcp -j ACCEPT\nCOMMIT\n")
+    restore(flavour, "*nat\n-A OUTPUT -p tcp -j ACCEPT\n-A OUTPUT -p udp -j ACCEPT\nCOMMIT\n")
+    assert flavours.choose(flavours.AUTO) is flavour
+
+
+@pytest.mark.usefixtures("nowhere")
+def test_without_any_rule_what_is_called_iptables_is_taken_and_no_table_is_made() -> None:
+    assert flavours.choose(flavours.AUTO) is iptables.plain_flavour(Family.IPV4)
+    assert not any(xtables_legacy.tables(family) for family in Family)
+    assert subprocess.run(["nft", "list", "tables"], capture_output=True, check=True).stdout == b""
+
+
+@pytest.mark.usefixtures("nowhere")
+@pytest.mark.parametrize("flavour", Flavour)
+def test_the_flavour_that_is_asked_for_is_taken(flavour: Flavour) -> None:
+    assert flavours.choose(str(flavour)) is flavour
+
+
+# What this machine has
+
+
+@pytest.mark.usefixtures("nowhere")
+@pytest.mark.parametrize("flavour", [flavours.AUTO, *Flavour])
+def test_this_machine_has_all_that_is_tried_and_nothing_of_it_stays(flavour: str) -> None:
+    found = probes.probe(flavour)
+    assert len(found) > 20
+    assert [str(finding) for finding in found if not finding.present] == []
+    assert not any(xtables_legacy.tables(family) for family in Family)
+    assert subprocess.run(["nft", "list", "tables"], capture_output=True, check=True).stdout == b""

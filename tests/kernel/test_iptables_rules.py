@@ -1,0 +1,217 @@
+"""The rules of every golden case, through the real tools of both flavours and back: what is printed is what
+was rendered, so that what is read back can be compared with what is wanted.
+"""
+
+import re
+import subprocess
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from ebpfproxy.dataplanes.iptables.entries import (
+    FILTER,
+    MANGLE,
+    NAT,
+    Chain,
+    Entry,
+    Key,
+    Place,
+    Rule,
+    SharedChain,
+    canonical,
+    chain_key,
+    is_ours,
+    prepend_order,
+)
+from ebpfproxy.dataplanes.iptables.node_rules import node_entries
+from ebpfproxy.dataplanes.iptables.rule_text import one_of
+from ebpfproxy.dataplanes.iptables.settings import IptablesSettings
+from ebpfproxy.model.address import Family
+from ebpfproxy.plan.service_plan import NodePlan
+from tests.golden.iptables_text import entries_of
+from tests.golden.situation import load, situations
+from tests.support.iptables_walk import ruleset
+from tests.support.namespace import namespace
+
+pytestmark = pytest.mark.kernel
+
+V4 = Family.IPV4
+FLAVOURS = ("legacy", "nft")
+PREFIX = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}
+TABLES = (FILTER, NAT, MANGLE)
+
+Rules = Mapping[tuple[str, str], list[str]]
+"""By table and chain; of built-in chains only what is ours."""
+
+_SAVED = re.compile(r"\*(?P<table>\S+)|:(?P<chain>\S+) .*|-A (?P<of>\S+) ?(?P<text>.*)")
+
+
+@pytest.fixture(params=FLAVOURS)
+def flavour(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The calling thread is in a namespace of its own: what one flavour wrote is not there for the other."""
+    with namespace("rules") as made, made.entered():
+        yield str(request.param)
+
+
+def tool(flavour: str, family: Family, action: str, text: str = "") -> str:
+    """Run the tool's save or restore; what it prints."""
+    options = ["--noflush"] if action == "restore" else []
+    command = [f"{PREFIX[family]}-{flavour}-{action}", *options]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def written(entries: Mapping[Key, Entry]) -> str:
+    """What restore is given: all chains first, jumps prepended in their order."""
+    lines = []
+    for table in TABLES:
+        keys = [key for key in entries if key.table == table]
+        lines.append(f"*{table}")
+        lines += [f":{key.name} - [0:0]" for key in keys if isinstance(key, Chain | SharedChain)]
+        rules = sorted((key for key in keys if isinstance(key, Rule)), key=lambda key: place(entries[key]))
+        jumps = [key for key in rules if entries[key] is Place.FIRST]
+        lines += [f"-I {jump.chain} {jump.text}" for jump in sorted(jumps, key=prepend_order)]
+        lines += [f"-A {rule.chain} {rule.text}" for rule in rules if entries[rule] is not Place.FIRST]
+        for key in keys:
+            if isinstance(key, Chain):
+                lines += [f"-A {key.name} {text}" for text in chain_rules(entries[key])]
+        lines.append("COMMIT")
+    return "\n".join(lines) + "\n"
+
+
+def saved(printed: str, family: Family) -> tuple[set[Key], Rules]:
+    """The chains that are ours, and the rules that are."""
+    chains: set[Key] = set()
+    rules: dict[tuple[str, str], list[str]] = {}
+    table = ""
+    for line in printed.splitlines():
+        found = _SAVED.fullmatch(line)
+        if not found:
+            continue
+        table = found["table"] or table
+        if found["chain"] and (key := chain_key(family, table, found["chain"])):
+            chains.add(key)
+        if found["of"]:
+            rule = Rule(family, table, found["of"], canonical(found["text"]))
+            if isinstance(chain_key(family, table, rule.chain), Chain) or is_ours(rule):
+                rules.setdefault((table, rule.chain), []).append(rule.text)
+    return chains, rules
+
+
+def wanted(entries: Mapping[Key, Entry]) -> Rules:
+    """What of the entries is rules, in the order in which they come to stand."""
+    return {chain: rules for chain, rules in ruleset(entries).items() if rules}
+
+
+def place(entry: Entry) -> Place:
+    assert isinstance(entry, Place)
+    return entry
+
+
+def chain_rules(entry: Entry) -> tuple[str, ...]:
+    assert isinstance(entry, tuple)
+    return entry
+
+
+def round_trip(flavour: str, family: Family, entries: Mapping[Key, Entry]) -> tuple[set[Key], Rules]:
+    tool(flavour, family, "restore", written(entries))
+    return saved(tool(flavour, family, "save"), family)
+
+
+@pytest.mark.parametrize("case", situations())
+def test_what_is_printed_is_what_was_rendered(case: str, flavour: str) -> None:
+    situation = load(case)
+    for family in Family:
+        entries = entries_of(situation, family)
+        chains, rules = round_trip(flavour, family, entries)
+        assert chains == {key for key in entries if not isinstance(key, Rule)}
+        assert rules == wanted(entries)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        IptablesSettings(random_fully=False),
+        IptablesSettings(masquerade_bit=0),
+        IptablesSettings(masquerade_bit=31),
+        IptablesSettings(tcp_be_liberal=True),
+    ],
+    ids=["random", "bit 0", "bit 31", "liberal"],
+)
+def test_settings_are_printed_as_rendered(settings: IptablesSettings, flavour: str) -> None:
+    for family in Family:
+        entries = node_entries(NodePlan(), family, settings)
+        assert round_trip(flavour, family, entries)[1] == wanted(entries)
+
+
+def test_chances_are_printed_as_rendered(flavour: str) -> None:
+    chain = Chain(V4, NAT, "KUBE-SVC-XPGD46QRK7WJZT7O")
+    entries: dict[Key, Entry] = {
+        chain: tuple(one_of(count) for count in (*range(2, 300), 1000, 5000, 100001))
+    }
+    assert round_trip(flavour, V4, entries)[1] == wanted(entries)
+
+
+KUBE_PROXYS_WORDS = """\
+*filter
+:KUBE-FIREWALL - [0:0]
+-A KUBE-FIREWALL -m comment --comment "block incoming localnet connections" -d 127.0.0.0/8 ! -s 127.0.0.0/8 \
+-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP
+COMMIT
+*nat
+:KUBE-MARK-MASQ - [0:0]
+:KUBE-POSTROUTING - [0:0]
+:KUBE-SERVICES - [0:0]
+:KUBE-SEP-LAE4CYYNBDVVQRFA - [0:0]
+:KUBE-SEP-QLJKHGVHULZQMSXA - [0:0]
+:KUBE-SVC-LOLE4ISW44XBNF3G - [0:0]
+-A KUBE-MARK-MASQ -j MARK --or-mark 0x00004000
+-A KUBE-POSTROUTING -m mark ! --mark 0x00004000/0x00004000 -j RETURN
+-A KUBE-POSTROUTING -j MARK --xor-mark 0x00004000
+-A KUBE-POSTROUTING -m comment --comment "kubernetes service traffic requiring SNAT" \
+-j MASQUERADE --random-fully
+-A KUBE-SERVICES -m comment --comment "default/web cluster IP" -m tcp -p tcp -d 10.96.0.10 --dport 80 \
+-j KUBE-SVC-LOLE4ISW44XBNF3G
+-A KUBE-SVC-LOLE4ISW44XBNF3G -m comment --comment "default/web cluster IP" -m tcp -p tcp -d 10.96.0.10 \
+--dport 80 ! -s 10.1.0.0/16 -j KUBE-MARK-MASQ
+-A KUBE-SVC-LOLE4ISW44XBNF3G -m comment --comment "default/web -> 10.1.0.1:8080" -m recent \
+--name KUBE-SEP-LAE4CYYNBDVVQRFA --rcheck --seconds 600 --reap -j KUBE-SEP-LAE4CYYNBDVVQRFA
+-A KUBE-SVC-LOLE4ISW44XBNF3G -m comment --comment "default/web -> 10.1.0.2:8080" -m recent \
+--name KUBE-SEP-QLJKHGVHULZQMSXA --rcheck --seconds 600 --reap -j KUBE-SEP-QLJKHGVHULZQMSXA
+-A KUBE-SVC-LOLE4ISW44XBNF3G -m comment --comment "default/web -> 10.1.0.1:8080" -m statistic --mode random \
+--probability 0.5000000000 -j KUBE-SEP-LAE4CYYNBDVVQRFA
+-A KUBE-SVC-LOLE4ISW44XBNF3G -m comment --comment "default/web -> 10.1.0.2:8080" -j KUBE-SEP-QLJKHGVHULZQMSXA
+-A KUBE-SEP-LAE4CYYNBDVVQRFA -m comment --comment default/web -s 10.1.0.1 -j KUBE-MARK-MASQ
+-A KUBE-SEP-LAE4CYYNBDVVQRFA -m comment --comment default/web -m recent --name KUBE-SEP-LAE4CYYNBDVVQRFA \
+--set -m tcp -p tcp -j DNAT --to-destination 10.1.0.1:8080
+COMMIT
+"""
+"""What it writes for the Service default/web of the case session_affinity, option for option in its order."""
+
+
+def test_what_kube_proxy_wrote_is_what_we_would_have_written(flavour: str) -> None:
+    """So nothing of it is written anew when we take over."""
+    tool(flavour, V4, "restore", KUBE_PROXYS_WORDS)
+    _, theirs = saved(tool(flavour, V4, "save"), V4)
+    ours = wanted(entries_of(load("session_affinity"), V4))
+    assert len(theirs) == 6
+    for (table, chain), rules in theirs.items():
+        if chain == "KUBE-SERVICES":
+            assert set(rules) <= set(ours[table, chain])
+        else:
+            assert rules == ours[table, chain]
+
+
+def test_what_others_have_there_is_not_ours(flavour: str) -> None:
+    """The kubelet's, a container runtime's, an administrator's."""
+    foreign = (
+        "*filter\n:KUBE-FIREWALL - [0:0]\n:DOCKER - [0:0]\n-A INPUT -p tcp -m tcp --dport 22 -j ACCEPT\n"
+        "-A KUBE-FIREWALL -m mark --mark 0x8000/0x8000 -j DROP\n-A FORWARD -j DOCKER\nCOMMIT\n"
+        "*nat\n:KUBE-KUBELET-CANARY - [0:0]\n"
+        "-A POSTROUTING -s 172.17.0.0/16 ! -o docker0 -j MASQUERADE\nCOMMIT\n"
+    )
+    tool(flavour, V4, "restore", foreign)
+    chains, rules = saved(tool(flavour, V4, "save"), V4)
+    assert chains == {SharedChain(V4, FILTER, "KUBE-FIREWALL")}
+    assert rules == {}

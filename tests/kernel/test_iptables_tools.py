@@ -1,0 +1,177 @@
+"""The thin layer over iptables' tools and tables, against the kernel."""
+
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from ebpfproxy.errors import Unsupported
+from ebpfproxy.kernel import iptables, netns, xtables_legacy, xtables_nft
+from ebpfproxy.kernel.iptables import Flavour, Iptables, LinesRefused
+from ebpfproxy.kernel.xtables_nft import Changes
+from ebpfproxy.model.address import Family
+
+pytestmark = pytest.mark.kernel
+
+REFUSED = "-p tcp -j REJECT"  # in the table nat
+
+
+@pytest.fixture(autouse=True)
+def _nowhere() -> Iterator[None]:
+    with netns.throw_away():
+        yield
+
+
+@pytest.fixture(params=[(of, flavour) for of in Family for flavour in Flavour], ids=str)
+def tool(request: pytest.FixtureRequest) -> Iptables:
+    return iptables.find(*request.param)
+
+
+@pytest.fixture(params=Family)
+def family(request: pytest.FixtureRequest) -> Family:
+    return Family(request.param)
+
+
+def run(command: str) -> None:
+    subprocess.run(command.split(), check=True, timeout=60)
+
+
+def test_what_is_restored_is_saved(tool: Iptables) -> None:
+    tool.restore('*nat\n:ONE - [0:0]\n-A ONE -p tcp -m comment --comment "a  b" -j ACCEPT\nCOMMIT\n')
+    assert '\n-A ONE -p tcp -m comment --comment "a  b" -j ACCEPT\n' in tool.save()
+    assert tool.has_chain("nat", "ONE")
+    assert not tool.has_chain("nat", "TWO")
+    assert not tool.has_chain("mangle", "ONE")
+
+
+def test_a_comment_that_is_no_utf_8_is_saved_as_it_is(tool: Iptables) -> None:
+    tool.restore("*filter\n-A INPUT -m comment --comment \udcff -j ACCEPT\nCOMMIT\n")
+    assert "\udcff" in tool.save()
+
+
+def test_what_is_not_named_is_not_emptied(tool: Iptables) -> None:
+    tool.restore("*nat\n:ONE - [0:0]\n-A ONE -j ACCEPT\n-A OUTPUT -j ONE\nCOMMIT\n")
+    tool.restore("*nat\n:TWO - [0:0]\nCOMMIT\n")
+    assert {"-A ONE -j ACCEPT", "-A OUTPUT -j ONE", ":TWO - [0:0]"} <= set(tool.save().splitlines())
+
+
+def test_saving_makes_no_table(tool: Iptables) -> None:
+    tool.save()
+    assert not tool.has_chain("mangle", "ONE")
+    assert xtables_legacy.tables(tool.family) == frozenset()
+    assert subprocess.run(["nft", "list", "tables"], capture_output=True, check=True).stdout == b""
+
+
+def test_a_line_that_the_tool_refuses_is_named(tool: Iptables) -> None:
+    with pytest.raises(LinesRefused, match="refused line 4, -A ONE -m no-such") as failure:
+        tool.restore("*nat\n:ONE - [0:0]\n-A ONE -j ACCEPT\n-A ONE -m no-such -j ACCEPT\nCOMMIT\n")
+    assert list(failure.value.lines) == [4]
+    assert not tool.has_chain("nat", "ONE")
+
+
+def test_lines_that_the_kernel_refuses_are_named_or_the_table_they_are_in(tool: Iptables) -> None:
+    with pytest.raises(LinesRefused) as failure:
+        tool.restore(
+            "*filter\n:ONE - [0:0]\nCOMMIT\n"
+            f"*nat\n:ONE - [0:0]\n-A ONE {REFUSED}\n-A ONE -j ACCEPT\n-A ONE {REFUSED}\nCOMMIT\n"
+        )
+    assert list(failure.value.lines) == ([9] if tool.flavour is Flavour.LEGACY else [6, 8])
+    assert tool.has_chain("filter", "ONE")
+    assert not tool.has_chain("nat", "ONE")
+
+
+def test_a_table_that_the_kernel_has_not_got_is_not_supported(tool: Iptables) -> None:
+    if tool.flavour is Flavour.LEGACY:
+        with pytest.raises(Unsupported, match="unable to initialize"):
+            tool.restore("*no-such\nCOMMIT\n")
+
+
+def test_the_tool_of_this_machine_chooses_ports_at_random(tool: Iptables) -> None:
+    assert tool.has_random_fully()
+    assert tool.version[0].isdigit()
+
+
+# Fingerprints of iptables-legacy
+
+
+def test_a_table_that_is_not_in_use_is_not_by_a_look_at_it(family: Family) -> None:
+    assert xtables_legacy.fingerprint(family, "nat") == b""
+    assert xtables_legacy.tables(family) == frozenset()
+
+
+def test_a_fingerprint_changes_with_the_rules_and_comes_back_with_them(family: Family) -> None:
+    tool = iptables.find(family, Flavour.LEGACY)
+    seen = []
+    for line in (":A - [0:0]", "-A A -j ACCEPT", "-A OUTPUT -j A", "-D OUTPUT -j A", "-F A", "-X A"):
+        tool.restore(f"*nat\n{line}\nCOMMIT\n")
+        seen.append(xtables_legacy.fingerprint(family, "nat"))
+        assert xtables_legacy.fingerprint(family, "nat") == seen[-1]
+    assert len(set(seen)) == 4
+    assert seen[1] == seen[3]
+    assert seen[0] == seen[4]
+    assert xtables_legacy.tables(family) == {"nat"}
+
+
+# Changes of iptables-nft
+
+
+def ours(table: str, chain: str) -> bool:
+    return (table, chain) == ("nat", "OURS")
+
+
+@pytest.fixture
+def changes() -> Iterator[Changes]:
+    made = Changes(frozenset({"nat"}), ours)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ":OURS - [0:0]",
+        "-A OURS -j ACCEPT",
+        "-R OURS 1 -j RETURN",
+        "-D OURS 1",
+        "-F OURS",
+        "-X UNUSED",
+        "-D OUTPUT -p udp -j RETURN",
+    ],
+)
+def test_changes_of_ours_count(line: str, family: Family, changes: Changes) -> None:
+    tool = iptables.find(family, Flavour.NFT)
+    tool.restore(
+        "*nat\n:OURS - [0:0]\n:UNUSED - [0:0]\n-A OURS -j ACCEPT\n-A OUTPUT -p udp -j RETURN\nCOMMIT\n"
+    )
+    before = changes.count()
+    assert changes.count() == before
+    tool.restore(f"*nat\n{line}\nCOMMIT\n")
+    assert (changes.count() > before) is ("UNUSED" not in line)
+
+
+def test_a_table_that_is_deleted_counts(changes: Changes) -> None:
+    iptables.find(Family.IPV4, Flavour.NFT).restore("*nat\n:THEIRS - [0:0]\nCOMMIT\n")
+    before = changes.count()
+    run("nft flush ruleset")
+    assert changes.count() > before
+
+
+def test_changes_of_others_do_not_count(family: Family, changes: Changes) -> None:
+    tool = iptables.find(family, Flavour.NFT)
+    tool.restore("*nat\n:THEIRS - [0:0]\n-A THEIRS -j ACCEPT\n-A OUTPUT -j THEIRS\nCOMMIT\n")
+    tool.restore("*filter\n:OURS - [0:0]\n-A OURS -j ACCEPT\nCOMMIT\n*filter\n-F OURS\n-X OURS\nCOMMIT\n")
+    run("nft add table inet nat")
+    run("nft add chain inet nat OURS")
+    run("nft delete table inet nat")
+    assert changes.count() == 0
+
+
+def test_more_changes_than_there_is_room_for_count(monkeypatch: pytest.MonkeyPatch, family: Family) -> None:
+    monkeypatch.setattr(xtables_nft, "_BUFFER", 4096)
+    changes = Changes(frozenset({"nat"}), ours)
+    try:
+        rules = "".join(f"-A THEIRS -p tcp -m tcp --dport {port} -j ACCEPT\n" for port in range(1, 2000))
+        iptables.find(family, Flavour.NFT).restore(f"*nat\n:THEIRS - [0:0]\n{rules}COMMIT\n")
+        assert changes.count() > 0
+    finally:
+        changes.close()

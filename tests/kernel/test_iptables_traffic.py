@@ -1,0 +1,155 @@
+"""Real connections through the iptables dataplane, of both flavours."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from ebpfproxy.dataplanes.iptables import removal
+from ebpfproxy.kernel import netns
+from ebpfproxy.lab import Lab, Pod, sockets
+from ebpfproxy.model.address import Protocol
+from ebpfproxy.model.endpoint import EndpointPort
+from ebpfproxy.model.service import Service, ServiceType
+from ebpfproxy.plan.service_plan import ServicePortPlan
+from tests.kernel.iptables_ground import FLAVOURS, TARGET, Ground, endpoints, on_node
+from tests.support.build import HERE, endpoint, port, service, slice_of
+
+pytestmark = pytest.mark.kernel
+
+TCP, UDP = Protocol.TCP, Protocol.UDP
+VIP, VIP6, NODE_PORT = "10.96.0.10", "fd00:96::10", 30080
+PATIENCE = 30.0
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    with Lab("test-iptables", 90) as made:
+        for name in ("one", "two"):
+            pod = made.pod(name)
+            for protocol in (TCP, UDP):
+                pod.tell(protocol, TARGET)
+        yield made
+
+
+@pytest.fixture(params=FLAVOURS)
+def ground(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Ground]:
+    with on_node(lab, request.param) as made:
+        yield made
+
+
+def web(*ips: str, node_port: int = 0) -> Service:
+    type_ = ServiceType.NODE_PORT if node_port else ServiceType.CLUSTER_IP
+    return service("web", port(80, node_port=node_port), ips=ips or (VIP,), type_=type_)
+
+
+def led_to(ground: Ground, *pods: Pod) -> tuple[ServicePortPlan, ...]:
+    """The Service web with these endpoints."""
+    return ground.plans(web(), endpoints("web", *(pod.v4 for pod in pods)))
+
+
+def answer(client: Pod, address: str, number: int = 80, protocol: Protocol = TCP) -> list[str]:
+    """Who answers there, and whom that server takes the client for."""
+    return client.ask(protocol, address, number, PATIENCE).split()
+
+
+def test_a_cluster_ip_leads_to_the_endpoint_and_keeps_the_pods_address(lab: Lab, ground: Ground) -> None:
+    one, two = lab.pods["one"], lab.pods["two"]
+    plans = ground.plans(web(VIP, VIP6), endpoints("web", one.v4), endpoints("web", one.v6))
+    dns = service("dns", port(53, protocol=UDP), ips=("10.96.0.53",))
+    names = slice_of("dns", endpoint(one.v4, HERE), ports=(EndpointPort("", UDP, TARGET),))
+    assert not ground.bring(ground.wanted(plans, ground.plans(dns, names)))
+    assert answer(two, VIP) == ["one", two.v4]
+    assert answer(two, VIP6) == ["one", two.v6]
+    assert answer(two, "10.96.0.53", 53, UDP) == ["one", two.v4]
+
+
+def test_a_node_port_is_answered_to_clients_outside_and_on_the_node_itself(lab: Lab, ground: Ground) -> None:
+    one = lab.pods["one"]
+    both = web(VIP, VIP6, node_port=NODE_PORT)
+    plans = ground.plans(both, endpoints("web", one.v4), endpoints("web", one.v6))
+    assert not ground.bring(ground.wanted(plans))
+    inside = lab.addresses.gateway(0)
+    assert answer(lab.outside, lab.node.v4, NODE_PORT) == ["one", inside.v4]
+    assert answer(lab.outside, lab.node.v6, NODE_PORT) == ["one", inside.v6]
+    assert answer(lab.node, lab.node.v4, NODE_PORT)[0] == "one"
+
+
+def test_a_pod_that_reaches_itself_is_masqueraded(lab: Lab, ground: Ground) -> None:
+    one = lab.pods["one"]
+    assert not ground.bring(ground.wanted(led_to(ground, one)))
+    assert answer(one, VIP) == ["one", lab.addresses.gateway(0).v4]
+
+
+def test_a_service_is_refused_as_long_as_it_has_no_endpoint(lab: Lab, ground: Ground) -> None:
+    one, two = lab.pods["one"], lab.pods["two"]
+    for _ in range(2):
+        assert not ground.bring(ground.wanted(led_to(ground)))
+        with pytest.raises(ConnectionRefusedError):
+            answer(two, VIP)
+        assert not ground.bring(ground.wanted(led_to(ground, one)))
+        assert answer(two, VIP)[0] == "one"
+
+
+def test_no_connection_fails_while_endpoints_come_and_go(lab: Lab, ground: Ground) -> None:
+    """No packet meets half of a Service."""
+    one, two = lab.pods["one"], lab.pods["two"]
+    assert not ground.bring(ground.wanted(led_to(ground, one)))
+    over, answers = threading.Event(), []
+
+    def dial() -> None:
+        with netns.entered(lab.outside.netns):
+            while not over.is_set():
+                answers.append(sockets.ask(TCP, VIP, 80, PATIENCE).split()[0])
+
+    failed: list[OSError] = []
+
+    def client() -> None:
+        try:
+            dial()
+        except OSError as failure:
+            failed.append(failure)
+
+    thread = threading.Thread(target=client)
+    thread.start()
+    try:
+        for _ in range(10):
+            for pods in ((two,), (one, two), (one,)):
+                assert not ground.bring(ground.wanted(led_to(ground, *pods)))
+    finally:
+        over.set()
+        thread.join(PATIENCE)
+    assert not failed
+    assert set(answers) == {"one", "two"}
+
+
+def test_connections_outlive_the_removal_of_all_rules(lab: Lab, ground: Ground) -> None:
+    one, two = lab.pods["one"], lab.pods["two"]
+    assert not ground.bring(ground.wanted(ground.plans(web(node_port=NODE_PORT), endpoints("web", one.v4))))
+    with netns.entered(two.netns):
+        inside = sockets.dial(TCP, VIP, 80, PATIENCE)
+    with netns.entered(lab.outside.netns):
+        outside = sockets.dial(TCP, lab.node.v4, NODE_PORT, PATIENCE)
+    with inside, outside:
+        assert removal.remove()
+        for client in (inside, outside):
+            client.sendall(b"still there")
+            assert client.recv(64) == b"still there"
+    with pytest.raises(ConnectionRefusedError):  # nobody listens on the node
+        answer(lab.outside, lab.node.v4, NODE_PORT)
+
+
+def test_what_a_former_run_left_serves_on_while_another_one_takes_over(lab: Lab, ground: Ground) -> None:
+    one, two = lab.pods["one"], lab.pods["two"]
+    wanted = ground.wanted(led_to(ground, one))
+    assert not ground.bring(wanted)
+    with netns.entered(two.netns):
+        client = sockets.dial(TCP, VIP, 80, PATIENCE)
+    with client:
+        ground.plane.close()
+        ground.plane = ground.another_run()
+        assert ground.plane.read() == wanted
+        assert answer(two, VIP)[0] == "one"
+        assert not ground.bring(wanted)
+        client.sendall(b"still there")
+        assert client.recv(64) == b"still there"

@@ -1,0 +1,193 @@
+"""What rules of iptables do with the first packet of a connection: worked out from their text, rule by rule.
+
+It knows the matches and targets that the iptables dataplane writes, and stumbles over any other.
+"""
+
+import shlex
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from ebpfproxy.dataplanes.iptables.entries import (
+    Chain,
+    Entry,
+    Key,
+    Place,
+    Rule,
+    SharedChain,
+    prepend_order,
+)
+from ebpfproxy.model.address import Address, contains, parse_network
+
+MARK_MASQ = "KUBE-MARK-MASQ"
+_TERMINAL = {"ACCEPT", "DROP", "REJECT", "DNAT", "RETURN"}
+_WITHOUT_VALUE = {"--reap", "--rcheck", "--set", "--rsource", "--random-fully"}
+
+
+class Packet(NamedTuple):
+    """`device` is "" for what the node sends itself."""
+
+    source: Address
+    destination: Address
+    protocol: str
+    port: int
+    device: str = "eth0"
+    source_local: bool = False
+    destination_local: bool = False
+
+
+class Fate(NamedTuple):
+    """`verdict`: "DNAT address:port", "REJECT", "DROP", "ACCEPT", or "" where no rule said anything."""
+
+    verdict: str
+    masquerade: bool
+
+
+Ruleset = Mapping[tuple[str, str], list[str]]
+"""By table and chain, the rules in order; every chain that can be jumped to is in it."""
+
+
+def ruleset(entries: Mapping[Key, Entry]) -> Ruleset:
+    """What a kernel holds of the entries of one family."""
+    chains: dict[tuple[str, str], list[str]] = {}
+    for key, entry in entries.items():
+        if isinstance(key, Chain | SharedChain) and isinstance(entry, tuple):
+            chains[key.table, key.name] = list(entry)
+    rules = [key for key in entries if isinstance(key, Rule)]
+    for rule in sorted(rules, key=lambda rule: _place(entries[rule])):
+        if entries[rule] is not Place.FIRST:
+            chains.setdefault((rule.table, rule.chain), []).append(rule.text)
+    jumps = [rule for rule in rules if entries[rule] is Place.FIRST]
+    for jump in sorted(jumps, key=prepend_order):
+        chains.setdefault((jump.table, jump.chain), []).insert(0, jump.text)
+    return chains
+
+
+def fates(rules: Ruleset, packet: Packet) -> set[Fate]:
+    """All that may become of a new connection, as chance and remembered clients have it.
+
+    A packet that comes in is looked at in nat PREROUTING, then in filter INPUT or FORWARD; one of the node's
+    own in OUTPUT of both and, if it is to a local address, in INPUT.
+    """
+    own = packet.device == ""
+    found = set()
+    for fate in _walk(rules, "nat", "OUTPUT" if own else "PREROUTING", packet, {False}):
+        if fate.verdict:
+            found.add(fate)
+            continue
+        last = "INPUT" if packet.destination_local else "FORWARD"
+        chains = ["OUTPUT", *["INPUT"] * packet.destination_local] if own else [last]
+        alive = {fate.masquerade}
+        for chain in chains:
+            passed = set()
+            for each in _walk(rules, "filter", chain, packet, alive):
+                if each.verdict in ("", "ACCEPT"):
+                    passed.add(each.masquerade)
+                else:
+                    found.add(each)
+            alive = passed
+        found |= {Fate("", marked) for marked in alive}
+    return found
+
+
+def _place(entry: Entry) -> int:
+    assert isinstance(entry, Place)
+    return entry
+
+
+def _walk(rules: Ruleset, table: str, chain: str, packet: Packet, marked: Iterable[bool]) -> set[Fate]:
+    """The fates at the end of a chain; "" for what comes out of it again."""
+    found = set()
+    alive = set(marked)
+    for text in rules.get((table, chain), []):
+        matches, target = _parse(text)
+        answers = {mark: _matches(matches, packet, mark) for mark in alive}
+        hit = {mark for mark, answer in answers.items() if answer is not False}
+        alive = {mark for mark, answer in answers.items() if answer is not True}
+        if not hit or not target:
+            alive |= hit
+        elif target[0] == MARK_MASQ:
+            alive.add(True)
+        elif target[0] == "RETURN":
+            found |= {Fate("", mark) for mark in hit}
+        elif target[0] in _TERMINAL:
+            verdict = f"DNAT {target[2]}" if target[0] == "DNAT" else target[0]
+            found |= {Fate(verdict, mark) for mark in hit}
+        else:
+            assert (table, target[0]) in rules, f"no chain {target[0]} in {table}"
+            for fate in _walk(rules, table, target[0], packet, hit):
+                if fate.verdict:
+                    found.add(fate)
+                else:
+                    alive.add(fate.masquerade)
+        if not alive:
+            break
+    return found | {Fate("", mark) for mark in alive}
+
+
+def _parse(text: str) -> tuple[list[tuple[str, str, bool]], list[str]]:
+    """The matches as option, value and whether it is negated; and the target with its options."""
+    words = shlex.split(text)
+    target: list[str] = []
+    if "-j" in words:
+        at = words.index("-j")
+        words, target = words[:at], words[at + 1 :]
+    matches = []
+    negated = False
+    while words:
+        option = words.pop(0)
+        if option == "!":
+            negated = True
+            continue
+        value = "" if option in _WITHOUT_VALUE else words.pop(0)
+        matches.append((option, value, negated))
+        negated = False
+    return matches, target
+
+
+def _matches(matches: list[tuple[str, str, bool]], packet: Packet, marked: bool) -> bool | None:
+    """None where chance decides, or whether the client was here before."""
+    certain = True
+    for option, value, negated in matches:
+        answer = _match(option, value, packet, marked)
+        if answer is None:
+            certain = False
+        elif answer is negated:
+            return False
+    return True if certain else None
+
+
+def _match(option: str, value: str, packet: Packet, marked: bool) -> bool | None:
+    match option:
+        case "-s":
+            return contains(parse_network(value), packet.source)
+        case "-d":
+            return contains(parse_network(value), packet.destination)
+        case "-i":
+            return packet.device.startswith(value[:-1]) if value.endswith("+") else packet.device == value
+        case "-p":
+            return packet.protocol == value
+        case "--dport":
+            return packet.port == int(value)
+        case "--src-type":
+            return packet.source_local
+        case "--dst-type":
+            return packet.destination_local
+        case "--ctstate":
+            return "NEW" in value.split(",")
+        case "--mark":
+            return marked
+        case "--probability" | "--rcheck":
+            return None
+        case (
+            "-m"
+            | "--comment"
+            | "--mode"
+            | "--set"
+            | "--seconds"
+            | "--reap"
+            | "--name"
+            | "--mask"
+            | "--rsource"
+        ):
+            return True
+    raise AssertionError(f"a match that is not known: {option} {value}")
