@@ -8,6 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from tests.golden.ebpf_text import ebpf_text
+from tests.golden.iptables_text import iptables_text
+from tests.golden.nftables_text import nftables_text
 from tests.golden.plan_text import flows_text, plan_text
 from tests.golden.situation import CASES, Situation, load, situations
 
@@ -15,6 +17,8 @@ RENDERERS: dict[str, Callable[[Situation], str]] = {
     "plan.txt": plan_text,
     "flows.txt": flows_text,
     "ebpf.txt": ebpf_text,
+    "iptables.txt": iptables_text,
+    "nftables.txt": nftables_text,
 }
 """Name of a golden file to what makes its text. A dataplane adds a line here."""
 

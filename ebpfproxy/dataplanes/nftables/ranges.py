@@ -1,0 +1,76 @@
+"""Sets of addresses as nftables writes them: what overlaps or touches is one range."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from ebpfproxy.model.address import (
+    V4_BITS,
+    Address,
+    Family,
+    Network,
+    format_address,
+    format_network,
+    network,
+)
+
+_HOST = 128
+
+
+class Range(NamedTuple):
+    """All addresses from `first` to `last`, as numbers of 128 bits, both included."""
+
+    first: int
+    last: int
+
+
+def network_range(net: Network) -> Range:
+    first = int.from_bytes(net.address)
+    return Range(first, first + (1 << (_HOST - net.length)) - 1)
+
+
+def is_everything(ranges: Sequence[Range], of: Family) -> bool:
+    """Whether merged `ranges` hold all addresses of the family."""
+    everything = 1 << (_HOST - (V4_BITS if of is Family.IPV4 else 0))
+    return len(ranges) == 1 and ranges[0].last - ranges[0].first + 1 == everything
+
+
+def merged(ranges: Iterable[Range]) -> list[Range]:
+    """The same addresses in as few ranges as there can be, sorted.
+
+    >>> merged([Range(8, 9), Range(1, 3), Range(4, 4), Range(2, 3)])
+    [Range(first=1, last=4), Range(first=8, last=9)]
+    """
+    done: list[Range] = []
+    for each in sorted(ranges):
+        if done and each.first <= done[-1].last + 1:
+            done[-1] = Range(done[-1].first, max(done[-1].last, each.last))
+        else:
+            done.append(each)
+    return done
+
+
+def range_text(of_range: Range) -> str:
+    """An address, a CIDR where it is one, else both ends.
+
+    >>> from ebpfproxy.model.address import parse_network
+    >>> private = network_range(parse_network("10.0.0.0/24"))
+    >>> range_text(private), range_text(private._replace(last=private.first + 2))
+    ('10.0.0.0/24', '10.0.0.0-10.0.0.2')
+    """
+    first, last = Address(of_range.first.to_bytes(16)), Address(of_range.last.to_bytes(16))
+    if first == last:
+        return format_address(first)
+    size = of_range.last - of_range.first + 1
+    length = _HOST + 1 - size.bit_length()
+    if size.bit_count() == 1 and network(first, length).address == first:
+        return format_network(Network(first, length))
+    return f"{format_address(first)}-{format_address(last)}"
+
+
+def operand(ranges: Sequence[Range]) -> str:
+    """What stands on the right of a comparison: a set without a name, or the one that it would hold.
+
+    `ranges` are merged, and not empty.
+    """
+    texts = [range_text(each) for each in ranges]
+    return texts[0] if len(texts) == 1 else f"{{ {', '.join(texts)} }}"

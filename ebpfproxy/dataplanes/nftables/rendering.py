@@ -1,0 +1,33 @@
+"""What plans become in our tables. Pure."""
+
+from collections.abc import Iterable
+
+from ebpfproxy.dataplanes.nftables.entries import Entry, Key
+from ebpfproxy.dataplanes.nftables.node_objects import node_objects
+from ebpfproxy.dataplanes.nftables.service_objects import service_objects
+from ebpfproxy.dataplanes.nftables.settings import NftablesSettings
+from ebpfproxy.model.address import Family
+from ebpfproxy.plan.service_plan import NodePlan, ServicePortPlan
+
+
+def render(
+    plans: Iterable[ServicePortPlan],
+    node: NodePlan | None,
+    settings: NftablesSettings,
+    families: Iterable[Family] = tuple(Family),
+) -> dict[Key, Entry]:
+    """The entries that the plans ask for; with a `node`, those of the node, too. Only of `families`.
+
+    Two plans have an entry in common where they are ports of one Service: the element of its ClusterIP in
+    `cluster-ips`, equal in both.
+    """
+    served = frozenset(families)
+    entries: dict[Key, Entry] = {}
+    for plan in plans:
+        if plan.family in served:
+            entries.update(service_objects(plan))
+    if node is not None:
+        for of in Family:
+            if of in served:
+                entries.update(node_objects(node, of, settings))
+    return entries

@@ -1,0 +1,69 @@
+"""A rule of nf_tables as a value; and what rules look at, by the words that `nft` has for it."""
+
+from typing import NamedTuple
+
+from ebpfproxy.kernel import nft_types
+from ebpfproxy.kernel.nft_expressions import (
+    Base,
+    Ct,
+    Expression,
+    Fib,
+    Meta,
+    MetaKey,
+    Numgen,
+    Payload,
+)
+from ebpfproxy.kernel.nft_sets import Declaration, SetElement
+from ebpfproxy.kernel.nft_types import Datatype
+
+
+class AnonymousSet(NamedTuple):
+    """A set that belongs to one rule, and goes with it."""
+
+    declaration: Declaration
+    elements: tuple[SetElement, ...]
+
+
+class Rule(NamedTuple):
+    """`sets`: those that belong to it. An expression that looks into the first of them has 1 as its `set_id`,
+    and so on."""
+
+    expressions: tuple[Expression, ...]
+    comment: str = ""
+    sets: tuple[AnonymousSet, ...] = ()
+
+
+class Field(NamedTuple):
+    """`load` gets it into slot 0."""
+
+    words: str
+    type: Datatype
+    load: Payload | Meta | Ct | Fib | Numgen
+
+
+_STATE = 0  # NFT_CT_STATE
+_ADDRESS_TYPE = 3  # NFT_FIB_RESULT_ADDRTYPE
+_OF_SOURCE, _OF_DESTINATION = 1, 2  # NFTA_FIB_F_SADDR, NFTA_FIB_F_DADDR
+_RANDOM = 1  # NFT_NG_RANDOM
+
+FIELDS = {
+    each.words: each
+    for each in (
+        Field("ip saddr", nft_types.IPV4, Payload(0, Base.NETWORK, 12, 4)),
+        Field("ip daddr", nft_types.IPV4, Payload(0, Base.NETWORK, 16, 4)),
+        Field("ip6 saddr", nft_types.IPV6, Payload(0, Base.NETWORK, 8, 16)),
+        Field("ip6 daddr", nft_types.IPV6, Payload(0, Base.NETWORK, 24, 16)),
+        Field("th dport", nft_types.PORT, Payload(0, Base.TRANSPORT, 2, 2)),
+        Field("meta l4proto", nft_types.PROTOCOL, Meta(0, MetaKey.PROTOCOL)),
+        Field("meta mark", nft_types.MARK, Meta(0, MetaKey.MARK)),
+        Field("iifname", nft_types.DEVICE, Meta(0, MetaKey.INPUT_NAME)),
+        Field("ct state", nft_types.STATE, Ct(0, _STATE)),
+        Field("fib saddr type", nft_types.ADDRESS_TYPE, Fib(0, _ADDRESS_TYPE, _OF_SOURCE)),
+        Field("fib daddr type", nft_types.ADDRESS_TYPE, Fib(0, _ADDRESS_TYPE, _OF_DESTINATION)),
+    )
+}
+
+
+def random_number(modulus: int) -> Field:
+    """From 0 to `modulus` - 1, another one for each packet."""
+    return Field(f"numgen random mod {modulus}", nft_types.INTEGER, Numgen(0, modulus, _RANDOM, 0))

@@ -1,0 +1,210 @@
+"""The types of nf_tables' data: how values stand in text as `nft` has it, and in the kernel.
+
+The kernel knows only lengths; the numbers of types are for those who list tables (enum datatypes of
+include/datatype.h of nftables). Everything is in network order, but for what is named otherwise.
+"""
+
+import ipaddress
+import re
+import socket
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+
+IFNAMSIZ = 16
+_REGISTER = 4  # what each part of a concatenation is padded to
+
+
+class Datatype(NamedTuple):
+    """`number` is nftables' own, `length` in bytes. `parse` and `text` are of one value; the first raises
+    ValueError."""
+
+    name: str
+    number: int
+    length: int
+    parse: Callable[[str], bytes]
+    text: Callable[[bytes], str]
+
+
+_STATES = {"invalid": 1, "established": 2, "related": 4, "new": 8, "untracked": 64}
+_STATE_NAMES = {number: name for name, number in _STATES.items()}
+_PROTOCOLS = {"tcp": 6, "udp": 17, "sctp": 132}
+_PROTOCOL_NAMES = {number: name for name, number in _PROTOCOLS.items()}
+_ADDRESS_TYPES = {"unicast": 1, "local": 2, "broadcast": 3, "multicast": 5}  # RTN_*
+_ADDRESS_TYPE_NAMES = {number: name for name, number in _ADDRESS_TYPES.items()}
+
+
+def _parse_v4(text: str) -> bytes:
+    return _packed(socket.AF_INET, text)
+
+
+def _parse_v6(text: str) -> bytes:
+    return _packed(socket.AF_INET6, text)
+
+
+def _packed(family: int, text: str) -> bytes:
+    try:
+        return socket.inet_pton(family, text)
+    except OSError:
+        raise ValueError(f"{text!r} is not an address") from None
+
+
+def address_text(value: bytes) -> str:
+    """4 or 16 bytes."""
+    return socket.inet_ntop(socket.AF_INET if len(value) == 4 else socket.AF_INET6, value)
+
+
+def _parse_protocol(text: str) -> bytes:
+    return (_PROTOCOLS[text] if text in _PROTOCOLS else int(text)).to_bytes(1)
+
+
+def _protocol_text(value: bytes) -> str:
+    return _PROTOCOL_NAMES.get(value[0], str(value[0]))
+
+
+def _host_number(names: dict[str, int]) -> Callable[[str], bytes]:
+    """A u32 of host order."""
+    return lambda text: (names[text] if text in names else int(text, 0)).to_bytes(4, sys.byteorder)
+
+
+def _host_text(names: dict[int, str]) -> Callable[[bytes], str]:
+    def text(value: bytes) -> str:
+        number = int.from_bytes(value, sys.byteorder)
+        return names.get(number, str(number))
+
+    return text
+
+
+def _parse_device(text: str) -> bytes:
+    """A name with its padding; of one that ends with an asterisk only what stands before that."""
+    found = re.fullmatch(r'"([^"]{1,15})"', text)
+    if not found:
+        raise ValueError(f"{text} is not a quoted name of a device")
+    name = found[1].encode()
+    return name[:-1] if name.endswith(b"*") else name.ljust(IFNAMSIZ, b"\0")
+
+
+def _device_text(value: bytes) -> str:
+    whole = len(value) == IFNAMSIZ
+    return f'"{value.rstrip(bytes(1)).decode(errors="replace")}{"" if whole else "*"}"'
+
+
+IPV4 = Datatype("ipv4_addr", 7, 4, _parse_v4, address_text)
+IPV6 = Datatype("ipv6_addr", 8, 16, _parse_v6, address_text)
+PROTOCOL = Datatype("inet_proto", 12, 1, _parse_protocol, _protocol_text)
+PORT = Datatype(
+    "inet_service", 13, 2, lambda text: int(text).to_bytes(2), lambda value: str(int.from_bytes(value))
+)
+INTEGER = Datatype("integer", 4, 4, _host_number({}), _host_text({}))
+MARK = Datatype(
+    "mark", 19, 4, _host_number({}), lambda value: f"0x{int.from_bytes(value, sys.byteorder):08x}"
+)
+STATE = Datatype("ct_state", 26, 4, _host_number(_STATES), _host_text(_STATE_NAMES))
+ADDRESS_TYPE = Datatype("fib_addrtype", 33, 4, _host_number(_ADDRESS_TYPES), _host_text(_ADDRESS_TYPE_NAMES))
+DEVICE = Datatype("ifname", 41, IFNAMSIZ, _parse_device, _device_text)
+
+IN_SETS = {each.name: each for each in (IPV4, IPV6, PROTOCOL, PORT, MARK, INTEGER)}
+_BY_NUMBER = {each.number: each for each in IN_SETS.values()}
+
+Key = tuple[Datatype, ...]
+"""The parts of a set's key: several are a concatenation."""
+
+
+def key_length(key: Key) -> int:
+    """In bytes: parts of a concatenation are padded, a single one is not."""
+    return key[0].length if len(key) == 1 else sum(map(padded, key))
+
+
+def padded(of: Datatype) -> int:
+    return -(-of.length // _REGISTER) * _REGISTER
+
+
+def key_number(key: Key) -> int:
+    """Of a concatenation the numbers of its parts, six bits each (TYPE_BITS)."""
+    number = 0
+    for part in key:
+        number = number << 6 | part.number
+    return number
+
+
+def key_of_number(number: int) -> Key | None:
+    """None where a part is none of those that we know."""
+    parts: list[Datatype] = []
+    while number:
+        if number & 63 not in _BY_NUMBER:
+            return None
+        parts.insert(0, _BY_NUMBER[number & 63])
+        number >>= 6
+    return tuple(parts) or None
+
+
+def parse_key(key: Key, text: str) -> bytes:
+    """
+    >>> parse_key((PROTOCOL, PORT), "tcp . 80").hex(" ", 4)
+    '06000000 00500000'
+
+    Raises ValueError.
+    """
+    texts = text.split(" . ")
+    if len(texts) != len(key):
+        raise ValueError(f"{text!r} has {len(texts)} parts, and needs {len(key)}")
+    if len(key) == 1:
+        return key[0].parse(text)
+    return b"".join(
+        part.parse(each).ljust(padded(part), b"\0") for part, each in zip(key, texts, strict=True)
+    )
+
+
+def key_text(key: Key, value: bytes) -> str:
+    """What `parse_key` reads."""
+    texts = []
+    for part in key:
+        texts.append(part.text(value[: part.length]))
+        value = value[padded(part) :]
+    return " . ".join(texts)
+
+
+# Ranges of addresses
+
+
+class Interval(NamedTuple):
+    """All values from `first` to `last`, both included, and equally long."""
+
+    first: bytes
+    last: bytes
+
+
+def parse_interval(of: Datatype, text: str) -> Interval:
+    """A value, a prefix, or both ends of a range. Raises ValueError.
+
+    >>> parse_interval(IPV4, "10.0.0.0/24").last.hex()
+    '0a0000ff'
+    """
+    if "/" in text:
+        network = ipaddress.ip_network(text)
+        if network.max_prefixlen != 8 * of.length:
+            raise ValueError(f"{text!r} is of the other family")
+        return Interval(network.network_address.packed, network.broadcast_address.packed)
+    first, dash, last = text.partition("-")
+    start = of.parse(first)
+    return Interval(start, of.parse(last) if dash else start)
+
+
+def interval_text(of: Datatype, interval: Interval) -> str:
+    """A value, a prefix where it is one, else both ends."""
+    if interval.first == interval.last:
+        return of.text(interval.first)
+    length = prefix_length(interval)
+    if length is None:
+        return f"{of.text(interval.first)}-{of.text(interval.last)}"
+    return f"{of.text(interval.first)}/{length}"
+
+
+def prefix_length(interval: Interval) -> int | None:
+    """None where the interval is no prefix."""
+    bits = 8 * len(interval.first)
+    first = int.from_bytes(interval.first)
+    size = int.from_bytes(interval.last) - first + 1
+    if size.bit_count() != 1 or first % size:
+        return None
+    return bits + 1 - size.bit_length()

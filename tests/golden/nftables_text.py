@@ -1,0 +1,55 @@
+"""Entries of the nftables dataplane as text: what ServicePorts have, and what a plan of the node adds."""
+
+from collections.abc import Iterator, Mapping
+
+from ebpfproxy.dataplanes.nftables.entries import (
+    ChainEntry,
+    Element,
+    ElementEntry,
+    Entry,
+    Key,
+    nft_family,
+)
+from ebpfproxy.dataplanes.nftables.node_objects import node_objects
+from ebpfproxy.dataplanes.nftables.rendering import render
+from ebpfproxy.dataplanes.nftables.settings import NftablesSettings
+from ebpfproxy.model.address import Family
+from ebpfproxy.plan.service_plan import NodePlan
+from tests.golden.situation import Situation, told_by_address
+from tests.support.nft_listing import element_text
+
+SETTINGS = NftablesSettings()
+
+
+def entries_of(situation: Situation) -> dict[Key, Entry]:
+    """All of both families."""
+    situation = told_by_address(situation)
+    return render(situation.plans, situation.node_plan, SETTINGS)
+
+
+def nftables_text(situation: Situation) -> str:
+    """A block for each ServicePort, and one for each table that is not as on a node of no options."""
+    planned = told_by_address(situation)
+    blocks = []
+    for plan in planned.plans:
+        head = f"{plan.name} {plan.name.protocol.name} {plan.family.value}"
+        blocks.append("\n".join([head, *_lines(render((plan,), None, SETTINGS))]))
+    for of in Family:
+        usual = dict(node_objects(NodePlan(), of, SETTINGS))
+        own = dict(node_objects(planned.node_plan, of, SETTINGS))
+        special = {key: entry for key, entry in own.items() if usual.get(key) != entry}
+        if special:
+            blocks.append("\n".join([f"table {nft_family(of)}", *_lines(special)]))
+    return "\n\n".join(blocks or ["no objects"]) + "\n"
+
+
+def _lines(entries: Mapping[Key, Entry]) -> Iterator[str]:
+    for key, entry in entries.items():
+        if isinstance(key, Element):
+            assert isinstance(entry, ElementEntry)
+            yield f"  element {key.container} {{ {element_text(key, entry)} }}"
+        elif isinstance(entry, ChainEntry):
+            yield f"  chain {key.name}"
+            yield from (f"    {rule}" for rule in entry.rules)
+        else:
+            yield f"  {key.kind} {key.name} {{ {entry} }}"

@@ -1,0 +1,29 @@
+"""The nftables dataplane, in a network namespace of each test's own."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from ebpfproxy.dataplanes.nftables.dataplane import NftablesDataplane
+from tests.support.clock import Clock
+from tests.support.namespace import namespace
+
+
+@pytest.fixture(autouse=True)
+def _place() -> Iterator[None]:
+    """The calling thread is in a namespace of its own."""
+    with namespace("nftables") as made, made.entered():
+        yield
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def plane(clock: Clock) -> Iterator[NftablesDataplane]:
+    made = NftablesDataplane(clock=clock)
+    made.open()
+    yield made
+    made.close()

@@ -1,0 +1,69 @@
+"""The tables of the network namespace that the calling thread is in, by the dataplane and by `nft`."""
+
+import re
+import subprocess
+
+from ebpfproxy.dataplanes.delta import diff
+from ebpfproxy.dataplanes.nftables.dataplane import NftablesDataplane
+from ebpfproxy.dataplanes.nftables.entries import TABLE, Chain, ChainEntry, Element, Entry, Key, nft_family
+from ebpfproxy.errors import KernelError
+from ebpfproxy.model.address import Family
+from ebpfproxy.plan.service_plan import NodePlan, ServicePortPlan
+from tests.support.nft_listing import parse
+
+Entries = dict[Key, Entry]
+
+
+def run_nft(commands: str) -> str:
+    done = subprocess.run(
+        ["nft", "-f", "-"], input=commands, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def listed() -> Entries:
+    """What nft itself finds in both tables."""
+    found: Entries = {}
+    for of in Family:
+        done = subprocess.run(
+            ["nft", "-y", "-T", "list", "table", nft_family(of), TABLE],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        found |= parse(done.stdout, of)
+    return found
+
+
+def bring(plane: NftablesDataplane, wanted: Entries) -> dict[Key, KernelError]:
+    return dict(plane.apply(diff(plane.read(), wanted)))
+
+
+def entries(plane: NftablesDataplane, *plans: ServicePortPlan, node: NodePlan | None = None) -> Entries:
+    return plane.render(plans, node or NodePlan())
+
+
+def endpoint_chain(of: Entries, name: str) -> Chain:
+    """That of the first endpoint of this Service."""
+    chains = (key for key in of if isinstance(key, Chain))
+    return next(key for key in chains if re.match(f"endpoint-.*/{name}/", key.name))
+
+
+def spoil(wanted: Entries, name: str) -> Chain:
+    """Have an endpoint's chain of this Service do what the kernel refuses: go nowhere."""
+    endpoint = endpoint_chain(wanted, name)
+    chain = wanted[endpoint]
+    assert isinstance(chain, ChainEntry)
+    wanted[endpoint] = chain._replace(rules=(*chain.rules, "goto nowhere"))
+    return endpoint
+
+
+def leading(plane: NftablesDataplane, of: ServicePortPlan) -> set[Key]:
+    """The entries that lead to its endpoints, and their own."""
+    return {
+        key
+        for key in plane.render((of,), None)
+        if not (isinstance(key, Element) and key.container == "cluster-ips")
+    }

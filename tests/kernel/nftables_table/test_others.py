@@ -1,0 +1,126 @@
+"""What others do to our tables of nftables, what a former run left, and what the machine lacks."""
+
+import pytest
+
+from ebpfproxy.dataplanes.delta import diff
+from ebpfproxy.dataplanes.nftables import probes
+from ebpfproxy.dataplanes.nftables.dataplane import NftablesDataplane
+from ebpfproxy.dataplanes.nftables.entries import TABLE
+from ebpfproxy.errors import NotFound
+from ebpfproxy.kernel import nft_encoding
+from ebpfproxy.kernel.nft_expressions import Masquerade
+from ebpfproxy.model.address import Family
+from tests.contract.test_dataplane import plan
+from tests.kernel.nftables_table.tables import bring, entries, listed, run_nft
+from tests.support.clock import Clock
+
+pytestmark = pytest.mark.kernel
+
+V4, V6 = Family.IPV4, Family.IPV6
+
+
+def test_our_own_changes_and_others_tables_are_no_disturbance(plane: NftablesDataplane) -> None:
+    bring(plane, entries(plane))
+    bring(plane, entries(plane, plan("web", "10.96.0.1")))
+    before = plane.generation()
+    run_nft("table ip other { chain one { type filter hook input priority 0; }; }; table inet kube-proxy { }")
+    assert plane.generation() == plane.generation() == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        f"add chain ip {TABLE} theirs",
+        f"flush chain ip {TABLE} services",
+        f"delete element ip {TABLE} cluster-ips {{ 10.96.0.1 }}",
+        f"insert rule ip6 {TABLE} services drop",
+        f"delete table ip {TABLE}",
+        "flush ruleset",
+    ],
+)
+def test_what_somebody_changes_is_noticed_and_mended(plane: NftablesDataplane, change: str) -> None:
+    wanted = entries(plane, plan("web", "10.96.0.1"))
+    bring(plane, wanted)
+    before = plane.generation()
+    run_nft(change)
+    assert plane.generation() != before
+    assert plane.read() != wanted
+    assert not bring(plane, wanted)
+    assert plane.read() == listed() == wanted
+    assert plane.generation() == plane.generation()
+
+
+def test_a_disturbance_just_before_our_own_change_is_not_forgotten(plane: NftablesDataplane) -> None:
+    """A proxier remembers the generation after its sync: it must not be that of an unread table."""
+    bring(plane, entries(plane))
+    run_nft(f"add chain ip {TABLE} theirs")
+    wanted = entries(plane, plan("web", "10.96.0.1"))
+    plane.apply(diff(entries(plane), wanted))
+    before = plane.generation()
+    assert plane.generation() != before
+    assert not bring(plane, wanted)
+    assert plane.read() == wanted
+
+
+def test_many_changes_of_others_do_not_hide_one_of_ours(
+    plane: NftablesDataplane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bring(plane, entries(plane))
+    before = plane.generation()
+    chains = "\n".join(f"add chain ip other chain-{n}" for n in range(20_000))
+    run_nft(f"add table ip other\n{chains}")
+    run_nft(f"add chain ip {TABLE} theirs")
+    assert plane.generation() != before
+
+
+def test_a_table_that_is_gone_when_it_is_to_be_changed_is_an_error(plane: NftablesDataplane) -> None:
+    wanted = entries(plane, plan("web", "10.96.0.1"))
+    bring(plane, wanted)
+    run_nft("flush ruleset")
+    more = entries(plane, plan("web", "10.96.0.1"), plan("api", "10.96.0.2"))
+    with pytest.raises(NotFound, match="table ip kube-proxy is gone"):
+        plane.apply(diff(wanted, more))
+    assert not bring(plane, more)
+    assert plane.read() == listed() == more
+
+
+# A former run
+
+
+def test_what_a_former_run_left_goes_on_and_only_the_difference_is_written(clock: Clock) -> None:
+    former = NftablesDataplane(clock=clock)
+    former.open()
+    bring(former, entries(former, plan("web", "10.96.0.1"), plan("gone", "10.96.0.2")))
+    former.close()
+    before = run_nft(f"list table ip {TABLE}")
+    plane = NftablesDataplane(clock=clock)
+    plane.open()
+    assert run_nft(f"list table ip {TABLE}") == before, "to open it changes nothing"
+    wanted = entries(plane, plan("web", "10.96.0.1"), plan("new", "10.96.0.3"))
+    delta = diff(plane.read(), wanted)
+    assert delta.puts.keys() == plane.render((plan("new", "10.96.0.3"),), None).keys()
+    assert not plane.apply(delta)
+    assert plane.read() == listed() == wanted
+    plane.close()
+    assert listed() == wanted
+
+
+# What the machine has
+
+
+def test_this_machine_has_all_that_is_needed() -> None:
+    assert [str(each) for each in probes.probe()] == ["nftables for IPv4: there", "nftables for IPv6: there"]
+    assert run_nft("list ruleset") == "", "nothing stays of the probes"
+
+
+def test_what_a_kernel_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if it had no such expression: the message asks for one that no kernel has."""
+    monkeypatch.setitem(nft_encoding._ENCODE, Masquerade, ("nonsense", lambda each: ()))
+    nft_encoding._encode.cache_clear()
+    try:
+        found = probes.probe()
+    finally:
+        nft_encoding._encode.cache_clear()
+    assert [each.needed for each in found] == [True, True]
+    assert str(found[0]) == "nftables for IPv4: this kernel lacks masquerading (ENOENT)"
+    assert found[0].remedy == "modprobe -a nft_masq"

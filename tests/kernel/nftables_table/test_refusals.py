@@ -1,0 +1,103 @@
+"""What the kernel refuses of the nftables dataplane keeps nothing else out."""
+
+import re
+
+import pytest
+
+from ebpfproxy.dataplanes.delta import diff
+from ebpfproxy.dataplanes.interface import Delta
+from ebpfproxy.dataplanes.nftables.dataplane import NftablesDataplane
+from ebpfproxy.dataplanes.nftables.entries import TABLE, Chain, ChainEntry
+from ebpfproxy.model.address import Family
+from tests.contract.test_dataplane import plan
+from tests.kernel.nftables_table.tables import bring, endpoint_chain, entries, leading, listed, run_nft, spoil
+from tests.support.clock import Clock
+
+pytestmark = pytest.mark.kernel
+
+V4, V6 = Family.IPV4, Family.IPV6
+
+
+def test_a_service_that_is_refused_does_not_keep_others_out(plane: NftablesDataplane) -> None:
+    before = entries(plane, plan("good", "10.96.0.1"))
+    bring(plane, before)
+    wanted = entries(plane, plan("good", "10.96.0.1", endpoints=2), bad := plan("bad", "10.96.0.2"))
+    endpoint = spoil(wanted, "bad")
+    refused = bring(plane, wanted)
+    assert refused.keys() == leading(plane, bad)
+    assert str(refused[endpoint]) == f"nftables: {endpoint}: No such file or directory"
+    assert plane.read() == {key: entry for key, entry in wanted.items() if key not in refused}
+
+
+def test_a_service_whose_change_is_refused_goes_on_as_it_was(plane: NftablesDataplane) -> None:
+    before = entries(plane, plan("web", "10.96.0.1", endpoints=2))
+    bring(plane, before)
+    wanted = entries(plane, plan("web", "10.96.0.1", endpoints=3), other := plan("other", "10.96.0.2"))
+    service = next(key for key in wanted if isinstance(key, Chain) and re.match("service-.*/web/", key.name))
+    added = next(key for key in wanted.keys() - before.keys() if "__10.1.0.3" in str(key))
+    chain = wanted[added]
+    assert isinstance(chain, ChainEntry)
+    wanted[added] = chain._replace(rules=("goto nowhere",))
+    refused = bring(plane, wanted)
+    assert refused.keys() == {service, added}
+    assert plane.read() == before | plane.render((other,), None)
+
+
+def test_what_still_is_gone_to_stays_where_something_else_was_refused(plane: NftablesDataplane) -> None:
+    """The Service goes on with both endpoints, though one of them is to go: its own change is refused."""
+    before = entries(plane, plan("web", "10.96.0.1", endpoints=2))
+    bring(plane, before)
+    wanted = entries(plane, plan("web", "10.96.0.1", endpoints=1))
+    service = next(key for key in wanted if isinstance(key, Chain) and re.match("service-.*/web/", key.name))
+    wanted[service] = ChainEntry("", ("goto nowhere",))
+    refused = bring(plane, wanted)
+    assert refused.keys() == {service} | (before.keys() - wanted.keys())
+    assert plane.read() == before
+
+
+@pytest.mark.parametrize("rule", ["what is this", "ip saddr @nothing drop", "masquerade fully-random"])
+def test_only_the_rule_that_cannot_be_is_refused(plane: NftablesDataplane, rule: str) -> None:
+    """One that is not understood, one that looks into nothing, and one that fits into no such chain: of that
+    the kernel says the same of all that come after it."""
+    wanted = entries(plane, plan("web", "10.96.0.1"))
+    last = entries(plane, plan("web", "10.96.0.1"), plan("zulu", "10.96.0.2"))
+    bad = Chain(V4, "filter-input")
+    wanted[bad] = ChainEntry("type filter hook input priority 0; policy accept;", (rule,))
+    refused = bring(plane, {bad: wanted.pop(bad), **wanted, **{k: v for k, v in last.items() if k != bad}})
+    assert refused.keys() == {bad}
+    assert plane.read() == {key: entry for key, entry in last.items() if key != bad}
+
+
+def test_a_chain_that_somebody_still_goes_to_is_emptied_and_goes_when_it_can(
+    plane: NftablesDataplane, clock: Clock
+) -> None:
+    """So do all chains before Linux 6.4 for a while, of themselves."""
+    served = entries(plane, plan("web", "10.96.0.1"))
+    bring(plane, served)
+    wanted = entries(plane)
+    endpoint = endpoint_chain(served, "web")
+    run_nft(f"table ip {TABLE} {{ chain theirs {{ goto {endpoint.name}; }}; }}")
+    theirs = {Chain(V4, "theirs"): ChainEntry("", (f"goto {endpoint.name}",))}
+    assert not plane.apply(diff(plane.read(), wanted | theirs))
+    assert plane.read() == wanted | theirs, "a chain that only waits to go is none"
+    assert listed()[endpoint] == ChainEntry("", ())
+    run_nft(f"delete chain ip {TABLE} theirs")
+    plane.read()
+    plane.apply(Delta({}, frozenset()))
+    assert endpoint in listed(), "too early"
+    clock.now += 2
+    plane.apply(Delta({}, frozenset()))
+    assert listed() == wanted
+
+
+def test_a_chain_that_waits_to_go_is_used_again(plane: NftablesDataplane, clock: Clock) -> None:
+    served = entries(plane, plan("web", "10.96.0.1"))
+    bring(plane, served)
+    endpoint = endpoint_chain(served, "web")
+    theirs = {Chain(V4, "theirs"): ChainEntry("", (f"goto {endpoint.name}",))}
+    bring(plane, served | theirs)
+    bring(plane, entries(plane) | theirs)
+    assert not bring(plane, served | theirs)
+    clock.now += 2
+    plane.apply(Delta({}, frozenset()))
+    assert plane.read() == listed() == served | theirs

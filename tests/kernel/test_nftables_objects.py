@@ -1,0 +1,306 @@
+"""The text of entries is what `nft` itself prints of them, and the kernel does with it what they are for."""
+
+import dataclasses
+import itertools
+import json
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from ebpfproxy.dataplanes.nftables.entries import (
+    TABLE,
+    ChainEntry,
+    Element,
+    ElementEntry,
+    Entry,
+    Key,
+    Set,
+    nft_family,
+)
+from ebpfproxy.dataplanes.nftables.rendering import render
+from ebpfproxy.dataplanes.nftables.settings import NftablesSettings
+from ebpfproxy.model.address import Address, Family, Network, Protocol, parse_address, parse_network
+from ebpfproxy.model.service import ServicePortName
+from ebpfproxy.plan.service_plan import (
+    Frontend,
+    FrontendKind,
+    FrontendPlan,
+    LocalTraffic,
+    NodePlan,
+    Otherwise,
+    PlannedEndpoint,
+    Scope,
+    ServicePortPlan,
+    Treatment,
+)
+from tests.golden.nftables_text import entries_of
+from tests.golden.situation import load, situations
+from tests.support.namespace import Namespace, namespace
+from tests.support.nft_listing import element_text, parse
+
+pytestmark = pytest.mark.kernel
+
+SETTINGS = NftablesSettings()
+KEPT = Treatment(Scope.CLUSTER, False)
+LABEL = "a" * 63
+EMPTIED = "\n".join(
+    f"{verb} table {nft_family(of)} {TABLE}" for of in Family for verb in ("add", "delete", "add")
+)
+"""Commands that leave both tables without anything in them, whatever they had."""
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Namespace]:
+    """A node with a way out that leads nowhere, and with the pods' addresses for its own."""
+    with namespace("nftables-objects") as made:
+        made.ip("link set lo up", "addr add 192.0.2.10/32 dev lo", "route add local 10.1.0.0/16 dev lo")
+        made.ip("link add uplink type veth peer name nowhere", "link set uplink up", "link set nowhere up")
+        made.ip("route add default dev uplink src 192.0.2.10")
+        yield made
+
+
+def nft(*words: str, given: str = "") -> str:
+    done = subprocess.run(
+        ["nft", *words], input=given, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def written(entries: Mapping[Key, Entry]) -> str:
+    """Commands, each behind those that it refers to."""
+    declared, ruled, filled = [], [], []
+    for key, entry in entries.items():
+        at = f"{nft_family(key.family)} {TABLE}"
+        if isinstance(key, Element):
+            assert isinstance(entry, ElementEntry)
+            filled.append(f"add element {at} {key.container} {{ {element_text(key, entry)} }}")
+        elif isinstance(entry, ChainEntry):
+            hook = f" {{ {entry.hook} }}" if entry.hook else ""
+            declared.append(f"add chain {at} {key.name}{hook}")
+            ruled += [f"add rule {at} {key.name} {rule}" for rule in entry.rules]
+        else:
+            declared.append(f"add {key.kind} {at} {key.name} {{ {entry} }}")
+    return "\n".join([*declared, *ruled, *filled, ""])
+
+
+def load_into_kernel(entries: Mapping[Key, Entry]) -> None:
+    """In place of whatever the tables had, in the network namespace of the calling thread."""
+    nft("-f", "-", given=f"{EMPTIED}\n{written(entries)}")
+
+
+def listed(*flags: str) -> dict[Key, Entry]:
+    found: dict[Key, Entry] = {}
+    for of in Family:
+        found |= parse(nft(*flags, "list", "table", nft_family(of), TABLE), of)
+    return found
+
+
+def check(place: Namespace, entries: Mapping[Key, Entry]) -> None:
+    with place.entered():
+        load_into_kernel(entries)
+        for flags in ((), ("-y", "-T"), ("-y", "-T", "-p")):
+            assert listed(*flags) == entries
+
+
+@pytest.mark.parametrize("case", situations())
+def test_what_a_situation_becomes_is_listed_as_it_was_written(place: Namespace, case: str) -> None:
+    check(place, entries_of(load(case)))
+
+
+@pytest.mark.parametrize("bit", range(32))
+def test_any_bit_of_the_mark_is_listed_as_it_was_written(place: Namespace, bit: int) -> None:
+    check(place, render((), NodePlan(), NftablesSettings(bit)))
+
+
+RANGES = {
+    Family.IPV4: (
+        "0.0.0.0/1",
+        "64.0.0.0/2",
+        "128.0.0.0/1",
+        "192.0.2.0/24",
+        "192.0.3.0/24",
+        "192.0.4.0/24",
+        "192.0.2.7/32",
+        "192.0.2.8/32",
+        "255.255.255.255/32",
+    ),
+    Family.IPV6: (
+        "::/16",
+        "fc00::/7",
+        "fe00::/8",
+        "ff00::/8",
+        "2001:db8::/32",
+        "2001:db8::1/128",
+        "8000::/1",
+    ),
+}
+
+
+@pytest.mark.parametrize("of", Family)
+def test_any_source_ranges_are_listed_as_they_were_written(place: Namespace, of: Family) -> None:
+    networks = list(map(parse_network, RANGES[of]))
+    some = [
+        port_plan(of, number, ranges=chosen)
+        for number, chosen in enumerate(
+            itertools.chain(*(itertools.combinations(networks, size) for size in (1, 2, 3)))
+        )
+    ]
+    check(place, render(some, NodePlan(), SETTINGS))
+
+
+@pytest.mark.parametrize("of", Family)
+@pytest.mark.parametrize("count", [2, 600])
+def test_many_endpoints_are_listed_as_they_were_written(place: Namespace, of: Family, count: int) -> None:
+    check(place, render([port_plan(of, 0, endpoints=count, affinity=86399)], NodePlan(), SETTINGS))
+
+
+@pytest.mark.parametrize(
+    "traffic",
+    [
+        LocalTraffic(parse_network("0.0.0.0/0")),
+        LocalTraffic(parse_network("10.1.0.1/32")),
+        LocalTraffic(interface="br-0.1@x"),
+        LocalTraffic(interface="a" * 15, prefix=True),
+        LocalTraffic(interface="a" * 14, prefix=True),
+    ],
+    ids=str,
+)
+def test_what_tells_pods_is_listed_as_it_was_written(place: Namespace, traffic: LocalTraffic) -> None:
+    plan = dataclasses.replace(port_plan(Family.IPV4, 0), local_traffic=traffic)
+    check(place, render([plan], NodePlan(), SETTINGS))
+
+
+def test_the_longest_names_are_listed_as_they_were_written(place: Namespace) -> None:
+    name = ServicePortName(LABEL, LABEL, LABEL, Protocol.SCTP)
+    plans = [port_plan(Family.IPV6, 0, name, affinity=1), port_plan(Family.IPV4, 0, name, endpoints=0)]
+    check(place, render(plans, NodePlan(), SETTINGS))
+
+
+def test_networks_that_node_ports_answer_on_are_listed_as_they_were_written(place: Namespace) -> None:
+    texts = (
+        "192.0.2.10/32 198.51.100.0/24 198.51.101.0/24 203.0.113.0/25 2001:db8::1/128 fd00::/8 255.0.0.0/8"
+    )
+    networks = frozenset(map(parse_network, texts.split()))
+    check(place, render((), NodePlan(networks, networks, (), frozenset()), SETTINGS))
+
+
+def port_plan(
+    of: Family,
+    number: int,
+    name: ServicePortName | None = None,
+    *,
+    ranges: tuple[Network, ...] = (),
+    endpoints: int = 1,
+    affinity: int = 0,
+) -> ServicePortPlan:
+    cluster_ip, balancer, pods = {
+        Family.IPV4: ("10.96.0.10", "203.0.113.5", "10.1.0.0"),
+        Family.IPV6: ("fd00::10", "2001:db8:1::5", "fd01::"),
+    }[of]
+    frontends = (
+        frontend(cluster_ip, 1000 + number, FrontendKind.CLUSTER_IP),
+        frontend(balancer, 1000 + number, FrontendKind.LOAD_BALANCER)._replace(
+            restricted=bool(ranges), source_ranges=ranges, node_admitted=bool(number % 2)
+        ),
+    )
+    first = int.from_bytes(parse_address(pods))
+    return ServicePortPlan(
+        name or ServicePortName("default", f"web-{number}", "http", Protocol.TCP),
+        of,
+        frontends,
+        tuple(
+            PlannedEndpoint(Address((first + 1 + each).to_bytes(16)), 8080, True, False, False)
+            for each in range(endpoints)
+        ),
+        Otherwise.DROP,
+        affinity,
+    )
+
+
+def frontend(address: str, port: int, kind: FrontendKind) -> FrontendPlan:
+    return FrontendPlan(Frontend(parse_address(address), port, Protocol.TCP), kind, KEPT, KEPT, KEPT)
+
+
+# --- what the kernel makes of it ---
+
+
+@pytest.fixture
+def served(place: Namespace) -> Iterator[ServicePortPlan]:
+    """A Service of three endpoints, with affinity of ten minutes, that are served by one listener each."""
+    plan = port_plan(Family.IPV4, 0, endpoints=3, affinity=600)
+    with place.entered():
+        load_into_kernel(render([plan], NodePlan(), SETTINGS, [Family.IPV4]))
+        listeners = [socket.create_server((f"10.1.0.{number}", 8080)) for number in (1, 2, 3)]
+        try:
+            yield plan
+        finally:
+            for listener in listeners:
+                listener.close()
+
+
+def dial(address: str, port: int) -> socket.socket:
+    return socket.create_connection((address, port), timeout=10)
+
+
+def remembered() -> dict[str, list[Any]]:
+    """The elements of each affinity set, by its name."""
+    told = json.loads(nft("-j", "list", "table", "ip", TABLE))["nftables"]
+    sets = [each["set"] for each in told if "set" in each]
+    return {each["name"]: each.get("elem", []) for each in sets if each["name"].startswith("affinity-")}
+
+
+def test_a_client_is_remembered_for_as_long_as_the_rule_says(served: ServicePortPlan) -> None:
+    with dial("10.96.0.10", 1000):
+        pass
+    sets = remembered()
+    assert len(sets) == 3
+    (element,) = itertools.chain.from_iterable(sets.values())
+    assert element["elem"]["val"] == "192.0.2.10"
+    assert element["elem"]["timeout"] == 600
+    for _ in range(20):
+        with dial("203.0.113.5", 1000):
+            pass
+    assert len(list(itertools.chain.from_iterable(remembered().values()))) == 1
+
+
+def test_a_client_that_kube_proxy_remembers_is_remembered(served: ServicePortPlan) -> None:
+    """Its affinity sets have a timeout of their own, and are taken over all the same."""
+    entries = render([served], NodePlan(), SETTINGS, [Family.IPV4])
+    _, chosen, _ = (key.name for key in entries if isinstance(key, Set) and "/" in key.name)
+    commands = written(entries).replace("flags dynamic,timeout;", "flags dynamic,timeout; timeout 3h;")
+    nft("-f", "-", given=f"{EMPTIED}\n{commands}\nadd element ip {TABLE} {chosen} {{ 192.0.2.10 }}\n")
+    assert listed() == entries
+    for _ in range(20):
+        with dial("10.96.0.10", 1000):
+            pass
+    sets = remembered()
+    assert [name for name, elements in sets.items() if elements] == [chosen]
+    assert 0 < sets[chosen][0]["elem"]["expires"] <= 600, sets
+
+
+def test_an_unused_port_of_a_cluster_ip_is_refused(served: ServicePortPlan) -> None:
+    with pytest.raises(ConnectionRefusedError):
+        dial("10.96.0.10", 999)
+
+
+def test_a_service_without_endpoints_is_refused(place: Namespace) -> None:
+    plan = dataclasses.replace(port_plan(Family.IPV4, 0, endpoints=0), otherwise=Otherwise.REJECT)
+    with place.entered():
+        load_into_kernel(render([plan], NodePlan(), SETTINGS))
+        for address in ("10.96.0.10", "203.0.113.5"):
+            with pytest.raises(ConnectionRefusedError):
+                dial(address, 1000)
+
+
+def test_a_source_outside_the_ranges_is_dropped(place: Namespace) -> None:
+    plan = port_plan(Family.IPV4, 0, ranges=(parse_network("198.51.100.0/24"),))
+    with place.entered(), socket.create_server(("10.1.0.1", 8080)):
+        load_into_kernel(render([plan], NodePlan(), SETTINGS))
+        with pytest.raises(TimeoutError):
+            socket.create_connection(("203.0.113.5", 1000), timeout=0.3)
+        with dial("10.96.0.10", 1000):
+            pass

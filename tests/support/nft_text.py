@@ -1,0 +1,114 @@
+"""Rules and declarations in the form that entries have, whatever version of `nft` printed them.
+
+That form is what nft 1.0.6 prints, but for this, which differs between versions, flags or machines:
+
+- Protocols have names. A machine without /etc/protocols prints numbers, as `nft -p` does.
+- Times are seconds, as with `nft -T`, and priorities numbers, as with `nft -y`: names of priorities depend on
+  the hook, and not all versions know them for all hooks.
+- What a source is compared with is merged and sorted: a set without a name that ends at the last address, or
+  holds everything, keeps its braces though it has one element only.
+- A test of the topmost bit of a mark comes back as the prefix of length one that it is.
+- A declaration has its parts in one order, and only those that say which elements fit in. Not so the comment;
+  the default timeout, since all our rules have their own; and the policy of memory or performance. From 1.1.2
+  on the count of elements stands behind the size.
+"""
+
+import re
+
+from ebpfproxy.dataplanes.nftables.ranges import Range, merged, network_range, operand
+from ebpfproxy.model.address import parse_address, parse_network
+
+PROTOCOLS = {"6": "tcp", "17": "udp", "132": "sctp"}
+
+_PRIORITIES = {"raw": -300, "mangle": -150, "dstnat": -100, "filter": 0, "security": 50, "srcnat": 100}
+_SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+
+_PART = re.compile(r"([0-9]+)(d|h|ms|m|s)")
+_TIMEOUT = re.compile(r"(?<=\btimeout )((?:[0-9]+(?:d|h|ms|m|s))+)")
+_L4PROTO = re.compile(r"(?<=\bmeta l4proto )(6|17|132)\b")
+_SOURCES = re.compile(r"(?<= saddr != )(?:\{ (?P<many>[^}]*) \}|(?P<one>[0-9a-f:][^ ]*))")
+_CHOICE = re.compile(r"(?<=\bvmap \{ )[^}]*(?= \})")
+_TOP_BIT = "meta mark 0x00000000/1 "
+_PRIORITY = re.compile(r"priority (?:([a-z]+)(?: ([+-]) ([0-9]+))?|(-?[0-9]+));")
+_KEPT = ("type", "typeof", "size", "flags")
+
+
+def canonical_rule(text: str) -> str:
+    """A rule that is none of ours, or from one that we cannot read, may come out as any text at all.
+
+    >>> canonical_rule("meta l4proto 17 dnat to 10.0.0.1:53")
+    'meta l4proto udp dnat to 10.0.0.1:53'
+    >>> canonical_rule("update @affinity { ip saddr timeout 1h1m }")
+    'update @affinity { ip saddr timeout 3660s }'
+    >>> canonical_rule("ip saddr != { 10.0.0.0/9, 10.128.0.0/9 } drop")
+    'ip saddr != 10.0.0.0/8 drop'
+    """
+    if "l4proto " in text:
+        text = _L4PROTO.sub(lambda found: PROTOCOLS[found[1]], text)
+    if " timeout " in text:
+        text = _TIMEOUT.sub(lambda found: f"{_seconds(found[1])}s", text)
+    if " saddr != " in text:
+        text = _SOURCES.sub(_canonical_sources, text)
+    if text.startswith("numgen "):
+        text = _CHOICE.sub(_sorted_choice, text)
+    if text.startswith(_TOP_BIT):
+        text = f"meta mark & 0x80000000 == 0x00000000 {text.removeprefix(_TOP_BIT)}"
+    return text
+
+
+def canonical_hook(text: str) -> str:
+    """
+    >>> canonical_hook("type filter hook prerouting priority dstnat - 10; policy accept;")
+    'type filter hook prerouting priority -110; policy accept;'
+    """
+    return _PRIORITY.sub(_number, text)
+
+
+def canonical_declaration(parts: list[str]) -> str:
+    """`parts`: the lines between the braces, but for the elements.
+
+    >>> canonical_declaration(["type ipv4_addr", "size 65535 # count 3", "flags dynamic,timeout"])
+    'type ipv4_addr; size 65535; flags dynamic,timeout;'
+    """
+    named = {}
+    for part in parts:
+        word, _, rest = part.partition("#")[0].strip(" ;\t").partition(" ")
+        named[word] = ",".join(sorted(re.split(r", ?", rest))) if word == "flags" else rest
+    return " ".join(f"{word} {named[word]};" for word in _KEPT if word in named)
+
+
+def parse_range(text: str) -> Range:
+    """Reads what `range_text` writes. Raises ValueError."""
+    if "/" in text:
+        return network_range(parse_network(text))
+    first, dash, last = text.partition("-")
+    start = int.from_bytes(parse_address(first))
+    return Range(start, int.from_bytes(parse_address(last)) if dash else start)
+
+
+def _seconds(text: str) -> int:
+    return sum(int(count) * _SECONDS.get(unit, 0) for count, unit in _PART.findall(text))
+
+
+def _canonical_sources(found: re.Match[str]) -> str:
+    try:
+        return operand(merged(map(parse_range, (found["many"] or found["one"]).split(", "))))
+    except ValueError:
+        return found[0]
+
+
+def _sorted_choice(found: re.Match[str]) -> str:
+    """Sorted by number, and in vain where they are already, as in all versions that were looked at."""
+    choices = [each.partition(" : ") for each in found[0].split(", ")]
+    if not all(number.isdecimal() for number, _, _ in choices):
+        return found[0]
+    return ", ".join(map("".join, sorted(choices, key=lambda choice: int(choice[0]))))
+
+
+def _number(found: re.Match[str]) -> str:
+    name, sign, offset, number = found.groups()
+    if number is None:
+        if name not in _PRIORITIES:
+            return found[0]
+        number = _PRIORITIES[name] + int(f"{sign or '+'}{offset or 0}")
+    return f"priority {number};"
