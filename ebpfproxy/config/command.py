@@ -12,8 +12,9 @@ from typing import Any, TypeVar, cast
 import click
 
 from ebpfproxy.config.absent import HINTS
+from ebpfproxy.config.load import Loaded, load
 from ebpfproxy.config.option import Option
-from ebpfproxy.config.settings import OPTIONS, Config, parse_some
+from ebpfproxy.config.settings import OPTIONS, parse_some
 from ebpfproxy.errors import ConfigError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -50,7 +51,7 @@ class FlagsCommand(click.Command):
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
             if record is not None:
-                heading = param.declared.group if isinstance(param, DeclaredOption) else "Options"
+                heading = param.declared.group.value if isinstance(param, DeclaredOption) else "Options"
                 groups.setdefault(heading, []).append(record)
         # What is the command's own comes first, whatever order the decorators stood in.
         for heading in sorted(groups, key=lambda heading: heading != "Options"):
@@ -121,11 +122,19 @@ def options(*names: str) -> Callable[[F], F]:
 
 def config_options(function: F) -> F:
     """Give a command all options; it gets one argument, `config`."""
+    return _with_all_options(function, lambda loaded: {"config": loaded.config})
 
+
+def loaded_options(function: F) -> F:
+    """As `config_options`, for a command that tells what there is to remark: the argument is `loaded`."""
+    return _with_all_options(function, lambda loaded: {"loaded": loaded})
+
+
+def _with_all_options(function: F, arguments: Callable[[Loaded], dict[str, Any]]) -> F:
     @functools.wraps(function)
     def run(**given: Any) -> Any:
         texts = {name: given.pop(name) for name in OPTIONS}
-        return function(**given, config=Config.parse(texts))
+        return function(**given, **arguments(load(texts)))
 
     return cast(F, _with_options(run, tuple(OPTIONS)))
 

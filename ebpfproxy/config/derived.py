@@ -1,25 +1,43 @@
-"""What plan and the eBPF dataplane are told of the configuration, in their own words."""
+"""What plan and the dataplanes are told of the configuration, in their own words."""
 
 from pathlib import Path
 
 from ebpfproxy.config.settings import Config
 from ebpfproxy.dataplanes.ebpf.dataplane import EbpfSettings, FlowTimeouts
 from ebpfproxy.dataplanes.ebpf.maps import MapSizes
+from ebpfproxy.dataplanes.iptables.settings import IptablesSettings
+from ebpfproxy.dataplanes.netfilter_sysctls import NetfilterSettings, answers_on_loopback
+from ebpfproxy.dataplanes.nftables.settings import NftablesSettings
 from ebpfproxy.plan.devices import NO_DEVICES
-from ebpfproxy.plan.service_plan import PlanContext
+from ebpfproxy.plan.service_plan import DetectLocal, PlanContext
+
+EBPF, IPTABLES = "ebpf", "iptables"
 
 
-def plan_context(config: Config) -> PlanContext:
-    """Raises ConfigError where the node has no name."""
+def plan_context(config: Config, mode: str) -> PlanContext:
+    """`mode` is the one that serves. Raises ConfigError where the node has no name."""
     return PlanContext(
         node_name=config.node_name,
         masquerade_all=config.masquerade_all,
         localhost_node_ports=config.iptables_localhost_nodeports,
         node_port_cidrs=config.node_port_cidrs,
         node_port_primary=config.node_port_primary,
+        detect_local=DetectLocal.DEVICES if mode == EBPF else config.detect_local_mode,
+        cluster_cidrs=config.cluster_cidr,
+        pod_interface=config.pod_interface,
         socket_lb=config.socket_lb,
         device_patterns=config.tc_devices,
     )
+
+
+def least_interval(config: Config, mode: str) -> float:
+    """The least time between two syncs, in seconds. What costs a process at each sync waits as kube-proxy's
+    does; neither waits for longer than the period at which everything is verified.
+    """
+    least = config.min_sync_period
+    if mode != EBPF:
+        least = max(least, config.iptables_min_sync_period)
+    return min(least, config.sync_period)
 
 
 def ebpf_settings(config: Config, cgroup_root: Path) -> EbpfSettings:
@@ -33,6 +51,34 @@ def ebpf_settings(config: Config, cgroup_root: Path) -> EbpfSettings:
         timeouts=_timeouts(config),
         redirect=config.ebpf_redirect,
         devices=config.tc_devices != NO_DEVICES,
+    )
+
+
+def iptables_settings(config: Config) -> IptablesSettings:
+    """What the configuration says; whether iptables can choose ports at random, and whether conntrack is
+    liberal already, is for the caller to find out.
+    """
+    return IptablesSettings(
+        masquerade_bit=config.iptables_masquerade_bit,
+        tcp_be_liberal=config.conntrack_tcp_be_liberal,
+    )
+
+
+def nftables_settings(config: Config) -> NftablesSettings:
+    return NftablesSettings(masquerade_bit=config.iptables_masquerade_bit)
+
+
+def netfilter_settings(config: Config, mode: str) -> NetfilterSettings:
+    """`mode` is nftables or iptables. Raises ConfigError where the node has no name."""
+    return NetfilterSettings(
+        max_per_core=config.conntrack_max_per_core,
+        min_entries=config.conntrack_min,
+        tcp_established=config.conntrack_tcp_timeout_established,
+        tcp_close_wait=config.conntrack_tcp_timeout_close_wait,
+        tcp_be_liberal=config.conntrack_tcp_be_liberal,
+        udp=config.conntrack_udp_timeout,
+        udp_stream=config.conntrack_udp_timeout_stream,
+        route_localnet=mode == IPTABLES and answers_on_loopback(plan_context(config, mode)),
     )
 
 

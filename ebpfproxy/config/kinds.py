@@ -1,4 +1,5 @@
-"""How the text of a flag becomes a value: the rules of Go's flags (spf13/pflag), which kube-proxy has.
+"""How the text of a flag, or of a field of the file, becomes a value: by the rules of Go's flags
+(spf13/pflag), which kube-proxy has.
 
 Every `parse` raises ValueError with words that complete a line such as ``--sync-period: ...``.
 """
@@ -10,21 +11,29 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ebpfproxy.model.address import Network, format_address, parse_address, parse_network
-from ebpfproxy.plan.service_plan import SocketLb
+from ebpfproxy.model.address import (
+    Network,
+    format_address,
+    network_family,
+    parse_address,
+    parse_network,
+)
+from ebpfproxy.plan.service_plan import DetectLocal, SocketLb
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Kind:
     """`metavar` stands for the value in the help. A kind that is `many` is parsed from a list of texts.
 
-    A `boolean` flag may stand alone, which means true.
+    A `boolean` flag may stand alone, which means true. What a file has for a `boolean` or a `number` is not
+    in quotes.
     """
 
     metavar: str
     parse: Callable[[Any], Any]
     many: bool = False
     boolean: bool = False
+    number: bool = False
 
 
 class NodePortAddresses(NamedTuple):
@@ -42,7 +51,10 @@ _FALSE = {"0", "f", "F", "FALSE", "false", "False"}
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
 _LONGEST_TIMEOUT = 2**31 - 1
+_LONGEST_DURATION = (2**63 - 1) / 1e9  # what fits into the nanoseconds of Go's time.Duration
 _PATTERN = re.compile(r"[^\s/]+")  # what dev_valid_name() of net/core/dev.c lets into a name, roughly
+_DEVICE_NAME = re.compile(r"""[^\s/:"'\\*]+""")  # ... and the tools' rules can carry
+_LONGEST_DEVICE_NAME = 15  # bytes: IFNAMSIZ without the NUL
 _WITH_PORT = re.compile(r"(?:\[([^\]]*:[^\]]*)\]|([0-9.]+)):([0-9]{1,5})", re.ASCII)
 _DURATION = re.compile(rf"[-+]?(?:{_PART.pattern})+")
 
@@ -69,6 +81,8 @@ def parse_duration(text: str) -> float:
     if not _DURATION.fullmatch(text):
         raise ValueError(f'"{text}" is not a duration such as 30s, 1m30s or 1h')
     seconds = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
+    if seconds > _LONGEST_DURATION:
+        raise ValueError(f"{text} is longer than 292 years")
     return -seconds if text.startswith("-") else seconds
 
 
@@ -130,13 +144,22 @@ def split_listen_address(text: str, port: int) -> tuple[str, int]:
     return format_address(address), number
 
 
+def split_words(texts: Sequence[str]) -> list[str]:
+    """What commas part, over all texts, without blanks.
+
+    >>> split_words(["a, b,", "c"])
+    ['a', 'b', 'c']
+    """
+    return [word.strip() for text in texts for word in text.split(",") if word.strip()]
+
+
 def parse_node_port_addresses(texts: Sequence[str]) -> NodePortAddresses:
     """CIDRs, or ``primary`` alone.
 
     >>> parse_node_port_addresses(["primary"])
     NodePortAddresses(networks=(), primary=True)
     """
-    words = [word.strip() for text in texts for word in text.split(",") if word.strip()]
+    words = split_words(texts)
     if "primary" in words:
         if len(words) > 1:
             raise ValueError('"primary" has to stand alone')
@@ -150,13 +173,40 @@ def parse_device_patterns(texts: Sequence[str]) -> tuple[str, ...]:
     >>> parse_device_patterns(["eth*, bond0", "wg[0-9]"])
     ('eth*', 'bond0', 'wg[0-9]')
     """
-    words = [word.strip() for text in texts for word in text.split(",") if word.strip()]
+    words = split_words(texts)
     for word in words:
         if not _PATTERN.fullmatch(word):
             raise ValueError(f'"{word}" is no pattern for names of devices: they have no blank and no /')
     if "none" in words and len(words) > 1:
         raise ValueError('"none" stands alone; a device of that name is "[n]one"')
     return tuple(words)
+
+
+def parse_device_name(text: str) -> str:
+    """The name of a network device, or the beginning of one, or nothing."""
+    fits = len(text.encode(errors="replace")) <= _LONGEST_DEVICE_NAME
+    if text and not (fits and _DEVICE_NAME.fullmatch(text)):
+        raise ValueError(
+            f'"{text}" is no name of a network device: it has 1 to 15 characters, '
+            "no blank and none of / : * \\ and quotes"
+        )
+    return text
+
+
+def parse_cluster_cidrs(text: str) -> tuple[Network, ...]:
+    """None, one, or one of each family.
+
+    >>> [str(cidr) for cidr in parse_cluster_cidrs("10.244.0.0/16,fd00:10:244::/56")]
+    ['10.244.0.0/16', 'fd00:10:244::/56']
+    """
+    cidrs = tuple(map(parse_network, text.split(","))) if text else ()
+    if len(set(map(network_family, cidrs))) < len(cidrs):
+        raise ValueError(f'"{text}" has more than one CIDR of a family; one of each is the most')
+    return cidrs
+
+
+def parse_detect_local(text: str) -> DetectLocal:
+    return DetectLocal(_DETECT_LOCAL.parse(text))
 
 
 def parse_socket_lb(text: str) -> SocketLb:
@@ -187,7 +237,7 @@ def integer(least: int, most: int) -> Kind:
             raise ValueError(f"{number} is not between {least} and {most}")
         return number
 
-    return Kind("N", parse)
+    return Kind("N", parse, number=True)
 
 
 def duration(*, zero: bool) -> Kind:
@@ -203,6 +253,7 @@ def duration(*, zero: bool) -> Kind:
 
 
 _SOCKET_LB = one_of("on", "host", "off")
+_DETECT_LOCAL = one_of("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix")
 
 BOOLEAN = Kind("", parse_boolean, boolean=True)
 TEXT = Kind("TEXT", str)
@@ -215,7 +266,11 @@ IP = Kind("IP", parse_address)
 LISTEN_ADDRESS = Kind("IP[:PORT]", parse_listen_address)
 NODE_PORT_ADDRESSES = Kind("CIDR,...|primary", parse_node_port_addresses, many=True)
 DEVICE_PATTERNS = Kind("PATTERN,...", parse_device_patterns, many=True)
+DEVICE_NAME = Kind("NAME", parse_device_name)
+CLUSTER_CIDRS = Kind("CIDR[,CIDR]", parse_cluster_cidrs)
+DETECT_LOCAL = Kind(_DETECT_LOCAL.metavar, parse_detect_local)
 SOCKET_LB = Kind(_SOCKET_LB.metavar, parse_socket_lb)
 TIMEOUT = Kind("DURATION", parse_timeout)
 PORT = integer(0, 65535)
 ENTRIES = integer(1, 1 << 26)
+COUNT = integer(0, 2**31 - 1)

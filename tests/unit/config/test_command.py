@@ -112,9 +112,15 @@ def test_an_unknown_flag_is_named_with_the_one_that_was_meant() -> None:
 
 def test_a_flag_that_only_kube_proxy_has_is_explained() -> None:
     with pytest.raises(ConfigError) as caught:
-        read("--config=/var/lib/kube-proxy/config.conf")
-    assert caught.value.message == "unknown flag: --config"
-    assert "give its settings as flags" in caught.value.hint
+        read("--ipvs-scheduler=rr")
+    assert caught.value.message == "unknown flag: --ipvs-scheduler"
+    assert "leave it out" in caught.value.hint
+
+
+@pytest.mark.parametrize("flag", ["--sync-period", "--iptables-sync-period"])
+def test_one_option_has_our_name_and_kube_proxys(flag: str) -> None:
+    assert read(f"{flag}=5s").sync_period == 5.0
+    assert read("--sync-period=9s", "--iptables-sync-period=9s", f"{flag}=7s").sync_period == 7.0
 
 
 def test_flags_cannot_be_abbreviated() -> None:
@@ -180,10 +186,12 @@ def test_the_help_shows_every_option_once_under_its_group() -> None:
     headings = [line for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
     assert headings == [
         "Options:",
+        "The configuration file:",
         "The cluster and this node:",
         "Traffic:",
+        "Modes nftables and iptables:",
+        "Mode ebpf (ebpfproxy's own):",
         "HTTP servers:",
-        "Kernel (ebpfproxy's own):",
         "The process:",
     ]
     assert max(map(len, text.splitlines())) <= 80

@@ -7,10 +7,20 @@ from typing import Any
 import pytest
 
 from ebpfproxy.config import Config
-from ebpfproxy.config.derived import ebpf_settings, plan_context
+from ebpfproxy.config.derived import (
+    ebpf_settings,
+    iptables_settings,
+    least_interval,
+    netfilter_settings,
+    nftables_settings,
+    plan_context,
+)
 from ebpfproxy.dataplanes.ebpf.dataplane import EbpfSettings, FlowTimeouts
 from ebpfproxy.dataplanes.ebpf.maps import MapSizes
-from ebpfproxy.plan.service_plan import PlanContext, SocketLb
+from ebpfproxy.dataplanes.iptables.settings import IptablesSettings
+from ebpfproxy.dataplanes.netfilter_sysctls import NetfilterSettings
+from ebpfproxy.dataplanes.nftables.settings import NftablesSettings
+from ebpfproxy.plan.service_plan import DetectLocal, PlanContext, SocketLb
 from tests.support.build import networks
 
 CGROUP = Path("/sys/fs/cgroup")
@@ -22,7 +32,7 @@ def settings(**texts: Any) -> EbpfSettings:
 
 def test_no_flags_make_what_the_parts_have_as_defaults() -> None:
     assert settings() == EbpfSettings(CGROUP, Path("/sys/fs/bpf/ebpfproxy"))
-    assert plan_context(Config.parse({"hostname_override": "here"})) == PlanContext("here")
+    assert plan_context(Config.parse({"hostname_override": "here"}), "ebpf") == PlanContext("here")
 
 
 def test_every_size_has_an_option() -> None:
@@ -58,7 +68,7 @@ def test_the_rest_of_the_flags_of_the_packet_path() -> None:
             "hostname_override": "here",
         }
     )
-    assert plan_context(config) == PlanContext(
+    assert plan_context(config, "ebpf") == PlanContext(
         "here",
         masquerade_all=True,
         localhost_node_ports=False,
@@ -73,3 +83,91 @@ def test_the_rest_of_the_flags_of_the_packet_path() -> None:
 def test_the_dataplane_has_devices_unless_none_are_named() -> None:
     assert settings(tc_devices=("eth0",)).devices
     assert not settings(tc_devices=("none",)).devices
+
+
+NETFILTER = pytest.mark.parametrize("mode", ["nftables", "iptables"])
+
+
+@NETFILTER
+def test_modes_of_netfilter_tell_pods_by_the_clusters_addresses_unless_one_says_otherwise(mode: str) -> None:
+    config = Config.parse({"hostname_override": "here", "cluster_cidr": "10.244.0.0/16,fd00::/48"})
+    assert plan_context(config, mode) == PlanContext(
+        "here",
+        detect_local=DetectLocal.CLUSTER_CIDR,
+        cluster_cidrs=networks(["10.244.0.0/16", "fd00::/48"]),
+    )
+
+
+@NETFILTER
+@pytest.mark.parametrize(
+    ("detect", "flag", "interface"),
+    [
+        (DetectLocal.NODE_CIDR, {}, ""),
+        (DetectLocal.BRIDGE_INTERFACE, {"pod_bridge_interface": "cbr0"}, "cbr0"),
+        (DetectLocal.INTERFACE_NAME_PREFIX, {"pod_interface_name_prefix": "cali"}, "cali"),
+    ],
+)
+def test_modes_of_netfilter_tell_pods_as_the_flags_say(
+    mode: str, detect: DetectLocal, flag: dict[str, str], interface: str
+) -> None:
+    config = Config.parse({"hostname_override": "here", "detect_local_mode": detect.value} | flag)
+    assert plan_context(config, mode) == PlanContext("here", detect_local=detect, pod_interface=interface)
+
+
+def test_the_mode_ebpf_tells_pods_by_their_devices_whatever_the_flags_say() -> None:
+    config = Config.parse({"detect_local_mode": "BridgeInterface", "pod_bridge_interface": "cbr0"})
+    assert plan_context(config, "ebpf").detect_local is DetectLocal.DEVICES
+
+
+@pytest.mark.parametrize(
+    ("texts", "ebpf", "netfilter"),
+    [
+        ({}, 0.0, 1.0),
+        ({"iptables_min_sync_period": "0s"}, 0.0, 0.0),
+        ({"iptables_min_sync_period": "10s"}, 0.0, 10.0),
+        ({"min_sync_period": "5s"}, 5.0, 5.0),
+        ({"min_sync_period": "5s", "iptables_min_sync_period": "10s"}, 5.0, 10.0),
+        ({"sync_period": "500ms"}, 0.0, 0.5),
+    ],
+)
+def test_kube_proxys_least_interval_concerns_the_modes_of_netfilter(
+    texts: dict[str, str], ebpf: float, netfilter: float
+) -> None:
+    config = Config.parse(texts)
+    assert least_interval(config, "ebpf") == ebpf
+    assert least_interval(config, "nftables") == least_interval(config, "iptables") == netfilter
+
+
+def test_no_flags_make_what_the_dataplanes_of_netfilter_have_as_defaults() -> None:
+    assert iptables_settings(Config()) == IptablesSettings()
+    assert nftables_settings(Config()) == NftablesSettings()
+    assert netfilter_settings(Config(), "nftables") == NetfilterSettings()
+    assert netfilter_settings(Config(), "iptables") == NetfilterSettings(route_localnet=True)
+
+
+def test_the_masquerade_bit_is_for_both_modes_of_netfilter() -> None:
+    config = Config.parse({"iptables_masquerade_bit": "3", "conntrack_tcp_be_liberal": "true"})
+    assert iptables_settings(config) == IptablesSettings(masquerade_bit=3, tcp_be_liberal=True)
+    assert nftables_settings(config).masquerade_mark == 8
+
+
+def test_what_the_flags_say_of_connection_tracking_reaches_the_kernels_settings() -> None:
+    config = Config.parse(
+        {
+            "conntrack_max_per_core": "1",
+            "conntrack_min": "2",
+            "conntrack_tcp_timeout_established": "3s",
+            "conntrack_tcp_timeout_close_wait": "4s",
+            "conntrack_tcp_be_liberal": "true",
+            "conntrack_udp_timeout": "5s",
+            "conntrack_udp_timeout_stream": "6s",
+        }
+    )
+    assert netfilter_settings(config, "nftables") == NetfilterSettings(1, 2, 3, 4, True, 5, 6)
+
+
+@pytest.mark.parametrize(
+    "texts", [{"iptables_localhost_nodeports": "false"}, {"nodeport_addresses": ("192.0.2.0/24",)}]
+)
+def test_packets_to_loopback_are_not_let_out_where_no_node_port_answers_there(texts: dict[str, Any]) -> None:
+    assert not netfilter_settings(Config.parse(texts), "iptables").route_localnet

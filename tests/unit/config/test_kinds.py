@@ -118,7 +118,13 @@ def test_a_timeout_is_in_whole_seconds_and_never_becomes_none(text: str, seconds
     assert kinds.parse_timeout(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["-1s", "-1ms", "2147483648s", "9999999999h"])
+@pytest.mark.parametrize("text", ["9999999999h", "9" * 400 + "h", "-" + "9" * 400 + "s"])
+def test_a_duration_that_go_cannot_hold_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is longer than 292 years"):
+        kinds.parse_timeout(text)
+
+
+@pytest.mark.parametrize("text", ["-1s", "-1ms", "2147483648s", "999999h"])
 def test_a_timeout_that_does_not_fit_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not between 0 and 2147483647s"):
         kinds.parse_timeout(text)
@@ -138,6 +144,36 @@ def test_none_is_for_no_device_and_stands_alone() -> None:
 def test_what_no_device_can_be_named_is_no_pattern(text: str) -> None:
     with pytest.raises(ValueError, match="no pattern for names of devices"):
         kinds.parse_device_patterns([text])
+
+
+@pytest.mark.parametrize("text", ["", "cbr0", "cali", "eth0.100", "a" * 15, "br-é"])
+def test_a_device_has_such_a_name(text: str) -> None:
+    assert kinds.parse_device_name(text) == text
+
+
+@pytest.mark.parametrize("text", ["a b", "a/b", "a:1", 'a"', "a'", "a\\", "cali*", "a" * 16, "é" * 8, "a\n"])
+def test_what_no_device_is_named_or_no_rule_can_carry_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is no name of a network device"):
+        kinds.parse_device_name(text)
+
+
+def test_the_cluster_has_up_to_one_cidr_of_each_family() -> None:
+    four, six = parse_network("10.244.0.0/16"), parse_network("fd00::/48")
+    assert kinds.parse_cluster_cidrs("") == ()
+    assert kinds.parse_cluster_cidrs("10.244.0.0/16") == (four,)
+    assert kinds.parse_cluster_cidrs("fd00::/48, 10.244.0.0/16") == (six, four)
+
+
+@pytest.mark.parametrize("text", ["10.0.0.0/8,", ",", "10.0.0.0", "10.0.0.0/8;fd00::/8"])
+def test_what_is_no_list_of_cidrs_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is not a CIDR|is not an IP address"):
+        kinds.parse_cluster_cidrs(text)
+
+
+@pytest.mark.parametrize("text", ["10.0.0.0/8,10.1.0.0/16", "fd00::/8,10.0.0.0/8,fd01::/16"])
+def test_two_cidrs_of_a_family_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="has more than one CIDR of a family"):
+        kinds.parse_cluster_cidrs(text)
 
 
 def test_sockets_are_looked_at_unless_one_says_otherwise() -> None:

@@ -10,7 +10,7 @@ from ebpfproxy.config.absent import HINTS
 from ebpfproxy.config.settings import OPTIONS
 from ebpfproxy.errors import ConfigError
 from ebpfproxy.model.address import parse_address, parse_network
-from ebpfproxy.plan.service_plan import SocketLb
+from ebpfproxy.plan.service_plan import DetectLocal, SocketLb
 
 
 def test_no_flags_make_the_defaults() -> None:
@@ -30,11 +30,15 @@ def test_the_defaults_are_those_of_kube_proxy() -> None:
     assert config.conntrack_tcp_timeout_established == 86400
     assert config.conntrack_tcp_timeout_close_wait == 3600
     assert (config.conntrack_udp_timeout, config.conntrack_udp_timeout_stream) == (0, 0)
+    assert (config.conntrack_max_per_core, config.conntrack_min) == (32768, 131072)
+    assert (config.conntrack_tcp_be_liberal, config.iptables_masquerade_bit) == (False, 14)
+    assert (config.detect_local_mode, config.cluster_cidr) == (DetectLocal.CLUSTER_CIDR, ())
+    assert (config.sync_period, config.iptables_min_sync_period) == (30.0, 1.0)
 
 
 def test_the_defaults_of_our_own_options() -> None:
     config = Config()
-    assert (config.proxy_mode, config.sync_period, config.min_sync_period) == ("auto", 30.0, 0.0)
+    assert (config.proxy_mode, config.min_sync_period, config.iptables_flavour) == ("auto", 0.0, "auto")
     assert (config.manifests, config.cgroup_root) == (None, None)
     assert (config.bpffs_root, config.proc_root) == (Path("/sys/fs/bpf/ebpfproxy"), Path("/proc"))
     sizes = (config.ebpf_services_max, config.ebpf_slots_max, config.ebpf_endpoints_max)
@@ -86,16 +90,23 @@ def test_the_empty_proxy_mode_is_auto() -> None:
     assert Config.parse({"proxy_mode": ""}).proxy_mode == "auto"
 
 
-@pytest.mark.parametrize("mode", ["iptables", "nftables", "ipvs", "userspace"])
+@pytest.mark.parametrize("mode", ["auto", "ebpf", "nftables", "iptables"])
+def test_there_are_these_modes(mode: str) -> None:
+    assert Config.parse({"proxy_mode": mode}).proxy_mode == mode
+
+
+@pytest.mark.parametrize("mode", ["ipvs", "userspace"])
 def test_a_mode_that_is_known_but_not_built_in_says_so(mode: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Config.parse({"proxy_mode": mode})
     assert caught.value.message == f'--proxy-mode: "{mode}" is not built in this version yet'
-    assert "--proxy-mode=ebpf" in caught.value.hint
+    assert caught.value.hint.startswith("this version has ebpf, nftables, iptables;")
 
 
 def test_an_unknown_mode_names_those_there_are() -> None:
-    with pytest.raises(ConfigError, match='--proxy-mode: "kernelspace" is none of auto, ebpf'):
+    with pytest.raises(
+        ConfigError, match='--proxy-mode: "kernelspace" is none of auto, ebpf, nftables, iptables'
+    ):
         Config.parse({"proxy_mode": "kernelspace"})
 
 
@@ -107,6 +118,8 @@ def test_all_that_is_wrong_is_told_at_once_a_line_for_each_option() -> None:
         "nodeport_addresses": ("10.0.0.0/33",),
         "ebpf_slots_max": "0",
         "conntrack_udp_timeout": "-1s",
+        "iptables_masquerade_bit": "32",
+        "cluster_cidr": "::/0,::/8",
         "socket_lb": "pods",
         "tc_devices": ("eth*", "a/b"),
         "bpffs_root": "here",
@@ -120,6 +133,8 @@ def test_all_that_is_wrong_is_told_at_once_a_line_for_each_option() -> None:
         "--nodeport-addresses: '10.0.0.0/33' is not a CIDR",
         "--conntrack-udp-timeout: -1s is not between 0 and 2147483647s",
         "--sync-period: 0s is not more than 0",
+        '--cluster-cidr: "::/0,::/8" has more than one CIDR of a family; one of each is the most',
+        "--iptables-masquerade-bit: 32 is not between 0 and 31",
         '--bpffs-root: "here" is not an absolute path',
         '--socket-lb: "pods" is none of on, host, off',
         '--tc-devices: "a/b" is no pattern for names of devices: they have no blank and no /',
@@ -132,6 +147,34 @@ def test_all_that_is_wrong_is_told_at_once_a_line_for_each_option() -> None:
 def test_a_least_interval_longer_than_the_period_is_refused() -> None:
     with pytest.raises(ConfigError, match="--min-sync-period: is longer than --sync-period"):
         Config.parse({"min_sync_period": "31s"})
+
+
+def test_a_least_interval_of_kube_proxys_longer_than_the_period_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--iptables-min-sync-period: is longer than --sync-period"):
+        Config.parse({"iptables_min_sync_period": "2s", "sync_period": "1s"})
+
+
+def test_a_least_interval_that_nobody_asked_for_is_no_obstacle() -> None:
+    assert Config.parse({"sync_period": "500ms"}).sync_period == 0.5
+
+
+@pytest.mark.parametrize(
+    ("mode", "option"),
+    [
+        ("BridgeInterface", "pod_bridge_interface"),
+        ("InterfaceNamePrefix", "pod_interface_name_prefix"),
+    ],
+)
+def test_pods_told_by_their_device_need_its_name(mode: str, option: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Config.parse({"detect_local_mode": mode})
+    assert caught.value.message == f"{OPTIONS[option].flag}: is needed where pods are told by {mode}"
+    assert Config.parse({"detect_local_mode": mode, option: "cali"}).pod_interface == "cali"
+
+
+def test_names_of_devices_are_not_looked_at_where_pods_are_told_by_address() -> None:
+    config = Config.parse({"pod_bridge_interface": "br0", "pod_interface_name_prefix": "cali"})
+    assert config.pod_interface == ""
 
 
 def test_the_two_intervals_may_be_equal() -> None:

@@ -1,0 +1,353 @@
+"""A KubeProxyConfiguration: its fields as options, strict decoding told, wrong shapes refused."""
+
+import contextlib
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ebpfproxy.config.absent import FIELDS
+from ebpfproxy.config.file import FileReading, read_configuration
+from ebpfproxy.config.remark import Remark
+from ebpfproxy.config.settings import OPTIONS, Config
+from ebpfproxy.errors import ConfigError
+
+PATH = Path("config.conf")
+HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+
+KUBEADMS = (
+    HEAD
+    + """\
+bindAddress: 0.0.0.0
+bindAddressHardFail: false
+clientConnection:
+  {acceptContentTypes: "", burst: 0, contentType: "", kubeconfig: /var/lib/kube-proxy/kubeconfig.conf, qps: 0}
+clusterCIDR: 10.244.0.0/16
+configSyncPeriod: 0s
+conntrack:
+  {maxPerCore: null, min: null, tcpBeLiberal: false, tcpCloseWaitTimeout: null,
+   tcpEstablishedTimeout: null, udpStreamTimeout: 0s, udpTimeout: 0s}
+detectLocal: {bridgeInterface: "", interfaceNamePrefix: ""}
+detectLocalMode: ""
+enableProfiling: false
+healthzBindAddress: ""
+hostnameOverride: ""
+iptables:
+  {localhostNodePorts: null, masqueradeAll: false, masqueradeBit: null, minSyncPeriod: 0s, syncPeriod: 0s}
+ipvs:
+  {excludeCIDRs: null, minSyncPeriod: 0s, scheduler: "", strictARP: false, syncPeriod: 0s,
+   tcpFinTimeout: 0s, tcpTimeout: 0s, udpTimeout: 0s}
+logging:
+  {flushFrequency: 0, options: {json: {infoBufferSize: "0"}, text: {infoBufferSize: "0"}}, verbosity: 0}
+metricsBindAddress: ""
+mode: ""
+nftables: {masqueradeAll: false, masqueradeBit: null, minSyncPeriod: 0s, syncPeriod: 0s}
+nodePortAddresses: null
+oomScoreAdj: null
+portRange: ""
+showHiddenMetricsForVersion: ""
+winkernel:
+  {enableDSR: false, forwardHealthCheckVip: false, networkName: "", rootHnsEndpointName: "", sourceVip: ""}
+"""
+)
+"""What kubeadm 1.31 puts into the ConfigMap kube-proxy."""
+
+
+def read(text: str) -> FileReading:
+    return read_configuration(PATH, (HEAD + text).encode())
+
+
+def config_of(text: str) -> Config:
+    reading = read(text)
+    return Config.parse(reading.texts, reading.labels, reading.problems)
+
+
+def refusal(text: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        config_of(text)
+    return caught.value.message.splitlines()
+
+
+def test_kubeadms_file_says_two_things_and_leaves_the_rest_to_us() -> None:
+    reading = read_configuration(PATH, KUBEADMS.encode())
+    assert (reading.remarks, reading.problems) == ((), ())
+    given = Config.parse(reading.texts)
+    kubeconfig = Path("/var/lib/kube-proxy/kubeconfig.conf")
+    assert dataclasses.replace(given, cluster_cidr=()) == dataclasses.replace(Config(), kubeconfig=kubeconfig)
+    assert list(map(str, given.cluster_cidr)) == ["10.244.0.0/16"]
+
+
+@pytest.mark.parametrize(
+    ("text", "option", "value"),
+    [
+        ("mode: nftables", "proxy_mode", "nftables"),
+        ("bindAddress: '::'", "bind_address", "::"),
+        ("bindAddressHardFail: true", "bind_address_hard_fail", "true"),
+        ("clusterCIDR: 10.0.0.0/8,fd00::/8", "cluster_cidr", "10.0.0.0/8,fd00::/8"),
+        ("detectLocalMode: NodeCIDR", "detect_local_mode", "NodeCIDR"),
+        ("detectLocal: {bridgeInterface: cbr0}", "pod_bridge_interface", "cbr0"),
+        ("detectLocal: {interfaceNamePrefix: cali}", "pod_interface_name_prefix", "cali"),
+        ("nodePortAddresses: [10.0.0.0/8, 'fd00::/8']", "nodeport_addresses", ("10.0.0.0/8", "fd00::/8")),
+        ("nodePortAddresses:\n- primary\n", "nodeport_addresses", ("primary",)),
+        ("iptables: {localhostNodePorts: false}", "iptables_localhost_nodeports", "false"),
+        ("iptables: {masqueradeBit: 0}", "iptables_masquerade_bit", "0"),
+        ("iptables: {syncPeriod: 1m}", "sync_period", "1m"),
+        ("iptables: {minSyncPeriod: 2s}", "iptables_min_sync_period", "2s"),
+        ("conntrack: {maxPerCore: 0}", "conntrack_max_per_core", "0"),
+        ("conntrack: {min: 0}", "conntrack_min", "0"),
+        ("conntrack: {tcpBeLiberal: yes}", "conntrack_tcp_be_liberal", "true"),
+        ("conntrack: {tcpEstablishedTimeout: 0s}", "conntrack_tcp_timeout_established", "0s"),
+        ("conntrack: {udpStreamTimeout: 300s}", "conntrack_udp_timeout_stream", "300s"),
+        ("healthzBindAddress: 127.0.0.1:80", "healthz_bind_address", "127.0.0.1:80"),
+        ("metricsBindAddress: 0.0.0.0", "metrics_bind_address", "0.0.0.0"),
+        ("clientConnection: {kubeconfig: /etc/kubeconfig}", "kubeconfig", "/etc/kubeconfig"),
+        ("hostnameOverride: Node-A", "hostname_override", "Node-A"),
+        ("oomScoreAdj: 0", "oom_score_adj", "0"),
+        ("logging: {format: json, verbosity: 4}", "verbosity", "4"),
+    ],
+)
+def test_a_field_is_the_text_of_its_flag(text: str, option: str, value: Any) -> None:
+    reading = read(text)
+    assert reading.texts[option] == value
+    assert (reading.remarks, reading.problems) == ((), ())
+    assert getattr(config_of(text), option) == OPTIONS[option].parse(value)
+
+
+def test_json_says_the_same() -> None:
+    content = (
+        b'{"kind":"KubeProxyConfiguration","apiVersion":"kubeproxy.config.k8s.io/v1alpha1","oomScoreAdj":1}'
+    )
+    assert read_configuration(PATH, content).texts == {"oom_score_adj": "1"}
+
+
+def test_an_empty_address_for_the_servers_is_none_given_as_with_kube_proxy() -> None:
+    assert config_of('healthzBindAddress: ""\nmetricsBindAddress: ""').healthz_listen == ("0.0.0.0", 10256)
+
+
+BOTH = "iptables: {masqueradeBit: 3, syncPeriod: 3s}\nnftables: {masqueradeBit: 4, minSyncPeriod: 4s}\n"
+
+
+@pytest.mark.parametrize(
+    ("mode", "bit", "period", "least", "idle"),
+    [
+        ("iptables", 3, 3.0, 1.0, "nftables.masqueradeBit, nftables.minSyncPeriod"),
+        ("nftables", 4, 30.0, 4.0, "iptables.masqueradeBit, iptables.syncPeriod"),
+    ],
+)
+def test_a_mode_that_is_named_takes_what_its_section_says(
+    mode: str, bit: int, period: float, least: float, idle: str
+) -> None:
+    text = f"{BOTH}mode: {mode}"
+    config = config_of(text)
+    assert (config.iptables_masquerade_bit, config.sync_period, config.iptables_min_sync_period) == (
+        bit,
+        period,
+        least,
+    )
+    assert [remark.values["fields"] for remark in read(text).remarks] == [idle]
+
+
+@pytest.mark.parametrize("mode", ["auto", "ebpf", '""'])
+def test_a_mode_that_may_be_any_takes_the_section_of_iptables_before_that_of_nftables(mode: str) -> None:
+    text = "iptables: {masqueradeBit: 3, masqueradeAll: false}\n"
+    reading = read(f"{text}nftables: {{masqueradeBit: 4, masqueradeAll: true}}\nmode: {mode}")
+    assert reading.texts["iptables_masquerade_bit"] == "3"
+    assert reading.texts["masquerade_all"] == "true"
+    assert [remark.values["fields"] for remark in reading.remarks] == ["nftables.masqueradeBit"]
+
+
+def test_sections_that_agree_are_not_remarked_upon() -> None:
+    assert read("iptables: {syncPeriod: 5s}\nnftables: {syncPeriod: 5s}").remarks == ()
+
+
+def test_localhost_node_ports_are_heeded_in_every_mode() -> None:
+    assert (
+        config_of("mode: nftables\niptables: {localhostNodePorts: false}").iptables_localhost_nodeports
+        is False
+    )
+
+
+def test_an_unknown_field_is_told_with_its_path_and_line_and_left_out() -> None:
+    reading = read(
+        "mode: iptables\niptables:\n  masqueradebit: 9\n  masqueradeBit: 3\nclusterCidr: 10.0.0.0/8\n"
+    )
+    assert reading.texts == {"proxy_mode": "iptables", "iptables_masquerade_bit": "3"}
+    assert reading.remarks == (
+        Remark(
+            "unknown field in the configuration file",
+            {
+                "file": PATH,
+                "line": 5,
+                "field": "iptables.masqueradebit",
+                "hint": "did you mean iptables.masqueradeBit?",
+            },
+        ),
+        Remark(
+            "unknown field in the configuration file",
+            {"file": PATH, "line": 7, "field": "clusterCidr", "hint": "did you mean clusterCIDR?"},
+        ),
+    )
+
+
+def test_a_name_with_a_dot_is_no_path() -> None:
+    reading = read("iptables.masqueradeBit: 3")
+    assert reading.texts == {}
+    assert [remark.message for remark in reading.remarks] == ["unknown field in the configuration file"]
+
+
+def test_of_a_field_that_stands_twice_the_last_counts_as_a_whole_and_that_is_told() -> None:
+    reading = read(
+        "mode: ipvs\niptables: {masqueradeBit: 3, syncPeriod: 9s}\n"
+        "mode: iptables\niptables: {masqueradeBit: 4}\n"
+    )
+    assert reading.texts == {"proxy_mode": "iptables", "iptables_masquerade_bit": "4"}
+    assert [
+        (remark.message, remark.values["field"], remark.values["line"]) for remark in reading.remarks
+    ] == [
+        ("a field stands twice in the configuration file; the last counts", "mode", 5),
+        ("a field stands twice in the configuration file; the last counts", "iptables", 6),
+    ]
+
+
+def test_fields_that_are_set_and_have_no_effect_here_are_named_once() -> None:
+    reading = read(
+        "ipvs: {strictARP: true, syncPeriod: 0s}\nfeatureGates: {A: true}\n"
+        "enableProfiling: true\nportRange: ''\n"
+    )
+    assert reading.texts == {}
+    assert reading.remarks == (
+        Remark(
+            "fields of the configuration file have no effect here",
+            {"file": PATH, "fields": "enableProfiling, featureGates, ipvs.strictARP"},
+        ),
+    )
+
+
+def test_only_the_first_document_counts() -> None:
+    reading = read("mode: iptables\n---\nmode: nftables\n")
+    assert reading.texts == {"proxy_mode": "iptables"}
+    assert [remark.message for remark in reading.remarks] == [
+        "only the first document of the configuration file counts"
+    ]
+
+
+def test_all_that_is_wrong_is_told_at_once_with_file_line_and_path() -> None:
+    assert refusal(
+        "mode: kernelspace\n"
+        "iptables: {masqueradeBit: 32, masqueradeAll: 'true'}\n"
+        "conntrack:\n  min: '3'\n  maxPerCore: [1]\n"
+        "nodePortAddresses: 10.0.0.0/8\n"
+        "oomScoreAdj: 1.5\n"
+        "bindAddressHardFail: maybe\n"
+    ) == [
+        'config.conf:4: iptables.masqueradeAll: "true" is text: write it without quotes',
+        "config.conf:8: nodePortAddresses: is not a list, such as [first, second]",
+        "config.conf:7: conntrack.maxPerCore: is not a single value",
+        'config.conf:6: conntrack.min: "3" is text: write it without quotes',
+        'config.conf:3: mode: "kernelspace" is none of auto, ebpf, nftables, iptables',
+        "config.conf:4: iptables.masqueradeBit: 32 is not between 0 and 31",
+        'config.conf:10: bindAddressHardFail: "maybe" is neither true nor false',
+        'config.conf:9: oomScoreAdj: "1.5" is not a whole number',
+    ]
+
+
+def test_a_mode_that_is_not_built_in_says_so() -> None:
+    assert refusal("mode: ipvs") == ['config.conf:3: mode: "ipvs" is not built in this version yet']
+
+
+def test_what_does_not_fit_together_is_named_by_its_fields() -> None:
+    assert refusal("detectLocalMode: BridgeInterface") == [
+        "config.conf: detectLocal.bridgeInterface: is needed where pods are told by BridgeInterface"
+    ]
+    assert refusal("iptables: {minSyncPeriod: 40s}") == [
+        "config.conf:3: iptables.minSyncPeriod: is longer than config.conf: iptables.syncPeriod (30s)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", 'config.conf: apiVersion: is not "kubeproxy.config.k8s.io/v1alpha1"'),
+        ("mode: iptables", 'config.conf: apiVersion: is not "kubeproxy.config.k8s.io/v1alpha1"'),
+        (HEAD.replace("v1alpha1", "v1alpha2"), "config.conf:1: apiVersion: is not "),
+        (HEAD.replace("KubeProxy", "Kubelet"), 'config.conf:2: kind: is not "KubeProxyConfiguration"'),
+        ("- 1", "config.conf:1: KubeProxyConfiguration: is not a mapping"),
+        ("just words", "config.conf:1: KubeProxyConfiguration: is not a mapping"),
+        (HEAD + "iptables: 3", "config.conf:3: iptables: is not a mapping"),
+        (HEAD + "iptables: {? [a] : b}", "config.conf:3: iptables: a field has a name"),
+    ],
+)
+def test_what_is_no_such_configuration_is_refused(content: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_configuration(PATH, content.encode())
+    assert caught.value.message.startswith(message)
+
+
+def test_a_field_has_one_option_or_none() -> None:
+    fields = [field for option in OPTIONS.values() for field in option.fields]
+    assert len(set(fields)) == len(fields)
+    assert not FIELDS & set(fields)
+
+
+_FIELDS = sorted(FIELDS | {field for option in OPTIONS.values() for field in option.fields})
+_NASTY = [
+    "0s",
+    "1h",
+    "-1s",
+    "9" * 400 + "h",
+    "9" * 400,
+    "10.0.0.0/8",
+    "::",
+    "\0",
+    "null",
+    "a" * 5000,
+    "é",
+    ",",
+    ".",
+]
+_SCALARS = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.sampled_from(_NASTY)
+)
+_VALUES = st.recursive(
+    _SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def tree(fields: dict[str, Any]) -> dict[str, Any]:
+    """Fields by their whole names as a file has them; what stands where a section should be stays."""
+    root: dict[str, Any] = {}
+    for field, value in fields.items():
+        *sections, last = field.split(".")
+        place = root
+        for section in sections:
+            inner = place.setdefault(section, {})
+            place = inner if isinstance(inner, dict) else {}
+        place[last] = value
+    return root
+
+
+@given(st.dictionaries(st.sampled_from(_FIELDS) | st.text(max_size=9), _VALUES, max_size=9))
+def test_a_file_of_junk_is_taken_or_refused(fields: dict[str, Any]) -> None:
+    with contextlib.suppress(ConfigError):
+        config_of(yaml.safe_dump(tree(fields)))
+
+
+@pytest.mark.parametrize("field", _FIELDS)
+def test_a_field_that_says_something_nasty_is_taken_or_refused(field: str) -> None:
+    values: list[Any] = [*_NASTY, None, True, 10**400, -1, 1e400, [], {}, [[]], [None], {"a": 1}]
+    for value in values:
+        for said in (value, [value]):
+            with contextlib.suppress(ConfigError):
+                config_of(yaml.safe_dump(tree({field: said})))
+
+
+@given(st.text(max_size=60))
+def test_text_that_is_no_file_is_taken_or_refused(text: str) -> None:
+    with contextlib.suppress(ConfigError):
+        read_configuration(PATH, (HEAD + text).encode(errors="surrogatepass"))
