@@ -1,10 +1,13 @@
 """The agent: builds the parts, runs them, and ends at a signal or when a part dies.
 
-One thread, the one that calls `run`, owns all state. Sources, the monitors of local addresses and of
-devices, the dataplane's own threads and signal handlers only put something into its queue.
+One thread, the one that calls `run`, owns all state. Sources, the monitors of local addresses, of devices
+and of the configuration file, the dataplane's own threads and signal handlers only put something into its
+queue.
 """
 
 import contextlib
+import dataclasses
+import functools
 import gc
 import queue
 import signal
@@ -15,16 +18,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ebpfproxy.config import Config
-from ebpfproxy.config.derived import ebpf_settings, plan_context
-from ebpfproxy.dataplanes.ebpf.dataplane import EbpfDataplane
-from ebpfproxy.errors import EbpfProxyError, KernelError, Unsupported
-from ebpfproxy.kernel import links, local_addresses, mounts
+from ebpfproxy.config.derived import least_interval
+from ebpfproxy.config.follow import follow
+from ebpfproxy.errors import ConfigError, EbpfProxyError, KernelError
+from ebpfproxy.kernel import links, local_addresses
 from ebpfproxy.log import Logger
+from ebpfproxy.mode_keeper import ModeKeeper
 from ebpfproxy.model.address import Network
+from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.device import Device
 from ebpfproxy.model.traffic import ServiceTraffic
+from ebpfproxy.modes.mode import Callbacks
 from ebpfproxy.pacing import Pacer
-from ebpfproxy.proxier import Proxier, SyncResult
+from ebpfproxy.proxier import SyncResult
 from ebpfproxy.serve.healthz import HealthServer, ProxierHealth
 from ebpfproxy.serve.metrics import MapUse, Metrics, MetricsServer, State
 from ebpfproxy.source.event import (
@@ -43,6 +49,7 @@ from ebpfproxy.source.tracker import Tracker
 log = Logger(__name__)
 
 _BATCH = 10_000  # events folded before a sync that is due is looked at
+_LOOK = 2.0  # seconds between looks at whether somebody else has changed what is in the kernel
 
 
 class _Received(NamedTuple):
@@ -59,14 +66,21 @@ class _Stop(NamedTuple):
     reason: str
 
 
-_Item = _Received | _Died | _Stop
+class _Reload(NamedTuple):
+    reason: str
 
 
-def run(config: Config) -> None:
-    """Run until a signal comes; the kernel then goes on as it was told last. Raises EbpfProxyError."""
+_Item = _Received | _Died | _Stop | _Reload
+
+
+def run(config: Config, reread: Callable[[], Config] | None = None) -> None:
+    """Run until a signal comes; the kernel then goes on as it was told last. Raises EbpfProxyError.
+
+    `reread` gives the configuration as it is now; it is asked at SIGHUP, and where the file has changed.
+    """
     _adjust_oom_score(config.oom_score_adj)
     gc.disable()  # nothing of the first state is garbage; collecting it costs more than parsing it
-    agent = _Agent(config)
+    agent = _Agent(config, reread or (lambda: config))
     try:
         agent.open()
         agent.loop()
@@ -74,53 +88,37 @@ def run(config: Config) -> None:
         agent.close()
 
 
-def cgroup_root(config: Config) -> Path:
-    """The cgroup that catches all sockets of the node. Raises Unsupported where only a part is in reach."""
-    if config.cgroup_root is not None:
-        return config.cgroup_root
-    root = mounts.host_cgroup2_root()
-    if not mounts.is_true_cgroup_root(root):
-        raise Unsupported(
-            f"{root} is not the root of the host's cgroups: other pods' sockets would not be caught",
-            "run with hostPID, or mount the host's /sys/fs/cgroup and name it with --cgroup-root",
-        )
-    return root
-
-
 class _Agent:
     """The parts, and the loop of the thread that owns them."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, reread: Callable[[], Config]) -> None:
         self._config = config
+        self._reread = reread
         self._inbox: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._thread = threading.get_ident()
         self._tracker = Tracker(time.time())
-        self._pacer = Pacer(config.min_sync_period, config.sync_period)
         self._health = ProxierHealth(config.sync_period)
         self._metrics = Metrics(self._map_use, self._counters, self._traffic)
-        self._dataplane = EbpfDataplane(
-            ebpf_settings(config, cgroup_root(config)),
-            self._metrics.sockets_destroyed,
-            pods_bypass=self._pods_bypass,
-        )
-        self._proxier = Proxier(self._dataplane, plan_context(config))
-        self._opened = False
+        callbacks = Callbacks(self._metrics.sockets_destroyed, self._pods_bypass)
+        self._modes = ModeKeeper(config, callbacks, self._metrics)
+        self._pacer = Pacer(least_interval(config, self._modes.serving.name), config.sync_period)
+        self._state = ClusterState({}, {})  # as it was planned last
+        self._looked = time.monotonic()
         self._oldest: float | None = None  # when the first event not yet in the kernel was received
         self._triggers: list[float] = []  # of changes not yet in the kernel
         self._first = True
         self._servers = list(self._make_servers())
 
     def open(self) -> None:
-        log.info("starting", node=self._config.node_name, mode=self._dataplane.name)
+        log.info("starting", node=self._config.node_name, mode=self._modes.serving.name)
         for signal_ in (signal.SIGTERM, signal.SIGINT):
             # A SimpleQueue may be put to from a handler even while this thread gets from it.
             signal.signal(signal_, lambda number, _: self._inbox.put(_Stop(signal.Signals(number).name)))
+        signal.signal(signal.SIGHUP, lambda number, _: self._inbox.put(_Reload("SIGHUP")))
         for part, run_part in self._sources():
             threading.Thread(target=self._supervised, args=(part, run_part), name=part, daemon=True).start()
-        self._dataplane.open()  # while the sources read
-        self._opened = True
-        self._metrics.mode(self._dataplane.name)
+        self._modes.open()  # while the sources read
         for server in self._servers:
             server.start()
 
@@ -128,8 +126,7 @@ class _Agent:
         self._stop.set()
         for server in self._servers:
             server.stop()
-        if self._opened:
-            self._dataplane.close()
+        self._modes.close()
 
     def loop(self) -> None:
         """Take in events and sync when it is time, until a signal comes. Raises what killed a part."""
@@ -140,7 +137,10 @@ class _Agent:
                     return
                 if isinstance(item, _Died):
                     raise _unforeseen(item)
-                self._fold(item)
+                if isinstance(item, _Reload):
+                    self._reload(item.reason)
+                else:
+                    self._fold(item)
             now = time.monotonic()
             if not self._tracker.synced:
                 continue
@@ -148,12 +148,19 @@ class _Agent:
                 self._pacer.changed(now)
                 self._health.queued(now)
                 self._metrics.queued(time.time())
+            if now >= self._looked + _LOOK:
+                self._looked = now
+                if self._modes.is_disturbed():
+                    self._pacer.disturbed()
             if self._pacer.due(now):
                 self._sync(now)
 
     def _items(self) -> Iterator[_Item]:
         """Everything that is there, after waiting for the first, or for the time of the next sync."""
-        wait = self._pacer.wait(time.monotonic()) if self._tracker.synced else None
+        now = time.monotonic()
+        wait = self._pacer.wait(now) if self._tracker.synced else None
+        if wait is not None:
+            wait = min(wait, max(0.0, self._looked + _LOOK - now))
         with contextlib.suppress(queue.Empty):
             yield self._inbox.get(timeout=wait)
             for _ in range(_BATCH):
@@ -178,7 +185,7 @@ class _Agent:
             self._plan()
         verify = self._pacer.verify_due(now)
         try:
-            done = self._proxier.sync(verify)
+            done = self._modes.sync(verify)
         except KernelError as failure:
             ended = time.monotonic()
             self._pacer.failed(ended)
@@ -200,8 +207,9 @@ class _Agent:
 
     def _plan(self) -> None:
         drained = self._tracker.drain()
+        self._state = drained.state
         self._metrics.changes(drained.service_changes, drained.slice_changes)
-        self._proxier.plan(
+        self._modes.serving.proxier.plan(
             drained.state,
             drained.services,
             node_changed=drained.node_changed,
@@ -211,7 +219,7 @@ class _Agent:
 
     def _tell(self, done: SyncResult, began: float, ended: float) -> None:
         """Metrics of a sync, and a line of the log where it changed something."""
-        proxier = self._proxier
+        proxier = self._modes.serving.proxier
         state = State(
             services=proxier.services,
             endpoints=proxier.endpoints,
@@ -222,7 +230,7 @@ class _Agent:
         )
         self._metrics.synced(ended - began, time.time(), self._triggers, state)
         if done.drifted:
-            self._metrics.repaired(self._dataplane.name, done.drifted)
+            self._metrics.repaired(self._modes.serving.name, done.drifted)
         if done.put or done.dropped or self._first:
             log.info(
                 "synced",
@@ -234,6 +242,19 @@ class _Agent:
                 latency_ms=round(1000 * (ended - (self._oldest or began)), 3),
                 duration_ms=round(1000 * (ended - began), 3),
             )
+
+    def _reload(self, reason: str) -> None:
+        """Read the configuration again, and follow it as far as an agent that runs can."""
+        try:
+            config = self._reread()
+        except ConfigError as failure:
+            log.error("the configuration stays as it was", why=reason, reason=failure.message)
+            return
+        later = [name for name in _differing(config, self._config) if name != "proxy_mode"]
+        if later:
+            log.warning("these options take effect at the next start", options=",".join(later))
+        self._modes.follow(dataclasses.replace(self._config, proxy_mode=config.proxy_mode), self._state)
+        self._pacer.keep_to(least_interval(self._config, self._modes.serving.name))
 
     def _pods_bypass(self, devices: frozenset[int]) -> None:
         """In our own thread, as at the start, at once: no plan may leave out what a former run served."""
@@ -248,6 +269,8 @@ class _Agent:
     def _sources(self) -> Iterator[tuple[str, Callable[[threading.Event], object]]]:
         yield "local-addresses", self._watch_addresses
         yield "devices", self._watch_devices
+        if self._config.config is not None:
+            yield "configuration", functools.partial(self._watch_file, self._config.config)
         if self._config.manifests is not None:
             from ebpfproxy.source.files import FileSource
 
@@ -265,6 +288,9 @@ class _Agent:
             self._put(Synced(ADDRESSES))
 
         local_addresses.watch(changed, stop)
+
+    def _watch_file(self, path: Path, stop: threading.Event) -> None:
+        follow(path, stop, lambda: self._inbox.put(_Reload(f"{path} has changed")))
 
     def _watch_devices(self, stop: threading.Event) -> None:
         def changed(devices: tuple[Device, ...]) -> None:
@@ -288,18 +314,23 @@ class _Agent:
         if self._config.healthz_listen:
             yield HealthServer(self._config.healthz_listen, self._health, self._metrics, hard)
         if self._config.metrics_listen:
-            mode = self._dataplane.name
-            yield MetricsServer(self._config.metrics_listen, self._metrics, lambda: mode, hard)
+            listen = self._config.metrics_listen
+            yield MetricsServer(listen, self._metrics, lambda: self._modes.serving.name, hard)
 
     def _map_use(self) -> dict[str, MapUse]:
-        usage = self._dataplane.usage() if self._opened else {}
-        return {name: MapUse(*use) for name, use in usage.items()}
+        return {name: MapUse(*use) for name, use in self._modes.serving.usage().items()}
 
     def _counters(self) -> Mapping[str, int]:
-        return self._dataplane.counters() if self._opened else {}
+        return self._modes.serving.counters()
 
     def _traffic(self) -> list[ServiceTraffic]:
-        return self._dataplane.traffic() if self._opened else []
+        return self._modes.serving.traffic()
+
+
+def _differing(one: Config, other: Config) -> list[str]:
+    """The names of the options whose values differ."""
+    names = [field.name for field in dataclasses.fields(Config)]
+    return [name for name in names if getattr(one, name) != getattr(other, name)]
 
 
 def _unforeseen(died: _Died) -> BaseException:

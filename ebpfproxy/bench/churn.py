@@ -2,10 +2,11 @@
 with them."""
 
 import ipaddress
+import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ebpfproxy.bench import workload
 from ebpfproxy.bench.connect import Progress
@@ -37,26 +38,33 @@ _SYNC_WITHIN = 30.0
 up to a third of it where clients have all CPUs."""
 
 
+class Fate(NamedTuple):
+    """What becomes of the agent meanwhile: it is killed and started again every `crash_s` seconds, with other
+    programs and maps each time if `replace`; it moves to the next mode every `move_s`. 0: never."""
+
+    crash_s: float = 0.0
+    replace: bool = False
+    move_s: float = 0.0
+
+
 def run(
     connects: int,
     seconds: float,
     flap_ms: float,
-    crash_s: float,
-    replace: bool,
-    mode: str,
+    fate: Fate,
+    modes: Sequence[str],
     progress: Progress,
     clients: Sequence[str] = CLIENTS[:2],
 ) -> Iterator[Result]:
     """One Service whose endpoints change every `flap_ms`, but one of them, until `connects` were made or
     `seconds` are over. Endpoints are on this node and on another one. `clients`, of CLIENTS, dial its
-    ClusterIP; outside dials its NodePort.
+    ClusterIP; outside dials its NodePort. The agent begins in the first of `modes`.
 
     - connects_failed: the figure is how many of `n` connections (with an exchange of a byte) failed;
     - established_failed: of `n` that lasted all the time;
     - connect_slowest_us: the slowest that did not;
     - syncs: how many changes the agent brought into the kernel meanwhile;
-    - crashes: how often the agent was killed and started again, `crash_s` seconds apart (0: never), with
-      other programs and maps each time if `replace`.
+    - crashes, moves: how often the agent was killed and started again, and moved to another mode.
 
     Raises EbpfProxyError; AgentFailed where an agent ended by itself, or lived on without a sync, since
     then nothing was measured but a kernel that was left alone.
@@ -67,43 +75,102 @@ def run(
         load = Load(lab.folder)
         _servers(lab, load)
         slices = _Slices(lab.folder / "manifests", [node.name for node in lab.nodes])
-        flag = f"--proxy-mode={mode}"
-        agent = lab.agent(slices.folder, flag)
+        life = _Life(lab, slices.folder, modes, fate)
         dialed = _dialed(lab, load, clients)
         kept = [load.hold(place, targets, _KEPT, busy=_EXCHANGES) for place, targets in dialed]
         started = time.monotonic()
         count = -(-connects // len(dialed))
         running = [load.start_churn(place, targets, count=count) for place, targets in dialed]
-        syncs, crashes, turn, shown, due = 0, 0, 1, started, started
+        turn, shown, due = 1, started, started
         while True:
             now = time.monotonic()
             over = seconds and now - started > seconds
             ends = [client.poll() for client in running]
             if over or all(end is not None for end in ends) or any(ends):
                 break
-            check_alive(agent)
-            if crash_s and now - started > crash_s * (crashes + 1):
-                crashes += 1
-                syncs += _syncs(agent)
-                agent.kill()
-                size = [f"--ebpf-affinity-max={65536 + crashes % 2}"] if replace else []
-                agent = lab.agent(slices.folder, flag, *size, wait=0)
+            life.go_on(now - started)
             if now >= due:
                 slices.flap(turn)
                 turn, due = turn + 1, now + flap_ms / 1000
             if now - shown > 10:
                 shown = now
-                progress(f"{mode}: {now - started:.0f} s, {syncs + _syncs(agent)} syncs, {crashes} crashes")
+                progress(f"{life}: {now - started:.0f} s")
             time.sleep(min(_LONGEST_NAP, max(0.0, due - time.monotonic())))
         reports = [load.end_churn(client) for client in running]
         lasting = [load.end_churn(holder) for holder, _ in kept]
         for client, new, old in zip(clients, reports, lasting, strict=True):
             if new["errors"] or old["errors"]:
                 progress(f"{client}: errors of new connections {new['errors']}, of lasting {old['errors']}")
-        check_alive(agent)
-        syncs += _syncs(agent)
+        life.end()
     path = "clusterip" if "outside" not in clients else "nodeport" if len(clients) == 1 else "both"
-    yield from _results(mode, path, reports, lasting, syncs, crashes)
+    yield from _results(",".join(modes), path, reports, lasting, life.figures())
+
+
+class _Life:
+    """The agent on the first node, and its successors. Its mode stands in a file, which it follows."""
+
+    def __init__(self, lab: Lab, folder: Path, modes: Sequence[str], fate: Fate) -> None:
+        self._lab = lab
+        self._folder = folder
+        self._modes = modes
+        self._fate = fate
+        self._crashes = self._moves = 0
+        self._syncs_of_former = 0
+        self._file = lab.folder / "configuration.json"
+        self._configure()
+        self._agent = self._start()
+
+    def __str__(self) -> str:
+        return ", ".join(f"{figure} {name}" for name, figure in self.figures().items())
+
+    def go_on(self, elapsed: float) -> None:
+        """So many seconds after the beginning. Raises AgentFailed."""
+        check_alive(self._agent)
+        if self._fate.crash_s and elapsed > self._fate.crash_s * (self._crashes + 1):
+            self._crashes += 1
+            self._syncs_of_former += _syncs(self._agent)
+            self._agent.kill()
+            self._agent = self._start(wait=0)
+        if self._fate.move_s and elapsed > self._fate.move_s * (self._moves + 1):
+            self._await_moved()
+            self._moves += 1
+            self._configure()
+            self._moving = True
+
+    def end(self) -> None:
+        """Raises AgentFailed where it has ended before, or has not moved as it was told."""
+        check_alive(self._agent)
+        self._await_moved()
+
+    def figures(self) -> dict[str, int]:
+        syncs = self._syncs_of_former + _syncs(self._agent)
+        return {"syncs": syncs, "crashes": self._crashes, "moves": self._moves}
+
+    @property
+    def _mode(self) -> str:
+        return self._modes[self._moves % len(self._modes)]
+
+    def _configure(self) -> None:
+        body = {
+            "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+            "kind": "KubeProxyConfiguration",
+            "mode": self._mode,
+            "clusterCIDR": ",".join(self._lab.addresses.all_pods),
+        }
+        fresh = self._file.with_suffix(".new")
+        fresh.write_text(json.dumps(body))
+        fresh.rename(self._file)
+
+    def _start(self, wait: float = 60.0) -> Agent:
+        size = [f"--ebpf-affinity-max={65536 + self._crashes % 2}"] if self._fate.replace else []
+        self._seen, self._moving = 0, False
+        return self._lab.agent(self._folder, f"--config={self._file}", *size, wait=wait)
+
+    def _await_moved(self) -> None:
+        """Until the agent has done the last move that it was told. Raises AgentFailed."""
+        if self._moving:
+            self._agent.await_line(lambda line: " INFO moved " in line.text, self._seen)
+        self._seen, self._moving = len(self._agent.lines), False
 
 
 def _servers(lab: Lab, load: Load) -> None:
@@ -131,8 +198,7 @@ def _results(
     path: str,
     reports: list[dict[str, Any]],
     lasting: list[dict[str, Any]],
-    syncs: int,
-    crashes: int,
+    life: Mapping[str, int],
 ) -> Iterator[Result]:
     attempts = sum(report["attempts"] for report in reports)
     if not attempts:
@@ -141,8 +207,7 @@ def _results(
     figures = {
         "connects_failed": failed,
         "connect_slowest_us": max(report["slowest_us"] for report in reports),
-        "syncs": syncs,
-        "crashes": crashes,
+        **life,
     }
     for metric, figure in figures.items():
         yield Result(mode, path, 1, metric, figure, figure, figure, attempts)

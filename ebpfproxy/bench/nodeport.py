@@ -2,9 +2,10 @@
 
 import collections
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from ebpfproxy.bench import iperf
-from ebpfproxy.bench.connect import Progress, Size
+from ebpfproxy.bench.connect import Progress, Samples, Size, await_alone
 from ebpfproxy.bench.crossing import PATHS, Crossing, crossing_lab
 from ebpfproxy.bench.load import Load
 from ebpfproxy.bench.report import BASELINES, Result, result
@@ -34,32 +35,43 @@ def run(
             crossing = Crossing(lab, Load(lab.folder))
             crossing.serve_iperf()
             crossing.write(size.services, size.endpoints)
-            for mode in modes:
-                for redirect in redirects:
-                    name = mode + (REDIRECT if redirect else "")
-                    progress(f"{name}: {size.services} services with {size.endpoints} endpoints each")
-                    flags = [f"--proxy-mode={mode}", *(["--ebpf-redirect"] if redirect else [])]
-                    agents = crossing.agents(*flags)
-                    yield from _results(name, crossing, size, megabytes, progress)
+            ways = [_Way(mode, redirect) for mode in modes for redirect in redirects]
+            samples: dict[str, Samples] = {way.name: collections.defaultdict(list) for way in ways}
+            for number in range(size.rounds):
+                for way in ways:
+                    progress(f"{size.services} services, round {number + 1} of {size.rounds}: {way.name}")
+                    agents = crossing.agents(*way.flags)
+                    for agent in agents:
+                        await_alone(agent)
+                    _connections(crossing, size, number, samples[way.name])
+                    _streams(crossing, megabytes, samples[way.name])
                     for agent in agents:
                         agent.stop()
+            for name, found in samples.items():
+                yield from _results(name, size, found)
 
 
-def _results(
-    mode: str, crossing: Crossing, size: Size, megabytes: int, progress: Progress
-) -> Iterator[Result]:
-    samples: dict[tuple[str, str], list[float]] = collections.defaultdict(list)
-    for number in range(size.rounds):
-        progress(f"{mode}: {size.services} services, round {number + 1} of {size.rounds}")
-        _connections(crossing, size, number, samples)
-        _streams(crossing, megabytes, samples)
+class _Way(NamedTuple):
+    mode: str
+    redirect: bool
+
+    @property
+    def name(self) -> str:
+        return self.mode + (REDIRECT if self.redirect else "")
+
+    @property
+    def flags(self) -> list[str]:
+        return [f"--proxy-mode={self.mode}", *(["--ebpf-redirect"] if self.redirect else [])]
+
+
+def _results(mode: str, size: Size, samples: Samples) -> Iterator[Result]:
     _compare(samples)
     order = [*METRICS.values(), "rr_per_s", "tcp_mbit_s", "tcp_mbit_s_ratio"]
     for path, metric in sorted(samples, key=lambda key: (order.index(key[1]), list(PATHS).index(key[0]))):
         yield result(mode, path, size.services, metric, samples[path, metric])
 
 
-def _compare(samples: dict[tuple[str, str], list[float]]) -> None:
+def _compare(samples: Samples) -> None:
     for path in PATHS:
         base = BASELINES.get(path)
         if base:
@@ -67,9 +79,7 @@ def _compare(samples: dict[tuple[str, str], list[float]]) -> None:
             samples[path, "tcp_mbit_s_ratio"] = [one / other for one, other in pairs]
 
 
-def _connections(
-    crossing: Crossing, size: Size, number: int, samples: dict[tuple[str, str], list[float]]
-) -> None:
+def _connections(crossing: Crossing, size: Size, number: int, samples: Samples) -> None:
     """Paths take turns connection by connection: see `connect`."""
     targets = crossing.targets(list(PATHS), size.services, size.endpoints)
     for metric, name in METRICS.items():
@@ -81,7 +91,7 @@ def _connections(
                 samples[path, "rr_per_s"].append(1e9 * len(figures) / sum(figures))
 
 
-def _streams(crossing: Crossing, megabytes: int, samples: dict[tuple[str, str], list[float]]) -> None:
+def _streams(crossing: Crossing, megabytes: int, samples: Samples) -> None:
     """Paths take turns stream by stream."""
     for path in PATHS:
         address, port = crossing.iperf_target(path)

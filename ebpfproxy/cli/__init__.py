@@ -19,8 +19,9 @@ from ebpfproxy.errors import ConfigError, EbpfProxyError, Rejected
 
 COMMANDS = {
     "run": "Keep this node's kernel in step with the cluster's Services.",
-    "dump": "Show what the kernel's maps hold.",
-    "cleanup": "Remove all that ebpfproxy put into this node's kernel.",
+    "dump": "Show what the kernel's maps hold, in mode ebpf.",
+    "doctor": "Show which modes work on this machine, and what the others lack.",
+    "cleanup": "Remove what ebpfproxy or kube-proxy put into this node's kernel.",
     "demo": "See it work: pods, a Service and the agent, on this machine alone.",
     "bench": "Measure connections, starts and changes, in a lab on this machine.",
     "version": "Show the version.",

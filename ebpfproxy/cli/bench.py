@@ -203,6 +203,9 @@ def sync_command(services: int, endpoints: int, changes: int, rounds: int, mode:
 )
 @click.option("--replace", is_flag=True, help="And let it load other programs and maps each time.")
 @click.option(
+    "--move-s", type=float, default=0.0, help="Move the agent to the next of --modes every so many seconds."
+)
+@click.option(
     "--from",
     "clients",
     callback=_clients,
@@ -211,7 +214,7 @@ def sync_command(services: int, endpoints: int, changes: int, rounds: int, mode:
     metavar="CLIENT[,CLIENT...]",
     help="pod, node, outside: the last one dials the NodePort.",
 )
-@_mode
+@_modes
 @_output
 def churn_command(
     connects: int,
@@ -219,8 +222,9 @@ def churn_command(
     flap_ms: float,
     crash_s: float,
     replace: bool,
+    move_s: float,
     clients: list[str],
-    mode: str,
+    modes: str,
     output: str,
 ) -> None:
     """Connections that fail while all endpoints of a Service but one come and go.
@@ -228,7 +232,8 @@ def churn_command(
     Ends with status 1 if one did. connects_failed is of n connections, each with an exchange of a byte,
     established_failed of n that lasted all the time.
     """
-    results = list(churn.run(connects, seconds, flap_ms, crash_s, replace, mode, _progress, clients))
+    fate = churn.Fate(crash_s, replace, move_s)
+    results = list(churn.run(connects, seconds, flap_ms, fate, modes.split(","), _progress, clients))
     _show("churn", results, output)
     _fail_where_any(results, churn.FAILURES)
 

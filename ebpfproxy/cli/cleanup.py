@@ -1,37 +1,51 @@
 """``ebpfproxy cleanup``"""
 
-import contextlib
-from pathlib import Path
-
 import click
 
-from ebpfproxy.config import FlagsCommand, options
-from ebpfproxy.errors import EbpfProxyError
+from ebpfproxy.config import Config, FlagsCommand, config_options
+from ebpfproxy.errors import AlreadyExists, KernelError, Rejected
 
 
 @click.command("cleanup", cls=FlagsCommand)
-@options("bpffs_root", "cgroup_root")
-def command(bpffs_root: Path, cgroup_root: Path | None) -> None:
-    """Remove all that ebpfproxy put into this node's kernel: programs, links, filters, maps, devices.
+@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+@config_options
+def command(config: Config, dry_run: bool) -> None:
+    """Remove all that ebpfproxy, or kube-proxy, put into this node's kernel, whatever the mode was.
 
-    Run it in the node's network namespace: filters and devices are looked for there. Services are no
-    longer reachable through ebpfproxy afterwards. Stop the agent first: while one runs with this
-    --bpffs-root, or looks after devices of this network namespace, this is refused. Sockets that are
-    connected go on; connections whose packets were translated, as those of clients outside, end.
+    Run it in the node's network namespace: rules, filters and devices are looked for there. Services are
+    no longer reachable through ebpfproxy afterwards. Stop the agent first: while one runs in this network
+    namespace, or with this --bpffs-root, this is refused. Sockets that are connected to an endpoint go on;
+    connections whose packets were translated, as those of clients outside, may end.
     """
-    cleanup(bpffs_root, cgroup_root)
+    cleanup(config, dry_run)
 
 
-def cleanup(bpffs_root: Path, cgroup_root: Path | None) -> None:
-    """Remove, and say what was removed. Raises EbpfProxyError."""
-    from ebpfproxy.dataplanes.ebpf import removal
-    from ebpfproxy.kernel import mounts
+def cleanup(config: Config, dry_run: bool = False) -> None:
+    """Remove, and say what was removed. Raises EbpfProxyError; what others modes left is removed before."""
+    from ebpfproxy.kernel.lock import NamespaceLock
+    from ebpfproxy.modes.choice import MODES
 
-    if cgroup_root is None:
-        with contextlib.suppress(EbpfProxyError):  # needed only where the kernel has no links
-            cgroup_root = mounts.host_cgroup2_root()
-    removed = removal.remove(bpffs_root, cgroup_root)
+    lock = None
+    if not dry_run:
+        try:
+            lock = NamespaceLock()
+        except AlreadyExists as running:
+            hint = "an agent that runs would put everything back: stop the agent first"
+            raise Rejected(running.message, hint) from running
+    failures: list[KernelError] = []
+    removed = []
+    try:
+        for mode in MODES:
+            try:
+                removed += mode.remove(config, dry_run)
+            except KernelError as failure:
+                failures.append(failure)
+    finally:
+        if lock:
+            lock.release()
     for what in removed:
-        click.echo(f"removed {what}")
+        click.echo(f"{'would remove' if dry_run else 'removed'} {what}")
+    if failures:
+        raise failures[0]
     if not removed:
-        click.echo(f"nothing of ebpfproxy is in {bpffs_root}, or on this node's devices")
+        click.echo("nothing of ebpfproxy, or of kube-proxy, is on this node")

@@ -4,21 +4,40 @@ import click
 
 from ebpfproxy import log
 from ebpfproxy.cli.cleanup import cleanup
-from ebpfproxy.config import Config, FlagsCommand, config_options
+from ebpfproxy.config import Config, FlagsCommand, Loaded, loaded_options
+
+logger = log.Logger(__name__)
 
 
 @click.command("run", cls=FlagsCommand)
-@config_options
-def command(config: Config) -> None:
+@loaded_options
+def command(loaded: Loaded) -> None:
     """Keep this node's kernel in step with the cluster's Services, until a signal comes.
 
     The flags that kube-proxy has, too, mean the same here, so that its arguments carry over. At the
     end, the kernel goes on forwarding as it was told last.
     """
-    from ebpfproxy import daemon  # only now: --help and a wrong flag need none of its libraries
-
+    config = loaded.config
     log.set_up(config.verbosity, config.logging_format)
-    if config.cleanup:
-        cleanup(config.bpffs_root, config.cgroup_root)
+    _tell_remarks(loaded)
+    if config.write_config_to:
+        from ebpfproxy.config.written import write_configuration
+
+        write_configuration(loaded, config.write_config_to)
+    elif config.cleanup:
+        cleanup(config)
     else:
-        daemon.run(config)
+        from ebpfproxy import daemon  # only now: --help and a wrong flag need none of its libraries
+
+        daemon.run(config, lambda: _reread(loaded))
+
+
+def _reread(loaded: Loaded) -> Config:
+    again = loaded.again()
+    _tell_remarks(again)
+    return again.config
+
+
+def _tell_remarks(loaded: Loaded) -> None:
+    for remark in loaded.remarks:
+        logger.warning(remark.message, **remark.values)

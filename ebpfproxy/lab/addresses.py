@@ -48,6 +48,11 @@ class Addresses(NamedTuple):
         """A node's pod network, as CIDRs."""
         return Pair(f"10.{244 + node}.{self.number}.0/24", f"fd00:10:{244 + node}:{self.number}::/64")
 
+    @property
+    def all_pods(self) -> Pair:
+        """What holds the pod networks of all nodes of all labs, and nothing else: a cluster's CIDRs."""
+        return Pair("10.244.0.0/15", "fd00:10:244::/47")
+
     def further(self, count: int) -> tuple[Pair, ...]:
         """More addresses of the client outside, at most 16; they lead to it, but it does not have them."""
         return tuple(self._on_link(16 + i) for i in range(min(count, 16)))

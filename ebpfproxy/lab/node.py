@@ -12,6 +12,7 @@ from ebpfproxy.lab.agent import Agent
 from ebpfproxy.lab.ground import Ground
 from ebpfproxy.lab.pod import Pod
 
+_POD_DEVICES = "veth"  # how the names of the host's ends begin
 _LONGEST_POD_NAME = 11  # with "veth" before it, a device's name: 15 characters
 
 
@@ -45,7 +46,9 @@ class Node:
         if not 0 < len(name) <= _LONGEST_POD_NAME:
             raise ConfigError(f"the pod name {name!r} is not of 1 to {_LONGEST_POD_NAME} characters")
         free = self._addresses.pod(self.index, next(self._hosts))
-        pod = self._ground.place(name, self.cgroup, Pair(v4 or free.v4, v6 or free.v6), f"veth{name}")
+        pod = self._ground.place(
+            name, self.cgroup, Pair(v4 or free.v4, v6 or free.v6), f"{_POD_DEVICES}{name}"
+        )
         devices.lead(self.host, self._addresses.gateway(self.index), pod, pod.device)
         self.pods[name] = pod
         return pod
@@ -72,6 +75,8 @@ class Node:
                 f"--cgroup-root={self.cgroup}",
                 f"--bpffs-root={self.bpffs}",
                 f"--hostname-override={self.name}",
+                "--detect-local-mode=InterfaceNamePrefix",
+                f"--pod-interface-name-prefix={_POD_DEVICES}",
                 "--healthz-bind-address=127.0.0.1:10256",
                 "--metrics-bind-address=127.0.0.1:10249",
                 *flags,

@@ -153,6 +153,13 @@ class Metrics:
             "ebpfproxy_sockets_destroy_failed_total", "Sockets that should have been closed and could not be"
         )
 
+        self._leftovers = self._counter(
+            "ebpfproxy_leftovers_removed_total", "What other modes, and kube-proxy, had left", "mode"
+        )
+        self._moves_failed = self._counter(
+            "ebpfproxy_mode_moves_failed_total", "Moves to this mode that failed", "mode"
+        )
+
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(name, text, labels, registry=self.registry)
 
@@ -221,6 +228,14 @@ class Metrics:
     def sockets_destroyed(self, destroyed: int, failed: int) -> None:
         self._destroyed.inc(destroyed)
         self._not_destroyed.inc(failed)
+
+    def retired(self, mode: str, count: int) -> None:
+        """So many things that `mode` had left in the kernel were removed."""
+        self._leftovers.labels(mode).inc(count)
+
+    def move_failed(self, mode: str) -> None:
+        """Moving to `mode` has failed, and the one before it goes on."""
+        self._moves_failed.labels(mode).inc()
 
     def healthz(self, code: int) -> None:
         """/healthz has answered so."""

@@ -40,7 +40,7 @@ def test_an_agent_that_lives_on_without_a_sync_has_failed() -> None:
 
 def test_a_churn_without_an_end_is_a_usage_error() -> None:
     with pytest.raises(ConfigError, match="no end"):
-        next(churn.run(0, 0.0, 10.0, 0.0, False, "ebpf", lambda text: None))
+        next(churn.run(0, 0.0, 10.0, churn.Fate(), ["ebpf"], lambda text: None))
 
 
 @pytest.mark.parametrize(
@@ -63,4 +63,4 @@ def test_a_client_that_ended_well_has_a_report() -> None:
 def test_clients_that_made_no_connection_proved_nothing() -> None:
     nothing: dict[str, Any] = {"attempts": 0, "failed": 0, "slowest_us": 0.0, "errors": {}}
     with pytest.raises(LoadFailed, match="not one"):
-        list(churn._results("ebpf", "clusterip", [nothing, nothing], [], 3, 0))
+        list(churn._results("ebpf", "clusterip", [nothing, nothing], [], {"syncs": 3}))

@@ -19,7 +19,7 @@ def ending(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
     """`ebpfproxy run`, whose daemon ends as `ending.error` says; `ending.config` is what it was given."""
     end = types.SimpleNamespace(error=None, config=None)
 
-    def run(config: Config) -> None:
+    def run(config: Config, reread: object = None) -> None:
         end.config = config
         if end.error:
             raise end.error

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ebpfproxy.errors import NotFound
+from ebpfproxy.errors import NotFound, Unsupported
 from ebpfproxy.kernel import mounts
 
 
@@ -33,6 +33,18 @@ def test_without_cgroup2_the_error_says_how_to_mount_it(tmp_path: Path) -> None:
     with pytest.raises(NotFound) as caught:
         mounts.cgroup2_root(table(tmp_path, "cgroup /sys/fs/cgroup/cpu cgroup"))
     assert "mount -t cgroup2" in caught.value.hint
+
+
+def test_where_the_root_of_all_is_out_of_reach_the_flag_that_names_it_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def nowhere() -> Path:
+        raise NotFound("the root of cgroup v2 is not to be found")
+
+    monkeypatch.setattr(mounts, "host_cgroup2_root", nowhere)
+    with pytest.raises(Unsupported, match="other pods' sockets") as caught:
+        mounts.cgroup_root_of_all()
+    assert "--cgroup-root" in caught.value.hint
 
 
 def test_a_folder_of_another_file_system_is_no_cgroup_root(tmp_path: Path) -> None:

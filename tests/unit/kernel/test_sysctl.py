@@ -28,6 +28,22 @@ def test_a_value_that_differs_is_set_and_one_that_does_not_is_not_written(settin
     assert setting.stat().st_mtime_ns == written
 
 
+def test_a_number_that_is_too_small_is_raised_and_one_that_is_larger_stays(setting: Path) -> None:
+    assert sysctl.ensure_at_least(NAME, 2) is True
+    assert sysctl.read(NAME) == "2"
+    written = setting.stat().st_mtime_ns
+    assert sysctl.ensure_at_least(NAME, 2) is False
+    assert sysctl.ensure_at_least(NAME, 1) is False
+    assert setting.stat().st_mtime_ns == written
+
+
+def test_what_is_no_number_is_not_raised(setting: Path) -> None:
+    setting.write_text("4096\t16384\n")
+    with pytest.raises(Rejected, match="rp_filter is no number"):
+        sysctl.ensure_at_least(NAME, 2)
+    assert sysctl.read(NAME) == "4096\t16384"
+
+
 def test_a_setting_that_the_kernel_has_not_got_is_not_found(setting: Path) -> None:
     with pytest.raises(NotFound, match="net/ipv4/conf/gone/rp_filter"):
         sysctl.ensure("net/ipv4/conf/gone/rp_filter", "2")

@@ -47,6 +47,8 @@ OURS = {
     "ebpfproxy_repairs_total": "counter",
     "ebpfproxy_sockets_destroyed_total": "counter",
     "ebpfproxy_sockets_destroy_failed_total": "counter",
+    "ebpfproxy_leftovers_removed_total": "counter",
+    "ebpfproxy_mode_moves_failed_total": "counter",
 }
 
 
@@ -160,6 +162,10 @@ def test_what_else_happens_is_counted_by_its_label(metrics: Metrics) -> None:
     assert value(metrics, "ebpfproxy_source_watch_errors_total", kind="Node") == 1
     assert value(metrics, "ebpfproxy_repairs_total", what="entries") == 3
     assert value(metrics, "ebpfproxy_repairs_total", what="links") == 1
+    metrics.retired("iptables", 49)
+    metrics.move_failed("nftables")
+    assert value(metrics, "ebpfproxy_leftovers_removed_total", mode="iptables") == 49
+    assert value(metrics, "ebpfproxy_mode_moves_failed_total", mode="nftables") == 1
     assert value(metrics, "ebpfproxy_sockets_destroyed_total") == 5
     assert value(metrics, "ebpfproxy_sockets_destroy_failed_total") == 1
 

@@ -1,0 +1,55 @@
+"""``ebpfproxy doctor``"""
+
+import sys
+from collections.abc import Iterable
+
+import click
+
+from ebpfproxy.config import Config, FlagsCommand, config_options
+
+_INCOMPLETE = 1
+
+
+@click.command("doctor", cls=FlagsCommand)
+@config_options
+def command(config: Config) -> int:
+    """Show what each mode needs of this machine, what of it is there, and which mode would serve.
+
+    Everything is tried, and nothing is changed. Run it as the agent would run, with its flags and where
+    it would run. Ends with 0 where the mode that would serve has all that it can use, with 1 otherwise.
+    """
+    from ebpfproxy.modes.choice import AUTO, MODES, is_usable, look
+
+    findings = {mode.name: look(mode, config) for mode in MODES}
+    usable = [name for name, found in findings.items() if is_usable(found)]
+    chosen = config.proxy_mode if config.proxy_mode != AUTO else next(iter(usable), None)
+    _show(
+        (name, each.feature, _state(each.present, each.needed), str(each.missing), each.remedy)
+        for name, found in findings.items()
+        for each in found
+    )
+    why = "as --proxy-mode says" if config.proxy_mode != AUTO else "the first that has all it needs"
+    click.echo(f"mode: {chosen} ({why})" if chosen else "mode: none works here")
+    complete = chosen is not None and all(each.present for each in findings[chosen])
+    return 0 if complete else _INCOMPLETE
+
+
+def _state(present: bool, needed: bool) -> str:
+    return "yes" if present else "NO" if needed else "no"
+
+
+def _show(rows: Iterable[tuple[str, str, str, str, str]]) -> None:
+    """A table; what is missing stands in a line below its feature, so that nothing is cut off."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, show_edge=False)
+    for heading in ("MODE", "FEATURE", "THERE", "WHAT IS MISSING, AND WHAT TO DO"):
+        table.add_column(heading, overflow="fold")
+    last = ""
+    for mode, feature, state, missing, remedy in rows:
+        told = missing + (f"; {remedy}" if remedy else "")
+        table.add_row(mode if mode != last else "", feature, state, told)
+        last = mode
+    console = Console(file=sys.stdout, highlight=False, soft_wrap=not sys.stdout.isatty())
+    console.print(table)

@@ -1,0 +1,132 @@
+"""Keeps one mode at work, moves to another, and has what the others left taken away."""
+
+import time
+
+from ebpfproxy.config import Config
+from ebpfproxy.errors import KernelError, Rejected
+from ebpfproxy.kernel.lock import NamespaceLock
+from ebpfproxy.log import Logger
+from ebpfproxy.model.cluster import ClusterState
+from ebpfproxy.modes.choice import MODES, Choice, choose
+from ebpfproxy.modes.mode import Callbacks, Mode
+from ebpfproxy.proxier import SyncResult
+from ebpfproxy.retirer import Retirer
+from ebpfproxy.serve.metrics import Metrics
+from ebpfproxy.serving import Serving
+
+log = Logger(__name__)
+
+_PATIENCE = 5.0  # seconds for an agent that is about to end, as at a DaemonSet's update
+
+
+class ModeKeeper:
+    """For the thread that owns the state; others may read what is `serving`."""
+
+    def __init__(self, config: Config, callbacks: Callbacks, metrics: Metrics) -> None:
+        """Raises KernelError where no mode works here, or the one that is asked for does not."""
+        self._config = config
+        self._callbacks = callbacks
+        self._metrics = metrics
+        self.serving = self._prepare(choose(config))
+        self._retirer = Retirer(config, metrics.retired)
+        self._last: SyncResult | None = None
+        self._lock: NamespaceLock | None = None
+
+    def open(self) -> None:
+        """Raises AlreadyExists where another agent has this network namespace, or any KernelError."""
+        self._own(self.serving)
+        self.serving.open()
+        self._metrics.mode(self.serving.name)
+
+    def close(self) -> None:
+        self._retirer.close()
+        self.serving.close()
+        if self._lock:
+            self._lock.release()
+
+    def sync(self, verify: bool) -> SyncResult:
+        """As `Proxier.sync`; after the first that succeeded, what other modes left goes."""
+        done = self.serving.sync(verify)
+        if self._last is None:
+            self._retire_others()
+        self._last = done
+        return done
+
+    def is_disturbed(self) -> bool:
+        """Whether somebody else has changed what the mode keeps in the kernel."""
+        try:
+            return self.serving.proxier.is_disturbed()
+        except KernelError as failure:  # what it is will show when all is read
+            log.warning("the kernel could not be looked at", reason=failure.message, hint=failure.hint)
+            return True
+
+    def follow(self, config: Config, state: ClusterState) -> None:
+        """Move to the mode that this configuration asks for, with all of `state`, if it is another one.
+
+        Where that does not work, the present one goes on.
+        """
+        try:
+            choice = choose(config)
+        except KernelError as failure:
+            log.error("the mode stays as it was", reason=failure.message, hint=failure.hint)
+            return
+        if choice.mode.name == self.serving.name:
+            log.info("the mode stays", mode=self.serving.name)
+        elif self._last is None:
+            log.error("not moving to another mode before the first sync", mode=choice.mode.name)
+        else:
+            self._move(choice, state)
+
+    def _move(self, choice: Choice, state: ClusterState) -> None:
+        began = time.monotonic()
+        log.info("moving to another mode", mode=self.serving.name, other=choice.mode.name)
+        self._retirer.spare(choice.mode)
+        try:
+            new, done = self._begin(choice, state)
+        except KernelError as failure:
+            self._stay(choice.mode, failure)
+            return
+        former, self.serving, self._last = self.serving, new, done
+        self._metrics.mode(new.name)
+        former.close()
+        self._retire_others()
+        log.info("moved", mode=new.name, duration_ms=round(1000 * (time.monotonic() - began), 3))
+
+    def _begin(self, choice: Choice, state: ClusterState) -> tuple[Serving, SyncResult]:
+        """The other mode at work beside this one. Raises KernelError; then it is not."""
+        new = self._prepare(choice)
+        self._own(new)
+        try:
+            done = new.take_over(state)
+            if self._last and done.refused > self._last.refused:
+                raise Rejected(f"mode {new.name}: the kernel refuses {done.refused} entries there")
+        except KernelError:
+            new.close()
+            raise
+        return new, done
+
+    def _own(self, serving: Serving) -> None:
+        if serving.owns_namespace and self._lock is None:
+            self._lock = NamespaceLock(_PATIENCE)
+
+    def _stay(self, other: Mode, failure: KernelError) -> None:
+        log.error(
+            "the mode stays as it was: the other one failed",
+            mode=self.serving.name,
+            other=other.name,
+            reason=failure.message,
+            hint=failure.hint,
+        )
+        self._metrics.move_failed(other.name)
+        self._retirer.retire([other])
+
+    def _prepare(self, choice: Choice) -> Serving:
+        for name, reason in choice.why_not.items():
+            log.warning("this mode does not work here", mode=name, reason=reason)
+        return Serving(choice.mode, self._config, self._callbacks)
+
+    def _retire_others(self) -> None:
+        """Not where this agent leaves the network namespace to others."""
+        if self._lock is None:
+            return
+        self._retirer.retire([mode for mode in MODES if mode.name != self.serving.name])

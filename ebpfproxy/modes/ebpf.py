@@ -1,0 +1,54 @@
+"""Mode ebpf."""
+
+import contextlib
+from pathlib import Path
+
+from ebpfproxy.config import Config
+from ebpfproxy.config.derived import ebpf_settings, plan_context
+from ebpfproxy.dataplanes.ebpf import probes, removal
+from ebpfproxy.dataplanes.ebpf.dataplane import EbpfDataplane
+from ebpfproxy.dataplanes.ebpf.retirement import Retirement
+from ebpfproxy.dataplanes.findings import Finding
+from ebpfproxy.errors import EbpfProxyError
+from ebpfproxy.kernel import mounts
+from ebpfproxy.modes.mode import Callbacks, Parts
+from ebpfproxy.plan.devices import NO_DEVICES
+
+
+class EbpfMode:
+    """See `Mode`."""
+
+    name = "ebpf"
+
+    def probe(self, config: Config) -> tuple[Finding, ...]:
+        return probes.probe(config.bpffs_root, config.cgroup_root, config.tc_devices != NO_DEVICES)
+
+    def prepare(self, config: Config, callbacks: Callbacks) -> Parts:
+        root = config.cgroup_root or mounts.cgroup_root_of_all()
+        dataplane = EbpfDataplane(
+            ebpf_settings(config, root),
+            callbacks.stale_removed,
+            pods_bypass=callbacks.pods_bypass,
+        )
+        return Parts(
+            dataplane,
+            plan_context(config, self.name),
+            owns_namespace=config.tc_devices != NO_DEVICES,
+            usage=dataplane.usage,
+            counters=dataplane.counters,
+            traffic=dataplane.traffic,
+        )
+
+    def remove(self, config: Config, dry_run: bool = False) -> list[str]:
+        return removal.remove(config.bpffs_root, _cgroup_root(config), dry_run)
+
+    def retire(self, config: Config) -> tuple[list[str], bool]:
+        return Retirement(config.bpffs_root, _cgroup_root(config)).step()
+
+
+def _cgroup_root(config: Config) -> Path | None:
+    """None where it is not to be found: it is needed only where the kernel has no links."""
+    if config.cgroup_root is None:
+        with contextlib.suppress(EbpfProxyError):
+            return mounts.host_cgroup2_root()
+    return config.cgroup_root

@@ -1,0 +1,30 @@
+"""Mode iptables."""
+
+from ebpfproxy.config import Config
+from ebpfproxy.config.derived import iptables_settings, netfilter_settings, plan_context
+from ebpfproxy.dataplanes.findings import Finding
+from ebpfproxy.dataplanes.iptables import probes, removal
+from ebpfproxy.dataplanes.iptables.dataplane import IptablesDataplane
+from ebpfproxy.modes.mode import Callbacks, Parts
+from ebpfproxy.modes.netfilter import Netfilter
+
+
+class IptablesMode:
+    """See `Mode`."""
+
+    name = "iptables"
+
+    def probe(self, config: Config) -> tuple[Finding, ...]:
+        return probes.probe(config.iptables_flavour)
+
+    def prepare(self, config: Config, callbacks: Callbacks) -> Parts:
+        dataplane = IptablesDataplane(iptables_settings(config), config.iptables_flavour)
+        beside = Netfilter(netfilter_settings(config, self.name), callbacks.stale_removed)
+        return Parts(dataplane, plan_context(config, self.name), beside=beside)
+
+    def remove(self, config: Config, dry_run: bool = False) -> list[str]:
+        return removal.remove(dry_run)
+
+    def retire(self, config: Config) -> tuple[list[str], bool]:
+        """The kernel goes on translating what is open: built-in chains of the nat table stay."""
+        return removal.remove(), False

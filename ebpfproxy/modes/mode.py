@@ -1,0 +1,93 @@
+"""What a mode is to an agent that may serve in any of them, and move from one to another."""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple, Protocol
+
+from ebpfproxy.config import Config
+from ebpfproxy.dataplanes.findings import Finding
+from ebpfproxy.dataplanes.interface import Dataplane
+from ebpfproxy.model.traffic import ServiceTraffic
+from ebpfproxy.plan.service_plan import NodePlan, PlanContext, PlanKey, ServicePortPlan
+
+
+class Callbacks(NamedTuple):
+    """What a dataplane's own threads tell the agent; for any thread.
+
+    `stale_removed`: how many sockets, or flows, of endpoints that are gone were ended, and how many could
+    not be. `pods_bypass`: devices whose pods' packets have to be looked at.
+    """
+
+    stale_removed: Callable[[int, int], object]
+    pods_bypass: Callable[[frozenset[int]], object]
+
+
+def _nothing_used() -> Mapping[str, tuple[int, int]]:
+    return {}
+
+
+def _nothing_counted() -> Mapping[str, int]:
+    return {}
+
+
+def _nothing_carried() -> list[ServiceTraffic]:
+    return []
+
+
+class Beside(Protocol):
+    """What goes along with a dataplane: it is told of each sync, and closed after it.
+
+    `opened`: the dataplane is open, and nothing was synced yet. `expect`: these plans, None for one that
+    goes, and this node are synced next. `in_force`: they are in the kernel, but for those `refused`.
+    `restored`: what others had changed in the kernel is as it was.
+    """
+
+    def opened(self) -> None: ...
+
+    def expect(self, changed: Mapping[PlanKey, ServicePortPlan | None], node: NodePlan | None) -> None: ...
+
+    def in_force(self, refused: Collection[PlanKey]) -> None: ...
+
+    def restored(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Parts(NamedTuple):
+    """A dataplane that is not open yet, and what goes with it.
+
+    `usage` (by table: entries in use, and room), `counters` and `traffic` are for metrics, from any thread,
+    while the dataplane is open. `owns_namespace`: there can be one
+    such at a time in a network namespace.
+    """
+
+    dataplane: Dataplane[Any, Any]
+    context: PlanContext
+    owns_namespace: bool = True
+    usage: Callable[[], Mapping[str, tuple[int, int]]] = _nothing_used
+    counters: Callable[[], Mapping[str, int]] = _nothing_counted
+    traffic: Callable[[], list[ServiceTraffic]] = _nothing_carried
+    beside: Beside | None = None
+
+
+class Mode(Protocol):
+    """A kernel mechanism, from outside.
+
+    - `probe` tries what it needs of this machine; it changes nothing that traffic could notice.
+    - `prepare` gives what serves. Raises KernelError.
+    - `remove` takes away all that this mode ever left, be it kube-proxy's; what it was, a line each. With
+      `dry_run` it only says so. Connections that need it end. Raises KernelError.
+    - `retire` does so where another mode serves: at once all that acts on new connections, and at last what
+      goes on with those that are open, which may take as long as they last. What was removed, and whether
+      something is left to be retired by another call. Raises KernelError.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def probe(self, config: Config) -> tuple[Finding, ...]: ...
+
+    def prepare(self, config: Config, callbacks: Callbacks) -> Parts: ...
+
+    def remove(self, config: Config, dry_run: bool = False) -> list[str]: ...
+
+    def retire(self, config: Config) -> tuple[list[str], bool]: ...

@@ -1,0 +1,29 @@
+"""Mode nftables."""
+
+from ebpfproxy.config import Config
+from ebpfproxy.config.derived import netfilter_settings, nftables_settings, plan_context
+from ebpfproxy.dataplanes.findings import Finding
+from ebpfproxy.dataplanes.nftables import probes, removal
+from ebpfproxy.dataplanes.nftables.dataplane import NftablesDataplane
+from ebpfproxy.modes.mode import Callbacks, Parts
+from ebpfproxy.modes.netfilter import Netfilter
+
+
+class NftablesMode:
+    """See `Mode`."""
+
+    name = "nftables"
+
+    def probe(self, config: Config) -> tuple[Finding, ...]:
+        return probes.probe()
+
+    def prepare(self, config: Config, callbacks: Callbacks) -> Parts:
+        dataplane = NftablesDataplane(nftables_settings(config))
+        beside = Netfilter(netfilter_settings(config, self.name), callbacks.stale_removed)
+        return Parts(dataplane, plan_context(config, self.name), beside=beside)
+
+    def remove(self, config: Config, dry_run: bool = False) -> list[str]:
+        return removal.remove(dry_run)
+
+    def retire(self, config: Config) -> tuple[list[str], bool]:
+        return removal.retire()

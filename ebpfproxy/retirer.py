@@ -1,0 +1,84 @@
+"""The thread that takes away what other modes left on this node, kube-proxy's included."""
+
+import threading
+from collections.abc import Callable, Collection
+
+from ebpfproxy.config import Config
+from ebpfproxy.errors import KernelError
+from ebpfproxy.log import Logger
+from ebpfproxy.modes.mode import Mode
+
+log = Logger(__name__)
+
+ALONE = "nothing of other modes is left"
+"""What is logged when that is so."""
+
+_STEP = 10.0  # seconds between two looks at what still waits for connections to end
+
+
+class Retirer:
+    """A mode that is given to `retire` is worked on until nothing of it is left, or it is to serve again.
+
+    `retired` is called in the thread, with a mode's name and how much of it was removed.
+    """
+
+    def __init__(
+        self, config: Config, retired: Callable[[str, int], object] = lambda name, count: None
+    ) -> None:
+        self._config = config
+        self._retired = retired
+        self._waiting: dict[str, Mode] = {}
+        self._told: dict[str, str] = {}
+        self._lock = threading.Lock()  # held while a mode is worked on
+        self._wake = threading.Event()
+        self._stop = False
+        self._thread = threading.Thread(target=self._run, name="retirer", daemon=True)
+        self._thread.start()
+
+    def retire(self, modes: Collection[Mode]) -> None:
+        """Begin at once with these."""
+        with self._lock:
+            self._waiting.update({mode.name: mode for mode in modes})
+        self._wake.set()
+
+    def spare(self, mode: Mode) -> None:
+        """Leave this one alone from here on: it is to serve. Waits for a step that has begun."""
+        with self._lock:
+            self._waiting.pop(mode.name, None)
+
+    def close(self) -> None:
+        """What is not done is left to the next run."""
+        self._stop = True
+        self._wake.set()
+        self._thread.join(_STEP)
+
+    def _run(self) -> None:
+        while not self._stop:
+            for name in list(self._waiting):
+                with self._lock:
+                    mode = self._waiting.get(name)
+                    if mode and not self._stop and not self._step(mode):
+                        self._waiting.pop(name)
+                        if not self._waiting:
+                            log.info(ALONE)
+            self._wake.wait(_STEP if self._waiting else None)
+            self._wake.clear()
+
+    def _step(self, mode: Mode) -> bool:
+        """Whether something is left."""
+        try:
+            removed, left = mode.retire(self._config)
+        except KernelError as failure:
+            if self._told.get(mode.name) != failure.message:
+                log.warning(
+                    "what another mode left is not removed yet",
+                    mode=mode.name,
+                    reason=failure.message,
+                    hint=failure.hint,
+                )
+                self._told[mode.name] = failure.message
+            return True
+        if removed:
+            log.info("removed what another mode left", mode=mode.name, items=len(removed), first=removed[0])
+            self._retired(mode.name, len(removed))
+        return left

@@ -1,0 +1,49 @@
+"""A mode over the dataplane in memory: what it was asked for, and failures to order."""
+
+from ebpfproxy.config import Config
+from ebpfproxy.dataplanes.fake import FakeDataplane, FakeKernel
+from ebpfproxy.dataplanes.findings import Finding
+from ebpfproxy.errors import KernelError
+from ebpfproxy.modes.mode import Callbacks, Parts
+from tests.support.build import CONTEXT
+
+
+class FakeMode:
+    """See `Mode`. `left` is how often `retire` says that something is left."""
+
+    def __init__(self, name: str, *findings: Finding, left: int = 0) -> None:
+        self._name = name
+        self.findings = findings
+        self.left = left
+        self.kernel = FakeKernel()
+        self.plane = FakeDataplane(self.kernel)
+        self.fails: KernelError | None = None
+        """What `prepare` raises."""
+        self.owns_namespace = True
+        self.retired = 0
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def probe(self, config: Config) -> tuple[Finding, ...]:
+        return self.findings
+
+    def prepare(self, config: Config, callbacks: Callbacks) -> Parts:
+        if self.fails:
+            raise self.fails
+        self.plane = FakeDataplane(self.kernel)
+        return Parts(self.plane, CONTEXT, owns_namespace=self.owns_namespace)
+
+    def remove(self, config: Config, dry_run: bool = False) -> list[str]:
+        found = [str(key[0]) for key in self.kernel.ports]
+        if not dry_run:
+            self.kernel.ports.clear()
+            self.kernel.frontends.clear()
+            self.kernel.networks.clear()
+        return found
+
+    def retire(self, config: Config) -> tuple[list[str], bool]:
+        self.retired += 1
+        self.left -= 1
+        return self.remove(config), self.left >= 0

@@ -1,0 +1,54 @@
+"""Which mode is taken, and what is said of those that are not."""
+
+import dataclasses
+import errno
+
+import pytest
+
+from ebpfproxy.config import Config
+from ebpfproxy.dataplanes.findings import Finding
+from ebpfproxy.errors import KernelError, Unsupported
+from ebpfproxy.modes.choice import choose, look
+from tests.support.modes import FakeMode
+
+THERE = Finding("maps")
+NO_CAPABILITY = Finding("bpf(2)", errno.EPERM, "programs may not be loaded", "run privileged")
+SLOWER = Finding("coarse clock", errno.EINVAL, "a slower clock is used", "Linux 5.11", needed=False)
+AUTO = Config(hostname_override="here")
+
+
+def test_auto_takes_the_first_that_has_all_it_needs() -> None:
+    modes = FakeMode("ebpf", THERE, SLOWER), FakeMode("nftables", THERE)
+    choice = choose(AUTO, modes)
+    assert choice.mode is modes[0]
+    assert choice.why_not == {}
+    assert "nftables" not in choice.findings  # nobody looked at it
+
+
+def test_auto_says_why_it_passed_over_a_better_one() -> None:
+    modes = FakeMode("ebpf", THERE, NO_CAPABILITY, SLOWER), FakeMode("nftables", THERE)
+    choice = choose(AUTO, modes)
+    assert choice.mode is modes[1]
+    assert choice.why_not == {"ebpf": "bpf(2): programs may not be loaded (EPERM)"}
+
+
+def test_a_mode_that_is_named_is_taken_whatever_it_lacks() -> None:
+    modes = FakeMode("ebpf", NO_CAPABILITY), FakeMode("nftables")
+    choice = choose(dataclasses.replace(AUTO, proxy_mode="ebpf"), modes)
+    assert choice.mode is modes[0]
+
+
+def test_a_machine_where_no_mode_works_names_what_each_lacks() -> None:
+    modes = FakeMode("ebpf", NO_CAPABILITY), FakeMode("nftables", Finding("nft", errno.ENOENT, "no nft"))
+    with pytest.raises(Unsupported, match=r"ebpf: bpf\(2\).*nftables: nft: no nft \(ENOENT\)"):
+        choose(AUTO, modes)
+
+
+def test_a_probe_that_fails_as_such_is_something_missing() -> None:
+    class Broken(FakeMode):
+        def probe(self, config: Config) -> tuple[Finding, ...]:
+            raise KernelError("the kernel does not answer", "ask it again")
+
+    (finding,) = look(Broken("ebpf"), AUTO)
+    assert not finding.present
+    assert (finding.missing, finding.remedy) == ("the kernel does not answer", "ask it again")

@@ -1,0 +1,169 @@
+"""Moving from one mode to another over fakes: what serves when, and what a failure leaves."""
+
+import dataclasses
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from ebpfproxy import mode_keeper
+from ebpfproxy.config import Config
+from ebpfproxy.dataplanes.fake import FakeDataplane
+from ebpfproxy.errors import AlreadyExists, KernelError
+from ebpfproxy.mode_keeper import ModeKeeper
+from ebpfproxy.model.cluster import ClusterState
+from ebpfproxy.modes.choice import Choice, choose
+from ebpfproxy.modes.mode import Callbacks
+from ebpfproxy.serve.metrics import Metrics
+from tests.support.build import endpoint, name, service, slice_of
+from tests.support.modes import FakeMode
+
+CONFIG = Config(hostname_override="here", proxy_mode="one")
+OTHER = dataclasses.replace(CONFIG, proxy_mode="other")
+WEB, SLICE = service("web"), slice_of("web", endpoint("10.1.0.1"))
+STATE = ClusterState({WEB.name: WEB}, {WEB.name: {SLICE.name: SLICE}})
+
+
+class FreeLock:
+    """Of a network namespace that nobody else has."""
+
+    def __init__(self, patience: float) -> None:
+        pass
+
+    def release(self) -> None:
+        pass
+
+
+class Node:
+    """An agent's modes, synced once in mode one."""
+
+    def __init__(self) -> None:
+        self.one, self.other = FakeMode("one"), FakeMode("other")
+        self.metrics = Metrics()
+
+    def start(self) -> None:
+        callbacks = Callbacks(lambda destroyed, failed: None, lambda devices: None)
+        self.keeper = ModeKeeper(CONFIG, callbacks, self.metrics)
+        self.keeper.open()
+        self.keeper.serving.proxier.plan(
+            STATE, frozenset({name("web")}), node_changed=True, host_changed=True
+        )
+        self.keeper.sync(verify=True)
+
+    def metric(self, wanted: str) -> float:
+        found = (sample for family in self.metrics.registry.collect() for sample in family.samples)
+        return sum(sample.value for sample in found if sample.name == wanted)
+
+
+def gone(mode: FakeMode) -> None:
+    """Await that nothing of the mode is left; the thread that removes it has no other sign."""
+    deadline = time.monotonic() + 10
+    while mode.kernel.ports or not mode.retired:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    made = Node()
+    modes = made.one, made.other
+
+    def chosen(config: Config) -> Choice:
+        return choose(config, modes)
+
+    monkeypatch.setattr(mode_keeper, "MODES", modes)
+    monkeypatch.setattr(mode_keeper, "choose", chosen)
+    monkeypatch.setattr(mode_keeper, "NamespaceLock", FreeLock)
+    made.start()
+    yield made
+    made.keeper.close()
+
+
+def test_the_other_mode_has_everything_before_the_first_one_is_let_go(node: Node) -> None:
+    seen = []
+    serving = node.keeper.serving
+    close = serving.close
+
+    def note_and_close() -> None:
+        seen.append(len(node.other.kernel.ports))
+        close()
+
+    serving.close = note_and_close  # type: ignore[method-assign]
+    node.keeper.follow(OTHER, STATE)
+    assert seen == [1]
+    assert node.keeper.serving.name == "other"
+
+
+def test_what_the_first_mode_left_is_removed(node: Node) -> None:
+    node.keeper.follow(OTHER, STATE)
+    gone(node.one)
+    assert node.other.kernel.ports
+
+
+def test_a_move_to_the_mode_that_serves_changes_nothing(node: Node) -> None:
+    serving = node.keeper.serving
+    node.keeper.follow(CONFIG, STATE)
+    assert node.keeper.serving is serving
+
+
+@pytest.mark.parametrize("when", ["prepare", "apply"])
+def test_a_move_that_fails_leaves_the_first_mode_serving(
+    node: Node, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failure = KernelError("no such table")
+
+    def fail(plane: FakeDataplane, delta: object) -> None:
+        raise failure
+
+    if when == "prepare":
+        node.other.fails = failure
+    else:
+        monkeypatch.setattr(FakeDataplane, "apply", fail)
+    node.keeper.follow(OTHER, STATE)
+    assert node.keeper.serving.name == "one"
+    assert node.one.kernel.ports
+    assert node.metric("ebpfproxy_mode_moves_failed_total") == 1
+    gone(node.other)
+
+
+def test_a_mode_that_serves_again_is_spared(node: Node) -> None:
+    node.one.left = 1000
+    node.keeper.follow(OTHER, STATE)
+    node.keeper.follow(CONFIG, STATE)
+    retired = node.one.retired
+    assert node.one.kernel.ports
+    node.keeper.follow(CONFIG, STATE)
+    assert node.one.retired == retired
+
+
+def test_no_move_before_the_first_sync(node: Node) -> None:
+    callbacks = Callbacks(lambda destroyed, failed: None, lambda devices: None)
+    keeper = ModeKeeper(CONFIG, callbacks, node.metrics)
+    keeper.open()
+    keeper.follow(OTHER, STATE)
+    assert keeper.serving.name == "one"
+    keeper.close()
+
+
+def test_an_agent_that_has_no_devices_leaves_what_others_have_in_the_namespace(node: Node) -> None:
+    gone(node.other)
+    node.keeper.close()
+    retired = node.other.retired
+    node.one.owns_namespace = False
+    node.start()
+    node.keeper.close()
+    assert node.other.retired == retired
+
+
+def test_an_agent_gives_way_to_another_one_in_its_network_namespace(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def taken(patience: float) -> None:
+        raise AlreadyExists("another ebpfproxy has this network namespace")
+
+    monkeypatch.setattr(mode_keeper, "NamespaceLock", taken)
+    node.keeper.close()
+    node.one.kernel.writes.clear()
+    with pytest.raises(AlreadyExists):
+        node.start()
+    assert node.one.kernel.writes == []
