@@ -14,6 +14,10 @@ from ebpfproxy.dataplanes.ebpf.dataplane import EbpfDataplane, EbpfSettings
 from ebpfproxy.dataplanes.ebpf.maps import MapSizes
 from ebpfproxy.dataplanes.fake import FakeDataplane, FakeKernel
 from ebpfproxy.dataplanes.interface import Dataplane
+from ebpfproxy.dataplanes.iptables.dataplane import IptablesDataplane
+from ebpfproxy.dataplanes.iptables.settings import IptablesSettings
+from ebpfproxy.dataplanes.nftables.dataplane import NftablesDataplane
+from ebpfproxy.dataplanes.nftables.settings import NftablesSettings
 from ebpfproxy.kernel import netns
 from ebpfproxy.plan.service_plan import NodePlan
 from tests.support.bpf_place import BpfPlace, bpf_place
@@ -117,15 +121,39 @@ def _namespace() -> Iterator[None]:
         netns.delete(name)
 
 
-@pytest.fixture(params=["fake", pytest.param("ebpf", marks=pytest.mark.kernel)])
+DATAPLANES = ("fake", "ebpf", "iptables-legacy", "iptables-nft", "nftables")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "dataplanes(*names): which dataplanes a test is about; default: all")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "subject" in metafunc.fixturenames:
+        mark = metafunc.definition.get_closest_marker("dataplanes")
+        real = [name for name in (mark.args if mark else DATAPLANES) if name != "fake"]
+        names = ["fake", *(pytest.param(name, marks=pytest.mark.kernel) for name in real)]
+        metafunc.parametrize("subject", names, indirect=True)
+
+
+@pytest.fixture
 def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
-    """Open, with the entries of an empty node. The real one keeps its compiled programs from test to test."""
+    """Open, with the entries of an empty node. eBPF's keeps its compiled programs from test to test."""
     make: Callable[[Clock], Dataplane[Any, Any]]
     devices: Devices
     if request.param == "fake":
         kernel = FakeKernel(capacity=ROOM)
         devices = FakeDevices(kernel)
         make = lambda clock: FakeDataplane(kernel)  # noqa: E731
+    elif request.param.startswith("iptables-"):
+        request.getfixturevalue("_namespace")
+        devices = RealDevices()
+        flavour = request.param.removeprefix("iptables-")
+        make = lambda clock: IptablesDataplane(IptablesSettings(), flavour)  # noqa: E731
+    elif request.param == "nftables":
+        request.getfixturevalue("_namespace")
+        devices = RealDevices()
+        make = lambda clock: NftablesDataplane(NftablesSettings(), clock)  # noqa: E731
     else:
         place: BpfPlace = request.getfixturevalue("_ebpf_place")
         request.getfixturevalue("_namespace")

@@ -52,7 +52,7 @@ def test_flows_are_held_opened_and_lost_by_nobody() -> None:
 
 
 def test_no_connection_from_outside_fails_while_agents_die() -> None:
-    found = by_metric(churn.run(0, 2.0, 10.0, 0.5, False, "ebpf", silent, ["outside"]))
+    found = by_metric(churn.run(0, 2.0, 10.0, churn.Fate(crash_s=0.5), ["ebpf"], silent, ["outside"]))
     assert found["nodeport", "crashes"].p50 >= 1
     for metric in churn.FAILURES:
         assert found["nodeport", metric].p50 == 0
