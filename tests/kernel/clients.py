@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ebpfproxy.lab import Place, sockets
 from ebpfproxy.model.address import Protocol
 
-REFUSED, SILENT = "refused", "silent"
+REFUSED, SILENT, DENIED = "refused", "silent", "denied"
 _NO_WAY = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN)
 
 TCP, UDP = Protocol.TCP, Protocol.UDP
@@ -67,7 +67,8 @@ def ask_from(client: socket.socket, address: str, port: int) -> tuple[str, tuple
 
 
 def outcome(place: Place, protocol: Protocol, address: str, port: int, timeout: float = 2.0) -> str:
-    """The server's answer, REFUSED, or SILENT where nobody says anything (no way included).
+    """The server's answer, REFUSED, SILENT where nobody says anything (no way included), or DENIED where
+    sending it is not permitted (EPERM).
 
     `timeout` in seconds: less where silence is expected, so that it is not waited for in vain.
     """
@@ -83,6 +84,8 @@ def _outcome(
         return REFUSED
     except TimeoutError:
         return SILENT
+    except PermissionError:
+        return DENIED
     except OSError as error:
         if error.errno in _NO_WAY:
             return SILENT

@@ -127,6 +127,7 @@ class Cluster:
             self.serve(pod)
         self.beacon.serve(Protocol.TCP, TCP_TARGET)
         self.route()
+        self._let_answer()
         self._agent: Agent | None = None
         self._names = itertools.count(1)
         self._beacons: dict[str, int] = {}
@@ -146,6 +147,12 @@ class Cluster:
     def route(self) -> None:
         """What is not translated goes nowhere, rather than to and fro until its TTL is used up."""
         self.lab.ip(self.lab.outside, *(f"route add blackhole {network}" for network in SERVICE_NETWORKS))
+
+    def _let_answer(self) -> None:
+        """Have the kernel refuse whatever is to be refused: by default, six ICMP errors to one address in a
+        row, and then one each second (icmpv4_xrlim_allow, icmpv6_xrlim_allow)."""
+        for node in self.lab.nodes:
+            node.host.run(["sysctl", "-q", "net.ipv4.icmp_ratelimit=0", "net.ipv6.icmp.ratelimit=0"])
 
     def node_of(self, pod: Pod) -> str:
         """The name of the node that the pod is on."""

@@ -16,16 +16,26 @@ from ebpfproxy.lab import Lab, PodNetwork
 from tests.kernel.cluster import Cluster
 from tests.kernel.two_nodes import TwoNodes
 
-DATAPLANES = ("ebpf",)
+# Tests await each change: netfilter's modes would have each of them wait a second for the next sync.
+_AT_ONCE = "--iptables-min-sync-period=0s"
+DATAPLANES = {
+    "ebpf": ("ebpf", ()),
+    "nftables": ("nftables", (_AT_ONCE,)),
+    "iptables": ("iptables", (_AT_ONCE, "--iptables-flavour=legacy")),
+}
+"""A mode, and flags of the agent."""
 # The size is none that the kernel gives an LRU table: it rounds it up.
 _EBPF = "--ebpf-flows-max=300001"
 WAYS = {
     "ebpf-on": ("ebpf", (_EBPF, "--socket-lb=on")),
     "ebpf-off": ("ebpf", (_EBPF, "--socket-lb=off")),
     "ebpf-host": ("ebpf", (_EBPF, "--socket-lb=host")),
+    "nftables": ("nftables", (_AT_ONCE,)),
+    "iptables": ("iptables", (_AT_ONCE, "--iptables-flavour=legacy")),
+    "iptables-nft": ("iptables", (_AT_ONCE, "--iptables-flavour=nft")),
 }
 """A dataplane, and flags of the agents."""
-USUAL_WAYS = ("ebpf-on", "ebpf-off")
+USUAL_WAYS = ("ebpf-on", "ebpf-off", "nftables", "iptables")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -36,7 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "cluster" in metafunc.fixturenames:
         mark = metafunc.definition.get_closest_marker("dataplanes")
-        wanted = mark.args if mark else DATAPLANES
+        wanted = mark.args if mark else tuple(DATAPLANES)
         metafunc.parametrize("cluster", wanted, indirect=True, scope="session")
     if "two_nodes" in metafunc.fixturenames:
         mark = metafunc.definition.get_closest_marker("ways")
@@ -48,8 +58,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """One node with a running agent for all tests; each has Services of its own."""
     with Lab("test-shared", 1) as lab:
-        shared = Cluster(lab, request.param)
-        shared.start("--sync-period=2s")
+        mode, flags = DATAPLANES[request.param]
+        shared = Cluster(lab, mode)
+        shared.start("--sync-period=2s", *flags)
         try:
             yield shared
         finally:

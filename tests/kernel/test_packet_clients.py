@@ -6,6 +6,7 @@ from ebpfproxy.lab import Pod
 from ebpfproxy.model.address import Protocol
 from tests.kernel.clients import REFUSED, SILENT, TCP, UDP, Dial, outcome, outcomes, ping
 from tests.kernel.cluster import TCP_TARGET
+from tests.kernel.differences import DIFFERENCES
 from tests.kernel.two_nodes import FRONTENDS, PORTS, Everywhere, TwoNodes, told
 
 pytestmark = pytest.mark.kernel
@@ -32,7 +33,7 @@ def test_an_endpoint_reaches_itself(two_nodes: TwoNodes, family: str, by_socket:
     if not by_socket:
         two_nodes.await_packets_of(place, web)
     gateway = getattr(two_nodes.lab.addresses.gateway(0), family)
-    if by_socket and "--socket-lb=off" not in two_nodes.flags:
+    if by_socket and two_nodes.by_socket:
         assert everybody(web, place, family) == {f"a {getattr(two_nodes.a, family)}"}
     else:
         assert everybody(web, place, family) == {f"a {gateway}"}
@@ -76,10 +77,10 @@ def test_a_pod_of_another_node_at_this_nodes_port(two_nodes: TwoNodes, family: s
     here, there = two_nodes.everywhere().to(two_nodes.a), two_nodes.everywhere().to(two_nodes.d)
     local = two_nodes.everywhere(externalTrafficPolicy="Local").to(two_nodes.d)
     two_nodes.await_second()
-    address, own = getattr(two_nodes.node, family), getattr(two_nodes.r, family)
+    address, seen = getattr(two_nodes.node, family), two_nodes.seen_here(two_nodes.r, family)
     place = two_nodes.lab.bypassing(two_nodes.r)
     for protocol in PROTOCOLS:
-        assert outcome(place, protocol, address, here.node_port) == f"a {own}"
+        assert outcome(place, protocol, address, here.node_port) == f"a {seen}"
         assert outcome(place, protocol, address, there.node_port) == f"d {address}"
         assert outcome(place, protocol, address, local.node_port, 0.3) == SILENT
 
@@ -92,7 +93,7 @@ def test_each_node_serves_its_own_node_port(two_nodes: TwoNodes, family: str) ->
     for protocol in PROTOCOLS:
         at_first = outcome(two_nodes.x, protocol, getattr(two_nodes.node, family), web.node_port)
         at_second = outcome(two_nodes.x, protocol, getattr(far, family), web.node_port)
-        assert at_first == f"a {getattr(two_nodes.x, family)}"
+        assert at_first == f"a {two_nodes.seen_here(two_nodes.x, family)}"
         assert at_second == f"a {getattr(far, family)}"
 
 
@@ -128,8 +129,9 @@ def test_the_node_is_refused_where_no_range_holds_it(two_nodes: TwoNodes, family
     ranges = [f"{two_nodes.x.v4}/32", f"{two_nodes.x.v6}/128"]
     web = two_nodes.everywhere(loadBalancerSourceRanges=ranges).to(two_nodes.a)
     dials = [web.dial("LoadBalancer", family, protocol, 0.3) for protocol in PROTOCOLS]
-    assert set(outcomes(two_nodes.node, dials)) == {SILENT}
-    assert set(outcomes(two_nodes.x, dials)) == {f"a {getattr(two_nodes.x, family)}"}
+    differences = DIFFERENCES[two_nodes.mode]
+    assert outcomes(two_nodes.node, dials) == [differences.to_node(each, SILENT) for each in PROTOCOLS]
+    assert set(outcomes(two_nodes.x, dials)) == {f"a {two_nodes.seen_here(two_nodes.x, family)}"}
 
 
 def test_a_source_range_that_is_added_is_in_force_at_once(two_nodes: TwoNodes) -> None:
@@ -137,7 +139,7 @@ def test_a_source_range_that_is_added_is_in_force_at_once(two_nodes: TwoNodes) -
     vip = web.balancer_ips[0]
     assert outcome(two_nodes.x, TCP, vip, 80, 0.3) == SILENT
     web.set(loadBalancerSourceRanges=["192.0.2.0/24", "172.18.0.0/16"])
-    assert outcome(two_nodes.x, TCP, vip, 80) == f"a {two_nodes.x.v4}"
+    assert outcome(two_nodes.x, TCP, vip, 80) == f"a {two_nodes.seen_here(two_nodes.x, 'v4')}"
 
 
 # Affinity
@@ -194,7 +196,8 @@ def test_a_node_port_leaves_the_nodes_other_ports_alone(two_nodes: TwoNodes) -> 
     web = two_nodes.everywhere().to(two_nodes.a)
     answers = {port: outcome(two_nodes.x, TCP, two_nodes.node.v4, port) for port in (TCP_TARGET, 9)}
     assert answers == {TCP_TARGET: f"host {two_nodes.x.v4}", 9: REFUSED}
-    assert outcome(two_nodes.x, TCP, two_nodes.node.v4, web.node_port) == f"a {two_nodes.x.v4}"
+    seen = two_nodes.seen_here(two_nodes.x, "v4")
+    assert outcome(two_nodes.x, TCP, two_nodes.node.v4, web.node_port) == f"a {seen}"
 
 
 # Pings
@@ -203,11 +206,13 @@ def test_a_node_port_leaves_the_nodes_other_ports_alone(two_nodes: TwoNodes) -> 
 @both_families
 def test_an_address_with_a_frontend_answers_a_ping(two_nodes: TwoNodes, family: str) -> None:
     web = two_nodes.everywhere().to(two_nodes.d)
-    off = "--socket-lb=off" in two_nodes.flags  # else nobody looks at the packets of pods
+    seen = not two_nodes.by_socket  # else nobody looks at the packets of pods
+    answers = DIFFERENCES[two_nodes.mode].answers_pings
     for kind in ("ClusterIP", "ExternalIP", "LoadBalancer"):
         address, _ = web.frontend(kind, family, Protocol.TCP)
-        for client in (two_nodes.x, two_nodes.q) if off else (two_nodes.x,):
-            assert ping(client, address, b"x" * 500) == address
+        for client in (two_nodes.x, two_nodes.q) if seen else (two_nodes.x,):
+            found = ping(client, address, b"x" * 500, 1.0 if answers else 0.3)
+            assert found == (address if answers else SILENT)
     assert ping(two_nodes.x, getattr(two_nodes.node, family)) == getattr(two_nodes.node, family)
     unknown = "10.98.255.1" if family == "v4" else "fd00:10:96:1::ffff"
     assert ping(two_nodes.x, unknown, timeout=0.3) == SILENT

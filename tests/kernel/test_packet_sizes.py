@@ -78,13 +78,13 @@ def test_a_narrow_way_to_the_client_is_told_to_the_endpoint(
     two_nodes: TwoNodes, family: str, place: str
 ) -> None:
     address, port = node_port(two_nodes, family, place)
-    endpoint, client = {
-        "here": (two_nodes.a, two_nodes.x),
-        "there": (two_nodes.d, two_nodes.node),  # as the endpoint sees the client
+    endpoint, client = {  # the address at which the endpoint sees the client
+        "here": (two_nodes.a, two_nodes.seen_here(two_nodes.x, family)),
+        "there": (two_nodes.d, getattr(two_nodes.node, family)),
     }[place]
     with two_nodes.narrow_to_outside():
         assert streamed(two_nodes.x, address, port, STREAM) == STREAM
-        assert route_mtu(endpoint, getattr(client, family)) == NARROW
+        assert route_mtu(endpoint, client) == NARROW
 
 
 @both_families

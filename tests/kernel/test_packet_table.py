@@ -2,7 +2,7 @@
 
 The rows are those of kube-proxy's syncProxyRules (pkg/proxy/iptables/proxier.go): policy Local concerns
 internal clients at a ClusterIP, and at all other frontends only clients outside. One difference is
-meant: a client outside keeps its address also at an endpoint of the node that it dialed.
+meant, and the mode ebpf's: a client keeps its address also at an endpoint of the node that it dialed.
 """
 
 import itertools
@@ -14,9 +14,13 @@ import pytest
 from ebpfproxy.lab import Pod
 from ebpfproxy.model.address import Protocol
 from tests.kernel.clients import REFUSED, SILENT, TCP, UDP, Dial, outcomes
+from tests.kernel.differences import DIFFERENCES, Differences
 from tests.kernel.two_nodes import FRONTENDS, Everywhere, TwoNodes, told
 
-pytestmark = [pytest.mark.kernel, pytest.mark.ways("ebpf-on", "ebpf-off", "ebpf-host")]
+pytestmark = [
+    pytest.mark.kernel,
+    pytest.mark.ways("ebpf-on", "ebpf-off", "ebpf-host", "nftables", "iptables", "iptables-nft"),
+]
 
 POLICIES = ("Cluster", "Local")
 PLACES = ("here", "there", "nowhere")
@@ -74,17 +78,22 @@ def client(table: Table, kind: str, way: str) -> Client:
     if kind == "pod":
         return Client(pair.p, "pod", way == "ebpf-on")
     if kind == "node":
-        return Client(pair.node, "node", way != "ebpf-off")
+        return Client(pair.node, "node", way in ("ebpf-on", "ebpf-host"))
     return Client(pair.x, "outside", False)
 
 
-def answerer(row: Row, group: str) -> str:
-    """The name of the endpoint that answers, REFUSED or SILENT."""
+def answerer(row: Row, group: str, differences: Differences) -> str:
+    """The name of the endpoint that answers, REFUSED, SILENT or DENIED."""
+    own_external = group == "node" and row.frontend in ("ExternalIP", "LoadBalancer")
+    if row.place == "nowhere" and own_external and differences.own_external == SILENT:
+        return SILENT  # it leaves the node, whose filter has nothing against it
+    if row.place == "nowhere" and row.frontend == "NodePort":
+        return REFUSED  # where it comes in, also what the node sends to its own address
     if row.place == "nowhere":
-        return REFUSED
+        return differences.to(group, row.protocol, REFUSED)
     restricted = row.frontend == "ClusterIP" or group == "outside"
     if row.policy == "Local" and restricted and row.place == "there":
-        return SILENT
+        return differences.to(group, row.protocol, SILENT)
     return {"here": "a", "there": "d"}[row.place]
 
 
@@ -95,11 +104,13 @@ def seen(table: Table, row: Row, who: Client) -> set[str]:
     gateway: str = getattr(pair.lab.addresses.gateway(0), row.family)
     if who.group == "node":
         return {uplink, gateway}
-    if who.by_socket or row.place == "here":
+    here = row.place == "here"
+    if who.by_socket or (here and not DIFFERENCES[pair.mode].masquerades_here):
         return {own}
+    masqueraded = {gateway if here else uplink}
     if row.frontend == "ClusterIP":
-        return {uplink} if who.group == "outside" else {own}
-    return {uplink} if row.policy == "Cluster" else {own}
+        return masqueraded if who.group == "outside" else {own}
+    return masqueraded if row.policy == "Cluster" else {own}
 
 
 @pytest.mark.parametrize("kind", ["pod", "bypassing", "node", "outside"])
@@ -108,7 +119,7 @@ def test_every_frontend_serves_whom_its_policy_says(
 ) -> None:
     """All rows at the same time: that of silence has to be waited for."""
     who = client(table, kind, request.node.callspec.params["two_nodes"])
-    expected = {row: answerer(row, who.group) for row in ROWS}
+    expected = {row: answerer(row, who.group, DIFFERENCES[table.pair.mode]) for row in ROWS}
     dials = [_dial(table, row, expected[row]) for row in ROWS]
     found = {row: told(answer) for row, answer in zip(ROWS, outcomes(who.place, dials), strict=True)}
     assert {row: name for row, (name, _) in found.items()} == expected

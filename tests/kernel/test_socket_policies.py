@@ -7,8 +7,21 @@ import pytest
 
 from ebpfproxy.lab import Pod
 from ebpfproxy.model.address import Protocol
-from tests.kernel.clients import KINDS, REFUSED, SILENT, TCP, UDP, answers, family_of, outcome, socket_in
+from tests.kernel.clients import (
+    DENIED,
+    KINDS,
+    REFUSED,
+    SILENT,
+    TCP,
+    UDP,
+    answers,
+    converse,
+    family_of,
+    outcome,
+    socket_in,
+)
 from tests.kernel.cluster import ZONE, Backend, Cluster, Exposed, elsewhere, terminating
+from tests.kernel.differences import DIFFERENCES, Differences
 
 pytestmark = pytest.mark.kernel
 
@@ -32,19 +45,29 @@ def test_without_endpoints_a_connection_is_refused_at_once(
     cluster: Cluster, client: str, family: str, protocol: Protocol
 ) -> None:
     """In less than 10 ms, by the median of five: another process may have the processor once."""
+    differences = DIFFERENCES[cluster.mode]
     web = cluster.service().to()
     place, address = cluster.client(client), web.address(family)
-    took = place.call(lambda: sorted(_refusal_takes(address, protocol) for _ in range(5)))
-    assert took[2] < AT_ONCE
+    refusal = differences.to(client, protocol, REFUSED)
+    took = place.call(
+        lambda: sorted(_refusal_takes(address, protocol, refusal, differences) for _ in range(5))
+    )
+    assert took[2] < differences.refusal_takes(protocol, AT_ONCE)
 
 
-def _refusal_takes(address: str, protocol: Protocol) -> float:
-    """Seconds until connect() is refused, in the calling process."""
+def _refusal_takes(address: str, protocol: Protocol, refusal: str, differences: Differences) -> float:
+    """Seconds until connect() is refused, or what is sent then, in the calling process."""
+    error = {REFUSED: ConnectionRefusedError, DENIED: PermissionError}[refusal]
     with socket.socket(family_of(address), KINDS[protocol]) as sock:
         sock.settimeout(2)
         start = time.perf_counter()
-        with pytest.raises(ConnectionRefusedError):
+        if protocol is UDP and differences.by_packet:
             sock.connect((address, PORTS[protocol]))
+            with pytest.raises(error):
+                converse(sock)
+        else:
+            with pytest.raises(error):
+                sock.connect((address, PORTS[protocol]))
         return time.perf_counter() - start
 
 
@@ -88,7 +111,8 @@ def test_internal_policy_local_without_local_endpoints_is_silent(
 ) -> None:
     """Dropped, not refused: the Service has endpoints, only not for this client (KEP-2086)."""
     web = cluster.service(internalTrafficPolicy="Local").to(elsewhere(cluster.b))
-    assert outcome(cluster.client(client), protocol, web.v4, PORTS[protocol], 0.3) == SILENT
+    expected = DIFFERENCES[cluster.mode].to(client, protocol, SILENT)
+    assert outcome(cluster.client(client), protocol, web.v4, PORTS[protocol], 0.3) == expected
 
 
 @pytest.mark.dataplanes("ebpf")

@@ -23,6 +23,7 @@ from tests.kernel.cluster import (
     Cluster,
     Exposed,
 )
+from tests.kernel.differences import DIFFERENCES
 
 FRONTENDS = ("ClusterIP", "NodePort", "ExternalIP", "LoadBalancer")
 PORTS = {Protocol.TCP: 80, Protocol.UDP: 53}
@@ -237,6 +238,17 @@ class TwoNodes(Cluster):
         finally:
             for place, device in devices:
                 set_offloads(place, device, True)
+
+    @property
+    def by_socket(self) -> bool:
+        """Whether the sockets of pods dial endpoints, so that no packet of theirs has a Service's address."""
+        return self.mode == "ebpf" and "--socket-lb=off" not in self.flags
+
+    def seen_here(self, client: Pod, family: str) -> str:
+        """As which address the first node's pods see a client outside, by a Service of policy Cluster."""
+        masquerades = DIFFERENCES[self.mode].masquerades_here
+        seen: str = getattr(self.lab.addresses.gateway(0) if masquerades else client, family)
+        return seen
 
     def every_device(self) -> Iterator[tuple[Place, str]]:
         """Both ends of every veth pair."""
