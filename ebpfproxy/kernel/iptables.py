@@ -11,6 +11,7 @@ import functools
 import os
 import re
 import shutil
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -181,17 +182,25 @@ class _Done(NamedTuple):
 
 
 def _run(command: Sequence[str], text: str = "") -> _Done:
-    """A tool, run to its end. Bytes that are no UTF-8, in a comment, pass as they are."""
+    """A tool, run to its end. Bytes that are no UTF-8, in a comment, pass as they are.
+
+    It reads from a file in memory: the alarm that iptables-legacy sets while it waits for the lock is not
+    taken back when it has it (xtables_lock() of 1.8.9), and goes off in the middle of a long text. Reading
+    from a pipe would end there.
+    """
     try:
-        done = subprocess.run(
-            command,
-            input=text.encode(errors="surrogateescape"),
-            capture_output=True,
-            timeout=TIMEOUT,
-            env=os.environ | {"LC_ALL": "C"},
-            process_group=0,  # a Ctrl-C is for us, not for a tool in the middle of a table
-            check=False,
-        )
+        with open(os.memfd_create("iptables"), "w+b") as script:
+            script.write(text.encode(errors="surrogateescape"))
+            script.seek(0)
+            done = subprocess.run(
+                command,
+                stdin=script,
+                capture_output=True,
+                timeout=TIMEOUT,
+                env=os.environ | {"LC_ALL": "C"},
+                process_group=0,  # a Ctrl-C is for us, not for a tool in the middle of a table
+                check=False,
+            )
     except subprocess.TimeoutExpired as failure:
         raise KernelError(f"{command[0]} has not ended after {TIMEOUT:.0f} s, and was killed") from failure
     except OSError as failure:
@@ -227,4 +236,6 @@ def _reason(done: _Done) -> str:
     """What a tool said last before its advice to read the help."""
     said = [_SPEAKER.sub("", line).strip() for line in done.errors.splitlines()]
     said = [line for line in said if line and not line.startswith(("Try `", "Error occurred", "Ignoring "))]
+    if done.code < 0:
+        return f"it was ended by {signal.Signals(-done.code).name}"
     return said[-1] if said else f"it ended with {done.code}"

@@ -83,6 +83,8 @@ class Changes:
             return False
         found = dict(attributes(message.payload, _HEAD))
         table = text(found.get(_TABLE))
+        if table not in self._tables:
+            return False
         if kind in (_DELTABLE, _DELRULE):
             return True
         if kind in (_NEWCHAIN, _DELCHAIN):

@@ -106,6 +106,27 @@ def test_a_change_finds_out_that_what_it_replaces_is_gone(ground: Ground) -> Non
     assert ground.plane.read().items() >= delta.puts.items()
 
 
+def test_a_rule_that_went_before_it_was_moved_is_put_all_the_same(ground: Ground) -> None:
+    wanted = cluster(ground)
+    assert not ground.bring(wanted)
+    last = ground.rules("nat", "KUBE-SERVICES")[-1]
+    ground.restore(f"*nat\n-D KUBE-SERVICES {last}\n-I KUBE-SERVICES {last}\nCOMMIT\n")
+    delta = diff(ground.plane.read(), wanted)
+    ground.iptables("-t nat -D KUBE-SERVICES 1")
+    assert not ground.plane.apply(delta)
+    assert ground.plane.read() == wanted
+
+
+def test_a_shared_chain_that_the_kubelet_made_meanwhile_keeps_its_rules(ground: Ground) -> None:
+    wanted = cluster(ground)
+    delta = diff(ground.plane.read(), wanted)
+    kubelets = "-m mark --mark 0x8000/0x8000 -j DROP"
+    ground.restore(f"*filter\n:KUBE-FIREWALL - [0:0]\n-A KUBE-FIREWALL {kubelets}\nCOMMIT\n")
+    assert not ground.plane.apply(delta)
+    assert ground.plane.read() == wanted
+    assert kubelets in ground.rules("filter", "KUBE-FIREWALL")
+
+
 def test_a_rule_that_is_there_twice_comes_to_be_there_once(ground: Ground) -> None:
     wanted = cluster(ground)
     assert not ground.bring(wanted)

@@ -23,7 +23,6 @@ log = Logger(__name__)
 
 _LIBERAL = "net/netfilter/nf_conntrack_tcp_be_liberal"
 _TABLES = (FILTER, NAT, MANGLE)
-_NOTHING = "*filter\nCOMMIT\n*nat\nCOMMIT\n"
 
 
 class IptablesDataplane:
@@ -128,7 +127,9 @@ class IptablesDataplane:
     def _usable(self, family: Family) -> Iptables | None:
         try:
             tool = iptables.find(family, self._flavour)
-            tool.restore(_NOTHING)
+            # Of iptables-legacy only what is not in use yet: all else would be copied, and may be large.
+            known = xtables_legacy.tables(family) if self._flavour is Flavour.LEGACY else frozenset()
+            tool.restore("".join(f"*{table}\nCOMMIT\n" for table in (FILTER, NAT) if table not in known))
         except Unsupported as lack:
             log.warning("a family is not served", family=family.value, reason=lack.message, hint=lack.hint)
             return None

@@ -79,6 +79,12 @@ def test_a_tool_that_says_nothing_is_told_by_its_code(install: Install) -> None:
         iptables.find(V4, Flavour.LEGACY).save()
 
 
+def test_a_tool_that_crashes_is_told_by_the_signal(install: Install) -> None:
+    install("iptables", LEGACY, save="kill -SEGV $$")
+    with pytest.raises(KernelError, match="it was ended by SIGSEGV"):
+        iptables.find(V4, Flavour.LEGACY).save()
+
+
 def test_without_rights_the_remedy_is_root(install: Install) -> None:
     said = "echo 'iptables-save v1.8.9 (legacy): Cannot initialize: Permission denied (you must be root)' >&2"
     install("iptables", LEGACY, save=f"{said}; exit 4")
@@ -130,6 +136,17 @@ def test_a_refusal_names_the_line_and_its_text(install: Install) -> None:
     install("iptables", NFT, restore="cat >/dev/null; echo 'line 2: no' >&2; exit 4")
     with pytest.raises(LinesRefused, match="iptables-nft refused line 2, :ONE - : no"):
         iptables.find(V4, Flavour.NFT).restore("*nat\n:ONE - \nCOMMIT\n")
+
+
+def test_a_text_comes_from_a_file_since_an_alarm_would_cut_a_pipe_short(
+    install: Install, tmp_path: Path
+) -> None:
+    """That of iptables-legacy, when the text takes longer than the wait for the lock might have."""
+    given = tmp_path / "given"
+    install("iptables", LEGACY, restore=f"[ -p /dev/stdin ] && exit 1; cat >{given}")
+    text = "*nat\n" + "-A ONE -j ACCEPT\n" * 100_000 + "COMMIT\n"
+    iptables.find(V4, Flavour.LEGACY).restore(text)
+    assert given.read_text() == text
 
 
 # The lock

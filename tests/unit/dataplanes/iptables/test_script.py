@@ -1,6 +1,7 @@
 """What iptables-restore is given, run by a model of it that knows what the real one refuses."""
 
 import copy
+import hashlib
 from collections.abc import Mapping
 
 import pytest
@@ -187,6 +188,25 @@ def lines(delta: Delta[Key, Entry], held: Held | None = None, block: int | None 
 
 def test_nothing_is_nothing() -> None:
     assert not compose(Delta({}, frozenset()), Held(set(), {}, {}), None)
+
+
+def test_iptables_nft_is_told_of_chains_in_no_order_of_the_alphabet() -> None:
+    """It sorts them by a recursion that takes the first as the middle, and its stack has an end."""
+    names = sorted(f"KUBE-SEP-{hashlib.sha256(b'%d' % n).hexdigest()[:16].upper()}" for n in range(5000))
+    puts: dict[Key, Entry] = {Chain(V4, NAT, name): () for name in names}
+    told = [line.split()[0] for line in lines(Delta(puts, frozenset()), block=300) if line.startswith(":")]
+    assert sorted(told) == [f":{name}" for name in names]
+    assert depth(told) < 60
+
+
+def depth(names: list[str]) -> int:
+    deepest, left = 0, [(names, 1)]
+    while left:
+        (middle, *rest), level = left.pop()
+        deepest = max(deepest, level)
+        sides = [each for each in rest if each < middle], [each for each in rest if each > middle]
+        left += [(side, level + 1) for side in sides if side]
+    return deepest
 
 
 def test_only_tables_with_a_change_are_in_it() -> None:
