@@ -46,13 +46,22 @@ def ebpfproxy(cluster: Cluster, *arguments: str) -> "subprocess.CompletedProcess
     return cluster.node.run([sys.executable, "-m", "ebpfproxy", *arguments, *flags], check=False)
 
 
-def test_a_second_agent_at_one_root_gives_way(rough: Cluster) -> None:
-    """Both would give out the same slots and endpoints, each to Services of its own."""
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--proxy-mode=iptables"], "another ebpfproxy has this network namespace"),
+        (["--tc-devices=none"], "another ebpfproxy holds {root}"),
+    ],
+)
+def test_a_second_agent_gives_way(rough: Cluster, flags: list[str], reason: str) -> None:
+    """Both would give out the same slots and endpoints, each to Services of its own; or remove, one after the
+    other, what each has in the network namespace."""
     rough.start()
     web = rough.service().to(rough.a)
-    second = ebpfproxy(rough, "run", f"--manifests={rough.folder}", "--healthz-port=0", "--metrics-port=0")
+    ports = "--healthz-port=0", "--metrics-port=0"
+    second = ebpfproxy(rough, "run", f"--manifests={rough.folder}", *ports, *flags)
     assert second.returncode == 4
-    assert f"another ebpfproxy holds {rough.lab.bpffs}" in second.stderr
+    assert reason.format(root=rough.lab.bpffs) in second.stderr
     assert outcome(rough.p, TCP, web.v4, 80) == "a"
 
 

@@ -73,6 +73,8 @@ class EbpfDataplane:
         self._pods_bypass = pods_bypass
         self._clsacts: frozenset[int] = frozenset()  # that former maps know to be ours, by ifindex
         self._opened: contextlib.ExitStack | None = None  # what `close` closes
+        self._generation: Hashable = None
+        self._services_applied = False  # and nothing else, by the last delta
 
     def open(self) -> None:
         """Maps and programs are there afterwards; what is attached is still what was attached before.
@@ -175,6 +177,10 @@ class EbpfDataplane:
         self._settle(refused)
         if gone:
             self._stale.look(frozenset(gone))
+        touched = (key for keys in (delta.puts, delta.drops) for key in keys)
+        self._services_applied = self._generation is not None and all(
+            isinstance(key, ServicePortKey) for key in touched
+        )
         return refused
 
     def _put_networks(self, puts: Mapping[Key, Entry]) -> dict[Key, KernelError]:
@@ -250,7 +256,18 @@ class EbpfDataplane:
         return isinstance(refused, HookKey)
 
     def generation(self) -> Hashable:
-        """Of pins, hooks and filters; what is in the maps is compared by `read` alone."""
+        """Of pins, hooks and filters; what is in the maps is compared by `read` alone.
+
+        To ask the kernel takes longer than to apply a small change. So what it was before stands once for
+        what it is after a delta that touched none of them.
+        """
+        asked_for_services = self._services_applied
+        self._services_applied = False
+        if not asked_for_services:
+            self._generation = self._attachments()
+        return self._generation
+
+    def _attachments(self) -> Hashable:
         if not self._opened or not self._programs.is_pinned():
             return None
         hooks = frozenset(self._programs.hook_states().items())
