@@ -81,7 +81,9 @@ class EbpfDataplane:
 
         Raises AlreadyExists where another agent has this bpffs root, since two would overwrite each other's
         slots and endpoints. That no other agent has the devices of this network namespace is for the caller
-        to see to, by a NamespaceLock: there is one filter of ours at most on each. Where it fails, nothing is left open, and it may be called again.
+        to see to, by a NamespaceLock: there is one filter of ours at most on each.
+
+        Where it fails, nothing is left open, and it may be called again.
         """
         root = self._settings.bpffs_root
         if mounts.ensure_bpffs(root):
