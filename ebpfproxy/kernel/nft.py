@@ -19,7 +19,7 @@ from typing import NamedTuple, Self
 
 from ebpfproxy.errors import KernelError, NotFound, Rejected, TableFull, Unsupported
 from ebpfproxy.kernel import netlink, nft_answers
-from ebpfproxy.kernel.netlink import NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, attribute
+from ebpfproxy.kernel.netlink import NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, attribute
 from ebpfproxy.kernel.nft_answers import ToldChain, ToldSet
 from ebpfproxy.kernel.nft_messages import HEAD, Kind, Operation, Table
 from ebpfproxy.kernel.nft_sets import SetElement
@@ -128,6 +128,16 @@ class Session:
 
     # --- reading ---
 
+    def generation(self) -> int:
+        """A number that changes with every change of any table of the network namespace.
+
+        By a socket that is there already: to close one takes milliseconds after a change, as the kernel
+        first finishes what that left to do (nft_rcv_nl_event()).
+        """
+        with _worded("nf_tables cannot be reached"):
+            answer = self._answers(Kind.GET_GENERATION, HEAD.pack(socket.AF_UNSPEC, 0, 0), NLM_F_ACK)
+        return int.from_bytes(dict(netlink.attributes(answer[0], HEAD.size))[1]) if answer else 0
+
     def tables(self) -> list[Table]:
         """Those of IPv4 and of IPv6, of each its own."""
         found = map(nft_answers.table_of, self._dump(Kind.GET_TABLE, socket.AF_UNSPEC))
@@ -163,15 +173,15 @@ class Session:
     def _dump(self, kind: Kind, family: int, body: bytes = b"") -> list[bytes]:
         for _ in range(netlink.DUMP_ATTEMPTS):
             with _worded("nftables cannot be read"):
-                payloads = self._whole_dump(kind, HEAD.pack(family, 0, 0) + body)
+                payloads = self._answers(kind, HEAD.pack(family, 0, 0) + body, NLM_F_DUMP)
             if payloads is not None:
                 return payloads
         raise Rejected("nftables cannot be read: it changed during each of several attempts")
 
-    def _whole_dump(self, kind: Kind, body: bytes) -> list[bytes] | None:
-        """The payloads; None where the kernel says that they do not fit together."""
+    def _answers(self, kind: Kind, body: bytes, flags: int) -> list[bytes] | None:
+        """The payloads; None where the kernel says that those of a dump do not fit together."""
         self._sequence += 1
-        request = netlink.message(SUBSYSTEM | kind, NLM_F_REQUEST | NLM_F_DUMP, self._sequence, body)
+        request = netlink.message(SUBSYSTEM | kind, NLM_F_REQUEST | flags, self._sequence, body)
         self._socket.sendto(request, (0, 0))
         payloads: list[bytes] = []
         disturbed = False
@@ -188,24 +198,13 @@ class Session:
                 payloads.append(each.payload)
 
 
-def generation() -> int:
-    """A number that changes with every change of any table of the calling thread's network namespace.
-
-    Raises as a `Session`.
-    """
-    body = HEAD.pack(socket.AF_UNSPEC, 0, 0)
-    with _worded("nf_tables cannot be reached"):
-        (answer,) = netlink.get(NETLINK_NETFILTER, SUBSYSTEM | Kind.GET_GENERATION, body)
-    return int.from_bytes(dict(netlink.attributes(answer, HEAD.size))[1])
-
-
 def failure(what: str, number: int, reason: str = "") -> KernelError:
     """The error of our tree that an errno of nf_tables' stands for."""
     message = f"{what}: {reason or os.strerror(number)}"
     if number in (errno.EPERM, errno.EACCES):
         return Unsupported(message, "run as root, or with CAP_NET_ADMIN")
     if number in (errno.EOPNOTSUPP, errno.EPROTONOSUPPORT, errno.EAFNOSUPPORT):
-        return Unsupported(message, "it takes CONFIG_NF_TABLES: modprobe nf_tables")
+        return Unsupported(message, "ebpfproxy doctor shows what this kernel lacks")
     if number == errno.ENOENT:
         return NotFound(message)
     if number in (errno.ENFILE, errno.ENOSPC):

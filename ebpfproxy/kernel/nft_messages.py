@@ -33,6 +33,7 @@ _VERDICT_LENGTH = 16
 INTERVAL_END = 1  # NFT_SET_ELEMINTERVAL_END
 _DORMANT = 1  # NFT_TABLE_F_DORMANT
 _ACCEPT = 1
+_ELEMENTS_IN_A_MESSAGE = 100  # each has 600 bytes at most
 _FAMILIES = {"ip": 2, "ip6": 10}
 
 HOOKS = {"prerouting": 0, "input": 1, "forward": 2, "output": 3, "postrouting": 4}
@@ -163,7 +164,7 @@ def add_rule(table: Table, chain: str, rule: Rule, names: SetNames) -> Iterator[
     numbers = [names.number() for _ in rule.sets]
     for number, each in zip(numbers, rule.sets, strict=True):
         yield add_set(table, names.name(number), each.declaration, number)
-        yield add_elements(table, names.name(number), each.elements, number)
+        yield from add_elements(table, names.name(number), each.elements, number)
     expressions = rule.expressions
     if numbers:
         expressions = tuple(_looking_into(each, numbers, names) for each in expressions)
@@ -202,10 +203,16 @@ def delete_set(table: Table, set_name: str) -> Operation:
     return _operation(Kind.DELETE_SET, table, _of(table), name(2, set_name))
 
 
-def add_elements(table: Table, set_name: str, elements: Iterable[SetElement], number: int = 0) -> Operation:
-    """Refused with EBUSY where one says otherwise already. `number`: of a set of this transaction."""
+def add_elements(
+    table: Table, set_name: str, elements: Sequence[SetElement], number: int = 0
+) -> Iterator[Operation]:
+    """In as many messages as it takes, for the length of an attribute is a u16. Refused with EBUSY where one
+    says otherwise already. `number`: that of a set of this transaction.
+    """
     of_set = u32(4, number) if number else name(2, set_name)  # a number is found without a walk over all sets
-    return _operation(Kind.NEW_ELEMENT, table, _of(table), of_set, nested(3, *map(_element, elements)))
+    for first in range(0, len(elements), _ELEMENTS_IN_A_MESSAGE):
+        part = elements[first : first + _ELEMENTS_IN_A_MESSAGE]
+        yield _operation(Kind.NEW_ELEMENT, table, _of(table), of_set, nested(3, *map(_element, part)))
 
 
 def delete_elements(table: Table, set_name: str, elements: Iterable[SetElement]) -> Operation:

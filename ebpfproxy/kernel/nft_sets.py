@@ -1,6 +1,8 @@
 """Sets and maps of nf_tables: what fits in, and what is in, as values and in the words of `nft`."""
 
 import enum
+import functools
+import operator
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -57,18 +59,15 @@ def parse_declaration(text: str) -> Declaration:
 
     Raises ValueError, for a type that we never write, too.
     """
-    parts = dict(part.strip().split(" ", 1) for part in text.rstrip("; ").split(";"))
+    parts = dict(part.strip().partition(" ")[::2] for part in text.rstrip("; ").split(";"))
     types, _, data = parts.pop("type", "").partition(" : ")
-    names = types.split(" . ")
-    if data not in ("", "verdict") or not nft_types.IN_SETS.keys() >= set(names):
+    names, size = types.split(" . "), parts.pop("size", "0")
+    words = list(filter(None, parts.pop("flags", "").split(",")))
+    known = nft_types.IN_SETS.keys() >= set(names) and _FLAGS.keys() >= set(words)
+    if parts or not known or data not in ("", "verdict") or not size.isdecimal():
         raise ValueError(f"the declaration {text!r} is not understood")
-    flags = SetFlag.MAP if data else SetFlag(0)
-    for word in filter(None, parts.pop("flags", "").split(",")):
-        flags |= _FLAGS[word]
-    size = int(parts.pop("size", "0"))
-    if parts:
-        raise ValueError(f"the declaration {text!r} has more than is understood")
-    return Declaration(tuple(nft_types.IN_SETS[name] for name in names), bool(data), flags, size)
+    flags = functools.reduce(operator.or_, (_FLAGS[word] for word in words), SetFlag(0))
+    return Declaration(tuple(nft_types.IN_SETS[name] for name in names), bool(data), flags, int(size))
 
 
 def declaration_text(of: Declaration) -> str:

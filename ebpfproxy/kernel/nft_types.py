@@ -9,7 +9,7 @@ import re
 import socket
 import sys
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 IFNAMSIZ = 16
 _REGISTER = 4  # what each part of a concatenation is padded to
@@ -55,7 +55,14 @@ def address_text(value: bytes) -> str:
 
 
 def _parse_protocol(text: str) -> bytes:
-    return (_PROTOCOLS[text] if text in _PROTOCOLS else int(text)).to_bytes(1)
+    return _raw(_PROTOCOLS[text] if text in _PROTOCOLS else int(text), 1, "big")
+
+
+def _raw(number: int, length: int, order: Literal["big", "little"]) -> bytes:
+    try:
+        return number.to_bytes(length, order)
+    except OverflowError:
+        raise ValueError(f"{number} does not fit into {length} bytes") from None
 
 
 def _protocol_text(value: bytes) -> str:
@@ -64,7 +71,7 @@ def _protocol_text(value: bytes) -> str:
 
 def _host_number(names: dict[str, int]) -> Callable[[str], bytes]:
     """A u32 of host order."""
-    return lambda text: (names[text] if text in names else int(text, 0)).to_bytes(4, sys.byteorder)
+    return lambda text: _raw(names[text] if text in names else int(text, 0), 4, sys.byteorder)
 
 
 def _host_text(names: dict[int, str]) -> Callable[[bytes], str]:
@@ -93,7 +100,7 @@ IPV4 = Datatype("ipv4_addr", 7, 4, _parse_v4, address_text)
 IPV6 = Datatype("ipv6_addr", 8, 16, _parse_v6, address_text)
 PROTOCOL = Datatype("inet_proto", 12, 1, _parse_protocol, _protocol_text)
 PORT = Datatype(
-    "inet_service", 13, 2, lambda text: int(text).to_bytes(2), lambda value: str(int.from_bytes(value))
+    "inet_service", 13, 2, lambda text: _raw(int(text), 2, "big"), lambda value: str(int.from_bytes(value))
 )
 INTEGER = Datatype("integer", 4, 4, _host_number({}), _host_text({}))
 MARK = Datatype(

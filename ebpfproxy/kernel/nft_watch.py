@@ -67,13 +67,13 @@ class TableWatch:
     def ours(self, session: Session) -> Iterator[None]:
         """What this session commits within is no disturbance."""
         self.is_disturbed()
-        before, done = nft.generation(), session.commits
+        before, done = session.generation(), session.commits
         self._listen(False)
         try:
             yield
         finally:
             self._listen(True)
-            if not 0 <= nft.generation() - before <= session.commits - done:
+            if not 0 <= session.generation() - before <= session.commits - done:
                 self._disturbed = True
 
     def _listen(self, listen: bool) -> None:

@@ -26,10 +26,17 @@ class Done(NamedTuple):
     is_surprising: bool
 
 
-def committed(session: Session, table: Table, of: Iterable[Step], abandoning: bool = False) -> Done:
+def committed(
+    session: Session,
+    table: Table,
+    of: Iterable[Step],
+    without: Collection[Key] = (),
+    abandoning: bool = False,
+) -> Done:
     """Commit these steps, or as many as the kernel takes: of a key that is refused, none.
 
-    With `abandoning` a chain of which a rule is refused is deleted, so that what leads there is refused, too.
+    `without`: keys that were refused before, so that no step is about them. With `abandoning` a chain of
+    which a rule is refused is deleted, so that what leads there is refused, too.
 
     Before Linux 6.4 (628bd3e49cba, "netfilter: nf_tables: drop map element references from preparation
     phase") a chain cannot be deleted in the transaction that deletes the last thing that goes there: it is
@@ -47,7 +54,7 @@ def committed(session: Session, table: Table, of: Iterable[Step], abandoning: bo
         real = [each for each in refusals if each.position not in omitted]
         busy = {each.position for each in real if _is_busy(remaining, each)}
         blamed: dict[Key, KernelError] = {}
-        if refused or len(busy) < len(real):
+        if without or refused or len(busy) < len(real):
             blamed = _blamed(remaining, [each for each in real if each.position not in busy] or real)
             surprising = surprising or any(each.errno in _SURPRISING for each in real)
         else:

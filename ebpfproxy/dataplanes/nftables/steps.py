@@ -36,7 +36,8 @@ def transaction(table: Table, of: Compiled, held: Held, names: SetNames) -> Iter
     yield from chains(table, of)
     yield from rules(table, of, names)
     for key, elements in of.elements.items():
-        yield Step(nft_messages.add_elements(table, key.container, elements), key)
+        for operation in nft_messages.add_elements(table, key.container, elements):
+            yield Step(operation, key)
     yield from _gone(table, of)
 
 
@@ -57,6 +58,12 @@ def rules(table: Table, of: Compiled, names: SetNames) -> Iterator[Step]:
         for rule in chain.rules:
             for operation in nft_messages.add_rule(table, key.name, rule, names):
                 yield Step(operation, key)
+
+
+def refilled(table: Table, of: Compiled, held: Held, names: SetNames) -> Iterator[Step]:
+    """Chains that are there, with other rules."""
+    yield from _emptied(table, of, held)
+    yield from rules(table, of, names)
 
 
 def _emptied(table: Table, of: Compiled, held: Held) -> Iterator[Step]:

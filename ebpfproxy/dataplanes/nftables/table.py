@@ -1,5 +1,6 @@
 """One table of the kernel: read, and changed by transactions, without what the kernel refuses."""
 
+import errno
 import itertools
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -16,7 +17,7 @@ from ebpfproxy.kernel.nft_messages import SetNames, Table
 from ebpfproxy.model.address import Family
 
 _LARGE = 2000
-"""Rules. Of more than so many in new chains, these come in ahead of the rest, in parts."""
+"""Rules. Of more than so many, those of chains that are no base chains come in ahead, in parts."""
 
 _SETS_IN_A_PART = 400
 """Those that belong to rules. Each of them costs a walk over all operations before it in the transaction
@@ -40,7 +41,7 @@ class KernelTable:
         self._session = session
         self._clock = clock
         self._names = SetNames()
-        self._held = Held({}, {}, set())
+        self._held: Held | None = None  # None: it was not read yet
         self._was_read = False  # since the last change of ours
         self._emptied: dict[str, float] = {}  # chains that are to go, and since when
 
@@ -62,23 +63,25 @@ class KernelTable:
         return found
 
     def apply(self, puts: Mapping[Key, Entry], drops: Collection[Key]) -> dict[Key, KernelError]:
-        """In one transaction; what it refused, by key. Very many new chains come first, in parts: nothing
-        leads to them before that one transaction.
+        """In one transaction; what it refused, by key.
 
-        `read` has to come before. Raises NotFound where somebody removed the table, and KernelError.
+        Of very many rules, those of chains that are no base chains come first, in parts. Nothing leads to new
+        chains before that one transaction, and other chains change each in one step; what they went to goes
+        last.
+
+        Raises NotFound where somebody removed the table, and KernelError.
         """
+        held = self._known()
         self._let_go(puts)
-        of, refused = compiled(self._table.family, puts, drops, self._held)
-        ahead = self._new_chains(of)
-        if sum(len(chain.rules) for chain in ahead.values()) > _LARGE:
-            refused |= self._prepare(of, ahead)
-            rest = {key: chain for key, chain in of.chains.items() if key not in ahead}
-            of = of._replace(chains=rest)
-        whole = steps.transaction(self._table, of, self._held, self._names)
-        done = committed(self._session, self._table, whole)
+        of, refused = compiled(self._table.family, puts, drops, held)
+        if _is_large(of):
+            refused |= self._prepare(of, held)
+            of = of._replace(chains={key: chain for key, chain in of.chains.items() if chain.hook})
+        whole = steps.transaction(self._table, of, held, self._names)
+        done = committed(self._session, self._table, whole, without=refused)
         refused |= done.refused
         self._emptied |= dict.fromkeys(done.emptied, self._clock())
-        self._held.take(
+        held.take(
             {key: entry for key, entry in puts.items() if key not in refused},
             (key for key in drops if key not in refused),
         )
@@ -86,29 +89,37 @@ class KernelTable:
         self._was_read = False
         return refused
 
-    def _new_chains(self, of: Compiled) -> dict[Chain, CompiledChain]:
-        """Those that no packet comes to before something else leads there."""
-        return {
-            key: chain
-            for key, chain in of.chains.items()
-            if chain.hook is None and key.name not in self._held.chains
-        }
+    def _known(self) -> Held:
+        while self._held is None:
+            self.read()
+        return self._held
 
-    def _prepare(self, of: Compiled, new: Mapping[Chain, CompiledChain]) -> dict[Key, KernelError]:
-        """Bring in new chains, and the sets that their rules look into; of those refused nothing is there."""
-        fresh = {key: each for key, each in of.containers.items() if key.name not in self._held.containers}
-        bare = of._replace(chains=dict(new), containers=fresh)
+    def _prepare(self, of: Compiled, held: Held) -> dict[Key, KernelError]:
+        """All regular chains, and the sets that rules look into; of a new chain that is refused nothing is
+        there."""
+        regular = {key: chain for key, chain in of.chains.items() if chain.hook is None}
+        new = {key: chain for key, chain in regular.items() if key.name not in held.chains}
+        refused = self._prepare_names(of._replace(chains=new), held)
+        for chains in _parts(new):
+            rules = steps.rules(self._table, of._replace(chains=chains), self._names)
+            refused |= committed(self._session, self._table, rules, abandoning=True).refused
+        for chains in _parts({key: chain for key, chain in regular.items() if key not in new}):
+            part = of._replace(chains=chains, drops=frozenset())
+            changed = steps.refilled(self._table, part, held, self._names)
+            refused |= committed(self._session, self._table, changed, without=refused).refused
+        return refused
+
+    def _prepare_names(self, of: Compiled, held: Held) -> dict[Key, KernelError]:
+        """New sets, and the chains without their rules."""
+        fresh = {key: each for key, each in of.containers.items() if key.name not in held.containers}
         first = itertools.chain(
             [Step(nft_messages.add_table(self._table), None)],
-            steps.containers(self._table, bare, self._names),
-            steps.chains(self._table, bare),
+            steps.containers(self._table, of._replace(containers=fresh), self._names),
+            steps.chains(self._table, of),
         )
         refused: dict[Key, KernelError] = {}
         while part := list(itertools.islice(first, _CHAINS_IN_A_PART)):
             refused |= committed(self._session, self._table, part).refused
-        for chains in _parts(new):
-            rules = steps.rules(self._table, of._replace(chains=chains), self._names)
-            refused |= committed(self._session, self._table, rules, abandoning=True).refused
         return refused
 
     def _let_go(self, puts: Mapping[Key, Entry]) -> None:
@@ -118,8 +129,15 @@ class KernelTable:
                 self._emptied.pop(key.name, None)
         now = self._clock()
         for name in [name for name, since in self._emptied.items() if now - since >= _GRACE]:
-            if not self._session.commit([nft_messages.delete_chain(self._table, name)]):
+            refusals = self._session.commit([nft_messages.delete_chain(self._table, name)])
+            if not refusals or refusals[0].errno == errno.ENOENT:
                 del self._emptied[name]
+
+
+def _is_large(of: Compiled) -> bool:
+    """Not where a set has to be made anew: no rule may look into it then, before or after."""
+    is_large = sum(len(chain.rules) for chain in of.chains.values()) > _LARGE
+    return is_large and not any(each.is_other for each in of.containers.values())
 
 
 def _parts(chains: Mapping[Chain, CompiledChain]) -> Iterator[dict[Chain, CompiledChain]]:

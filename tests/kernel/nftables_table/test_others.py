@@ -1,12 +1,15 @@
 """What others do to our tables of nftables, what a former run left, and what the machine lacks."""
 
+import os
+
 import pytest
 
 from ebpfproxy.dataplanes.delta import diff
+from ebpfproxy.dataplanes.interface import Delta
 from ebpfproxy.dataplanes.nftables import probes
 from ebpfproxy.dataplanes.nftables.dataplane import NftablesDataplane
 from ebpfproxy.dataplanes.nftables.entries import TABLE
-from ebpfproxy.errors import NotFound
+from ebpfproxy.errors import NotFound, Unsupported
 from ebpfproxy.kernel import nft_encoding
 from ebpfproxy.kernel.nft_expressions import Masquerade
 from ebpfproxy.model.address import Family
@@ -17,6 +20,7 @@ from tests.support.clock import Clock
 pytestmark = pytest.mark.kernel
 
 V4, V6 = Family.IPV4, Family.IPV6
+NOBODY = 65534
 
 
 def test_our_own_changes_and_others_tables_are_no_disturbance(plane: NftablesDataplane) -> None:
@@ -105,6 +109,16 @@ def test_what_a_former_run_left_goes_on_and_only_the_difference_is_written(clock
     assert listed() == wanted
 
 
+def test_a_change_comes_upon_what_a_former_run_left_though_nobody_has_read_it(clock: Clock) -> None:
+    for plans in ([plan("web", "10.96.0.1", endpoints=2)], [plan("web", "10.96.0.1", endpoints=3)]):
+        plane = NftablesDataplane(clock=clock)
+        plane.open()
+        wanted = entries(plane, *plans)
+        assert not plane.apply(Delta(wanted, frozenset()))
+        plane.close()
+        assert listed() == wanted
+
+
 # What the machine has
 
 
@@ -124,3 +138,15 @@ def test_what_a_kernel_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [each.needed for each in found] == [True, True]
     assert str(found[0]) == "nftables for IPv4: this kernel lacks masquerading (ENOENT)"
     assert found[0].remedy == "modprobe -a nft_masq"
+
+
+def test_without_the_right_to_change_nftables_it_is_asked_for() -> None:
+    os.seteuid(NOBODY)
+    try:
+        (found,) = probes.probe()
+        with pytest.raises(Unsupported, match="Operation not permitted") as raised:
+            NftablesDataplane().open()
+    finally:
+        os.seteuid(0)
+    assert str(found) == "nftables: a change of nftables: Operation not permitted (EPERM)"
+    assert found.remedy == raised.value.hint == "run as root, or with CAP_NET_ADMIN"

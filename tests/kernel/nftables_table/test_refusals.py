@@ -43,13 +43,16 @@ def test_a_service_whose_change_is_refused_goes_on_as_it_was(plane: NftablesData
     assert plane.read() == before | plane.render((other,), None)
 
 
-def test_what_still_is_gone_to_stays_where_something_else_was_refused(plane: NftablesDataplane) -> None:
+@pytest.mark.parametrize("rule", ["goto nowhere", "what is this"])
+def test_what_still_is_gone_to_stays_where_something_else_was_refused(
+    plane: NftablesDataplane, rule: str
+) -> None:
     """The Service goes on with both endpoints, though one of them is to go: its own change is refused."""
     before = entries(plane, plan("web", "10.96.0.1", endpoints=2))
     bring(plane, before)
     wanted = entries(plane, plan("web", "10.96.0.1", endpoints=1))
     service = next(key for key in wanted if isinstance(key, Chain) and re.match("service-.*/web/", key.name))
-    wanted[service] = ChainEntry("", ("goto nowhere",))
+    wanted[service] = ChainEntry("", (rule,))
     refused = bring(plane, wanted)
     assert refused.keys() == {service} | (before.keys() - wanted.keys())
     assert plane.read() == before

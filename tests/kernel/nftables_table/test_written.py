@@ -99,6 +99,15 @@ def test_ranges_change_where_they_touch_each_other(plane: NftablesDataplane) -> 
         assert plane.read() == listed() == wanted
 
 
+def test_a_service_of_very_many_endpoints_with_the_longest_names(plane: NftablesDataplane) -> None:
+    """A map of so many does not fit into one attribute."""
+    one = plan("a" * 63, "fd00::1", endpoints=600, family=V6)
+    long = dataclasses.replace(one, name=one.name._replace(namespace="b" * 63, port="c" * 63))
+    wanted = entries(plane, long)
+    assert not bring(plane, wanted)
+    assert plane.read() == listed() == wanted
+
+
 # Very many at once
 
 
