@@ -6,16 +6,23 @@ ebpfproxy/plan: the two are compared on random clusters.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ebpfproxy.model.address import Address, Family, family, network, network_family
+from ebpfproxy.model.address import Address, Family, Protocol, contains, family, network, network_family
+from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.endpoint import Endpoint, EndpointSlice
 from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import Service, ServicePort, ServiceType, TrafficPolicy
 from ebpfproxy.plan.service_plan import DetectLocal, PlanContext
 
 SOURCES = ("pod", "node", "outside")
+
+Target = tuple[Address, int]
+"""Address and port of an endpoint."""
+
+Place = tuple[Address, int, Protocol]
+"""What a client dials; of a NodePort the unspecified address."""
 
 
 class Outcome(NamedTuple):
@@ -24,7 +31,7 @@ class Outcome(NamedTuple):
     `masquerade` is False where there is none. `restricted`: only from the Service's source ranges.
     """
 
-    targets: frozenset[tuple[Address, int]] | None
+    targets: frozenset[Target] | None
     verdict: str
     masquerade: bool
     restricted: bool
@@ -37,6 +44,80 @@ class Question(NamedTuple):
     slices: Sequence[EndpointSlice]
     node: Node | None
     context: PlanContext
+
+
+class Claim(NamedTuple):
+    """A Service's port that asks for a frontend, in the order in which claims are granted.
+
+    A ClusterIP goes before a NodePort, that before a load balancer's address, that before an external IP;
+    among equals the smaller name wins.
+    """
+
+    rank: int
+    name: tuple[str, str, str, Protocol]
+    kind: str
+    question: Question
+
+
+class Client(NamedTuple):
+    """`source`: of SOURCES. `address`: where its packets come from, of the family that it dials."""
+
+    source: str
+    address: Address
+
+
+class Reached(NamedTuple):
+    """What a new connection of one client meets: by the endpoints that it may get, whether they see the node
+    instead of their client; "reject" or "drop" where there are none."""
+
+    targets: Mapping[Target, bool]
+    verdict: str = ""
+
+
+def granted(state: ClusterState, context: PlanContext) -> dict[Place, Claim]:
+    """Who has each frontend that anybody asks for."""
+    claims: dict[Place, list[Claim]] = {}
+    for service, of in itertools.product(state.services.values(), Family):
+        slices = tuple(state.slices_of(service.name).values())
+        for port in service.ports:
+            q = Question(service, port, of, slices, state.node, context)
+            for kind, address, number in addresses_dialled(q):
+                name = (*service.name, port.name, port.protocol)
+                claim = Claim(_RANKS.index(kind), name, kind, q)
+                claims.setdefault((address, number, port.protocol), []).append(claim)
+    return {place: min(rivals, key=lambda claim: claim[:2]) for place, rivals in claims.items()}
+
+
+_RANKS = ("ClusterIP", "NodePort", "LoadBalancer", "ExternalIP")
+
+
+def reached(claim: Claim, client: Client) -> Reached:
+    """The last row but one of the truth table, too: an endpoint that comes upon itself; and the last one, of
+    source ranges, which admit the node where they hold its address."""
+    q = claim.question
+    found = outcome(q, claim.kind, client.source)
+    if found.restricted and not _admitted(q, client):
+        return Reached({}, "drop")
+    targets = found.targets or frozenset()
+    return Reached({t: found.masquerade or t[0] == client.address for t in targets}, found.verdict)
+
+
+def _admitted(q: Question, client: Client) -> bool:
+    if client.source == "node":
+        return node_admitted(q)
+    ranges = (net for net in q.service.source_ranges if network_family(net) is q.of)
+    return any(contains(net, client.address) for net in ranges)
+
+
+def keeps_flows(q: Question) -> tuple[frozenset[Target], frozenset[Target]]:
+    """The endpoints that keep their established UDP flows, and those that may: pkg/proxy/conntrack.
+
+    Flows to an endpoint that serves last, whoever gets it now. One that is ready and says that it does not
+    serve is an oddity, about which nothing is promised.
+    """
+    found = endpoints(q)
+    serving = frozenset(target for target, endpoint in found.items() if endpoint.serving)
+    return serving, serving | frozenset(target for target, endpoint in found.items() if endpoint.ready)
 
 
 def addresses_dialled(q: Question) -> Iterator[tuple[str, Address, int]]:
@@ -110,7 +191,7 @@ def _external_local(service: Service) -> bool:
     return service.type in (ServiceType.NODE_PORT, ServiceType.LOAD_BALANCER) or len(service.external_ips) > 0
 
 
-def endpoints(q: Question) -> dict[tuple[Address, int], Endpoint]:
+def endpoints(q: Question) -> dict[Target, Endpoint]:
     """The best entry of each address and port: ready, serving, any; then here; then not terminating."""
     entries = [
         ((endpoint.address, port.port), endpoint)
@@ -144,7 +225,7 @@ def _serving_terminating(endpoint: Endpoint) -> bool:
     return endpoint.serving and endpoint.terminating
 
 
-def _cluster(q: Question) -> frozenset[tuple[Address, int]]:
+def _cluster(q: Question) -> frozenset[Target]:
     found = endpoints(q)
     ready = {target: endpoint for target, endpoint in found.items() if endpoint.ready}
     if not ready:
@@ -159,7 +240,7 @@ def _cluster(q: Question) -> frozenset[tuple[Address, int]]:
     return frozenset(ready)
 
 
-def _local(q: Question) -> frozenset[tuple[Address, int]]:
+def _local(q: Question) -> frozenset[Target]:
     here = {t: e for t, e in endpoints(q).items() if e.node == q.context.node_name}
     ready = frozenset(target for target, endpoint in here.items() if endpoint.ready)
     return ready or frozenset(target for target, endpoint in here.items() if _serving_terminating(endpoint))

@@ -14,7 +14,6 @@ _RANGES = tuple(
     map(parse_network, ("192.0.2.0/24", "10.0.0.0/8", "0.0.0.0/0", "0.0.0.0/1", "2001:db8::/32", "::/0"))
 )
 _ZONES = st.frozensets(st.sampled_from(("zone-a", "zone-b")))
-_NODES = st.frozensets(st.sampled_from((HERE, ELSEWHERE)))
 _PROTOCOLS = st.sampled_from((Protocol.TCP, Protocol.UDP))
 _PORT_NAMES = st.sampled_from(("", "http"))
 
@@ -68,18 +67,28 @@ SERVICES = st.builds(
 
 
 def endpoints(of: Family) -> SearchStrategy[Endpoint]:
-    """Every combination of conditions, the contradictory ones included; most are plainly ready."""
     prefix = "10.1.0." if of is Family.IPV4 else "fd01::"
+    addresses = st.sampled_from([parse_address(f"{prefix}{number}") for number in range(1, 5)])
+    places = st.tuples(addresses, st.sampled_from((HERE, ELSEWHERE, "")))
+    return endpoints_at(places, (HERE, ELSEWHERE))
+
+
+def endpoints_at(
+    places: SearchStrategy[tuple[Address, str]], nodes: tuple[str, ...]
+) -> SearchStrategy[Endpoint]:
+    """At an address, on a node of that name. Every combination of conditions, the contradictory ones
+    included; most are plainly ready. Hints name any of `nodes`.
+    """
     plain = st.just((True, True, False))
     any_conditions = st.tuples(st.booleans(), st.booleans(), st.booleans())
-    hints = st.just((frozenset[str](), frozenset[str]())) | st.tuples(_ZONES, _NODES)
+    no_hints = st.just((frozenset[str](), frozenset[str]()))
+    hints = no_hints | st.tuples(_ZONES, st.frozensets(st.sampled_from(nodes)))
     return st.builds(
-        lambda number, state, node, hints: Endpoint(
-            parse_address(f"{prefix}{number}"), state[0], state[1], state[2], node, hints[0], hints[1]
+        lambda place, state, hints: Endpoint(
+            place[0], state[0], state[1], state[2], place[1], hints[0], hints[1]
         ),
-        st.integers(1, 4),
+        places,
         plain | any_conditions,
-        st.sampled_from((HERE, ELSEWHERE, "")),
         hints,
     )
 

@@ -1,0 +1,150 @@
+"""One history after the other, in all modes at once; after each step everybody dials everything."""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import NamedTuple
+
+from ebpfproxy.model.address import format_address
+from tests.kernel.clients import REFUSED, SILENT, UDP
+from tests.kernel.differential.dialers import Dial, Kept
+from tests.kernel.differential.expected import Case, World, by_reference, of_kept, outcomes
+from tests.kernel.differential.history import NOTHING, Change, Step, advance
+from tests.kernel.differential.subject import Subject
+from tests.support.reference import SOURCES, Reached
+
+Adapted = Callable[[str, Case, Reached], Reached]
+"""What the reference says of a case, as a mode is known to do it."""
+
+_ENOUGH = 3.0  # seconds for an answer, and until a stale flow has ended
+_SILENCE = 0.06  # seconds in which an answer that ought not to come would be there
+_ROUNDS = 3
+_MOST_KEPT = 4
+_MOST_SHOWN = 20
+
+
+class Course:
+    """The state that all `subjects` are in."""
+
+    def __init__(self, subjects: Sequence[Subject], adapted: Adapted) -> None:
+        self._runs = [_Run(subject, adapted) for subject in subjects]
+        self._world = World(NOTHING)
+
+    def run(self, history: Iterable[Step]) -> None:
+        """Raises AssertionError with a line for all that is not as it should be."""
+        for step in history:
+            change = advance(self._world.state, step)
+            self._world = World(change.state, self._world)
+            under_way = [run.begin(change, self._world) for run in self._runs]
+            wrong = list(dict.fromkeys(line for each in under_way for line in each.result()))
+            assert not wrong, "\n".join(["", *wrong[:_MOST_SHOWN]])
+        lasts = {run.subject.name: run.subject.verify() for run in self._runs}
+        for name, done in lasts.items():
+            assert done.result()[:2] == (0, 0), f"{name}: the kernel does not hold what was written"
+
+
+class _Asked(NamedTuple):
+    """A case, and all that its client may be told."""
+
+    case: Case
+    allowed: frozenset[str]
+
+    @property
+    def dial(self) -> Dial:
+        patience = _SILENCE if SILENT in self.allowed else _ENOUGH
+        return Dial(self.case.protocol, format_address(self.case.address), self.case.port, patience)
+
+    @property
+    def is_answered(self) -> bool:
+        return not self.allowed & {SILENT, REFUSED}
+
+    @property
+    def times(self) -> int:
+        """Less often where nothing is left to chance."""
+        return min(len(self.allowed) + 1, _ROUNDS) if self.is_answered else 1
+
+    def wrong(self, outcome: str) -> Iterator[str]:
+        if outcome not in self.allowed:
+            yield f"{self.case}: {outcome}, not {' or '.join(sorted(self.allowed))}"
+
+
+class _Run:
+    """One subject's way, in its control thread."""
+
+    def __init__(self, subject: Subject, adapted: Adapted) -> None:
+        self.subject = subject
+        self._adapted = adapted
+        self._dialers = subject.dialers
+        self._kept: dict[str, list[tuple[Case, str]]] = {source: [] for source in SOURCES}
+
+    def begin(self, change: Change, world: World) -> Future[list[str]]:
+        return self.subject.submit(
+            lambda: [f"{self.subject.name}, {line}" for line in self._step(change, world)]
+        )
+
+    def _step(self, change: Change, world: World) -> Iterator[str]:
+        self.subject.apply(change)
+        asked: dict[str, list[_Asked]] = {source: [] for source in SOURCES}
+        for case in world.cases:
+            asked[case.source].append(_Asked(case, outcomes(case, self._reached(case))))
+        yield from self._go_on(world)
+        yield from self._dial(asked)
+        self._keep(asked)
+
+    def _reached(self, case: Case) -> Reached:
+        return self._adapted(self.subject.name, case, by_reference(case))
+
+    def _go_on(self, world: World) -> Iterator[str]:
+        """With the sockets that were kept."""
+        wanted: dict[str, list[tuple[Case, Kept]]] = {}
+        for source, kept in self._kept.items():
+            wanted[source] = []
+            for before, who in kept:
+                promised = of_kept(world, before, who, self._reached(world.again(before)))
+                if promised:
+                    dial = _Asked(before, frozenset()).dial
+                    wanted[source].append((before, Kept(dial, *promised)))
+            self._dialers[source].go_on([each for _, each in wanted[source]])
+        for source, cases in wanted.items():
+            for (case, each), outcome in zip(cases, self._dialers[source].result(), strict=True):
+                if outcome not in each.outcomes:
+                    yield f"{case}, by a socket kept: {outcome}, not {' or '.join(sorted(each.outcomes))}"
+
+    def _dial(self, asked: dict[str, list[_Asked]]) -> Iterator[str]:
+        plans: dict[str, tuple[list[list[_Asked]], list[_Asked]]] = {}
+        for source, cases in asked.items():
+            rounds = [[each for each in cases if each.times > number] for number in range(_ROUNDS)]
+            sticky = _sticky(cases)
+            plans[source] = rounds, sticky
+            dials = [[each.dial for each in some] for some in (*rounds, *[sticky] * _ROUNDS)]
+            self._dialers[source].dial(dials)
+        for source, (rounds, sticky) in plans.items():
+            outcome = iter(self._dialers[source].result())
+            for each in itertools.chain(*rounds):
+                yield from each.wrong(next(outcome))
+            again = [[next(outcome) for _ in sticky] for _ in range(_ROUNDS)]
+            for each, *found in zip(sticky, *again, strict=True):
+                if len(set(found)) > 1:
+                    yield f"{each.case}: with affinity {', then '.join(found)}"
+
+    def _keep(self, asked: dict[str, list[_Asked]]) -> None:
+        """A client of its own for each, which is what affinity is by, too: so none of those."""
+        for source, cases in asked.items():
+            some = [each for each in cases if each.is_answered and each.case.protocol is UDP][:_MOST_KEPT]
+            self._dialers[source].keep([each.dial for each in some])
+            self._kept[source] = [(each.case, "") for each in some]
+        for source, kept in self._kept.items():
+            outcomes_ = self._dialers[source].result()
+            self._kept[source] = [
+                (case, outcome.partition(" ")[0]) for (case, _), outcome in zip(kept, outcomes_, strict=True)
+            ]
+
+
+def _sticky(cases: Iterable[_Asked]) -> list[_Asked]:
+    """One frontend of each port that has session affinity, and somebody to choose from."""
+    found: dict[object, _Asked] = {}
+    for each in cases:
+        claim = each.case.claim
+        if claim and claim.question.service.affinity_timeout and each.is_answered and len(each.allowed) > 1:
+            found.setdefault((claim.name, each.case.of), each)
+    return list(found.values())

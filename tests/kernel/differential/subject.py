@@ -1,0 +1,151 @@
+"""A lab whose first node one mode serves: driven in this process, without an agent."""
+
+import concurrent.futures
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, TypeVar
+
+from ebpfproxy.config import Config
+from ebpfproxy.kernel import links, local_addresses, netns
+from ebpfproxy.lab import Lab, Place, Pod, PodNetwork
+from ebpfproxy.modes.mode import Callbacks, Mode
+from ebpfproxy.proxier import SyncResult
+from ebpfproxy.serving import Serving
+from tests.kernel.cluster import SERVICE_NETWORKS
+from tests.kernel.differential.dialers import Dialer, serve
+from tests.kernel.differential.history import Change
+from tests.kernel.differential.impatience import try_again_soon
+from tests.kernel.differential.places import CLIENTS, NUMBER, SERVERS, TARGET_PORTS, Server
+
+T = TypeVar("T")
+
+_ICMP_UNLIMITED = {
+    "net/ipv4/icmp_ratemask": "0",
+    "net/ipv4/icmp_ratelimit": "0",
+    "net/ipv6/icmp/ratelimit": "0",
+    "net/ipv6/icmp/ratemask": "128",
+}
+"""A refusal by ICMP is one of a few in a second otherwise; the last: of echo requests alone."""
+
+
+class Subject:
+    """From `with Subject(...) as subject:` to the end of the block.
+
+    One thread, which is in the node's network namespace, opens the dataplane and brings states into it.
+    """
+
+    def __init__(self, name: str, mode: Mode, texts: Mapping[str, Any]) -> None:
+        """`texts`: of the configuration, beside what concerns the lab."""
+        self.name = name
+        self._mode = mode
+        self._texts = texts
+        self._lab = Lab(f"diff-{name}", NUMBER, PodNetwork.ROUTED)
+        self._bypassing: set[int] = set()
+
+    def __enter__(self) -> "Subject":
+        self._lab.__enter__()
+        try:
+            self._people()
+            self._control = concurrent.futures.ThreadPoolExecutor(
+                1, f"control-{self.name}", initializer=_enter, initargs=(self._lab.node,)
+            )
+            self._control.submit(self._open).result()
+        except BaseException:
+            self._lab.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self._control.submit(self._serving.close).result()
+            self._control.shutdown()
+        finally:
+            self._lab.__exit__(kind, error, trace)
+
+    def submit(self, function: Callable[[], T]) -> concurrent.futures.Future[T]:
+        """Run it in the control thread."""
+        return self._control.submit(function)
+
+    def verify(self) -> concurrent.futures.Future[SyncResult]:
+        """Read the kernel back, and repair what is not as it was written."""
+        return self._control.submit(self._serving.sync, True)
+
+    def _people(self) -> None:
+        """Servers and clients; the node leads nowhere whom nobody has translated."""
+        lab = self._lab
+        for gateway, network in zip((lab.node.v4, lab.node.v6), SERVICE_NETWORKS, strict=True):
+            lab.ip(
+                lab.router,
+                f"route add blackhole {network}",
+                f"route add {network} via {gateway} table 100",
+            )
+            family = "-6" if ":" in network else "-4"
+            lab.router.run(["ip", family, "rule", "add", "iif", "outside", "to", network, "lookup", "100"])
+        try_again_soon(lab.cgroup.parent)
+        places = [self._place(server) for server in SERVERS]
+        for place in (*places, lab.outside):
+            place.call(_lift_limits)
+        for server, place in zip(SERVERS, places, strict=True):
+            serve(place, server.name, server.at if server.host else ("::",), TARGET_PORTS)
+        clients = {"pod": places[0], "node": lab.node, "outside": lab.outside}
+        for source, place in clients.items():
+            assert (place.v4, place.v6) == CLIENTS[source]
+        self.dialers = {source: Dialer(place) for source, place in clients.items()}
+
+    def _place(self, server: Server) -> Pod:
+        node = next(node for node in self._lab.nodes if node.name == server.node)
+        place = node.host if server.host else node.pod(server.name)
+        assert (place.v4, place.v6) == server.at
+        return place
+
+    # In the control thread:
+
+    def _open(self) -> None:
+        lab = self._lab
+        config = Config.parse(
+            {
+                "hostname_override": lab.node_name,
+                "cgroup_root": str(lab.cgroup),
+                "bpffs_root": str(lab.bpffs),
+                "detect_local_mode": "InterfaceNamePrefix",
+                "pod_interface_name_prefix": "veth",
+                **self._texts,
+            }
+        )
+        callbacks = Callbacks(lambda *_: None, self._bypassing.update)
+        self._serving = Serving(self._mode, config, callbacks)
+        self._serving.open()
+        self._networks, self._devices = local_addresses.read(), links.read()
+
+    def apply(self, change: Change) -> None:
+        """It is in force then. Raises KernelError."""
+        state = dataclasses.replace(
+            change.state,
+            local_networks=self._networks,
+            devices=self._devices,
+            bypassing=frozenset(self._bypassing),
+        )
+        self._serving.proxier.plan(
+            state, change.services, node_changed=change.node_changed, host_changed=True
+        )
+        done = self._serving.sync(verify=False)
+        assert not done.refused, done
+
+
+def _enter(place: Place) -> None:
+    namespace = os.open(place.netns, os.O_RDONLY | os.O_CLOEXEC)
+    netns.enter(namespace)
+    os.close(namespace)
+
+
+def _lift_limits() -> None:
+    for key, value in _ICMP_UNLIMITED.items():
+        with open(f"/proc/sys/{key}", "w") as setting:
+            setting.write(value)
