@@ -5,9 +5,9 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from ebpfproxy.dataplanes.nftables.entries import Chain, Key
-from ebpfproxy.dataplanes.nftables.steps import Step
+from ebpfproxy.dataplanes.nftables.steps import Step, abandoned
 from ebpfproxy.errors import KernelError, NotFound
-from ebpfproxy.kernel import nft, nft_messages
+from ebpfproxy.kernel import nft
 from ebpfproxy.kernel.nft import Refusal, Session
 from ebpfproxy.kernel.nft_messages import Kind, Table
 
@@ -64,7 +64,7 @@ def committed(
         refused = blamed | refused
         remaining = list(_without(remaining, omitted, blamed))
         if abandoning:
-            remaining = [*_abandoned(table, blamed), *remaining]
+            remaining = [*abandoned(table, blamed), *remaining]
     return Done(refused, emptied, surprising)
 
 
@@ -104,9 +104,3 @@ def _without(of: Sequence[Step], omitted: Collection[int], blamed: Collection[Ke
     for position, step in enumerate(of):
         if position not in omitted and (step.key is None or step.key not in blamed):
             yield step
-
-
-def _abandoned(table: Table, blamed: Iterable[Key]) -> Iterable[Step]:
-    for key in blamed:
-        if isinstance(key, Chain):
-            yield Step(nft_messages.delete_chain(table, key.name), key, needless=True)

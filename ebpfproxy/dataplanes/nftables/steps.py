@@ -5,7 +5,7 @@ what goes. A packet sees none of the steps between.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from ebpfproxy.dataplanes.nftables.compiled import Compiled, Held
@@ -64,6 +64,13 @@ def refilled(table: Table, of: Compiled, held: Held, names: SetNames) -> Iterato
     """Chains that are there, with other rules."""
     yield from _emptied(table, of, held)
     yield from rules(table, of, names)
+
+
+def abandoned(table: Table, keys: Iterable[Key]) -> Iterator[Step]:
+    """Chains that are there without rules, and are to be there no more."""
+    for key in keys:
+        if isinstance(key, Chain):
+            yield Step(nft_messages.delete_chain(table, key.name), key, needless=True)
 
 
 def _emptied(table: Table, of: Compiled, held: Held) -> Iterator[Step]:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 from ebpfproxy.dataplanes.nftables import reading, steps
 from ebpfproxy.dataplanes.nftables.commit import committed
-from ebpfproxy.dataplanes.nftables.compiled import Compiled, CompiledChain, Held, compiled
-from ebpfproxy.dataplanes.nftables.entries import TABLE, Chain, ChainEntry, Entry, Key, nft_family
+from ebpfproxy.dataplanes.nftables.compiled import Held, compiled
+from ebpfproxy.dataplanes.nftables.entries import TABLE, Chain, ChainEntry, Entry, Key, Map, Set, nft_family
 from ebpfproxy.dataplanes.nftables.steps import Step
 from ebpfproxy.errors import KernelError
 from ebpfproxy.kernel import nft_messages
@@ -73,19 +73,16 @@ class KernelTable:
         """
         held = self._known()
         self._let_go(puts)
-        of, refused = compiled(self._table.family, puts, drops, held)
-        if _is_large(of):
-            refused |= self._prepare(of, held)
-            of = of._replace(chains={key: chain for key, chain in of.chains.items() if chain.hook})
-        whole = steps.transaction(self._table, of, held, self._names)
-        done = committed(self._session, self._table, whole, without=refused)
-        refused |= done.refused
-        self._emptied |= dict.fromkeys(done.emptied, self._clock())
+        refused: dict[Key, KernelError] = {}
+        ahead = _ahead(puts, held)
+        if ahead:
+            refused = self._prepare(ahead, puts, held)
+        rest = {key: entry for key, entry in puts.items() if key not in ahead}
+        refused |= self._finish(rest, drops, held, refused)
         held.take(
             {key: entry for key, entry in puts.items() if key not in refused},
             (key for key in drops if key not in refused),
         )
-        self.is_doubtful = self.is_doubtful or (done.is_surprising and not self._was_read)
         self._was_read = False
         return refused
 
@@ -94,30 +91,53 @@ class KernelTable:
             self.read()
         return self._held
 
-    def _prepare(self, of: Compiled, held: Held) -> dict[Key, KernelError]:
-        """All regular chains, and the sets that rules look into; of a new chain that is refused nothing is
-        there."""
-        regular = {key: chain for key, chain in of.chains.items() if chain.hook is None}
-        new = {key: chain for key, chain in regular.items() if key.name not in held.chains}
-        refused = self._prepare_names(of._replace(chains=new), held)
-        for chains in _parts(new):
-            rules = steps.rules(self._table, of._replace(chains=chains), self._names)
-            refused |= committed(self._session, self._table, rules, abandoning=True).refused
-        for chains in _parts({key: chain for key, chain in regular.items() if key not in new}):
-            part = of._replace(chains=chains, drops=frozenset())
-            changed = steps.refilled(self._table, part, held, self._names)
-            refused |= committed(self._session, self._table, changed, without=refused).refused
+    def _finish(
+        self, puts: Mapping[Key, Entry], drops: Collection[Key], held: Held, before: Collection[Key]
+    ) -> dict[Key, KernelError]:
+        """The one transaction. `before`: what was refused already."""
+        of, refused = compiled(self._table.family, puts, drops, held)
+        whole = steps.transaction(self._table, of, held, self._names)
+        done = committed(self._session, self._table, whole, without=[*before, *refused])
+        self._emptied |= dict.fromkeys(done.emptied, self._clock())
+        self.is_doubtful = self.is_doubtful or (done.is_surprising and not self._was_read)
+        return refused | done.refused
+
+    def _prepare(
+        self, chains: Mapping[Chain, ChainEntry], puts: Mapping[Key, Entry], held: Held
+    ) -> dict[Key, KernelError]:
+        """The chains, and the sets that rules look into; of a new chain that is refused nothing is there."""
+        new = {key: entry for key, entry in chains.items() if key.name not in held.chains}
+        refused = self._prepare_names(new, puts, held)
+        for part in _parts(new):
+            of, not_understood = compiled(self._table.family, part, (), held)
+            rules = itertools.chain(
+                steps.abandoned(self._table, not_understood), steps.rules(self._table, of, self._names)
+            )
+            done = committed(self._session, self._table, rules, abandoning=True)
+            refused |= not_understood | done.refused
+        for part in _parts({key: entry for key, entry in chains.items() if key not in new}):
+            of, not_understood = compiled(self._table.family, part, (), held)
+            changed = steps.refilled(self._table, of, held, self._names)
+            done = committed(self._session, self._table, changed, without=refused)
+            refused |= not_understood | done.refused
         return refused
 
-    def _prepare_names(self, of: Compiled, held: Held) -> dict[Key, KernelError]:
+    def _prepare_names(
+        self, new: Mapping[Chain, ChainEntry], puts: Mapping[Key, Entry], held: Held
+    ) -> dict[Key, KernelError]:
         """New sets, and the chains without their rules."""
-        fresh = {key: each for key, each in of.containers.items() if key.name not in held.containers}
+        bare: dict[Key, Entry] = {key: ChainEntry("", ()) for key in new}
+        bare |= {
+            key: entry
+            for key, entry in puts.items()
+            if isinstance(key, Set | Map) and key.name not in held.containers
+        }
+        of, refused = compiled(self._table.family, bare, (), held)
         first = itertools.chain(
             [Step(nft_messages.add_table(self._table), None)],
-            steps.containers(self._table, of._replace(containers=fresh), self._names),
+            steps.containers(self._table, of, self._names),
             steps.chains(self._table, of),
         )
-        refused: dict[Key, KernelError] = {}
         while part := list(itertools.islice(first, _CHAINS_IN_A_PART)):
             refused |= committed(self._session, self._table, part).refused
         return refused
@@ -134,19 +154,33 @@ class KernelTable:
                 del self._emptied[name]
 
 
-def _is_large(of: Compiled) -> bool:
-    """Not where a set has to be made anew: no rule may look into it then, before or after."""
-    is_large = sum(len(chain.rules) for chain in of.chains.values()) > _LARGE
-    return is_large and not any(each.is_other for each in of.containers.values())
+def _ahead(puts: Mapping[Key, Entry], held: Held) -> dict[Chain, ChainEntry]:
+    """The chains that come in ahead, where they are very many: all but those that are base chains, or were.
+    None where a set has to be made anew: no rule may look into it then, before or after."""
+    chains = {
+        key: entry
+        for key, entry in puts.items()
+        if isinstance(key, Chain) and isinstance(entry, ChainEntry)
+        if not entry.hook and not held.chains.get(key.name)
+    }
+    if sum(len(entry.rules) for entry in chains.values()) <= _LARGE:
+        return {}
+    anew = any(
+        held.containers.get(key.name, entry) != entry
+        for key, entry in puts.items()
+        if isinstance(key, Set | Map)
+    )
+    return {} if anew else chains
 
 
-def _parts(chains: Mapping[Chain, CompiledChain]) -> Iterator[dict[Chain, CompiledChain]]:
-    part: dict[Chain, CompiledChain] = {}
+def _parts(chains: Mapping[Chain, ChainEntry]) -> Iterator[dict[Key, Entry]]:
+    """So much at a time, that it is never all there as the kernel takes it."""
+    part: dict[Key, Entry] = {}
     sets = rules = 0
-    for key, chain in chains.items():
-        part[key] = chain
-        rules += len(chain.rules)
-        sets += sum(len(rule.sets) for rule in chain.rules)
+    for key, entry in chains.items():
+        part[key] = entry
+        rules += len(entry.rules)
+        sets += sum("{" in rule for rule in entry.rules)  # about
         if sets >= _SETS_IN_A_PART or rules >= _RULES_IN_A_PART:
             yield part
             part, sets, rules = {}, 0, 0

@@ -51,12 +51,12 @@ def endpoint_chain(of: Entries, name: str) -> Chain:
     return next(key for key in chains if re.match(f"endpoint-.*/{name}/", key.name))
 
 
-def spoil(wanted: Entries, name: str) -> Chain:
-    """Have an endpoint's chain of this Service do what the kernel refuses: go nowhere."""
+def spoil(wanted: Entries, name: str, rule: str = "goto nowhere") -> Chain:
+    """Have an endpoint's chain of this Service do what is refused."""
     endpoint = endpoint_chain(wanted, name)
     chain = wanted[endpoint]
     assert isinstance(chain, ChainEntry)
-    wanted[endpoint] = chain._replace(rules=(*chain.rules, "goto nowhere"))
+    wanted[endpoint] = chain._replace(rules=(*chain.rules, rule))
     return endpoint
 
 

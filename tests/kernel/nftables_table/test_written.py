@@ -128,14 +128,15 @@ def test_very_many_services_are_brought_in_by_parts(
     assert plane.read() == again
 
 
+@pytest.mark.parametrize("rule", ["goto nowhere", "what is this"])
 def test_of_very_many_what_is_refused_leads_nowhere(
-    plane: NftablesDataplane, monkeypatch: pytest.MonkeyPatch
+    plane: NftablesDataplane, monkeypatch: pytest.MonkeyPatch, rule: str
 ) -> None:
     monkeypatch.setattr(table, "_LARGE", 0)
     monkeypatch.setattr(table, "_SETS_IN_A_PART", 1000)
     good, bad = plan("good", "10.96.0.1"), plan("bad", "10.96.0.2")
     wanted = entries(plane, good, bad)
-    spoil(wanted, "bad")
+    spoil(wanted, "bad", rule)
     refused = bring(plane, wanted)
     assert refused.keys() == leading(plane, bad)
     assert plane.read() == {key: entry for key, entry in wanted.items() if key not in refused}
