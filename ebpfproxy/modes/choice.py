@@ -6,6 +6,7 @@ from typing import NamedTuple
 from ebpfproxy.config import Config
 from ebpfproxy.dataplanes.findings import Finding
 from ebpfproxy.errors import KernelError, Unsupported
+from ebpfproxy.kernel import rights
 from ebpfproxy.modes.ebpf import EbpfMode
 from ebpfproxy.modes.iptables import IptablesMode
 from ebpfproxy.modes.mode import Mode
@@ -44,10 +45,11 @@ def choose(config: Config, modes: Sequence[Mode] = MODES) -> Choice:
         found = findings[mode.name] = look(mode, config)
         if is_usable(found):
             return Choice(mode, wanted, findings)
+    may_try = rights.NET_ADMIN in rights.capabilities()
     raise Unsupported(
         "no mode works on this machine: "
         + "; ".join(f"{name}: {_lacking(found)}" for name, found in findings.items()),
-        "ebpfproxy doctor shows what each needs",
+        "ebpfproxy doctor shows what each needs" if may_try else "run as root",
     )
 
 
