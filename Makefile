@@ -12,7 +12,7 @@ STAMP  := $(VENV)/.installed
 # What Python packages cannot bring: bcc (PyPI's is an unrelated package) and the C headers that it
 # includes, `ip` and `mount` for the lab's network namespaces, a C compiler and iperf3 for its loads.
 APT    := python3 python3-venv python3-bpfcc linux-libc-dev iproute2 mount gcc libc6-dev iperf3 iptables nftables
-C      := $(wildcard bpf/*.c bpf/*.h ebpfproxy/bench/*.c)
+C      := $(wildcard bpf/*.c bpf/*.h ebpfproxy/bench/*.c ebpfproxy/bench/c/*.[ch])
 
 .PHONY: help
 help:  ## show this
