@@ -74,7 +74,7 @@ soak: $(STAMP)  ## a million connections while endpoints come and go, agents are
 bench: $(STAMP)  ## the figures of docs/benchmarks.md, measured here
 	$(CLI) bench connect
 	$(CLI) bench sync
-	$(CLI) bench nodeport --redirect=both
+	$(CLI) bench nodeport --modes=ebpf,ebpf-redirect
 	$(CLI) bench packet
 	$(CLI) bench overhead
 
