@@ -105,16 +105,30 @@ def test_from_kube_proxy_and_back_no_connection_is_lost(
     assert serves(installed, exposed), "what kube-proxy finds at its start serves until then"
 
 
-def test_a_node_is_rid_of_everything_at_once_by_a_debug_pod(installed: Installed, exposed: Exposed) -> None:
-    """`kubectl debug node` has the node's files below /host, and nothing else of the DaemonSet's volumes."""
+def debug(installed: Installed) -> None:
+    """Have the next pods as those of `kubectl debug node --profile=sysadmin`: the node's files below /host,
+    and none of the DaemonSet's volumes."""
+    spec = one(installed.objects, "DaemonSet")["spec"]["template"]["spec"]
+    wanted = {"bpffs": "/host/sys/fs/bpf", "cgroup": "/host/sys/fs/cgroup"}
+    spec["containers"][0]["volumeMounts"] = [
+        {"name": name, "mountPath": path} for name, path in wanted.items()
+    ]
+    spec["volumes"] = [each for each in spec["volumes"] if each["name"] in wanted]
+
+
+def test_a_debug_pod_tells_what_a_node_has_before_it_is_moved(installed: Installed) -> None:
+    debug(installed)
+    done = installed.run("doctor", "--bpffs-root=/host/sys/fs/bpf/ebpfproxy")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "mode: ebpf" in done.stdout
+
+
+def test_a_debug_pod_takes_everything_from_a_node_at_once(installed: Installed, exposed: Exposed) -> None:
     agent = installed.start()
     eventually(lambda: not rules(installed), "kube-proxy's rules are gone")
     assert agent.stop() == 0
     assert pins(installed)
-    spec = one(installed.objects, "DaemonSet")["spec"]["template"]["spec"]
-    container = spec["containers"][0]
-    container["volumeMounts"] = [{"name": "bpffs", "mountPath": "/host/sys/fs/bpf"}]
-    spec["volumes"] = [each for each in spec["volumes"] if each["name"] == "bpffs"]
+    debug(installed)
     done = installed.run("cleanup", "--bpffs-root=/host/sys/fs/bpf/ebpfproxy")
     assert done.returncode == 0, done.stderr
     assert not pins(installed)

@@ -66,6 +66,8 @@ def test_commands_in_the_pod_show_what_the_kernel_holds(installed: Installed) ->
     done = installed.execute("dump", "-o", "json")
     assert done.returncode == 0, done.stderr
     assert f"default/{exposed.name}" in done.stdout
+    done = installed.execute("doctor")
+    assert done.returncode == 0, done.stdout + done.stderr
     agent.stop()
 
 
