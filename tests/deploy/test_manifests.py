@@ -160,7 +160,13 @@ def test_on_one_node_the_two_proxies_go_by_one_label(tmp_path: Path) -> None:
     daemon_set = one(rendered("deploy/base"), "DaemonSet")  # in the place of kube-proxy's
     (tmp_path / "daemonset.yaml").write_text(yaml.safe_dump(daemon_set))
     patch = DEPLOY / "one-node/kube-proxy.yaml"
-    command = [KUBECTL, "patch", "--local", f"--filename={tmp_path}/daemonset.yaml", f"--patch-file={patch}"]
+    command = [
+        str(KUBECTL),
+        "patch",
+        "--local",
+        f"--filename={tmp_path}/daemonset.yaml",
+        f"--patch-file={patch}",
+    ]
     done = subprocess.run([*command, "--output=yaml"], capture_output=True, text=True, check=True)
     affinity = yaml.safe_load(done.stdout)["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
     (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]

@@ -26,10 +26,10 @@ def pins() -> dict[str, str]:
 
 
 def test_shellcheck_finds_nothing_in_any_script() -> None:
-    command = [Path(sys.executable).with_name("shellcheck"), "--external-sources", "--source-path=SCRIPTDIR"]
-    done = subprocess.run(
-        [*command, *SCRIPTS, REPOSITORY / ".ci/run"], capture_output=True, text=True, check=False
-    )
+    program = str(Path(sys.executable).with_name("shellcheck"))
+    scripts = map(str, [*SCRIPTS, REPOSITORY / ".ci/run"])
+    command = [program, "--external-sources", "--source-path=SCRIPTDIR", *scripts]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 
 
