@@ -82,9 +82,13 @@ def services(count: int, protocol: str = "TCP", *, node_ports: bool = False) -> 
 def endpoint_slice(
     index: int, addresses: Sequence[str | manifests.Object], protocol: str = "TCP"
 ) -> manifests.Object:
-    """The only slice of the Service of this index."""
+    """The only slice of the Service of this index. As of all pods, it says on which node they are: of those
+    given as addresses, on another one, as with all but a few of so many."""
     ports = [manifests.port(ENDPOINT_PORT, protocol=protocol)]
-    return manifests.endpoint_slice(f"service-{index}-slice", f"service-{index}", addresses, ports)
+    endpoints = [
+        manifests.endpoint(each, node="elsewhere") if isinstance(each, str) else each for each in addresses
+    ]
+    return manifests.endpoint_slice(f"service-{index}-slice", f"service-{index}", endpoints, ports)
 
 
 def write(

@@ -75,14 +75,14 @@ class PlannedEndpoint(NamedTuple):
     `cluster` and `local`: whether new connections of that scope may use it. One that is in neither is
     listed as long as it serves, since established UDP flows to it may live on (kube-proxy's conntrack
     reconciler keeps flows to every serving endpoint, pkg/proxy/conntrack/cleanup.go).
-    `on_node`: whether it runs on this node.
+    `on_node`: whether it runs on this node; None where nobody says on which node it runs.
     """
 
     address: Address
     port: int
     cluster: bool
     local: bool
-    on_node: bool
+    on_node: bool | None
 
 
 class LocalTraffic(NamedTuple):

@@ -231,10 +231,10 @@ class _Port:
             yield self._element(FIREWALL_IPS, external, ElementEntry(verdict))
 
     def _hairpin_elements(self) -> Iterator[tuple[Key, Entry]]:
-        """What the endpoints of this node may send to themselves: no other packets come by here. All Services
-        that have such an endpoint have its element in common."""
+        """What endpoints that are, or may be, on this node may send to themselves: no other packets come by
+        here. All Services that have such an endpoint have its element in common."""
         for each in self._plan.endpoints:
-            if each.on_node and (each.cluster or each.local):
+            if each.on_node is not False and (each.cluster or each.local):
                 address = format_address(each.address)
                 key = f"{address} . {address} . {self._protocol} . {each.port}"
                 yield Element(self._plan.family, HAIRPIN_CONNECTIONS, key), ElementEntry()

@@ -144,6 +144,7 @@ def test_a_rule_that_we_never_write_is_another_one(expressions: tuple[Any, ...])
 
 CHOICE = compile_rule("dnat ip to numgen random mod 2 map { 0 : 10.0.0.1 . 80, 1 : 10.0.0.2 . 80 }", "ip")
 NUMBER, CHOSEN, TRANSLATION = CHOICE.expressions
+assert isinstance(CHOSEN, Lookup)
 
 
 @pytest.mark.parametrize(

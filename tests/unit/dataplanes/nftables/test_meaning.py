@@ -147,9 +147,10 @@ def rules_of(case: str) -> Ruleset:
 
 
 def on_this_node(plan: ServicePortPlan) -> Iterator[Place]:
-    """Where its connections may go to on this node: only those may come back to where they came from."""
+    """Where its connections may go to on this node, or nobody knows: only those may come back to where they
+    came from."""
     for each in plan.endpoints:
-        if plan.frontends and each.on_node and (each.cluster or each.local):
+        if plan.frontends and each.on_node is not False and (each.cluster or each.local):
             yield each.address, plan.name.protocol, each.port
 
 

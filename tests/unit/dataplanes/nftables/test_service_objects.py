@@ -119,9 +119,10 @@ def test_an_endpoint_that_remembers_its_clients_has_a_chain() -> None:
 
 
 @pytest.mark.parametrize("affinity", [0, 60])
-def test_an_endpoint_of_this_node_may_reach_itself(affinity: int) -> None:
+@pytest.mark.parametrize("on_node", [True, None], ids=["here", "who knows where"])
+def test_an_endpoint_that_may_be_on_this_node_may_reach_itself(affinity: int, on_node: bool | None) -> None:
     """One that is elsewhere cannot send anything that comes by here."""
-    here = OTHER._replace(on_node=True)
+    here = OTHER._replace(on_node=on_node)
     endpoints = (ENDPOINT, here, here._replace(cluster=False, port=1))
     entries = entries_of(dataclasses.replace(PLAN, endpoints=endpoints, affinity_timeout=affinity))
     found = [
