@@ -188,7 +188,7 @@ def test_another_layout_is_taken_over_while_all_is_reached(
         ground.serve(ground.a)
         assert commits >= (len(Family) if part else 10)
         assert [converse(client) for client in clients] == ["a"] * len(clients)
-    assert "chain endpoint-" not in ground.nft("list ruleset")
+    assert "goto endpoint-" not in ground.nft("list ruleset")
 
 
 def former(ground: Ground, of: Family) -> str:
