@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Protocol
 from ebpfproxy.config import Config
 from ebpfproxy.dataplanes.findings import Finding
 from ebpfproxy.dataplanes.interface import Dataplane
+from ebpfproxy.model.address import Family
 from ebpfproxy.model.traffic import ServiceTraffic
 from ebpfproxy.plan.service_plan import NodePlan, PlanContext, PlanKey, ServicePortPlan
 
@@ -77,12 +78,18 @@ class Mode(Protocol):
     - `remove` takes away all that this mode ever left, be it kube-proxy's; what it was, a line each. With
       `dry_run` it only says so. Connections that need it end. Raises KernelError.
     - `retire` does so where another mode serves: at once all that acts on new connections, and at last what
-      goes on with those that are open, which may take as long as they last. What was removed, and whether
-      something is left to be retired by another call. Raises KernelError.
+      goes on with those that are open, which may take as long as they last. `translates` says of a family
+      whether there are any whose addresses the kernel translates only because of this mode. What was removed,
+      and whether something is left to be retired by another call. Raises KernelError.
+
+    `uses_kernel_nat`: while it serves, the kernel goes on translating what it has translated so far.
     """
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def uses_kernel_nat(self) -> bool: ...
 
     def probe(self, config: Config) -> tuple[Finding, ...]: ...
 
@@ -90,4 +97,4 @@ class Mode(Protocol):
 
     def remove(self, config: Config, dry_run: bool = False) -> list[str]: ...
 
-    def retire(self, config: Config) -> tuple[list[str], bool]: ...
+    def retire(self, config: Config, translates: Callable[[Family], bool]) -> tuple[list[str], bool]: ...
