@@ -55,6 +55,8 @@ class Proxier(Generic[K, E]):
         self._touched: set[K] = set()
         self._told: dict[K, str] = {}
         self._changed: dict[PlanKey, ServicePortPlan | None] = {}
+        self._left_over: set[K] = set()
+        self._begun = False  # whether a sync has succeeded
         self.endpoints = 0
         self.no_local_internal = 0
         self.no_local_external = 0
@@ -160,6 +162,12 @@ class Proxier(Generic[K, E]):
         changed, self._changed = self._changed, {}
         return changed
 
+    def take_left_over(self) -> frozenset[K]:
+        """What an earlier run had left in the kernel that no plan wants, until the first sync that succeeded;
+        afterwards, and when this is asked again, nothing."""
+        left, self._left_over = self._left_over, set()
+        return frozenset(left)
+
     def refused(self) -> frozenset[PlanKey]:
         """The plans of which the last sync that succeeded was refused something."""
         if not self._told:
@@ -189,6 +197,8 @@ class Proxier(Generic[K, E]):
                 actual = self._actual
                 delta = self._with_refused(diff(actual, self._desired, self._touched))
             drifted = self._drifted(expected, actual) if verify and expected is not None else 0
+            if not self._begun:
+                self._left_over |= delta.drops
             # Also where nothing differs: after a restart the dataplane lets go of what was there before.
             refused = self._dataplane.apply(delta) if delta or verify else {}
         except KernelError:
@@ -200,7 +210,7 @@ class Proxier(Generic[K, E]):
         dropped = delta.drops - refused.keys()
         for key in dropped:
             actual.pop(key, None)
-        self._actual = actual
+        self._actual, self._begun = actual, True
         self._generation = self._dataplane.generation()
         self._touched = set(refused)
         self._tell(refused)

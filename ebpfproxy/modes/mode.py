@@ -15,11 +15,13 @@ class Callbacks(NamedTuple):
     """What a dataplane's own threads tell the agent; for any thread.
 
     `stale_removed`: how many sockets, or flows, of endpoints that are gone were ended, and how many could
-    not be. `pods_bypass`: devices whose pods' packets have to be looked at.
+    not be. `pods_bypass`: devices whose pods' packets have to be looked at. `flows_looked_at`: tracked flows
+    of this family were searched for stale ones; how many were ended, and in how many seconds.
     """
 
     stale_removed: Callable[[int, int], object]
     pods_bypass: Callable[[frozenset[int]], object]
+    flows_looked_at: Callable[[Family, int, float], object] = lambda family, ended, seconds: None
 
 
 def _nothing_used() -> Mapping[str, tuple[int, int]]:
@@ -38,11 +40,14 @@ class Beside(Protocol):
     """What goes along with a dataplane: it is told of each sync, and closed after it.
 
     `opened`: the dataplane is open, and nothing was synced yet. `expect`: these plans, None for one that
-    goes, and this node are synced next. `in_force`: they are in the kernel, but for those `refused`.
-    `restored`: what others had changed in the kernel is as it was.
+    goes, and this node are synced next. `left_over`: an earlier run had these keys in the kernel, and the
+    first sync has removed them; told before its `in_force`. `in_force`: what was expected is in the kernel,
+    but for those `refused`. `restored`: what others had changed in the kernel is as it was.
     """
 
     def opened(self) -> None: ...
+
+    def left_over(self, keys: Collection[Any]) -> None: ...
 
     def expect(self, changed: Mapping[PlanKey, ServicePortPlan | None], node: NodePlan | None) -> None: ...
 

@@ -7,6 +7,7 @@ from ebpfproxy.config.derived import netfilter_settings, nftables_settings, plan
 from ebpfproxy.dataplanes.findings import Finding
 from ebpfproxy.dataplanes.nftables import probes, removal
 from ebpfproxy.dataplanes.nftables.dataplane import NftablesDataplane
+from ebpfproxy.dataplanes.nftables.served import frontends
 from ebpfproxy.model.address import Family
 from ebpfproxy.modes.mode import Callbacks, Parts
 from ebpfproxy.modes.netfilter import Netfilter
@@ -23,7 +24,7 @@ class NftablesMode:
 
     def prepare(self, config: Config, callbacks: Callbacks) -> Parts:
         dataplane = NftablesDataplane(nftables_settings(config))
-        beside = Netfilter(netfilter_settings(config, self.name), callbacks.stale_removed)
+        beside = Netfilter(netfilter_settings(config, self.name), callbacks, frontends)
         return Parts(dataplane, plan_context(config, self.name), beside=beside)
 
     def remove(self, config: Config, dry_run: bool = False) -> list[str]:

@@ -369,6 +369,38 @@ class CountedAgent(Agent):
         self.proxier = Proxier(self.plane, CONTEXT)
 
 
+def test_what_an_earlier_run_left_that_nobody_wants_is_told_once() -> None:
+    first = Agent()
+    first.sync(WEB, API, NodeChanged(node()), LOCAL)
+    again = Agent(first.kernel)
+    again.sync(WEB, NodeChanged(node()), LOCAL)
+    left = again.proxier.take_left_over()
+    assert {str(each[0]) for each in left if isinstance(each[0], ServicePortName)} == {"default/api"}
+    assert not again.proxier.take_left_over()
+    again.sync(gone("web"))
+    assert not again.proxier.take_left_over()
+
+
+def test_what_an_earlier_run_left_is_told_though_it_went_with_a_sync_that_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = Agent()
+    first.sync(WEB, API, NodeChanged(node()), LOCAL)
+    again = Agent(first.kernel)
+    apply = FakeDataplane.apply
+
+    def apply_and_fail(plane: FakeDataplane, delta: Delta[Key, Entry]) -> None:
+        apply(plane, delta)
+        raise KernelError("only half of it is known")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(FakeDataplane, "apply", apply_and_fail)
+        with pytest.raises(KernelError):
+            again.sync(WEB, NodeChanged(node()), LOCAL)
+    again.sync()
+    assert again.proxier.take_left_over()
+
+
 def test_a_restart_that_finds_nothing_to_do_lets_the_dataplane_settle() -> None:
     before = CountedAgent()
     before.sync(WEB, WEB_SLICE, LOCAL, verify=True)
