@@ -11,6 +11,7 @@ from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.service import NamespacedName
 from ebpfproxy.plan.claims import Claims
 from ebpfproxy.plan.exposure import plan_service
+from ebpfproxy.plan.health import HealthCheck, plan_health_check
 from ebpfproxy.plan.lifeline import API_SERVER, with_last_endpoints
 from ebpfproxy.plan.needs import needs_packets_of_pods
 from ebpfproxy.plan.node_plan import plan_node
@@ -62,6 +63,8 @@ class Proxier(Generic[K, E]):
         self.no_local_external = 0
         self.needing_pods = 0
         """How many ServicePorts need the packets of pods."""
+        self.health_checks: dict[NamespacedName, HealthCheck] = {}
+        """What load balancers are told, of the Services that they ask about."""
 
     @property
     def services(self) -> int:
@@ -98,8 +101,15 @@ class Proxier(Generic[K, E]):
     def _plan_service(self, name: NamespacedName, state: ClusterState) -> None:
         service = state.services.get(name)
         plans: tuple[ServicePortPlan, ...] = ()
+        check = None
         if service is not None:
-            plans = plan_service(service, state.slices_of(name).values(), state.node, self._context)
+            slices = state.slices_of(name).values()
+            plans = plan_service(service, slices, state.node, self._context)
+            check = plan_health_check(service, slices, self._context.node_name) if plans else None
+        if check:
+            self.health_checks[name] = check
+        else:
+            self.health_checks.pop(name, None)
         if name == API_SERVER:
             plans = with_last_endpoints(plans, self._claims.plans.get)
         settlement = self._claims.update(name, plans)

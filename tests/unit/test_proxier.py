@@ -97,6 +97,26 @@ WEB_SLICE = slice_of("web", endpoint("10.1.0.1"))
 API_SLICE = slice_of("api", endpoint("10.1.0.2"))
 
 
+def test_health_checks_are_of_the_services_that_want_them_now(agent: Agent) -> None:
+    asked = service(
+        "web",
+        ips=["10.96.0.1"],
+        type_=ServiceType.LOAD_BALANCER,
+        external_policy=TrafficPolicy.LOCAL,
+        health_check=32000,
+    )
+    here = slice_of("web", endpoint("10.1.0.1", HERE))
+    agent.sync(asked, API, here, API_SLICE, NodeChanged(node()), LOCAL)
+    assert agent.proxier.health_checks == {WEB.name: (WEB.name, 32000, 1)}
+    agent.sync(WEB_SLICE)
+    assert agent.proxier.health_checks == {WEB.name: (WEB.name, 32000, 0)}
+    agent.sync(dataclasses.replace(asked, cluster_ips=()))
+    assert agent.proxier.health_checks == {}
+    agent.sync(asked)
+    agent.sync(gone("web"))
+    assert agent.proxier.health_checks == {}
+
+
 # What is touched
 
 
