@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from ebpfproxy.dataplanes.delta import diff
-from ebpfproxy.dataplanes.iptables import flavours, probes, removal
-from ebpfproxy.dataplanes.iptables.entries import NAT, Chain, SharedChain
+from ebpfproxy.dataplanes.iptables import probes, removal
+from ebpfproxy.dataplanes.xtables import flavours
+from ebpfproxy.dataplanes.xtables.entries import NAT, Chain, SharedChain
 from ebpfproxy.kernel import iptables, netns, xtables_legacy
 from ebpfproxy.kernel.iptables import Flavour
 from ebpfproxy.model.address import Family

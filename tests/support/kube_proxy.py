@@ -10,8 +10,6 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from ebpfproxy.dataplanes.iptables import entries as iptables_entries
-from ebpfproxy.dataplanes.iptables.entries import FILTER, MANGLE, NAT, Place
 from ebpfproxy.dataplanes.iptables.node_rules import node_entries
 from ebpfproxy.dataplanes.iptables.service_rules import service_entries
 from ebpfproxy.dataplanes.iptables.settings import IptablesSettings
@@ -26,6 +24,8 @@ from ebpfproxy.dataplanes.nftables.entries import (
 )
 from ebpfproxy.dataplanes.nftables.rendering import render
 from ebpfproxy.dataplanes.nftables.settings import NftablesSettings
+from ebpfproxy.dataplanes.xtables import entries as iptables_entries
+from ebpfproxy.dataplanes.xtables.entries import FILTER, MANGLE, NAT, Place
 from ebpfproxy.lab.manifests import Object
 from ebpfproxy.model.address import Family, parse_network
 from ebpfproxy.plan.exposure import plan_service

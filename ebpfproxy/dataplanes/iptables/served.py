@@ -3,8 +3,8 @@
 import re
 from collections.abc import Iterable, Iterator
 
-from ebpfproxy.dataplanes.iptables import names
-from ebpfproxy.dataplanes.iptables.entries import Key, Rule
+from ebpfproxy.dataplanes.xtables import names
+from ebpfproxy.dataplanes.xtables.entries import Key, Rule
 from ebpfproxy.model.address import Protocol, parse_address, unspecified
 from ebpfproxy.plan.service_plan import Frontend
 

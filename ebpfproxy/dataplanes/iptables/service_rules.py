@@ -13,9 +13,11 @@ still addressed to the Service when it comes to the filter table, and refused or
 
 from collections.abc import Iterator
 
-from ebpfproxy.dataplanes.iptables import names
-from ebpfproxy.dataplanes.iptables.entries import FILTER, NAT, Chain, Entry, Key, Place, Rule
-from ebpfproxy.dataplanes.iptables.rule_text import (
+from ebpfproxy.dataplanes.iptables.names import endpoint_chain, service_chains
+from ebpfproxy.dataplanes.iptables.settings import IptablesSettings
+from ebpfproxy.dataplanes.xtables import names
+from ebpfproxy.dataplanes.xtables.entries import FILTER, NAT, Chain, Entry, Key, Place, Rule
+from ebpfproxy.dataplanes.xtables.rule_text import (
     REJECT,
     comment,
     from_pods,
@@ -24,7 +26,6 @@ from ebpfproxy.dataplanes.iptables.rule_text import (
     one_of,
     source,
 )
-from ebpfproxy.dataplanes.iptables.settings import IptablesSettings
 from ebpfproxy.model.address import Family, format_endpoint
 from ebpfproxy.plan.service_plan import (
     FrontendKind,
@@ -71,7 +72,7 @@ class _Endpoint:
     def __init__(self, plan: ServicePortPlan, endpoint: PlannedEndpoint) -> None:
         self.place = format_endpoint(endpoint.address, endpoint.port)
         self.host = host(endpoint.address)
-        self.chain = names.endpoint_chain(plan.name, self.place)
+        self.chain = endpoint_chain(plan.name, self.place)
 
 
 class _Port:
@@ -81,7 +82,7 @@ class _Port:
         self.plan = plan
         self.name = str(plan.name)
         self.protocol = plan.name.protocol.name.lower()
-        self.names = names.service_chains(plan.name)
+        self.names = service_chains(plan.name)
         self.has_any = plan.otherwise is Otherwise.DROP
         self.internal = [each for each in plan.frontends if each.kind is FrontendKind.CLUSTER_IP]
         self.external = [each for each in plan.frontends if each.kind is not FrontendKind.CLUSTER_IP]

@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 from hypothesis import given, settings
 
-from ebpfproxy.dataplanes.iptables.entries import NODE_CHAINS, SHARED_CHAINS, Chain, Entry, Key, Rule
+from ebpfproxy.dataplanes.iptables.layout import NODE_CHAINS, SHARED_CHAINS
 from ebpfproxy.dataplanes.iptables.node_rules import node_entries
 from ebpfproxy.dataplanes.iptables.service_rules import service_entries
 from ebpfproxy.dataplanes.iptables.settings import IptablesSettings
+from ebpfproxy.dataplanes.xtables.entries import Chain, Entry, Key, Rule
 from ebpfproxy.model.address import (
     Address,
     Family,

@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from ebpfproxy.dataplanes.iptables.entries import FILTER, NAT, Chain, Entry, Key, Place, Rule
 from ebpfproxy.dataplanes.iptables.service_rules import service_entries
 from ebpfproxy.dataplanes.iptables.settings import IptablesSettings
+from ebpfproxy.dataplanes.xtables.entries import FILTER, NAT, Chain, Entry, Key, Place, Rule
 from ebpfproxy.model.address import Family, Protocol, parse_address, parse_network
 from ebpfproxy.model.service import ServicePortName
 from ebpfproxy.plan.service_plan import (
