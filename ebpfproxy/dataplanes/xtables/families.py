@@ -6,6 +6,7 @@ from ebpfproxy.dataplanes.interface import Delta
 from ebpfproxy.dataplanes.xtables import flavours, removal
 from ebpfproxy.dataplanes.xtables.entries import FILTER, NAT, Entry, Key
 from ebpfproxy.dataplanes.xtables.layout import Layout
+from ebpfproxy.dataplanes.xtables.legacy_edits import LegacyEdits
 from ebpfproxy.dataplanes.xtables.refusals import Refused
 from ebpfproxy.dataplanes.xtables.removal import Leftovers
 from ebpfproxy.dataplanes.xtables.tables import Tables
@@ -32,6 +33,7 @@ class TwoFamilies:
         self._leftovers = leftovers
         self._tables: dict[Family, Tables] = {}  # empty: not open
         self._changes: Changes | None = None
+        self._edits: LegacyEdits | None = None
         self._settled = False
 
     @property
@@ -58,6 +60,8 @@ class TwoFamilies:
         if self._flavour is Flavour.NFT:
             self._changes = Changes(frozenset(self._names), self._concerns_us)
         self._tables = {tool.family: Tables(tool, self._layout) for tool in tools}
+        if self._flavour is Flavour.LEGACY:
+            self._edits = LegacyEdits(self.served, self._names)
         self._settled = False
         log.info("using iptables", flavour=self._flavour, version=tools[0].version)
         return tools
@@ -74,19 +78,21 @@ class TwoFamilies:
         refused: Refused = {}
         for family, tables in self._tables.items():
             refused.update(tables.apply(_of_family(delta, family)))
+        if self._edits and delta:
+            self._edits.settle()
         if not self._settled and not refused:
             self._settled = True
             self._settle()
         return refused
 
     def generation(self) -> Hashable:
-        """With the flavour legacy it does not notice a change that leaves the number and the sizes of all
-        rules as they were, such as another address in a rule."""
+        """With the flavour legacy, what `LegacyEdits` does not notice shows only where everything is read."""
         if self._changes:
             return self._changes.count()
-        return tuple(
+        sizes = [
             xtables_legacy.fingerprint(family, table) for family in self._tables for table in self._names
-        )
+        ]
+        return self._edits.count() if self._edits else 0, *sizes
 
     def close(self) -> None:
         """May be called again."""
@@ -94,6 +100,9 @@ class TwoFamilies:
         if self._changes:
             self._changes.close()
             self._changes = None
+        if self._edits:
+            self._edits.close()
+            self._edits = None
 
     def _settle(self) -> None:
         for flavour in Flavour:
