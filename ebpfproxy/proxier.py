@@ -1,12 +1,13 @@
 """Keeps one dataplane in step: render, diff, apply, remember."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ebpfproxy.dataplanes.delta import diff
 from ebpfproxy.dataplanes.interface import Dataplane, Delta
 from ebpfproxy.errors import KernelError
 from ebpfproxy.log import Logger
+from ebpfproxy.model.address import Family
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.service import NamespacedName
 from ebpfproxy.plan.claims import Claims
@@ -16,6 +17,7 @@ from ebpfproxy.plan.lifeline import API_SERVER, with_last_endpoints
 from ebpfproxy.plan.needs import needs_packets_of_pods
 from ebpfproxy.plan.node_plan import plan_node
 from ebpfproxy.plan.service_plan import NodePlan, PlanContext, PlanKey, ServicePortPlan
+from ebpfproxy.plan.size import ClusterSize
 from ebpfproxy.plan.summary import no_local_endpoints
 
 K = TypeVar("K")
@@ -45,6 +47,7 @@ class Proxier(Generic[K, E]):
         self._dataplane = dataplane
         self._context = context
         self._claims = Claims()
+        self._size = ClusterSize()
         self._figures: dict[PlanKey, tuple[int, int, int, bool]] = {}
         self._keys: dict[PlanKey | None, frozenset[K]] = {}  # None: the entries of the node
         self._desired: dict[K, E] = {}
@@ -85,8 +88,12 @@ class Proxier(Generic[K, E]):
         host_changed: bool,
     ) -> None:
         """Take in what changed: these Services, the Node and so all of them, what the kernel tells."""
-        for name in services | state.services.keys() if node_changed else services:
-            self._plan_service(name, state)
+        names = services | state.services.keys() if node_changed else services
+        for name in names:
+            self._size.update(name, state.services.get(name), state.slices_of(name).values())
+        large = self._size.large
+        for name in names:
+            self._plan_service(name, state, large)
         pods = self.needing_pods > 0
         if node_changed or host_changed or pods is not self._pods or self.node_plan is None:
             self._pods = pods
@@ -98,13 +105,13 @@ class Proxier(Generic[K, E]):
             self._desire(None, self._dataplane.render((), plan))
             self.node_plan = plan
 
-    def _plan_service(self, name: NamespacedName, state: ClusterState) -> None:
+    def _plan_service(self, name: NamespacedName, state: ClusterState, large: Collection[Family]) -> None:
         service = state.services.get(name)
         plans: tuple[ServicePortPlan, ...] = ()
         check = None
         if service is not None:
             slices = state.slices_of(name).values()
-            plans = plan_service(service, slices, state.node, self._context)
+            plans = plan_service(service, slices, state.node, self._context, large)
             check = plan_health_check(service, slices, self._context.node_name) if plans else None
         if check:
             self.health_checks[name] = check

@@ -20,7 +20,7 @@ def entries_of(situation: Situation, family: Family) -> dict[Key, Entry]:
     entries = node_entries(situation.node_plan, family, SETTINGS)
     for plan in situation.plans:
         if plan.family is family:
-            entries.update(service_entries(plan, SETTINGS))
+            entries.update(service_entries(plan))
     return entries
 
 

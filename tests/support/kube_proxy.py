@@ -68,7 +68,7 @@ def iptables_text(plans: Sequence[ServicePortPlan], of: Family, addresses: Seque
     entries = node_entries(_node(addresses), of, settings)
     for plan in plans:
         if plan.family is of:
-            entries.update(service_entries(plan, settings))
+            entries.update(service_entries(plan))
     rules: _Rules = {}
     for chain, rule in _former_rules(of):
         rules.setdefault(chain, []).append(rule)

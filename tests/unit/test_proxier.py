@@ -19,7 +19,7 @@ from ebpfproxy.model.device import ETHERNET, Device
 from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import NamespacedName, Service, ServicePortName, ServiceType, TrafficPolicy
-from ebpfproxy.plan import exposure, node_plan
+from ebpfproxy.plan import exposure, node_plan, size
 from ebpfproxy.plan.service_plan import Frontend, NodePlan, PlanKey, ServicePortPlan
 from ebpfproxy.proxier import Proxier, SyncResult
 from ebpfproxy.source.event import (
@@ -115,6 +115,22 @@ def test_health_checks_are_of_the_services_that_want_them_now(agent: Agent) -> N
     agent.sync(asked)
     agent.sync(gone("web"))
     assert agent.proxier.health_checks == {}
+
+
+def test_in_a_large_cluster_only_what_changes_anyway_is_planned_tersely(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(size, "LARGE", 1)
+    agent.sync(WEB, WEB_SLICE, NodeChanged(node()), LOCAL)
+    agent.sync(API, API_SLICE)
+    ports = agent.kernel.ports
+    assert {str(key[0]): plan.terse for key, plan in ports.items()} == {
+        "default/web": False,
+        "default/api": True,
+    }
+    again = Agent()
+    again.sync(WEB, WEB_SLICE, API, API_SLICE, NodeChanged(node()), LOCAL)
+    assert all(plan.terse for plan in again.kernel.ports.values())
 
 
 # What is touched

@@ -54,7 +54,7 @@ class IptablesDataplane:
                 entries.update(node_entries(node, family, self._told))
         for plan in plans:
             if plan.family in served:
-                entries.update(service_entries(plan, self._told))
+                entries.update(service_entries(plan))
         return entries
 
     def read(self) -> dict[Key, Entry]:
