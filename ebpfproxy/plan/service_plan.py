@@ -105,7 +105,8 @@ class ServicePortPlan:
     not a refusal). `affinity_timeout` in seconds, 0 for none. `local_traffic` is None where a dataplane
     knows the devices of pods by itself (`DetectLocal.DEVICES`), or where nothing tells pods from others;
     then no treatment differs between `pod` and the others. `health_check_node_port`: what load balancers
-    ask, 0 for none.
+    ask, 0 for none. `terse`: when this was planned the cluster was `large`, so what is there for readers only
+    may be left out; a plan that nothing else changes stays as it is.
     """
 
     name: ServicePortName
@@ -116,6 +117,7 @@ class ServicePortPlan:
     affinity_timeout: int = 0
     local_traffic: LocalTraffic | None = None
     health_check_node_port: int = 0
+    terse: bool = False
 
     @property
     def key(self) -> PlanKey:

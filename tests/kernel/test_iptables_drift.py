@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from ebpfproxy.dataplanes.delta import diff
-from ebpfproxy.dataplanes.iptables.entries import NAT, Chain, Entry, Key, Place, Rule
 from ebpfproxy.dataplanes.iptables.names import service_chains
+from ebpfproxy.dataplanes.xtables.entries import NAT, Chain, Entry, Key, Place, Rule
 from ebpfproxy.kernel.iptables import Flavour
 from ebpfproxy.model.address import Family, Protocol
 from ebpfproxy.model.service import ServicePortName

@@ -260,12 +260,12 @@ def test_open_connections_go_on_when_the_mode_is_retired(ground: Ground, of: Fam
     ground.serve(ground.a)
     with conversing(ground, of) as clients:
         with ground.within():
-            removed, left = removal.retire()
+            removed, left = removal.retire(conntrack.nat_in_use)
         assert (len(removed), left) == (2, True)
         assert [converse(client) for client in clients] == ["a"] * 3
         assert outcome(ground.p, TCP, VIP[of], PORT, 0.5) == SILENT, "a new one is nobody's"
         with ground.within():
-            assert removal.retire() == ([], True), "as long as they are open"
+            assert removal.retire(conntrack.nat_in_use) == ([], True), "as long as they are open"
         assert [converse(client) for client in clients] == ["a"] * 3
 
 
@@ -280,7 +280,7 @@ def test_what_open_connections_needed_goes_when_nothing_is_translated(ground: Gr
     assert (len(removed), left) == (2, False)
     assert ground.nft("list ruleset") == ""
     with ground.within():
-        assert removal.retire() == ([], False)
+        assert removal.retire(conntrack.nat_in_use) == ([], False)
 
 
 def test_one_family_waits_for_its_own_connections_alone(ground: Ground) -> None:
@@ -295,7 +295,7 @@ def test_the_mode_begins_again_where_it_was_being_retired(ground: Ground, of: Fa
     ground.serve(ground.a)
     with conversing(ground, of) as clients:
         with ground.within():
-            removal.retire()
+            removal.retire(conntrack.nat_in_use)
         ground.serve(ground.a)
         assert [converse(client) for client in clients] == ["a"] * 3
         assert outcome(ground.p, TCP, VIP[of], PORT) == "a"

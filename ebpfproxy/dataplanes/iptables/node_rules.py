@@ -5,13 +5,13 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ebpfproxy.dataplanes.iptables import names
-from ebpfproxy.dataplanes.iptables.entries import (
+from ebpfproxy.dataplanes.iptables.layout import LOCALNET_GUARD, SHARED_CHAINS
+from ebpfproxy.dataplanes.iptables.settings import IptablesSettings
+from ebpfproxy.dataplanes.xtables import names
+from ebpfproxy.dataplanes.xtables.entries import (
     FILTER,
-    LOCALNET_GUARD,
     MANGLE,
     NAT,
-    SHARED_CHAINS,
     Chain,
     Entry,
     Key,
@@ -19,8 +19,7 @@ from ebpfproxy.dataplanes.iptables.entries import (
     Rule,
     SharedChain,
 )
-from ebpfproxy.dataplanes.iptables.rule_text import comment, is_everything
-from ebpfproxy.dataplanes.iptables.settings import IptablesSettings
+from ebpfproxy.dataplanes.xtables.rule_text import comment, is_everything
 from ebpfproxy.model.address import Family, Network, contains, format_network, network_family
 from ebpfproxy.plan.node_ports import LOOPBACK
 from ebpfproxy.plan.service_plan import NodePlan

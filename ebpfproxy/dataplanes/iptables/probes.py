@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from ebpfproxy.dataplanes.findings import Finding
-from ebpfproxy.dataplanes.iptables import flavours
-from ebpfproxy.dataplanes.iptables.entries import FILTER, MANGLE, NAT
+from ebpfproxy.dataplanes.xtables import flavours
+from ebpfproxy.dataplanes.xtables.entries import FILTER, MANGLE, NAT
 from ebpfproxy.errors import Unsupported
 from ebpfproxy.kernel import iptables, netns
 from ebpfproxy.kernel.iptables import Flavour, Iptables, LinesRefused

@@ -4,11 +4,12 @@ from collections.abc import Collection
 
 from ebpfproxy.dataplanes.delta import diff
 from ebpfproxy.dataplanes.interface import Delta
-from ebpfproxy.dataplanes.iptables import refusals, saved, script
-from ebpfproxy.dataplanes.iptables.entries import Entry, Key, Rule, SharedChain
-from ebpfproxy.dataplanes.iptables.refusals import Refused
-from ebpfproxy.dataplanes.iptables.saved import Held
-from ebpfproxy.dataplanes.iptables.script import Script
+from ebpfproxy.dataplanes.xtables import refusals, saved, script
+from ebpfproxy.dataplanes.xtables.entries import Entry, Key, Rule, SharedChain
+from ebpfproxy.dataplanes.xtables.layout import Layout
+from ebpfproxy.dataplanes.xtables.refusals import Refused
+from ebpfproxy.dataplanes.xtables.saved import Held
+from ebpfproxy.dataplanes.xtables.script import Script
 from ebpfproxy.errors import KernelError, Rejected
 from ebpfproxy.kernel.iptables import Iptables, LinesRefused
 
@@ -19,7 +20,8 @@ _OF_FORMER_STATE = ("-D ", "-N ", "-X ")
 class Tables:
     """By one flavour of the tools, in the network namespace of the calling thread."""
 
-    def __init__(self, tool: Iptables) -> None:
+    def __init__(self, tool: Iptables, layout: Layout) -> None:
+        self._layout = layout
         self._tool = tool
         self._block = script.block_for(tool.flavour)
         self._held: Held | None = None  # None: not known, so read it
@@ -30,7 +32,7 @@ class Tables:
     def read(self) -> dict[Key, Entry]:
         """What is there of ours. Raises KernelError."""
         self._held = None
-        found, self._held = saved.parse(self._tool.family, self._tool.save())
+        found, self._held = saved.parse(self._tool.family, self._tool.save(), self._layout)
         self._fresh = found
         return found
 
@@ -44,7 +46,7 @@ class Tables:
         causes, refused = self._presumed(delta)
         for attempt in range(_ATTEMPTS):
             left = _without(delta, refused)
-            lines = script.compose(left, held, self._block)
+            lines = script.compose(left, held, self._layout, self._block)
             try:
                 if lines:
                     self._tool.restore(lines.text)
@@ -55,7 +57,7 @@ class Tables:
                 held = self._read_held()
                 delta = diff(self._fresh or {}, delta.puts, delta.puts.keys() | delta.drops)
                 causes = causes | self._blamed(delta, lines, failure)
-                refused = refusals.with_dependents(causes, delta, self._fresh or {})
+                refused = refusals.with_dependents(causes, delta, self._fresh or {}, self._layout)
         self._note(left, held)
         self._causes = frozenset(causes)
         self._refused = {key: (delta.puts[key], why) for key, why in refused.items() if key in delta.puts}
@@ -85,7 +87,7 @@ class Tables:
         causes = {key: again[key] for key in self._causes if key in again}
         if causes and self._fresh is not None:
             causes = refusals.try_sorts(self._tool, {key: delta.puts[key] for key in causes})
-            return causes, refusals.with_dependents(causes, delta, self._fresh)
+            return causes, refusals.with_dependents(causes, delta, self._fresh, self._layout)
         if len(causes) < len(self._causes):  # what depended on the others is to be tried
             return causes, causes
         return causes, again

@@ -14,8 +14,8 @@ import itertools
 from collections.abc import Iterable, Iterator
 
 from ebpfproxy.dataplanes.interface import Delta
-from ebpfproxy.dataplanes.iptables import names
-from ebpfproxy.dataplanes.iptables.entries import (
+from ebpfproxy.dataplanes.xtables import names
+from ebpfproxy.dataplanes.xtables.entries import (
     FILTER,
     MANGLE,
     NAT,
@@ -25,9 +25,9 @@ from ebpfproxy.dataplanes.iptables.entries import (
     Place,
     Rule,
     SharedChain,
-    prepend_order,
 )
-from ebpfproxy.dataplanes.iptables.saved import Held
+from ebpfproxy.dataplanes.xtables.layout import Layout
+from ebpfproxy.dataplanes.xtables.saved import Held
 from ebpfproxy.kernel.iptables import Flavour
 
 BLOCK = 300
@@ -36,12 +36,12 @@ along it for each line: 110 000 chains at once take it minutes, in pieces of thi
 with 1.8.9). With smaller pieces the kernel's own work for each counts more."""
 
 _HEIGHTS = {
-    "KUBE-SEP-": 1,
-    "KUBE-SVC-": 2,
-    "KUBE-SVL-": 2,
-    "KUBE-EXT-": 3,
+    names.ENDPOINT: 1,
+    names.CLUSTER: 2,
+    names.LOCAL: 2,
+    names.EXTERNAL: 3,
     "KUBE-XLB-": 3,
-    "KUBE-FW-": 4,
+    names.SOURCES: 4,
     names.NODE_PORTS: 5,
     names.SERVICES: 6,
 }
@@ -121,7 +121,7 @@ def block_for(flavour: Flavour) -> int | None:
     return None if flavour is Flavour.LEGACY else BLOCK
 
 
-def compose(delta: Delta[Key, Entry], held: Held, block: int | None) -> Script:
+def compose(delta: Delta[Key, Entry], held: Held, layout: Layout, block: int | None) -> Script:
     """What brings `delta` into a kernel that has `held` beside its entries. Empty for nothing to do.
 
     `block`: how many chains there may be up to a COMMIT, None for any number. Chains that rules of somebody
@@ -137,7 +137,7 @@ def compose(delta: Delta[Key, Entry], held: Held, block: int | None) -> Script:
     for section in itertools.chain.from_iterable(_cut(each, block) for each in sections):
         if section:
             script.add(f"*{section.table}")
-            _write(section, held, script)
+            _write(section, held, layout, script)
             script.add("COMMIT")
     return script
 
@@ -175,14 +175,14 @@ def _height(chain: Chain) -> int:
     return _HEIGHTS.get(kind) or _HEIGHTS.get(chain.name, 0)
 
 
-def _write(section: _Section, held: Held, script: Script) -> None:
+def _write(section: _Section, held: Held, layout: Layout, script: Script) -> None:
     for chain, _ in section.chains:
         script.add(f":{chain.name} - [0:0]", chain)  # makes it, or empties it
     for shared in section.shared:
         script.add(f"-N {shared.name}", shared)
     for chain, texts in section.chains:
         script.append_to(chain, texts)
-    _write_rules(section.rules, held, script)
+    _write_rules(section.rules, held, layout, script)
     for rule in section.dropped_rules:
         _remove_copies(rule, held, script)
     for chain in section.dropped_chains:
@@ -193,13 +193,13 @@ def _write(section: _Section, held: Held, script: Script) -> None:
             script.add(f"-X {key.name}", key)
 
 
-def _write_rules(rules: Iterable[tuple[Rule, Place]], held: Held, script: Script) -> None:
+def _write_rules(rules: Iterable[tuple[Rule, Place]], held: Held, layout: Layout, script: Script) -> None:
     """All but the last ones are prepended: so none comes behind those, wherever they stand."""
     by_place: dict[Place, list[Rule]] = {place: [] for place in Place}
     for rule, place in rules:
         _remove_copies(rule, held, script)
         by_place[place].append(rule)
-    for rule in (*by_place[Place.ANYWHERE][::-1], *sorted(by_place[Place.FIRST], key=prepend_order)):
+    for rule in (*by_place[Place.ANYWHERE][::-1], *sorted(by_place[Place.FIRST], key=layout.prepend_order)):
         script.add(f"-I {rule.chain} {rule.text}", rule)
     for rule in by_place[Place.LAST]:
         script.add(f"-A {rule.chain} {rule.text}", rule)

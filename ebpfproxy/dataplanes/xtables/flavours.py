@@ -7,8 +7,8 @@ last has to use what the others use, as Kubernetes asks of everything that runs 
 
 from collections.abc import Mapping
 
-from ebpfproxy.dataplanes.iptables import names
-from ebpfproxy.dataplanes.iptables.entries import MANGLE
+from ebpfproxy.dataplanes.xtables import names
+from ebpfproxy.dataplanes.xtables.entries import MANGLE
 from ebpfproxy.errors import Unsupported
 from ebpfproxy.kernel import iptables
 from ebpfproxy.kernel.iptables import Flavour, Iptables

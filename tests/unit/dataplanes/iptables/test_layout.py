@@ -2,22 +2,10 @@
 
 import pytest
 
-from ebpfproxy.dataplanes.iptables.entries import (
-    FILTER,
-    LOCALNET_GUARD,
-    MANGLE,
-    NAT,
-    NODE_CHAINS,
-    SHARED_CHAINS,
-    Chain,
-    Rule,
-    SharedChain,
-    canonical,
-    chain_key,
-    is_ours,
-)
+from ebpfproxy.dataplanes.iptables.layout import LAYOUT, LOCALNET_GUARD, NODE_CHAINS, SHARED_CHAINS
 from ebpfproxy.dataplanes.iptables.node_rules import node_entries
 from ebpfproxy.dataplanes.iptables.settings import IptablesSettings
+from ebpfproxy.dataplanes.xtables.entries import FILTER, MANGLE, NAT, Chain, Rule, SharedChain
 from ebpfproxy.model.address import Family
 from ebpfproxy.plan.service_plan import NodePlan
 
@@ -33,9 +21,9 @@ def test_no_chain_is_of_two_kinds() -> None:
 def test_what_the_node_has_is_known_as_ours(family: Family) -> None:
     for key in node_entries(NodePlan(), family, IptablesSettings()):
         if isinstance(key, Rule):
-            assert is_ours(key), key
+            assert LAYOUT.is_ours(key), key
         else:
-            found = chain_key(family, key.table, key.name)
+            found = LAYOUT.chain_key(family, key.table, key.name)
             assert found == key
             assert type(found) is type(key)
 
@@ -44,8 +32,8 @@ def test_what_the_node_has_is_known_as_ours(family: Family) -> None:
 def test_chains_of_services_are_known_by_how_they_begin(kind: str) -> None:
     """KUBE-XLB is of kube-proxy before 1.24, whose leftovers nothing else would take away."""
     name = f"KUBE-{kind}-XPGD46QRK7WJZT7O"
-    assert chain_key(V4, NAT, name) == Chain(V4, NAT, name)
-    assert chain_key(V4, FILTER, name) is None
+    assert LAYOUT.chain_key(V4, NAT, name) == Chain(V4, NAT, name)
+    assert LAYOUT.chain_key(V4, FILTER, name) is None
 
 
 @pytest.mark.parametrize(
@@ -63,12 +51,12 @@ def test_chains_of_services_are_known_by_how_they_begin(kind: str) -> None:
     ],
 )
 def test_what_others_have_is_not_ours(table: str, name: str) -> None:
-    assert chain_key(V4, table, name) is None
+    assert LAYOUT.chain_key(V4, table, name) is None
 
 
 def test_services_have_a_chain_in_each_of_two_tables() -> None:
-    assert chain_key(V4, NAT, "KUBE-SERVICES") == SharedChain(V4, NAT, "KUBE-SERVICES")
-    assert chain_key(V4, FILTER, "KUBE-SERVICES") == SharedChain(V4, FILTER, "KUBE-SERVICES")
+    assert LAYOUT.chain_key(V4, NAT, "KUBE-SERVICES") == SharedChain(V4, NAT, "KUBE-SERVICES")
+    assert LAYOUT.chain_key(V4, FILTER, "KUBE-SERVICES") == SharedChain(V4, FILTER, "KUBE-SERVICES")
 
 
 @pytest.mark.parametrize(
@@ -81,7 +69,7 @@ def test_services_have_a_chain_in_each_of_two_tables() -> None:
 )
 def test_a_jump_to_a_chain_of_ours_is_ours_in_any_words(text: str) -> None:
     """Another version of kube-proxy worded it so; with two jumps packets would go through it all twice."""
-    assert is_ours(Rule(V4, NAT, "PREROUTING", text))
+    assert LAYOUT.is_ours(Rule(V4, NAT, "PREROUTING", text))
 
 
 @pytest.mark.parametrize(
@@ -97,28 +85,9 @@ def test_a_jump_to_a_chain_of_ours_is_ours_in_any_words(text: str) -> None:
     ],
 )
 def test_rules_of_others_are_not_ours(table: str, chain: str, text: str) -> None:
-    assert not is_ours(Rule(V4, table, chain, text))
+    assert not LAYOUT.is_ours(Rule(V4, table, chain, text))
 
 
 def test_everything_in_a_shared_chain_is_ours() -> None:
-    assert is_ours(Rule(V4, NAT, "KUBE-SERVICES", "-j ACCEPT"))
-    assert is_ours(Rule(V4, FILTER, "KUBE-FIREWALL", LOCALNET_GUARD))
-
-
-@pytest.mark.parametrize(
-    ("printed", "meant"),
-    [
-        ("-j KUBE-SERVICES ", "-j KUBE-SERVICES"),
-        ('-m comment --comment "a  b " -j X', '-m comment --comment "a  b " -j X'),
-        (r'-m comment --comment "a \"  b"  -j X', r'-m comment --comment "a \"  b" -j X'),
-        ('-m comment --comment "ends in quotes "', '-m comment --comment "ends in quotes "'),
-    ],
-)
-def test_blanks_mean_nothing_but_in_quotes(printed: str, meant: str) -> None:
-    assert canonical(printed) == meant
-
-
-def test_what_the_log_names_tells_where_it_is() -> None:
-    assert str(Chain(V4, NAT, "KUBE-MARK-MASQ")) == "KUBE-MARK-MASQ (nat, IPv4)"
-    assert str(SharedChain(V4, NAT, "KUBE-SERVICES")) == "KUBE-SERVICES (nat, IPv4)"
-    assert str(Rule(V4, FILTER, "INPUT", "-j KUBE-FIREWALL")) == "-A INPUT -j KUBE-FIREWALL (filter, IPv4)"
+    assert LAYOUT.is_ours(Rule(V4, NAT, "KUBE-SERVICES", "-j ACCEPT"))
+    assert LAYOUT.is_ours(Rule(V4, FILTER, "KUBE-FIREWALL", LOCALNET_GUARD))

@@ -3,8 +3,9 @@
 import pytest
 
 from ebpfproxy.dataplanes.interface import Delta
-from ebpfproxy.dataplanes.iptables.entries import NAT, Chain, Entry, Key, Place, Rule
-from ebpfproxy.dataplanes.iptables.refusals import sort_of, with_dependents
+from ebpfproxy.dataplanes.iptables.layout import LAYOUT
+from ebpfproxy.dataplanes.xtables.entries import NAT, Chain, Entry, Key, Place, Rule
+from ebpfproxy.dataplanes.xtables.refusals import sort_of, with_dependents
 from ebpfproxy.errors import Rejected
 from ebpfproxy.model.address import Family
 
@@ -21,28 +22,28 @@ WHY = Rejected("no")
 
 
 def test_what_leads_to_what_is_refused_is_refused() -> None:
-    refused = with_dependents({SEP: WHY}, Delta(SERVICE, frozenset()), {})
+    refused = with_dependents({SEP: WHY}, Delta(SERVICE, frozenset()), {}, LAYOUT)
     assert refused.keys() == SERVICE.keys()
     assert refused[SEP] is WHY
     assert "KUBE-SEP-A" in refused[SVC].message
 
 
 def test_what_it_leads_to_is_not() -> None:
-    assert with_dependents({EXT: WHY}, Delta(SERVICE, frozenset()), {}).keys() == {EXT}
+    assert with_dependents({EXT: WHY}, Delta(SERVICE, frozenset()), {}, LAYOUT).keys() == {EXT}
 
 
 def test_a_chain_that_keeps_its_rules_is_there_to_be_led_to() -> None:
     puts = {key: entry for key, entry in SERVICE.items() if key != EXT}
-    assert with_dependents({SEP: WHY}, Delta(puts, frozenset()), {SEP: ()}).keys() == {SEP}
+    assert with_dependents({SEP: WHY}, Delta(puts, frozenset()), {SEP: ()}, LAYOUT).keys() == {SEP}
 
 
 def test_what_a_refused_chain_still_leads_to_cannot_be_dropped_nor_what_that_leads_to() -> None:
     delta: Delta[Key, Entry] = Delta({EXT: ("-j nowhere",)}, frozenset({SVC, SEP, RULE}))
-    assert with_dependents({EXT: WHY}, delta, SERVICE).keys() == {EXT, SVC, SEP}
+    assert with_dependents({EXT: WHY}, delta, SERVICE, LAYOUT).keys() == {EXT, SVC, SEP}
 
 
 def test_where_nothing_is_refused_nothing_is() -> None:
-    assert with_dependents({}, Delta(SERVICE, frozenset()), {}) == {}
+    assert with_dependents({}, Delta(SERVICE, frozenset()), {}, LAYOUT) == {}
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,9 @@
 
 import pytest
 
-from ebpfproxy.dataplanes.iptables.entries import FILTER, LOCALNET_GUARD, NAT, Chain, Place, Rule, SharedChain
-from ebpfproxy.dataplanes.iptables.saved import TWICE, chains_of, parse
+from ebpfproxy.dataplanes.iptables.layout import LAYOUT, LOCALNET_GUARD
+from ebpfproxy.dataplanes.xtables.entries import FILTER, NAT, Chain, Place, Rule, SharedChain
+from ebpfproxy.dataplanes.xtables.saved import TWICE, chains_of, parse
 from ebpfproxy.model.address import Family
 
 V4 = Family.IPV4
@@ -19,8 +20,8 @@ def nat(*lines: str) -> str:
 
 
 def test_of_nothing_there_is_nothing() -> None:
-    assert parse(V4, "") == ({}, (set(), {}, {}))
-    assert parse(V4, nat()) == ({}, (set(), {}, {}))
+    assert parse(V4, "", LAYOUT) == ({}, (set(), {}, {}))
+    assert parse(V4, nat(), LAYOUT) == ({}, (set(), {}, {}))
 
 
 def test_a_chain_of_one_plan_is_one_entry_and_others_are_taken_apart() -> None:
@@ -33,7 +34,7 @@ def test_a_chain_of_one_plan_is_one_entry_and_others_are_taken_apart() -> None:
         "-A KUBE-SVC-ONE -j KUBE-SEP-A",
         "-A KUBE-SVC-ONE -j KUBE-SEP-B",
     )
-    entries, held = parse(V4, printed)
+    entries, held = parse(V4, printed, LAYOUT)
     assert entries == {
         SharedChain(V4, NAT, "KUBE-SERVICES"): (),
         Chain(V4, NAT, "KUBE-SVC-ONE"): ("-j KUBE-SEP-A", "-j KUBE-SEP-B"),
@@ -48,7 +49,7 @@ def test_a_chain_of_one_plan_is_one_entry_and_others_are_taken_apart() -> None:
 
 def test_the_same_name_in_another_table_is_another_chain() -> None:
     printed = nat(":KUBE-SERVICES - [0:0]", f"-A KUBE-SERVICES {ONE}").replace("*nat", "*filter")
-    entries, _ = parse(V4, nat(":KUBE-SERVICES - [0:0]") + printed)
+    entries, _ = parse(V4, nat(":KUBE-SERVICES - [0:0]") + printed, LAYOUT)
     rules = [key for key in entries if isinstance(key, Rule)]
     assert rules == [Rule(V4, FILTER, "KUBE-SERVICES", ONE)]
 
@@ -65,13 +66,15 @@ def test_the_same_name_in_another_table_is_another_chain() -> None:
     ],
 )
 def test_what_has_to_be_last_is_so_only_where_it_is(rules: tuple[str, ...], place: Place) -> None:
-    entries, _ = parse(V4, nat(":KUBE-SERVICES - [0:0]", *(f"-A KUBE-SERVICES {rule}" for rule in rules)))
+    entries, _ = parse(
+        V4, nat(":KUBE-SERVICES - [0:0]", *(f"-A KUBE-SERVICES {rule}" for rule in rules)), LAYOUT
+    )
     assert entries[Rule(V4, NAT, "KUBE-SERVICES", NODE_PORTS)] is place
     assert entries.get(Rule(V4, NAT, "KUBE-SERVICES", ONE), Place.ANYWHERE) is Place.ANYWHERE
 
 
 def test_what_is_there_more_than_once_is_nothing_that_anybody_wants() -> None:
-    entries, held = parse(V4, nat(":KUBE-SERVICES - [0:0]", *[f"-A KUBE-SERVICES {ONE}"] * 3))
+    entries, held = parse(V4, nat(":KUBE-SERVICES - [0:0]", *[f"-A KUBE-SERVICES {ONE}"] * 3), LAYOUT)
     rule = Rule(V4, NAT, "KUBE-SERVICES", ONE)
     assert entries[rule] is TWICE
     assert held.copies == {rule: 3}
@@ -87,7 +90,7 @@ def test_rules_of_others_are_held_against_the_chains_they_lead_to() -> None:
         "-A OUTPUT -p tcp -g KUBE-MARK-MASQ",
         "-A OUTPUT -j ACCEPT",
     )
-    entries, held = parse(V4, printed)
+    entries, held = parse(V4, printed, LAYOUT)
     assert entries.keys() == {Chain(V4, NAT, "KUBE-SVC-ONE"), Chain(V4, NAT, "KUBE-MARK-MASQ")}
     assert held.foreign == {
         Chain(V4, NAT, "KUBE-SVC-ONE"): "-A MINE -j KUBE-SVC-ONE",
@@ -96,7 +99,7 @@ def test_rules_of_others_are_held_against_the_chains_they_lead_to() -> None:
 
 
 def test_a_jump_to_ours_from_a_chain_of_others_is_theirs() -> None:
-    _, held = parse(V4, nat(":MINE - [0:0]", ":KUBE-SERVICES - [0:0]", "-A MINE -j KUBE-SERVICES"))
+    _, held = parse(V4, nat(":MINE - [0:0]", ":KUBE-SERVICES - [0:0]", "-A MINE -j KUBE-SERVICES"), LAYOUT)
     assert held.copies == {}
     assert held.foreign == {SharedChain(V4, NAT, "KUBE-SERVICES"): "-A MINE -j KUBE-SERVICES"}
 
@@ -104,7 +107,7 @@ def test_a_jump_to_ours_from_a_chain_of_others_is_theirs() -> None:
 def test_of_the_chain_that_the_kubelet_has_too_only_the_guard_is_ours() -> None:
     kubelets = "-m mark --mark 0x8000/0x8000 -j DROP"
     lines = (":KUBE-FIREWALL - [0:0]", f"-A KUBE-FIREWALL {kubelets}", f"-A KUBE-FIREWALL {LOCALNET_GUARD}")
-    entries, held = parse(V4, nat(*lines).replace("*nat", "*filter"))
+    entries, held = parse(V4, nat(*lines).replace("*nat", "*filter"), LAYOUT)
     chain = SharedChain(V4, FILTER, "KUBE-FIREWALL")
     assert entries == {chain: (), Rule(V4, FILTER, "KUBE-FIREWALL", LOCALNET_GUARD): Place.ANYWHERE}
     assert held.foreign == {chain: f"-A KUBE-FIREWALL {kubelets}"}

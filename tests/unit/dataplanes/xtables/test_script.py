@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from ebpfproxy.dataplanes.delta import diff
 from ebpfproxy.dataplanes.interface import Delta
-from ebpfproxy.dataplanes.iptables.entries import (
+from ebpfproxy.dataplanes.iptables.layout import LAYOUT
+from ebpfproxy.dataplanes.xtables.entries import (
     FILTER,
     MANGLE,
     NAT,
@@ -21,8 +22,8 @@ from ebpfproxy.dataplanes.iptables.entries import (
     Rule,
     SharedChain,
 )
-from ebpfproxy.dataplanes.iptables.saved import BUILT_IN, Held, leads_to, parse
-from ebpfproxy.dataplanes.iptables.script import compose
+from ebpfproxy.dataplanes.xtables.saved import BUILT_IN, Held, leads_to, parse
+from ebpfproxy.dataplanes.xtables.script import compose
 from ebpfproxy.model.address import Family
 
 V4 = Family.IPV4
@@ -123,8 +124,8 @@ def clusters(draw: st.DrawFn) -> dict[Key, Entry]:
 
 
 def bring(kernel: Kernel, wanted: Mapping[Key, Entry], block: int | None) -> None:
-    entries, held = parse(V4, kernel.saved())
-    kernel.restore(compose(diff(entries, wanted), held, block).text)
+    entries, held = parse(V4, kernel.saved(), LAYOUT)
+    kernel.restore(compose(diff(entries, wanted), held, LAYOUT, block).text)
 
 
 @given(st.lists(clusters(), min_size=1, max_size=5), st.sampled_from([None, 1, 2, 3, 300]))
@@ -133,7 +134,7 @@ def test_any_history_ends_where_the_last_state_is(history: list[dict[Key, Entry]
     kernel = Kernel()
     for wanted in history:
         bring(kernel, wanted, block)
-        assert parse(V4, kernel.saved())[0] == wanted
+        assert parse(V4, kernel.saved(), LAYOUT)[0] == wanted
 
 
 @given(clusters(), clusters(), st.sampled_from([None, 1, 2, 300]))
@@ -183,11 +184,11 @@ def reachable(chains: Mapping[str, list[str]]) -> set[str]:
 
 
 def lines(delta: Delta[Key, Entry], held: Held | None = None, block: int | None = None) -> list[str]:
-    return compose(delta, held or Held(set(), {}, {}), block).text.split("\n")
+    return compose(delta, held or Held(set(), {}, {}), LAYOUT, block).text.split("\n")
 
 
 def test_nothing_is_nothing() -> None:
-    assert not compose(Delta({}, frozenset()), Held(set(), {}, {}), None)
+    assert not compose(Delta({}, frozenset()), Held(set(), {}, {}), LAYOUT, None)
 
 
 def test_iptables_nft_is_told_of_chains_in_no_order_of_the_alphabet() -> None:
@@ -257,7 +258,7 @@ def test_a_chain_that_others_lead_to_is_emptied_and_stays(foreign: bool) -> None
 def test_a_line_is_owned_by_the_entry_it_is_of() -> None:
     chain, rule = Chain(V4, NAT, "KUBE-SVC-A"), Rule(V4, NAT, "KUBE-SERVICES", "-d A -j KUBE-SVC-A")
     script = compose(
-        Delta({chain: ("-j RETURN",), rule: Place.ANYWHERE}, frozenset()), Held(set(), {}, {}), 1
+        Delta({chain: ("-j RETURN",), rule: Place.ANYWHERE}, frozenset()), Held(set(), {}, {}), LAYOUT, 1
     )
     owners = {text: script.owner(number) for number, text in enumerate(script.text.splitlines(), start=1)}
     assert owners == {

@@ -7,9 +7,7 @@ what is in shared and built-in chains a second time.
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from ebpfproxy.dataplanes.iptables import names
-from ebpfproxy.dataplanes.iptables.entries import (
-    NAT,
+from ebpfproxy.dataplanes.xtables.entries import (
     Chain,
     Entry,
     Key,
@@ -17,17 +15,14 @@ from ebpfproxy.dataplanes.iptables.entries import (
     Rule,
     SharedChain,
     canonical,
-    chain_key,
-    is_ours,
 )
+from ebpfproxy.dataplanes.xtables.layout import Layout, TableAndName
 from ebpfproxy.model.address import Family
 
 TWICE = ()
 """The entry of a rule that is in its chain more than once: nobody wants that."""
 
 BUILT_IN = ("PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING")
-
-_TO_NODE_PORTS = f"-j {names.NODE_PORTS}"
 
 
 class Held(NamedTuple):
@@ -42,7 +37,7 @@ class Held(NamedTuple):
     foreign: dict[Key, str]
 
 
-def parse(family: Family, printed: str) -> tuple[dict[Key, Entry], Held]:
+def parse(family: Family, printed: str, layout: Layout) -> tuple[dict[Key, Entry], Held]:
     """The entries of one family, and what else there is. Of an empty text there are none.
 
     A rule that has to be the last of its chain, but is not, has the place ANYWHERE: so it is put again.
@@ -50,21 +45,21 @@ def parse(family: Family, printed: str) -> tuple[dict[Key, Entry], Held]:
     entries: dict[Key, Entry] = {}
     held = Held(set(), {}, {})
     for (table, name), rules in chains_of(printed).items():
-        key = chain_key(family, table, name)
+        key = layout.chain_key(family, table, name)
         if isinstance(key, Chain):
             entries[key] = tuple(rules)
             continue
         if key:
             entries[key] = ()
             held.shared.add(key)
-        places = _places(table, name, rules) if key else [Place.FIRST] * len(rules)
+        places = _places(rules, layout.last.get((table, name))) if key else [Place.FIRST] * len(rules)
         for text, place in zip(rules, places, strict=True):
             rule = Rule(family, table, name, text)
-            if (key or name in BUILT_IN) and is_ours(rule):
+            if (key or name in BUILT_IN) and layout.is_ours(rule):
                 entries[rule] = TWICE if rule in entries else place
                 held.copies[rule] = held.copies.get(rule, 0) + 1
             else:
-                held.foreign.update(dict.fromkeys(_ours_by(rule), f"-A {name} {text}"))
+                held.foreign.update(dict.fromkeys(_ours_by(rule, layout), f"-A {name} {text}"))
     return entries, held
 
 
@@ -73,10 +68,10 @@ def leads_to(text: str) -> str:
     return text.rpartition(" ")[2]
 
 
-def chains_of(printed: str) -> dict[tuple[str, str], list[str]]:
+def chains_of(printed: str) -> dict[TableAndName, list[str]]:
     """By table and name, the rules of each chain that iptables-save printed, in order, in canonical form."""
     clean = "  " not in printed and " \n" not in printed
-    chains: dict[tuple[str, str], list[str]] = {}
+    chains: dict[TableAndName, list[str]] = {}
     of_table: dict[str, list[str]] = {}
     table = ""
     for line in printed.split("\n"):
@@ -92,18 +87,17 @@ def chains_of(printed: str) -> dict[tuple[str, str], list[str]]:
     return chains
 
 
-def _places(table: str, chain: str, rules: list[str]) -> Iterable[Place]:
-    """LAST for those that have to be and are, ANYWHERE for all others."""
+def _places(rules: list[str], target: str | None) -> Iterable[Place]:
+    """LAST for those that have to be and are, ANYWHERE for all others. `target`: what the former lead to."""
     last = len(rules)
-    if (table, chain) == (NAT, names.SERVICES):
-        while last and rules[last - 1].endswith(_TO_NODE_PORTS):
-            last -= 1
+    while target and last and leads_to(rules[last - 1]) == target:
+        last -= 1
     return [Place.ANYWHERE] * last + [Place.LAST] * (len(rules) - last)
 
 
-def _ours_by(rule: Rule) -> Iterator[Key]:
+def _ours_by(rule: Rule, layout: Layout) -> Iterator[Key]:
     """Chains of ours that a foreign rule is in, or leads to."""
     for name in (rule.chain, leads_to(rule.text)):
-        key = chain_key(rule.family, rule.table, name)
+        key = layout.chain_key(rule.family, rule.table, name)
         if key:
             yield key

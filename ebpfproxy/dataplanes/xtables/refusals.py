@@ -11,8 +11,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from ebpfproxy.dataplanes.interface import Delta
-from ebpfproxy.dataplanes.iptables.entries import Chain, Entry, Key, Rule, chain_key
-from ebpfproxy.dataplanes.iptables.saved import leads_to
+from ebpfproxy.dataplanes.xtables.entries import Chain, Entry, Key, Rule
+from ebpfproxy.dataplanes.xtables.layout import Layout
+from ebpfproxy.dataplanes.xtables.saved import leads_to
 from ebpfproxy.errors import KernelError, Rejected
 from ebpfproxy.kernel import netns
 from ebpfproxy.kernel.iptables import Iptables, LinesRefused
@@ -67,7 +68,9 @@ def sort_of(text: str) -> str:
     return " ".join(kept)
 
 
-def with_dependents(refused: Refused, delta: Delta[Key, Entry], actual: Mapping[Key, Entry]) -> Refused:
+def with_dependents(
+    refused: Refused, delta: Delta[Key, Entry], actual: Mapping[Key, Entry], layout: Layout
+) -> Refused:
     """And what cannot be without them: puts that lead to a chain that will not be there, and drops of chains
     that something which stays leads to. `actual` is what the kernel has now."""
     refused = dict(refused)
@@ -78,9 +81,9 @@ def with_dependents(refused: Refused, delta: Delta[Key, Entry], actual: Mapping[
             key: Rejected(f"{key} leads to {missing}, which is refused")
             for key, entry in delta.puts.items()
             if key not in refused
-            for missing in _missing(key, entry, final)
+            for missing in _missing(key, entry, final, layout)
         }
-        kept = {target for key, entry in final.items() for target in _targets(key, entry)}
+        kept = {target for key, entry in final.items() for target in _targets(key, entry, layout)}
         more.update(
             (key, Rejected(f"{key} is still in use by what could not be replaced"))
             for key in delta.drops & kept
@@ -91,14 +94,14 @@ def with_dependents(refused: Refused, delta: Delta[Key, Entry], actual: Mapping[
         refused.update(more)
 
 
-def _missing(key: Key, entry: Entry, present: Mapping[Key, Entry]) -> Iterator[Key]:
-    return (target for target in _targets(key, entry) if target not in present)
+def _missing(key: Key, entry: Entry, present: Mapping[Key, Entry], layout: Layout) -> Iterator[Key]:
+    return (target for target in _targets(key, entry, layout) if target not in present)
 
 
-def _targets(key: Key, entry: Entry) -> Iterator[Key]:
+def _targets(key: Key, entry: Entry, layout: Layout) -> Iterator[Key]:
     """The chains of ours that an entry leads to."""
     for text in _rules(key, entry):
-        target = chain_key(key.family, key.table, leads_to(text))
+        target = layout.chain_key(key.family, key.table, leads_to(text))
         if target:
             yield target
 

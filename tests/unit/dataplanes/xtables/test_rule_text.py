@@ -2,7 +2,7 @@
 
 import pytest
 
-from ebpfproxy.dataplanes.iptables.rule_text import comment, from_pods, host, not_from_pods, one_of, source
+from ebpfproxy.dataplanes.xtables.rule_text import comment, from_pods, host, not_from_pods, one_of, source
 from ebpfproxy.model.address import parse_address, parse_network
 from ebpfproxy.plan.service_plan import LocalTraffic
 
