@@ -33,8 +33,8 @@ NETLINK_CAP_ACK, NETLINK_EXT_ACK, NETLINK_GET_STRICT_CHK = 10, 11, 12
 _HEADER = struct.Struct("=IHHII")  # struct nlmsghdr: len, type, flags, seq, pid
 _ATTRIBUTE = struct.Struct("=HH")  # struct nlattr: len, type
 _ERRNO = struct.Struct("=i")
-_REFUSED = _ERRNO.size + _HEADER.size  # struct nlmsgerr; behind it attributes, or what came back
-_NLM_F_CAPPED, _NLM_F_ACK_TLVS = 0x100, 0x200
+_REFUSED = _ERRNO.size + _HEADER.size  # struct nlmsgerr; behind it attributes
+_NLM_F_CAPPED = 0x100  # it does: what was refused is not sent back
 _REASON = 1  # NLMSGERR_ATTR_MSG
 _U32 = struct.Struct("=I")
 _KIND_BITS = 0x3FFF  # without NLA_F_NESTED and NLA_F_NET_BYTEORDER
@@ -72,14 +72,11 @@ class Request(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """Why the kernel refused a request. `reason` is its own wording, or that of the errno.
-
-    `request`: what it sent back of it, the header left out; b"" but of the subsystem that does (ipset).
-    """
+    """Why the kernel refused a request. `errno` may be a number of the subsystem's own; `reason` is the
+    kernel's wording, or that of the errno."""
 
     errno: int
     reason: str
-    request: bytes = b""
 
 
 def dump(protocol: int, kind: int, body: bytes, strict: bool = False) -> list[bytes]:
@@ -249,10 +246,8 @@ def _refused(answer: Message) -> Refused | None:
     (code,) = _ERRNO.unpack_from(answer.payload)
     if not code:
         return None
-    behind = answer.payload[_REFUSED:]
-    told = dict(attributes(behind, 0)) if answer.flags & _NLM_F_ACK_TLVS else {}
-    sent_back = b"" if answer.flags & (_NLM_F_CAPPED | _NLM_F_ACK_TLVS) else behind
-    return Refused(-code, text(told.get(_REASON)) or os.strerror(-code), sent_back)
+    told = dict(attributes(answer.payload, _REFUSED)) if answer.flags & _NLM_F_CAPPED else {}
+    return Refused(-code, text(told.get(_REASON)) or os.strerror(-code))
 
 
 def _send(sock: socket.socket, kind: int, flags: int, body: bytes) -> None:
