@@ -1,4 +1,4 @@
-"""Removing everything that this mode ever left, and the chains that kube-proxy has in its mode ipvs.
+"""Removing everything that this mode ever left, be it kube-proxy's.
 
 What stays on purpose, beside what `xtables.removal` leaves:
 

@@ -23,3 +23,7 @@ class IptablesSettings:
     random_fully: bool = True
     tcp_be_liberal: bool = False
     comments: bool = True
+
+    @property
+    def masquerade_mark(self) -> int:
+        return 1 << self.masquerade_bit
