@@ -159,7 +159,7 @@ def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
         try:
             ipvs.available()
         except Unsupported as lack:
-            pytest.skip(f"{lack.message}: make vm-test has other kernels")
+            pytest.skip(lack.message)
         make = lambda clock: IpvsDataplane(IpvsSettings())  # noqa: E731
     elif request.param == "nftables":
         request.getfixturevalue("_namespace")

@@ -7,7 +7,7 @@ from ebpfproxy.dataplanes.interface import Delta
 from ebpfproxy.dataplanes.ipvs import addresses, removal, schedulers, sysctls
 from ebpfproxy.dataplanes.ipvs.addresses import Addresses
 from ebpfproxy.dataplanes.ipvs.entries import Entry, Key, Local, Member, Server, ServerEntry, Set
-from ebpfproxy.dataplanes.ipvs.ip_sets import IpSets
+from ebpfproxy.dataplanes.ipvs.ip_sets import IpSets, make_all
 from ebpfproxy.dataplanes.ipvs.layout import LAYOUT
 from ebpfproxy.dataplanes.ipvs.node_entries import node_entries
 from ebpfproxy.dataplanes.ipvs.ownership import ownership
@@ -46,7 +46,7 @@ class IpvsDataplane:
         """`flavour`: see `flavours.choose`."""
         self._settings = settings
         self._wanted = flavour
-        self._families = TwoFamilies(LAYOUT, (FILTER, NAT), removal.leftovers)
+        self._families = TwoFamilies(LAYOUT, (FILTER, NAT), removal.leftovers, make_all)
         self._forget()
 
     def open(self) -> None:

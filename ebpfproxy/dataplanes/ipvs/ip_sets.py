@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 
 from ebpfproxy.dataplanes.ipvs.entries import Entry, Key, Member, Set
-from ebpfproxy.dataplanes.ipvs.sets import NAMES, ip_set
+from ebpfproxy.dataplanes.ipvs.sets import NAMES, SETS, ip_set
 from ebpfproxy.errors import AlreadyExists, KernelError, NotFound, Rejected, Unsupported
 from ebpfproxy.kernel import ipset
 from ebpfproxy.kernel.ipset import Change
@@ -11,6 +11,12 @@ from ebpfproxy.kernel.ipset_messages import IpSet
 from ebpfproxy.model.address import Family
 
 Refused = dict[Key, KernelError]
+
+
+def make_all(of: Family) -> None:
+    """Where there is none yet. Raises KernelError."""
+    for base in SETS:
+        ipset.create(ip_set(base, of))
 
 
 class IpSets:

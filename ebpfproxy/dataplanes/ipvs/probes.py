@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from ebpfproxy.dataplanes.findings import Finding
 from ebpfproxy.dataplanes.ipvs import schedulers
-from ebpfproxy.dataplanes.ipvs.sets import SETS, ip_set
+from ebpfproxy.dataplanes.ipvs.ip_sets import make_all
 from ebpfproxy.dataplanes.ipvs.settings import DEFAULT_SCHEDULER
 from ebpfproxy.dataplanes.xtables import flavours, probing
 from ebpfproxy.dataplanes.xtables.entries import FILTER, NAT
@@ -53,12 +53,7 @@ def _own(scheduler: str) -> Iterator[Finding]:
         yield _tried(f"IPVS: the scheduler {scheduler}", lambda: schedulers.check(scheduler))
         yield _tried("dummy devices", lambda: dummy.ensure(KUBE_IPVS0))
         for of in Family:
-            yield _tried(f"ipset for {of.value}", lambda of=of: _make_all(of))  # type: ignore[misc]
-
-
-def _make_all(of: Family) -> None:
-    for base in SETS:
-        ipset.create(ip_set(base, of))
+            yield _tried(f"ipset for {of.value}", lambda of=of: make_all(of))  # type: ignore[misc]
 
 
 def _make_set(of: Family) -> None:

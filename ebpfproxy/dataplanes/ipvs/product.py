@@ -46,7 +46,7 @@ class Product:
                 groups.setdefault(general, {})[key] = entry
         for general, parts in groups.items():
             entries = list(parts.values())
-            complete = len(parts) == self._count(general) and entries.count(entries[0]) == len(entries)
+            complete = parts.keys() == self._places(general) and entries.count(entries[0]) == len(entries)
             if complete:
                 result[general] = entries[0]
             elif general in self._general:
@@ -54,7 +54,7 @@ class Product:
             else:
                 result.update(parts)
         for general, entry in self._general.items():
-            if not self._count(general):
+            if not self._places(general):
                 result[general] = entry  # nobody could tell
         self._remember(result)
         return result
@@ -112,8 +112,9 @@ class Product:
                 return key._replace(text=sets.ANYWHERE[key.family] + port)
         return None
 
-    def _count(self, general: Spread) -> int:
-        return sum(family(address) is general.family for address in self._addresses)
+    def _places(self, general: Spread) -> set[Key]:
+        """Where it stands."""
+        return _specials(general, self._addresses) - self._special
 
     def _addresses_after(self, delta: Delta[Key, Entry]) -> set[Address]:
         return (self._addresses - set(_addresses_in(delta.drops))) | set(_addresses_in(delta.puts))

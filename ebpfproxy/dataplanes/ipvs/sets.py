@@ -1,6 +1,6 @@
 """The ipsets: kube-proxy's by its names (pkg/proxy/ipvs/ipset.go and proxier.go), and three of our own.
 
-Those of IPv6 have "6-" behind "KUBE-"; no name is longer than the kernel's 31 characters. Pure.
+Those of IPv6 have "6-" behind "KUBE-". Pure.
 """
 
 from typing import NamedTuple
@@ -96,15 +96,19 @@ SETS: dict[str, _Declared] = {
 MAX_ELEMENTS = 1 << 20
 """Room in each that we make; the kernel takes memory for what is in it. kube-proxy's have 65 536."""
 
+_LONGEST = 31
+"""IPSET_MAXNAMELEN without the zero byte."""
+
 _PREFIX = {Family.IPV4: "KUBE-", Family.IPV6: "KUBE-6-"}
 
 
 def set_name(base: str, of: Family) -> str:
+    """Cut where it is longer than the kernel allows, as kube-proxy does it.
+
+    >>> set_name("KUBE-LOAD-BALANCER-SOURCE-CIDR", Family.IPV6)
+    'KUBE-6-LOAD-BALANCER-SOURCE-CID'
     """
-    >>> set_name("KUBE-LOOP-BACK", Family.IPV6)
-    'KUBE-6-LOOP-BACK'
-    """
-    return _PREFIX[of] + base.removeprefix("KUBE-")
+    return (_PREFIX[of] + base.removeprefix("KUBE-"))[:_LONGEST]
 
 
 def ip_set(base: str, of: Family) -> IpSet:
