@@ -3,6 +3,7 @@
 from ebpfproxy.dataplanes.xtables import names
 from ebpfproxy.dataplanes.xtables.entries import FILTER, NAT
 from ebpfproxy.dataplanes.xtables.layout import Layout
+from ebpfproxy.dataplanes.xtables.removal import COMMON_CHAINS
 
 OWN_CHAINS = frozenset(
     {
@@ -15,17 +16,6 @@ OWN_CHAINS = frozenset(
     }
 )
 """Table and name of those that no other mode has."""
-
-COMMON_CHAINS = frozenset(
-    {
-        (NAT, names.SERVICES),
-        (NAT, names.POSTROUTING),
-        (NAT, names.MARK_MASQ),
-        (FILTER, names.FORWARD),
-        (FILTER, names.PROXY_FIREWALL),
-    }
-)
-"""Those that the mode iptables has, too, with other rules in them."""
 
 SHARED_CHAINS = frozenset({(FILTER, names.IPVS_OUT_FILTER)})
 

@@ -10,28 +10,24 @@ from collections.abc import Iterable, Iterator, Mapping
 from ebpfproxy.dataplanes.ipvs import addresses
 from ebpfproxy.dataplanes.ipvs.entries import Key, Set
 from ebpfproxy.dataplanes.ipvs.ip_sets import IpSets
-from ebpfproxy.dataplanes.ipvs.layout import COMMON_CHAINS, OWN_CHAINS
+from ebpfproxy.dataplanes.ipvs.layout import OWN_CHAINS
 from ebpfproxy.dataplanes.ipvs.ownership import ownership
 from ebpfproxy.dataplanes.xtables import removal
 from ebpfproxy.dataplanes.xtables.layout import TableAndName
+from ebpfproxy.dataplanes.xtables.removal import COMMON_CHAINS, are_of_ipvs
 from ebpfproxy.errors import Unsupported
-from ebpfproxy.kernel import dummy, ipvs, ipvs_table, local_addresses
+from ebpfproxy.kernel import conntrack, dummy, ipvs, ipvs_table, local_addresses
 from ebpfproxy.kernel.dummy import KUBE_IPVS0
 from ebpfproxy.kernel.ipvs import Operation
 from ebpfproxy.kernel.ipvs_messages import Listed, ServerKey
 from ebpfproxy.model.address import Address, Family, Network, Protocol
 from ebpfproxy.plan.service_plan import Frontend
 
-_MATCHES_A_SET = "--match-set KUBE-"
-
 
 def leftovers(chains: Mapping[TableAndName, list[str]]) -> set[TableAndName]:
     """Those that the mode iptables has, too, only where rules of this mode are in them."""
-    doomed = {each for each in chains if each in OWN_CHAINS}
-    common = {each for each in chains if each in COMMON_CHAINS}
-    if any(_MATCHES_A_SET in text for each in common for text in chains[each]):
-        doomed |= common
-    return doomed
+    own = OWN_CHAINS | COMMON_CHAINS if are_of_ipvs(chains) else OWN_CHAINS
+    return {each for each in chains if each in own}
 
 
 def remove(excluded: tuple[Network, ...], dry_run: bool = False) -> list[str]:
@@ -49,7 +45,7 @@ def retire(excluded: tuple[Network, ...]) -> tuple[list[str], bool]:
     """What new connections may need, at once: all but virtual servers that have connections, and their
     addresses, which stay until those are gone. What was removed, and whether something is left.
 
-    Nobody comes to those anew: the mode that serves translates what is sent to them before IPVS sees it.
+    Nobody comes to those anew: the mode that serves translates what they are sent before IPVS sees it.
     UDP flows do not keep a virtual server: the mode that serves ends, or takes over, what its plans do not
     know.
 
@@ -72,7 +68,7 @@ class _Left:
             found: dict[Key, object] = {**self._sets.read(Family)}
         except Unsupported:
             found = {}
-        self.sets = sorted(key for key in found if isinstance(key, Set))
+        self.sets = [key for key in found if isinstance(key, Set)]
         self.device = addresses.on_device()
         self.has_device = dummy.exists(KUBE_IPVS0)
         self.servers: dict[ServerKey, Listed] = {}
@@ -106,6 +102,7 @@ class _Left:
                     raise failure
             else:
                 dummy.remove(KUBE_IPVS0)
+        _end_flows({key for key in self.servers if key.protocol is Protocol.UDP and key not in stay})
         if not stay:
             for failure in self._sets.destroy(self.sets).values():
                 raise failure
@@ -120,6 +117,15 @@ def _let_go(servers: Mapping[ServerKey, Listed], stay: set[ServerKey]) -> Iterat
         for real in listed.reals:
             if real.weight:
                 yield ipvs.change_real(key, real._replace(weight=0))
+
+
+def _end_flows(keys: set[ServerKey]) -> None:
+    """To the kernel a UDP flow is one to the Service's address, which nobody else translates as long as it
+    lasts. Those that another mode translates by now go on."""
+    for flow in conntrack.flows(Protocol.UDP) if keys else ():
+        to = ServerKey(flow.destination, flow.destination_port, flow.protocol)
+        if to in keys and not flow.is_dnated:
+            conntrack.delete(flow)
 
 
 def _is_busy(listed: Listed) -> bool:

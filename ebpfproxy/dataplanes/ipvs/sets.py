@@ -79,11 +79,9 @@ SETS: dict[str, _Declared] = {
     NODE_PORT_LOCAL[Protocol.UDP]: _Declared(
         BITMAP, "Kubernetes nodeport UDP port with externalTrafficPolicy=local"
     ),
-    NODE_PORT[Protocol.SCTP]: _Declared(
-        _PLACES, "Kubernetes nodeport SCTP port for masquerade purpose with type 'hash ip:port'"
-    ),
+    NODE_PORT[Protocol.SCTP]: _Declared(_PLACES, "Kubernetes nodeport SCTP port for masquerade purpose"),
     NODE_PORT_LOCAL[Protocol.SCTP]: _Declared(
-        _PLACES, "Kubernetes nodeport SCTP port with externalTrafficPolicy=local with type 'hash ip:port'"
+        _PLACES, "Kubernetes nodeport SCTP port with externalTrafficPolicy=local"
     ),
     HEALTH_CHECK_NODE_PORT: _Declared(BITMAP, "Kubernetes health check node port"),
     IPVS_IPS: _Declared(_ADDRESSES, "Kubernetes ipvs service ips"),

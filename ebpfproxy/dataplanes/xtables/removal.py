@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from ebpfproxy.dataplanes.interface import Delta
 from ebpfproxy.dataplanes.xtables import flavours, names, script
-from ebpfproxy.dataplanes.xtables.entries import NAT, Chain, Key, Rule
+from ebpfproxy.dataplanes.xtables.entries import FILTER, NAT, Chain, Key, Rule
 from ebpfproxy.dataplanes.xtables.layout import Layout, TableAndName
 from ebpfproxy.dataplanes.xtables.saved import BUILT_IN, Held, chains_of, leads_to
 from ebpfproxy.kernel.iptables import Flavour, Iptables
@@ -21,7 +21,28 @@ from ebpfproxy.kernel.iptables import Flavour, Iptables
 Leftovers = Callable[[Mapping[TableAndName, list[str]]], set[TableAndName]]
 """Out of the chains of one flavour and family, with their rules: those to be removed."""
 
+COMMON_CHAINS = frozenset(
+    {
+        (NAT, names.SERVICES),
+        (NAT, names.POSTROUTING),
+        (NAT, names.MARK_MASQ),
+        (FILTER, names.FORWARD),
+        (FILTER, names.PROXY_FIREWALL),
+    }
+)
+"""Table and name of those that both the modes iptables and ipvs have; see `are_of_ipvs`."""
+
+_MATCHES_A_SET = "--match-set KUBE-"
+
 _NOTHING_PUT = Layout(frozenset(), frozenset(), {})
+
+
+def are_of_ipvs(chains: Mapping[TableAndName, list[str]]) -> bool:
+    """Whether the chains that both modes have hold rules of the mode ipvs: those match ipsets.
+
+    So each mode's leftovers are known by what stands there, whichever mode serves.
+    """
+    return any(_MATCHES_A_SET in text for each in COMMON_CHAINS for text in chains.get(each, ()))
 
 
 def remove(leftovers: Leftovers, dry_run: bool = False) -> list[str]:
