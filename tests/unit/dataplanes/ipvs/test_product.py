@@ -111,7 +111,7 @@ def test_an_external_ip_that_is_an_address_of_the_node_wins_for_its_port() -> No
 
 
 def test_what_kube_proxy_had_on_each_address_is_taken_over_without_a_gap() -> None:
-    """It has no set of the addresses: to us those are virtual servers of their own, until ours stand there."""
+    """It has no set of the addresses: those are virtual servers by themselves, until ours stand there."""
     kernel = Kernel()
     kernel.held = {server(ONE): served(), server(TWO): served()}
     wanted = {address(ONE): True, server("0.0.0.0"): served()}
