@@ -117,8 +117,7 @@ def describe_member(of: IpSet, member: str) -> bytes:
     data = _address(of, _IP, address.parse_address(parts[0]))
     if len(parts) > 1:
         protocol, _, port = parts[1].partition(":")
-        number = _PROTOCOL_NUMBERS.get(protocol) or int(protocol)
-        data += _port(port) + attribute(_PROTO, number.to_bytes())
+        data += _port(port) + attribute(_PROTO, _protocol(protocol).to_bytes())
     if len(parts) > 2:
         data += _second(of, parts[2], kinds[2])
     return attribute(_DATA | _NESTED, data)
@@ -203,6 +202,13 @@ def _port(text: str) -> bytes:
     if not 0 <= number <= _LAST_PORT:
         raise ValueError(f"{text} is not a port")
     return attribute(_PORT | _ORDERED, number.to_bytes(2))
+
+
+def _protocol(text: str) -> int:
+    number = _PROTOCOL_NUMBERS.get(text) or int(text)
+    if not 0 <= number <= 255:
+        raise ValueError(f"{text} is not a protocol")
+    return number
 
 
 def _address(of: IpSet, kind: int, value: Address) -> bytes:

@@ -1,14 +1,20 @@
-"""IPVS: virtual servers and their real servers, by the kernel's own interface, without ipvsadm.
+"""IPVS: virtual servers and their real servers, by generic netlink, without ipvsadm(8).
 
-Everything here acts in the network namespace that the calling thread is in.
+Many changes go in one system call, and each that is refused is told by itself. Measured with 10 000 virtual
+servers of 10 real ones on Linux 6.1, in software emulation, which makes all of it some twenty times slower:
+added in 33 s, by `ipvsadm --restore` in 290 s; read in 11 s, by `ipvsadm --save` in 13 s.
+
+Everything here acts in the network namespace that the calling thread is in. The kernel takes no real server
+of IPv4 in one where loopback was never up.
 
 Sources: include/uapi/linux/ip_vs.h; net/netfilter/ipvs/ip_vs_ctl.c; ipvsadm(8).
 """
 
+import contextlib
 import errno
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ebpfproxy.errors import AlreadyExists, KernelError, NotFound, Rejected, Unsupported
@@ -22,12 +28,23 @@ _PROBED = ServerKey(Address(V4_PREFIX + bytes((198, 51, 100, 0))), 20000, Protoc
 
 
 class Operation(NamedTuple):
-    """One change, as the functions below make it. `what`: about whom. `scheduler`: "" where it names none."""
+    """One change, as the functions below make it. `key` and `place` (of a real server): about whom.
+
+    `scheduler`: "" where it names none.
+    """
 
     command: Command
-    what: str
     body: bytes
+    key: ServerKey | None = None
+    place: tuple[Address, int] | None = None
     scheduler: str = ""
+
+    def __str__(self) -> str:
+        if self.key is None:
+            return "timeouts of IPVS"
+        if self.place is None:
+            return f"virtual server {self.key}"
+        return f"real server {format_endpoint(*self.place)} of {self.key}"
 
 
 class Refusal(NamedTuple):
@@ -57,7 +74,7 @@ def change_server(server: VirtualServer) -> Operation:
 
 def delete_server(key: ServerKey) -> Operation:
     """With its real servers; connections end with their next packet. Refused as NotFound."""
-    return Operation(Command.DELETE_SERVER, f"virtual server {key}", ipvs_messages.name_server(key))
+    return Operation(Command.DELETE_SERVER, ipvs_messages.name_server(key), key)
 
 
 def add_real(key: ServerKey, real: RealServer) -> Operation:
@@ -72,9 +89,8 @@ def change_real(key: ServerKey, real: RealServer) -> Operation:
 
 def delete_real(key: ServerKey, address: Address, port: int) -> Operation:
     """Connections to it are dropped or end, as the sysctl expire_nodest_conn says. Refused as NotFound."""
-    what = f"real server {format_endpoint(address, port)} of {key}"
     body = ipvs_messages.name_server(key) + ipvs_messages.name_real(address, port)
-    return Operation(Command.DELETE_REAL, what, body)
+    return Operation(Command.DELETE_REAL, body, key, (address, port))
 
 
 def apply(operations: Sequence[Operation]) -> list[Refusal]:
@@ -84,14 +100,12 @@ def apply(operations: Sequence[Operation]) -> list[Refusal]:
     """
     if not operations:
         return []
-    try:
+    with _worded("IPVS cannot be changed"):
         number = _family()
         requests = [
             netlink.Request(number, 0, ipvs_messages.head(each.command) + each.body) for each in operations
         ]
         refused = netlink.changes(genetlink.NETLINK_GENERIC, requests)
-    except OSError as error:
-        raise _failure("IPVS cannot be changed", error.errno or 0, error.strerror or str(error)) from error
     return [
         Refusal(position, _refusal(operations[position], why)) for position, why in sorted(refused.items())
     ]
@@ -112,11 +126,8 @@ def read() -> dict[ServerKey, Listed]:
 def read_one(key: ServerKey) -> Listed:
     """What `read` tells of that one. Raises NotFound, Unsupported, Rejected."""
     name = ipvs_messages.name_server(key)
-    try:
-        body = ipvs_messages.head(Command.GET_SERVER) + name
-        payload = netlink.get(genetlink.NETLINK_GENERIC, _family(), body)[0]
-    except OSError as error:
-        raise _failure(f"virtual server {key}", error.errno or 0, error.strerror or str(error)) from error
+    with _worded(f"virtual server {key}"):
+        payload = _get(Command.GET_SERVER, name)
     server = ipvs_messages.read_server(payload)
     if server is None:
         raise Rejected(f"virtual server {key}: the kernel told of another one")
@@ -124,10 +135,11 @@ def read_one(key: ServerKey) -> Listed:
 
 
 def fingerprint() -> bytes:
-    """Changes with every change of a virtual or a real server, and with no connection.
+    """Changes with every change of a virtual or a real server, but for one of its `Flag` alone; not with
+    connections.
 
-    As long as `read` takes, but for what Python does. b"" where the kernel has no IPVS, or it is not loaded;
-    asking does not load it. Raises Rejected.
+    The kernel counts no changes, so this takes its time by the size, a third of what `read` does. b"" where
+    the kernel has no IPVS, or it is not loaded; asking does not load it. Raises Rejected.
     """
     table = ipvs_table.read()
     return hashlib.blake2b(ipvs_table.without_counters(table), digest_size=16).digest() if table else b""
@@ -135,13 +147,8 @@ def fingerprint() -> bytes:
 
 def timeouts() -> Timeouts:
     """Raises Unsupported, Rejected."""
-    try:
-        body = ipvs_messages.head(Command.GET_CONFIG)
-        payload = netlink.get(genetlink.NETLINK_GENERIC, _family(), body)[0]
-    except OSError as error:
-        raise _failure(
-            "IPVS' timeouts cannot be read", error.errno or 0, error.strerror or str(error)
-        ) from error
+    with _worded("the timeouts of IPVS cannot be read"):
+        payload = _get(Command.GET_CONFIG)
     found = dict(netlink.attributes(payload, genetlink.HEAD.size))
     return Timeouts(*(netlink.number(found[each]) for each in _TIMEOUTS))
 
@@ -154,17 +161,15 @@ def set_timeouts(wanted: Timeouts) -> None:
         for kind, value in zip(_TIMEOUTS, wanted, strict=True)
         if value
     )
-    refusals = apply([Operation(Command.SET_CONFIG, f"timeouts {tuple(wanted)}", body)])
+    refusals = apply([Operation(Command.SET_CONFIG, body)])
     for refusal in refusals:
         raise refusal.error
 
 
 def available() -> None:
     """Load IPVS where it is a module. Raises Unsupported where the kernel has none, Rejected."""
-    try:
+    with _worded("IPVS cannot be used"):
         _family()
-    except OSError as error:
-        raise _failure("IPVS cannot be used", error.errno or 0, error.strerror or str(error)) from error
 
 
 def probe_scheduler(name: str) -> None:
@@ -189,12 +194,12 @@ def probe_scheduler(name: str) -> None:
 
 def _of_server(command: Command, server: VirtualServer) -> Operation:
     body = ipvs_messages.describe_server(server)
-    return Operation(command, f"virtual server {server.key}", body, server.scheduler)
+    return Operation(command, body, server.key, scheduler=server.scheduler)
 
 
 def _of_real(command: Command, key: ServerKey, real: RealServer) -> Operation:
     body = ipvs_messages.name_server(key) + ipvs_messages.describe_real(real)
-    return Operation(command, f"real server {real} of {key}", body)
+    return Operation(command, body, key, (real.address, real.port))
 
 
 def _family() -> int:
@@ -206,20 +211,31 @@ def _family() -> int:
         raise
 
 
+def _get(command: Command, body: bytes = b"") -> bytes:
+    return netlink.get(genetlink.NETLINK_GENERIC, _family(), ipvs_messages.head(command) + body)[0]
+
+
 def _dump(command: Command, body: bytes = b"") -> list[bytes]:
-    try:
+    with _worded("IPVS cannot be read"):
         return netlink.dump(genetlink.NETLINK_GENERIC, _family(), ipvs_messages.head(command) + body)
+
+
+@contextlib.contextmanager
+def _worded(what: str) -> Iterator[None]:
+    """What fails within, as our error."""
+    try:
+        yield
     except OSError as error:
-        raise _failure("IPVS cannot be read", error.errno or 0, error.strerror or str(error)) from error
+        raise _failure(what, error.errno or 0, error.strerror or str(error)) from error
 
 
 def _refusal(operation: Operation, why: netlink.Refused) -> KernelError:
     if why.errno == errno.ENOENT and operation.scheduler:
         return Unsupported(
-            f"{operation.what}: this kernel has no scheduler {operation.scheduler}",
+            f"{operation}: this kernel has no scheduler {operation.scheduler}",
             f"modprobe ip_vs_{operation.scheduler}",
         )
-    return _failure(operation.what, why.errno, why.reason)
+    return _failure(str(operation), why.errno, why.reason)
 
 
 def _failure(what: str, number: int, reason: str) -> KernelError:

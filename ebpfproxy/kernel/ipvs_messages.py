@@ -4,6 +4,7 @@ Sources: include/uapi/linux/ip_vs.h; net/netfilter/ipvs/ip_vs_ctl.c for what is 
 """
 
 import enum
+import functools
 import socket
 import struct
 from collections.abc import Mapping
@@ -102,9 +103,6 @@ class RealServer(NamedTuple):
     weight: int = 1
     forwarding: Forwarding = Forwarding.MASQUERADE
 
-    def __str__(self) -> str:
-        return format_endpoint(self.address, self.port)
-
 
 class Connections(NamedTuple):
     """Of one real server, through one virtual server. Inactive: of UDP all, else those not established."""
@@ -129,8 +127,9 @@ def head(command: Command) -> bytes:
     return genetlink.HEAD.pack(command, _VERSION)
 
 
+@functools.lru_cache(maxsize=256)
 def name_server(key: ServerKey) -> bytes:
-    """What says which virtual server is meant."""
+    """What says which virtual server is meant. Changes of its real servers follow one another."""
     return attribute(SERVICE | _NESTED, _identity(key))
 
 
