@@ -20,7 +20,7 @@ from ebpfproxy.errors import Unsupported
 from ebpfproxy.kernel import dummy, ipset, ipvs, netns, sysctl
 from ebpfproxy.kernel.dummy import KUBE_IPVS0
 from ebpfproxy.kernel.ipvs_messages import RealServer, ServerKey, VirtualServer
-from ebpfproxy.model.address import Family, Network, Protocol, parse_address, parse_network
+from ebpfproxy.model.address import Family, Network, Protocol, format_endpoint, parse_address, parse_network
 from ebpfproxy.model.service import ServicePortName
 from ebpfproxy.plan.service_plan import (
     Frontend,
@@ -110,7 +110,8 @@ def key(address: str = VIP, port: int = 80, protocol: Protocol = Protocol.TCP) -
 
 def weights(at: ServerKey | None = None) -> dict[str, int]:
     """By the endpoints of the virtual server."""
-    return {str(real): real.weight for real in ipvs.read_one(at or key()).reals}
+    reals = ipvs.read_one(at or key()).reals
+    return {format_endpoint(real.address, real.port): real.weight for real in reals}
 
 
 @contextlib.contextmanager

@@ -77,7 +77,8 @@ class Product:
                 self._general[key] = entry
             elif isinstance(key, Spread):
                 self._special.add(key)
-        for key in self._general:
+        moved = self._addresses != before
+        for key in self._general if moved else delta.puts.keys() & self._general.keys():
             drops |= _specials(key, before - self._addresses)
             new = self._addresses if key in delta.puts else self._addresses - before
             puts.update(dict.fromkeys(_specials(key, new) - self._special, self._general[key]))

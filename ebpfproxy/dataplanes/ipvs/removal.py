@@ -12,12 +12,13 @@ from ebpfproxy.dataplanes.ipvs.entries import Key, Set
 from ebpfproxy.dataplanes.ipvs.ip_sets import IpSets
 from ebpfproxy.dataplanes.ipvs.layout import OWN_CHAINS
 from ebpfproxy.dataplanes.ipvs.ownership import ownership
-from ebpfproxy.dataplanes.xtables import removal
+from ebpfproxy.dataplanes.xtables import flavours, removal
 from ebpfproxy.dataplanes.xtables.layout import TableAndName
 from ebpfproxy.dataplanes.xtables.removal import COMMON_CHAINS, are_of_ipvs
 from ebpfproxy.errors import Unsupported
 from ebpfproxy.kernel import conntrack, dummy, ipvs, ipvs_table, local_addresses
 from ebpfproxy.kernel.dummy import KUBE_IPVS0
+from ebpfproxy.kernel.iptables import Iptables
 from ebpfproxy.kernel.ipvs import Operation
 from ebpfproxy.kernel.ipvs_messages import Listed, ServerKey
 from ebpfproxy.model.address import Address, Family, Network, Protocol
@@ -34,7 +35,7 @@ def remove(excluded: tuple[Network, ...], dry_run: bool = False) -> list[str]:
     """All of it, in the calling thread's network namespace; what was removed, or with `dry_run` would be, a
     line each. Connections by it end. Raises KernelError."""
     left = _Left(excluded)
-    lines = removal.remove(leftovers, dry_run)
+    lines = _rules(dry_run)
     lines += left.described()
     if not dry_run:
         left.remove()
@@ -52,11 +53,23 @@ def retire(excluded: tuple[Network, ...]) -> tuple[list[str], bool]:
     Raises KernelError.
     """
     left = _Left(excluded)
-    lines = removal.remove(leftovers)
+    lines = _rules()
     busy = {key for key, listed in left.servers.items() if _is_busy(listed)}
     lines += left.described(busy)
     left.remove(busy)
     return lines, bool(busy)
+
+
+def _rules(dry_run: bool = False) -> list[str]:
+    """Tables are not read where none of our chains is, since those of the mode iptables may be long."""
+    if any(tool.has_chain(*each) for tool in _tools() for each in OWN_CHAINS):
+        return removal.remove(leftovers, dry_run)
+    return []
+
+
+def _tools() -> Iterator[Iptables]:
+    for tools in flavours.installed().values():
+        yield from tools
 
 
 class _Left:

@@ -8,7 +8,7 @@ from ebpfproxy.dataplanes.ipvs.service_entries import service_entries
 from ebpfproxy.dataplanes.ipvs.settings import IpvsSettings
 from ebpfproxy.dataplanes.xtables.entries import Rule
 from ebpfproxy.kernel.ipvs_messages import Flag
-from ebpfproxy.model.address import Family, Protocol, parse_address, parse_network
+from ebpfproxy.model.address import Family, Protocol, format_endpoint, parse_address, parse_network
 from ebpfproxy.model.service import ServicePortName
 from ebpfproxy.plan.service_plan import (
     Frontend,
@@ -53,7 +53,7 @@ def rendered(
 
 def reals(entries: dict[Key, Entry]) -> list[str]:
     (entry,) = (entry for entry in entries.values() if isinstance(entry, ServerEntry))
-    return [str(real) for real in entry.reals]
+    return [format_endpoint(real.address, real.port) for real in entry.reals]
 
 
 def members(entries: dict[Key, Entry], base: str) -> list[str]:
