@@ -51,7 +51,8 @@ def _servers(entries: Mapping[Key, Entry]) -> Iterator[str]:
             persistent = f" persistent {entry.persistence_s}" if entry.persistence_s else ""
             yield f"{protocol.name:<4} {format_endpoint(address, port)} {entry.scheduler}{persistent}"
             for real in entry.reals:
-                yield f"  -> {format_endpoint(real.address, real.port)} {real.forwarding.name[:4].capitalize()} {real.weight}"
+                place, how = format_endpoint(real.address, real.port), real.forwarding.name[:4].capitalize()
+                yield f"  -> {place} {how} {real.weight}"
 
 
 def _addresses(entries: Mapping[Key, Entry]) -> Iterator[str]:
