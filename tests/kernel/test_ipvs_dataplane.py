@@ -91,7 +91,7 @@ def plan(
     return ServicePortPlan(
         ServicePortName("default", "web", "", protocol),
         Family.IPV4,
-        tuple(FrontendPlan(dialled, kind, *[how] * 3) for dialled, kind, how in frontends),
+        tuple(FrontendPlan(dialled, kind, how, how, how) for dialled, kind, how in frontends),
         tuple(PlannedEndpoint(parse_address(each), 8080, True, here, here) for each in endpoints),
         Otherwise.DROP if endpoints else Otherwise.REJECT,
     )

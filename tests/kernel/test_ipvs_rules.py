@@ -15,6 +15,7 @@ from ebpfproxy.dataplanes.ipvs.settings import IpvsSettings
 from ebpfproxy.dataplanes.xtables.entries import FILTER, NAT, Chain, Entry, Key, Rule, SharedChain
 from ebpfproxy.dataplanes.xtables.families import TwoFamilies
 from ebpfproxy.kernel import ipset, iptables, netns
+from ebpfproxy.kernel.ipset_messages import IpSet
 from ebpfproxy.kernel.iptables import Flavour
 from ebpfproxy.model.address import Family, parse_network
 from ebpfproxy.plan.service_plan import LocalTraffic, NodePlan
@@ -72,7 +73,7 @@ def test_what_is_written_is_read_back_as_it_was(flavour: Flavour, pods: str, mas
 
 @pytest.mark.usefixtures("_nowhere")
 def test_all_sets_are_made_and_read_back_and_those_of_others_are_left_alone() -> None:
-    ipset.create(ipset.IpSet("mine", "hash:ip", Family.IPV4))
+    ipset.create(IpSet("mine", "hash:ip", Family.IPV4))
     for of in Family:
         make_all(of)
     sets = IpSets()

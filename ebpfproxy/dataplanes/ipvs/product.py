@@ -78,18 +78,19 @@ class Product:
             elif isinstance(key, Spread):
                 self._special.add(key)
         moved = self._addresses != before
-        for key in self._general if moved else delta.puts.keys() & self._general.keys():
-            drops |= _specials(key, before - self._addresses)
-            new = self._addresses if key in delta.puts else self._addresses - before
-            puts.update(dict.fromkeys(_specials(key, new) - self._special, self._general[key]))
+        for general in self._general if moved else delta.puts.keys() & self._general.keys():
+            assert isinstance(general, Spread)
+            drops |= _specials(general, before - self._addresses)
+            new = self._addresses if general in delta.puts else self._addresses - before
+            puts.update(dict.fromkeys(_specials(general, new) - self._special, self._general[general]))
         puts.update((key, entry) for key, entry in delta.puts.items() if not _is_general(key))
         for key in list(drops):
             if key in self._special:
                 drops.discard(key)
-            elif (general := self._generalised(key)) in self._general:
-                assert general is not None
+            elif (covering := self._generalised(key)) in self._general:
+                assert covering is not None
                 drops.discard(key)
-                puts.setdefault(key, self._general[general])
+                puts.setdefault(key, self._general[covering])
         return Delta(puts, frozenset(drops))
 
     def asked_for(self, key: Key) -> Key:

@@ -91,8 +91,8 @@ class Tables:
         again = {key: why for key, (entry, why) in self._refused.items() if delta.puts.get(key) == entry}
         causes = {key: again[key] for key in self._causes if key in again}
         if causes and self._fresh is not None:
-            again = {key: delta.puts[key] for key in causes}
-            causes = refusals.try_sorts(self._tool, again, self._prepare)
+            tried = {key: delta.puts[key] for key in causes}
+            causes = refusals.try_sorts(self._tool, tried, self._prepare)
             return causes, refusals.with_dependents(causes, delta, self._fresh, self._layout)
         if len(causes) < len(self._causes):  # what depended on the others is to be tried
             return causes, causes

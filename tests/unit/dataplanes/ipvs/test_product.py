@@ -17,6 +17,8 @@ from ebpfproxy.plan.service_plan import Frontend
 V4 = Family.IPV4
 ONE, TWO = "192.0.2.1", "192.0.2.2"
 
+World = dict[Key, Entry]
+
 
 def address(text: str) -> Member:
     return Member(V4, sets.NODE_PORT_IP, text)
@@ -56,7 +58,12 @@ def servers(kernel: Kernel) -> list[str]:
 
 def test_a_node_port_is_a_virtual_server_on_each_address() -> None:
     kernel = Kernel()
-    wanted = {address(ONE): True, address(TWO): True, server("0.0.0.0"): served(), dropped("0.0.0.0"): True}
+    wanted: World = {
+        address(ONE): True,
+        address(TWO): True,
+        server("0.0.0.0"): served(),
+        dropped("0.0.0.0"): True,
+    }
     kernel.bring(wanted)
     assert servers(kernel) == [ONE, TWO]
     assert kernel.held.keys() >= {dropped(ONE), dropped(TWO)}
@@ -66,14 +73,14 @@ def test_a_node_port_is_a_virtual_server_on_each_address() -> None:
 def test_a_new_address_gets_what_all_others_have_and_one_that_is_gone_loses_it() -> None:
     kernel = Kernel()
     kernel.bring({address(ONE): True, server("0.0.0.0"): served()})
-    delta = Delta({address(TWO): True}, frozenset({address(ONE)}))
+    delta: Delta[Key, Entry] = Delta({address(TWO): True}, frozenset({address(ONE)}))
     kernel.held = applied(kernel.held, kernel.product.expanded(delta))
     assert servers(kernel) == [TWO]
 
 
 def test_without_an_address_what_is_wanted_is_remembered_since_nobody_could_tell() -> None:
     kernel = Kernel()
-    wanted = {server("0.0.0.0"): served()}
+    wanted: World = {server("0.0.0.0"): served()}
     kernel.bring(wanted)
     assert kernel.held == {}
     assert kernel.read() == wanted
@@ -83,7 +90,7 @@ def test_without_an_address_what_is_wanted_is_remembered_since_nobody_could_tell
 
 def test_what_somebody_took_from_one_address_is_put_again() -> None:
     kernel = Kernel()
-    wanted = {address(ONE): True, address(TWO): True, server("0.0.0.0"): served()}
+    wanted: World = {address(ONE): True, address(TWO): True, server("0.0.0.0"): served()}
     kernel.bring(wanted)
     del kernel.held[server(TWO)]
     assert kernel.read()[server("0.0.0.0")] is False
@@ -101,8 +108,8 @@ def test_what_is_half_there_goes_wholly_where_nobody_wants_it() -> None:
 
 def test_an_external_ip_that_is_an_address_of_the_node_wins_for_its_port() -> None:
     kernel = Kernel()
-    own = {server(ONE): served("sh")}
-    everywhere = {address(ONE): True, address(TWO): True, server("0.0.0.0"): served()}
+    own: World = {server(ONE): served("sh")}
+    everywhere: World = {address(ONE): True, address(TWO): True, server("0.0.0.0"): served()}
     kernel.bring(everywhere | own)
     assert kernel.held[server(ONE)] == served("sh")
     assert kernel.held[server(TWO)] == served()
@@ -114,7 +121,7 @@ def test_what_kube_proxy_had_on_each_address_is_taken_over_without_a_gap() -> No
     """It has no set of the addresses: those are virtual servers by themselves, until ours stand there."""
     kernel = Kernel()
     kernel.held = {server(ONE): served(), server(TWO): served()}
-    wanted = {address(ONE): True, server("0.0.0.0"): served()}
+    wanted: World = {address(ONE): True, server("0.0.0.0"): served()}
     change = kernel.product.expanded(diff(kernel.read(), wanted))
     assert change.drops == {server(TWO)}
 

@@ -10,13 +10,17 @@ from ebpfproxy.dataplanes.xtables.entries import NAT, Chain, Rule, SharedChain
 from ebpfproxy.model.address import Family
 from ebpfproxy.plan.service_plan import NodePlan
 
-OURS = {
-    (key.table, key.name): list(entry) if isinstance(entry, tuple) else []
+OURS: dict[tuple[str, str], list[str]] = {
+    (key.table, key.name): [str(rule) for rule in entry] if isinstance(entry, tuple) else []
     for key, entry in node_entries(NodePlan(), Family.IPV4, IpvsSettings()).items()
     if isinstance(key, Chain | SharedChain)
 }
 OF_A_SERVICE = (NAT, "KUBE-SVC-XPGD46QRK7WJZT7O")
-IPTABLES = {(NAT, "KUBE-SERVICES"): ["-j KUBE-NODEPORTS"], (NAT, "KUBE-MARK-MASQ"): [], OF_A_SERVICE: []}
+IPTABLES: dict[tuple[str, str], list[str]] = {
+    (NAT, "KUBE-SERVICES"): ["-j KUBE-NODEPORTS"],
+    (NAT, "KUBE-MARK-MASQ"): [],
+    OF_A_SERVICE: [],
+}
 
 
 def test_while_this_mode_serves_the_mode_iptables_leaves_it_its_chains() -> None:

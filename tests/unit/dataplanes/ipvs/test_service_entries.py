@@ -29,7 +29,8 @@ MASQUERADED = Treatment(Scope.CLUSTER, True)
 def frontend(kind: FrontendKind, *, local: bool = False, address: str = VIP) -> FrontendPlan:
     dialled = Frontend(parse_address(address), 80, Protocol.TCP)
     if kind is FrontendKind.CLUSTER_IP:
-        return FrontendPlan(dialled, kind, *[LOCAL if local else CLUSTER] * 3)
+        how = LOCAL if local else CLUSTER
+        return FrontendPlan(dialled, kind, how, how, how)
     if local:
         return FrontendPlan(dialled, kind, CLUSTER, MASQUERADED, LOCAL)
     return FrontendPlan(dialled, kind, MASQUERADED, MASQUERADED, MASQUERADED)
