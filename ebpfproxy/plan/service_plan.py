@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from ebpfproxy.model.address import Address, Family, Network, Protocol, format_endpoint
@@ -155,13 +156,15 @@ class NodePlan:
     `local_networks` is the kernel's local table; `node_port_networks` the part of it on which
     NodePorts answer. Both families; loopback is in the latter only where localhost NodePorts are on.
     `node_ports_everywhere`: in which families no option restricts them to some addresses; loopback does
-    not count here. `devices` sorted by ifindex.
+    not count here. `devices` sorted by ifindex. `local_traffic` as in `ServicePortPlan`; a family where that
+    is None is missing.
     """
 
     local_networks: frozenset[Network] = frozenset()
     node_port_networks: frozenset[Network] = frozenset()
     devices: tuple[DevicePlan, ...] = ()
     node_ports_everywhere: frozenset[Family] = frozenset(Family)
+    local_traffic: Mapping[Family, LocalTraffic] = dataclasses.field(default_factory=dict)
 
 
 class SocketLb(enum.Enum):

@@ -1,4 +1,4 @@
-"""Removing everything that this mode ever left, and the chains that kube-proxy has in its mode ipvs.
+"""Removing everything that this mode ever left, be it kube-proxy's.
 
 What stays on purpose, beside what `xtables.removal` leaves:
 
@@ -13,6 +13,7 @@ from ebpfproxy.dataplanes.iptables.layout import LAYOUT
 from ebpfproxy.dataplanes.xtables import names, removal
 from ebpfproxy.dataplanes.xtables.entries import FILTER, NAT
 from ebpfproxy.dataplanes.xtables.layout import TableAndName
+from ebpfproxy.dataplanes.xtables.removal import COMMON_CHAINS, are_of_ipvs
 from ebpfproxy.model.address import Family
 
 _OF_IPVS = {
@@ -28,7 +29,9 @@ _NAMES = (LAYOUT.shared | LAYOUT.whole | _OF_IPVS) - LAYOUT.partly.keys()
 
 
 def leftovers(chains: Mapping[TableAndName, list[str]]) -> set[TableAndName]:
-    return {each for each in chains if each in _NAMES or LAYOUT.is_of_service(*each)}
+    """Those of the mode ipvs, too, unless that mode has its rules in the chains that are of both."""
+    own = _NAMES - COMMON_CHAINS - _OF_IPVS if are_of_ipvs(chains) else _NAMES
+    return {each for each in chains if each in own or LAYOUT.is_of_service(*each)}
 
 
 def remove(dry_run: bool = False) -> list[str]:

@@ -17,3 +17,7 @@ class IptablesSettings:
     masquerade_bit: int = 14
     random_fully: bool = True
     tcp_be_liberal: bool = False
+
+    @property
+    def masquerade_mark(self) -> int:
+        return 1 << self.masquerade_bit

@@ -1,9 +1,9 @@
 """The tables of both families, by one flavour of the tools: what a dataplane with rules keeps open."""
 
-from collections.abc import Collection, Hashable
+from collections.abc import Callable, Collection, Hashable
 
 from ebpfproxy.dataplanes.interface import Delta
-from ebpfproxy.dataplanes.xtables import flavours, removal
+from ebpfproxy.dataplanes.xtables import flavours, refusals, removal
 from ebpfproxy.dataplanes.xtables.entries import FILTER, NAT, Entry, Key
 from ebpfproxy.dataplanes.xtables.layout import Layout
 from ebpfproxy.dataplanes.xtables.legacy_edits import LegacyEdits
@@ -24,10 +24,18 @@ class TwoFamilies:
     """In the calling thread's network namespace. A family that this machine has no iptables for is left out.
 
     `tables`: those that the dataplane has something in. `leftovers`: what of it is removed in the flavour
-    that is not used, once all is in force: both would be in force at once.
+    that is not used, once all is in force: both would be in force at once. `prepare`: see
+    `refusals.try_sorts`.
     """
 
-    def __init__(self, layout: Layout, tables: Collection[str], leftovers: Leftovers) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        tables: Collection[str],
+        leftovers: Leftovers,
+        prepare: Callable[[Family], None] = refusals.nothing,
+    ) -> None:
+        self._prepare = prepare
         self._layout = layout
         self._names = tuple(tables)
         self._leftovers = leftovers
@@ -59,7 +67,7 @@ class TwoFamilies:
             )
         if self._flavour is Flavour.NFT:
             self._changes = Changes(frozenset(self._names), self._concerns_us)
-        self._tables = {tool.family: Tables(tool, self._layout) for tool in tools}
+        self._tables = {tool.family: Tables(tool, self._layout, self._prepare) for tool in tools}
         if self._flavour is Flavour.LEGACY:
             self._edits = LegacyEdits(self.served, self._names)
         self._settled = False

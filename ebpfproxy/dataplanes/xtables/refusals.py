@@ -8,7 +8,7 @@ it.
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from ebpfproxy.dataplanes.interface import Delta
 from ebpfproxy.dataplanes.xtables.entries import Chain, Entry, Key, Rule
@@ -17,6 +17,7 @@ from ebpfproxy.dataplanes.xtables.saved import leads_to
 from ebpfproxy.errors import KernelError, Rejected
 from ebpfproxy.kernel import netns
 from ebpfproxy.kernel.iptables import Iptables, LinesRefused
+from ebpfproxy.model.address import Family
 
 _TRIED = "KUBE-SEP-TRIED"
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
@@ -24,8 +25,17 @@ _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 Refused = dict[Key, KernelError]
 
 
-def try_sorts(tool: Iptables, entries: Mapping[Key, Entry]) -> Refused:
-    """Those of the entries that have a rule of a sort that is refused; none where that cannot be tried."""
+def nothing(family: Family) -> None:
+    """For rules that refer to nothing but chains."""
+
+
+def try_sorts(
+    tool: Iptables, entries: Mapping[Key, Entry], prepare: Callable[[Family], None] = nothing
+) -> Refused:
+    """Those of the entries that have a rule of a sort that is refused; none where that cannot be tried.
+
+    `prepare`: what makes the things that rules refer to, where they are tried.
+    """
     sorts: dict[str, tuple[str, str]] = {}
     sorts_of: dict[Key, set[str]] = {}
     for key, entry in entries.items():
@@ -35,6 +45,7 @@ def try_sorts(tool: Iptables, entries: Mapping[Key, Entry]) -> Refused:
             sorts_of.setdefault(key, set()).add(sort)
     failures: dict[str, LinesRefused] = {}
     with contextlib.suppress(KernelError), netns.throw_away():
+        prepare(tool.family)
         for sort, (table, text) in sorts.items():
             try:
                 tool.restore(_alone(table, text))

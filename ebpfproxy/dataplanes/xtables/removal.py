@@ -28,7 +28,28 @@ _HOLDER = (FILTER, names.FORWARD)
 _HOLDING = f"{comment('what open connections need')} -m conntrack --ctstate NEW -j RETURN"
 """A rule that does nothing, in a chain that nothing leads to, and asks for connection tracking."""
 
+COMMON_CHAINS = frozenset(
+    {
+        (NAT, names.SERVICES),
+        (NAT, names.POSTROUTING),
+        (NAT, names.MARK_MASQ),
+        (FILTER, names.FORWARD),
+        (FILTER, names.PROXY_FIREWALL),
+    }
+)
+"""Table and name of those that both the modes iptables and ipvs have; see `are_of_ipvs`."""
+
+_MATCHES_A_SET = "--match-set KUBE-"
+
 _NO_RULE_PUT = Layout(frozenset(), frozenset(), {})
+
+
+def are_of_ipvs(chains: Mapping[TableAndName, list[str]]) -> bool:
+    """Whether the chains that both modes have hold rules of the mode ipvs: those match ipsets.
+
+    So each mode's leftovers are known by what stands there, whichever mode serves.
+    """
+    return any(_MATCHES_A_SET in text for each in COMMON_CHAINS for text in chains.get(each, ()))
 
 
 def remove(leftovers: Leftovers, dry_run: bool = False) -> list[str]:

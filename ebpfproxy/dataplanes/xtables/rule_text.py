@@ -61,19 +61,20 @@ def from_pods(traffic: LocalTraffic) -> str:
     return source(traffic.network) if traffic.network else f"-i {_device(traffic)} "
 
 
-def not_from_pods(traffic: LocalTraffic, destination: str) -> str | None:
-    """The match of all packets but those of pods, to `destination`; None where there are none.
+def not_from_pods(traffic: LocalTraffic, destination: str = "") -> str | None:
+    """The match of all packets but those of pods, to `destination` if not to any; None where there are none.
 
     "Not from everywhere" is something that iptables-nft refuses to write.
 
     >>> not_from_pods(LocalTraffic(interface="cbr0"), "10.96.0.1/32")
     '-d 10.96.0.1/32 ! -i cbr0'
     """
+    dialled = [f"-d {destination}"] if destination else []
     if not traffic.network:
-        return f"-d {destination} ! -i {_device(traffic)}"
+        return " ".join([*dialled, f"! -i {_device(traffic)}"])
     if is_everything(traffic.network):
         return None
-    return f"! {source(traffic.network)}-d {destination}"
+    return " ".join([f"! {source(traffic.network).rstrip()}", *dialled])
 
 
 def _device(traffic: LocalTraffic) -> str:
@@ -94,3 +95,32 @@ def one_of(count: int) -> str:
     """
     parts = int(float(f"{1 / count:.10f}") * _DENOMINATOR + 0.5)
     return f"-m statistic --mode random --probability {parts / _DENOMINATOR:.11f}"
+
+
+def marking_rule(mark: int) -> str:
+    """KUBE-MARK-MASQ: the packet is to be masqueraded. Nothing else of its mark changes.
+
+    >>> marking_rule(0x4000)
+    '-j MARK --set-xmark 0x4000/0x4000'
+    """
+    return f"-j MARK --set-xmark {mark:#x}/{mark:#x}"
+
+
+def masquerading_rules(mark: int, random_fully: bool) -> tuple[str, ...]:
+    """KUBE-POSTROUTING. The mark is cleared before the packet is masqueraded: it may come by once more, in a
+    tunnel."""
+    note = comment("kubernetes service traffic requiring SNAT")
+    return (
+        f"-m mark ! --mark {mark:#x}/{mark:#x} -j RETURN",
+        f"-j MARK --set-xmark {mark:#x}/0x0",
+        f"{note} -j MASQUERADE{' --random-fully' * random_fully}",
+    )
+
+
+def forwarding_rules(mark: int) -> tuple[str, ...]:
+    """KUBE-FORWARD: what is marked, and what follows it, passes whatever the policy of FORWARD."""
+    note = comment("kubernetes forwarding conntrack rule")
+    return (
+        f"{comment('kubernetes forwarding rules')} -m mark --mark {mark:#x}/{mark:#x} -j ACCEPT",
+        f"{note} -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
+    )

@@ -1,6 +1,6 @@
 """The tables of one family: read as entries, and changed by deltas."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from ebpfproxy.dataplanes.delta import diff
 from ebpfproxy.dataplanes.interface import Delta
@@ -12,6 +12,7 @@ from ebpfproxy.dataplanes.xtables.saved import Held
 from ebpfproxy.dataplanes.xtables.script import Script
 from ebpfproxy.errors import KernelError, Rejected
 from ebpfproxy.kernel.iptables import Iptables, LinesRefused
+from ebpfproxy.model.address import Family
 
 _ATTEMPTS = 6
 _OF_FORMER_STATE = ("-D ", "-N ", "-X ")
@@ -20,7 +21,11 @@ _OF_FORMER_STATE = ("-D ", "-N ", "-X ")
 class Tables:
     """By one flavour of the tools, in the network namespace of the calling thread."""
 
-    def __init__(self, tool: Iptables, layout: Layout) -> None:
+    def __init__(
+        self, tool: Iptables, layout: Layout, prepare: Callable[[Family], None] = refusals.nothing
+    ) -> None:
+        """`prepare`: see `refusals.try_sorts`."""
+        self._prepare = prepare
         self._layout = layout
         self._tool = tool
         self._block = script.block_for(tool.flavour)
@@ -71,7 +76,7 @@ class Tables:
     def _blamed(self, delta: Delta[Key, Entry], lines: Script, failure: LinesRefused) -> Refused:
         """What of that which is still to be put was refused by itself, or is of a sort that would be."""
         at_fault = [n for n in failure.lines if not lines.line(n).startswith(_OF_FORMER_STATE)]
-        blamed = refusals.try_sorts(self._tool, delta.puts) if at_fault else {}
+        blamed = refusals.try_sorts(self._tool, delta.puts, self._prepare) if at_fault else {}
         for number in at_fault:
             owner = lines.owner(number)
             if owner and owner in delta.puts:
@@ -86,7 +91,8 @@ class Tables:
         again = {key: why for key, (entry, why) in self._refused.items() if delta.puts.get(key) == entry}
         causes = {key: again[key] for key in self._causes if key in again}
         if causes and self._fresh is not None:
-            causes = refusals.try_sorts(self._tool, {key: delta.puts[key] for key in causes})
+            tried = {key: delta.puts[key] for key in causes}
+            causes = refusals.try_sorts(self._tool, tried, self._prepare)
             return causes, refusals.with_dependents(causes, delta, self._fresh, self._layout)
         if len(causes) < len(self._causes):  # what depended on the others is to be tried
             return causes, causes
