@@ -10,8 +10,10 @@ CLI    := $(VENV)/bin/ebpfproxy
 STAMP  := $(VENV)/.installed
 
 # What Python packages cannot bring: bcc (PyPI's is an unrelated package) and the C headers that it
-# includes, `ip` and `mount` for the lab's network namespaces, a C compiler and iperf3 for its loads.
-APT    := python3 python3-venv python3-bpfcc linux-libc-dev iproute2 mount gcc libc6-dev iperf3 iptables nftables
+# includes, `ip` and `mount` for the lab's network namespaces, a C compiler and iperf3 for its loads; crun starts
+# the DaemonSet's pod in the tests.
+APT    := python3 python3-venv python3-bpfcc linux-libc-dev iproute2 mount gcc libc6-dev iperf3 iptables nftables \
+  crun
 C      := $(wildcard bpf/*.c bpf/*.h ebpfproxy/bench/*.c ebpfproxy/bench/c/*.[ch])
 
 .PHONY: help
@@ -50,6 +52,11 @@ demo: $(STAMP)  ## pods, a Service and the agent in namespaces of this machine, 
 .PHONY: test
 test: check  ## the checks, then every test that this machine can run
 	@$(PYTHON) -m pytest
+
+.PHONY: test-image
+test-image: $(STAMP)  ## build the image from nothing, as its Dockerfile says, and serve from it: ten minutes, as root
+	@DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends buildah debootstrap >/dev/null
+	@$(PYTHON) -m pytest -q --timeout=1800 --image tests/deploy
 
 .PHONY: check
 check: $(STAMP)  ## formatting, lint, types, layers
