@@ -58,7 +58,7 @@ def as_table(bench: str, results: Sequence[Result]) -> Table:
     left out."""
     table = Table(
         title=f"bench {bench}",
-        caption=_caption(),
+        caption=_caption(results),
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         padding=(0, 1, 0, 0),
@@ -107,10 +107,15 @@ def _ratio(found: Ratio | None) -> str:
     return f"{found.median:.3f}{spread}"
 
 
-def _caption() -> str:
+def _caption(results: Sequence[Result]) -> str:
     facts = environment()
-    return (
+    machine = (
         f"Linux {facts['kernel']}, {facts['cpus']} CPUs, load {facts['load']}, Python {facts['python']}, "
-        f"{facts['date']}. of direct: over the direct path of the same mode; of first: over the first mode "
-        "of the same metric and path; each turn by turn: the median of their ratios, the least and the most."
+        f"{facts['date']}."
+    )
+    if not any(entry.of_direct or entry.of_first for entry in results):
+        return machine
+    return (
+        f"{machine} of direct: over the direct path of the same mode; of first: over the first mode of the "
+        "same metric and path. Both turn by turn: the median of all turns' ratios, the least and the most."
     )
