@@ -1,7 +1,9 @@
 """The tables of both families, by one flavour of the tools: what a dataplane with rules keeps open."""
 
+import contextlib
 from collections.abc import Callable, Collection, Hashable
 
+from ebpfproxy.dataplanes.generation import Generation
 from ebpfproxy.dataplanes.interface import Delta
 from ebpfproxy.dataplanes.xtables import flavours, refusals, removal
 from ebpfproxy.dataplanes.xtables.entries import FILTER, NAT, Entry, Key
@@ -42,6 +44,7 @@ class TwoFamilies:
         self._tables: dict[Family, Tables] = {}  # empty: not open
         self._changes: Changes | None = None
         self._edits: LegacyEdits | None = None
+        self._generation = Generation(self._look)
         self._settled = False
 
     @property
@@ -76,6 +79,7 @@ class TwoFamilies:
 
     def read(self) -> dict[Key, Entry]:
         """Raises KernelError."""
+        self._generation.reading()
         found: dict[Key, Entry] = {}
         for tables in self._tables.values():
             found.update(tables.read())
@@ -84,10 +88,11 @@ class TwoFamilies:
     def apply(self, delta: Delta[Key, Entry]) -> Refused:
         """One family after the other, each by one run of iptables-restore. Raises KernelError."""
         refused: Refused = {}
-        for family, tables in self._tables.items():
-            refused.update(tables.apply(_of_family(delta, family)))
-        if self._edits and delta:
-            self._edits.settle()
+        with self._generation.ours() if delta else contextlib.nullcontext():
+            for family, tables in self._tables.items():
+                refused.update(tables.apply(_of_family(delta, family)))
+            if self._edits and delta:
+                self._edits.settle()
         if not self._settled and not refused:
             self._settled = True
             self._settle()
@@ -95,6 +100,9 @@ class TwoFamilies:
 
     def generation(self) -> Hashable:
         """With the flavour legacy, what `LegacyEdits` does not notice shows only where everything is read."""
+        return self._generation.value()
+
+    def _look(self) -> Hashable:
         if self._changes:
             return self._changes.count()
         sizes = [

@@ -41,34 +41,34 @@ class LegacyEdits:
         self._clock = clock
         self._digest = digest
         self._count = 0
-        self._known: list[int] | None = None  # None: not since our own last change
+        self._known: list[int] | None = None  # None: not looked at yet
         self._touched = False
         self._not_before = 0.0
         self._lock = _watched()
 
     def settle(self) -> None:
-        """What is in the tables now is ours: it is looked at with the next `count` but one."""
+        """What is in the tables now is ours. Raises KernelError."""
+        self._touched = False
         if self._lock:
             self._lock.was_opened()
-        self._known, self._touched = None, False
-        self._not_before = self._clock() + 1.0
+            self._known = self._compared()
 
     def count(self) -> int:
-        """How many there were; what happens between `settle` and the look after it is not noticed.
-
-        Raises KernelError.
-        """
+        """How many there were. Raises KernelError."""
         if self._lock is None:
             return self._count
         self._touched = self._lock.was_opened() or self._touched
         now = self._clock()
         if now >= self._not_before and (self._touched or self._known is None):
-            found = [self._digest(*place, LARGEST) for place in self._places]
+            found = self._compared()
             self._count += self._known is not None and found != self._known
             self._known, self._touched = found, False
             ended = self._clock()
             self._not_before = ended + _SHARE * (ended - now)
         return self._count
+
+    def _compared(self) -> list[int]:
+        return [self._digest(*place, LARGEST) for place in self._places]
 
     def close(self) -> None:
         """May be called again."""
