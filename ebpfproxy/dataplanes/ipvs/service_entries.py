@@ -20,7 +20,7 @@ from ebpfproxy.dataplanes.ipvs.sets import place, set_name
 from ebpfproxy.dataplanes.ipvs.settings import IpvsSettings
 from ebpfproxy.dataplanes.xtables import names
 from ebpfproxy.dataplanes.xtables.entries import FILTER, Place, Rule
-from ebpfproxy.dataplanes.xtables.rule_text import comment, host, is_everything
+from ebpfproxy.dataplanes.xtables.rule_text import comment, is_everything
 from ebpfproxy.kernel.ipvs_messages import Flag, RealServer
 from ebpfproxy.model.address import Address, Network, format_address, format_network
 from ebpfproxy.plan.service_plan import (
@@ -122,7 +122,7 @@ def _node_not_admitted(plan: ServicePortPlan, frontend: FrontendPlan) -> Rule:
     """What the node sends itself is translated before the table filter sees it, but known by what it was."""
     address, port, protocol = frontend.frontend
     note = comment(f"{plan.name} does not admit this node")
-    dialled = f"-m ipvs --vproto {int(protocol)} --vaddr {host(address)} --vport {port}"
+    dialled = f"-m ipvs --vproto {int(protocol)} --vaddr {format_address(address)} --vport {port}"
     text = f"{note} -m addrtype --src-type LOCAL {dialled} -j DROP"
     return Rule(plan.family, FILTER, names.IPVS_OUT_FILTER, text)
 

@@ -137,5 +137,5 @@ def test_a_node_that_is_not_admitted_is_kept_out_by_a_rule_of_its_own() -> None:
     )
     entries = rendered(restricted)
     (rule,) = (key for key in entries if isinstance(key, Rule))
-    assert rule.text.endswith(f"-m ipvs --vproto 6 --vaddr {VIP}/32 --vport 80 -j DROP")
+    assert rule.text.endswith(f"-m ipvs --vproto 6 --vaddr {VIP} --vport 80 -j DROP")
     assert not members(entries, sets.LOAD_BALANCER_SOURCE_IP)
