@@ -29,7 +29,15 @@ _APPEND = (
     "console=ttyS0 loglevel=4 panic=-1 mitigations=off audit=0 apparmor=0 selinux=0 nokaslr "
     "no_timer_check cryptomgr.notests random.trust_cpu=on net.ifnames=0 8250.nr_uarts=1 nowatchdog"
 )
-_INHERITED = ("PYTHONPATH", "CI", "PYTEST_ADDOPTS", "LANG")
+_INHERITED = ("PATH", "PYTHONPATH", "PYTEST_ADDOPTS", "LANG")
+_ENVIRONMENT = {
+    "HOME": "/root",
+    "SCRATCH": "/run/scratch",
+    "CI": "true",  # a test that cannot run in a VM fails, as the table of kernels knows of it otherwise
+    # To find and import all plugins takes ten seconds there.
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    "PYTEST_PLUGINS": "pytest_timeout",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +109,9 @@ def _write_orders(own: Path, kernel: Installed, order: Order) -> None:
     settings = {"MODULES_FOLDER": str(kernel.modules), "MODULES": " ".join(order.modules)}
     (own / "settings").write_text("".join(f"{key}={shlex.quote(text)}\n" for key, text in settings.items()))
     environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}
-    environment |= {"HOME": "/root", "PATH": os.environ["PATH"], "SCRATCH": "/run/scratch"}
-    exports = "".join(f"export {key}={shlex.quote(text)}\n" for key, text in environment.items())
+    exports = "".join(
+        f"export {key}={shlex.quote(text)}\n" for key, text in (environment | _ENVIRONMENT).items()
+    )
     command = f"{exports}cd {shlex.quote(str(order.folder))} && exec {shlex.join(order.command)}\n"
     (own / "command").write_text(command)
     shutil.copy(_GUEST / "run", own / "run")
@@ -113,7 +122,7 @@ def _qemu(kernel: Installed, order: Order, own: Path) -> Iterator[subprocess.Pop
     command = [
         *("setpriv", "--pdeathsig", "KILL", "--"),  # a VM must not outlive us
         *(_QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
-        *("-machine", "q35,accel=tcg", "-cpu", "max", "-smp", str(order.cpus), "-m", f"{order.memory_mib}M"),
+        *("-machine", "q35,accel=tcg", "-cpu", os.environ.get("VMCPU","max"), "-smp", str(order.cpus), "-m", f"{order.memory_mib}M"),
         *("-kernel", str(kernel.image), "-initrd", str(own / "initramfs"), "-append", _APPEND),
         *("-serial", f"file:{own / 'console'}"),
         *_shared("machine", "/", ",readonly=on"),

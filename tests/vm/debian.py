@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.vm.kernels import Kernel
 
 _KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
-_DEPENDENCY = re.compile(r"\b(linux-(?:image|binary|modules)-\d\S*) \(= ([^)]+)\)")
+_DEPENDENCY = re.compile(r"\b(linux-(?:image|binary|modules|base)-\d\S*) \(= ([^)]+)\)")
 
 
 class Unavailable(Exception):
