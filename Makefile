@@ -10,8 +10,10 @@ CLI    := $(VENV)/bin/ebpfproxy
 STAMP  := $(VENV)/.installed
 
 # What Python packages cannot bring: bcc (PyPI's is an unrelated package) and the C headers that it
-# includes, `ip` and `mount` for the lab's network namespaces, a C compiler and iperf3 for its loads.
-APT    := python3 python3-venv python3-bpfcc linux-libc-dev iproute2 mount gcc libc6-dev iperf3 iptables nftables
+# includes, `ip` and `mount` for the lab's network namespaces, a C compiler and iperf3 for its loads; qemu,
+# busybox and kmod to boot other kernels.
+APT    := python3 python3-venv python3-bpfcc linux-libc-dev iproute2 mount gcc libc6-dev iperf3 iptables nftables \
+  qemu-system-x86 busybox-static kmod
 C      := $(wildcard bpf/*.c bpf/*.h ebpfproxy/bench/*.c)
 
 .PHONY: help
@@ -50,6 +52,11 @@ demo: $(STAMP)  ## pods, a Service and the agent in namespaces of this machine, 
 .PHONY: test
 test: check  ## the checks, then every test that this machine can run
 	@$(PYTHON) -m pytest
+
+.PHONY: test-vm
+test-vm: $(STAMP)  ## the kernel's tests in VMs, on every kernel of tests/vm/kernels.toml: some hours
+	@$(PYTHON) -m pytest --timeout=0 --kernels=all tests/vm
+	@$(PYTHON) -m tests.vm.table docs/kernels.md
 
 .PHONY: check
 check: $(STAMP)  ## formatting, lint, types, layers

@@ -122,7 +122,8 @@ def _qemu(kernel: Installed, order: Order, own: Path) -> Iterator[subprocess.Pop
     command = [
         *("setpriv", "--pdeathsig", "KILL", "--"),  # a VM must not outlive us
         *(_QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
-        *("-machine", "q35,accel=tcg", "-cpu", os.environ.get("VMCPU","max"), "-smp", str(order.cpus), "-m", f"{order.memory_mib}M"),
+        *("-machine", "q35,accel=tcg", "-cpu", "max"),
+        *("-smp", str(order.cpus), "-m", f"{order.memory_mib}M"),
         *("-kernel", str(kernel.image), "-initrd", str(own / "initramfs"), "-append", _APPEND),
         *("-serial", f"file:{own / 'console'}"),
         *_shared("machine", "/", ",readonly=on"),
@@ -148,10 +149,8 @@ def _follow(
     """Whether the VM came to an end by itself, in time."""
     told = 0
     while True:
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             qemu.wait(0.2)
-        except subprocess.TimeoutExpired:
-            pass
         text = _text(output)
         tell(text[told:])
         told = len(text)

@@ -1,7 +1,8 @@
 """The table of kernels, `kernels.toml`."""
 
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 TABLE = Path(__file__).with_name("kernels.toml")
@@ -9,11 +10,15 @@ TABLE = Path(__file__).with_name("kernels.toml")
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
+    """See the head of the table."""
+
     name: str
     suite: str
-    """Debian's, that has the package."""
     package: str
     """One that depends on the kernel's own, whose name changes with each release."""
+    lacks: list[str]
+    cannot: Mapping[str, str] = field(default_factory=dict)
+    """By the id of a test, or the beginning of one: the reason."""
 
 
 def kernels() -> dict[str, Kernel]:

@@ -1,33 +1,29 @@
 """What each BPF program costs this kernel to load, as JSON: run in a VM, or anywhere as root.
 
-    python -m tests.vm.programs > programs.json
+    python -m tests.vm.programs programs.json
 
-The programs are compiled as the agent compiles them, with what this kernel is found to have; then each is
+The programs are compiled with what this kernel is found to have, as the agent compiles them; then each is
 given to the kernel alone, so that one which is refused leaves the others to be tried.
 """
 
 import ctypes
 import json
-import os
 import re
 import struct
 import sys
-import sysconfig
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from ebpfproxy.dataplanes.ebpf import abi, features
-from ebpfproxy.dataplanes.ebpf.hooks import CLASSIFIERS, SCHED_CLS, SOCKET_HOOKS
-from ebpfproxy.dataplanes.ebpf.maps import MapSizes
+from ebpfproxy.dataplanes.ebpf import features
 from ebpfproxy.errors import KernelError
 from ebpfproxy.kernel.bpf import PROG_LOAD, Program, bpf
-from ebpfproxy.kernel.compiler import ProgramSpec, expand
-from tests.support.bpf_place import bpf_place
+from ebpfproxy.kernel.compiler import ProgramSpec
+from tests.support.program_code import SPECS, program_code
 
 _STATISTICS = 4  # BPF_LOG_STATS: what the verifier did, and its reason to refuse; not each step (5.2)
 _PROCESSED = re.compile(r"processed (\d+) insns")
-_SIZES = MapSizes(64, 64, 64, 64, 64, 64, 64)
+_LAST_LINES = 6
 
 
 class Cost(NamedTuple):
@@ -43,25 +39,9 @@ class Cost(NamedTuple):
 
 
 def costs() -> list[Cost]:
-    """Of all programs, those of hooks too that this kernel has not: its refusal says so."""
-    specs = [ProgramSpec(hook.name, hook.program_type, hook.attach_type) for hook in SOCKET_HOOKS]
-    specs += [ProgramSpec(name, SCHED_CLS, 0) for name in CLASSIFIERS]
-    with bpf_place() as place:
-        maps = place.bpffs / "maps"
-        maps.mkdir()
-        compiled = _compiled(maps)
-        return [_cost(spec, compiled.dump_func(spec.name.encode())) for spec in specs]
-
-
-def _compiled(maps: Path) -> Any:
-    """bcc's object, whose maps are open, so that code which names them can be loaded. See compiler._load."""
-    import bcc
-
-    sources = [abi.source_directory() / name for name in ("connect.c", "tc.c")]
-    os.environ["BCC_KERNEL_SOURCE"] = str(sources[0].parent / "include")
-    defines = _SIZES.defines() | features.defines() | {"PIN_DIR": f'"{maps}"'}
-    flags = ["-g0", "-I/usr/include", f"-I/usr/include/{sysconfig.get_config_var('MULTIARCH')}"]
-    return bcc.BPF(text=expand(*sources), cflags=flags + [f"-D{key}={text}" for key, text in defines.items()])
+    """Of all programs, those too of hooks that this kernel has not: that is their refusal."""
+    with program_code(features.defines()) as code:
+        return [_cost(spec, code[spec.name]) for spec in SPECS]
 
 
 def _cost(spec: ProgramSpec, code: bytes) -> Cost:
@@ -77,7 +57,7 @@ def _cost(spec: ProgramSpec, code: bytes) -> Cost:
     try:
         fd, _ = bpf(PROG_LOAD, attr, "cannot load")
     except KernelError as failure:
-        said = log.value.decode(errors="replace").strip().splitlines()[-6:]
+        said = log.value.decode(errors="replace").strip().splitlines()[-_LAST_LINES:]
         return Cost(spec.name, 0, 0, 0, "\n".join((failure.message, *said)))
     took = time.perf_counter() - started
     program = Program(fd, spec.name)
@@ -88,4 +68,4 @@ def _cost(spec: ProgramSpec, code: bytes) -> Cost:
 
 
 if __name__ == "__main__":
-    json.dump([cost._asdict() for cost in costs()], sys.stdout, indent=1)
+    Path(sys.argv[1]).write_text(json.dumps([cost._asdict() for cost in costs()], indent=1))
