@@ -11,9 +11,9 @@ STAMP  := $(VENV)/.installed
 
 # What Python packages cannot bring: bcc (PyPI's is an unrelated package) and the C headers that it
 # includes, `ip` and `mount` for the lab's network namespaces, a C compiler and iperf3 for its loads; crun starts
-# the DaemonSet's pod in the tests.
+# the DaemonSet's pod in the tests; qemu, busybox and kmod boot other kernels.
 APT    := python3 python3-venv python3-bpfcc linux-libc-dev iproute2 mount gcc libc6-dev iperf3 iptables nftables \
-  crun
+  crun qemu-system-x86 busybox-static kmod
 C      := $(wildcard bpf/*.c bpf/*.h ebpfproxy/bench/*.c ebpfproxy/bench/c/*.[ch])
 
 .PHONY: help
@@ -57,6 +57,11 @@ test: check  ## the checks, then every test that this machine can run
 test-image: $(STAMP)  ## build the image from nothing, as its Dockerfile says, and serve from it: ten minutes, as root
 	@DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends buildah debootstrap >/dev/null
 	@$(PYTHON) -m pytest -q --timeout=1800 --image tests/deploy
+
+.PHONY: test-vm
+test-vm: $(STAMP)  ## the kernel's tests in VMs, on every kernel of tests/vm/kernels.toml: some hours
+	@$(PYTHON) -m pytest --timeout=0 --kernels=all tests/vm
+	@$(PYTHON) -m tests.vm.table docs/kernels.md
 
 .PHONY: check
 check: $(STAMP)  ## formatting, lint, types, layers
