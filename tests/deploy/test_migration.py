@@ -37,9 +37,13 @@ def exposed(installed: Installed) -> Exposed:
 
 
 def rules(installed: Installed) -> str:
-    """What iptables-save shows of kube-proxy's, but for the chain that is the kubelet's, too."""
+    """What iptables-save shows of kube-proxy's, but for the chain that is the kubelet's, too, and the one
+    that stays as long as connections are open."""
     saved = installed.cluster.node.run(["iptables-save"]).stdout
-    lines = [line for line in saved.splitlines() if "KUBE-" in line and "KUBE-FIREWALL" not in line]
+    staying = ("KUBE-FIREWALL", "KUBE-FORWARD")
+    lines = [
+        line for line in saved.splitlines() if "KUBE-" in line and not any(each in line for each in staying)
+    ]
     return "\n".join(lines)
 
 
