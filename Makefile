@@ -15,6 +15,8 @@ STAMP  := $(VENV)/.installed
 APT    := python3 python3-venv python3-bpfcc linux-libc-dev iproute2 mount gcc libc6-dev iperf3 iptables nftables \
   crun qemu-system-x86 busybox-static kmod
 C      := $(wildcard bpf/*.c bpf/*.h ebpfproxy/bench/*.c ebpfproxy/bench/c/*.[ch])
+# What the benches compare.
+MODES  := ebpf,nftables,iptables-legacy,iptables-nft
 
 .PHONY: help
 help:  ## show this
@@ -80,15 +82,17 @@ fuzz: $(STAMP)  ## 200 000 broken API objects through parse, plan and render; te
 soak: $(STAMP)  ## a million connections while endpoints come and go, agents are killed, the API server is away
 	$(CLI) bench churn --seconds=0 --crash-s=15
 	$(CLI) bench churn --seconds=0 --crash-s=15 --replace
+	$(CLI) bench churn --seconds=0 --move-s=20 --modes=ebpf,iptables,nftables --from=pod,node,outside
 	$(PYTHON) -m pytest -q --timeout=0 --connects=1000000 tests/kernel/test_agent_api.py -k no_connection_fails
 
 .PHONY: bench
 bench: $(STAMP)  ## the figures of docs/benchmarks.md, measured here
-	$(CLI) bench connect
-	$(CLI) bench sync
-	$(CLI) bench nodeport --modes=ebpf,ebpf-redirect
-	$(CLI) bench packet
-	$(CLI) bench overhead
+	$(CLI) bench connect --modes=$(MODES)
+	$(CLI) bench sync --modes=$(MODES)
+	$(CLI) bench nodeport --modes=$(MODES),ebpf-redirect
+	$(CLI) bench packet --modes=$(MODES)
+	$(CLI) bench overhead --modes=$(MODES)
+	$(CLI) bench flows --held=100000 --modes=$(MODES)  # more than that netfilter does not track everywhere
 
 .PHONY: format
 format: $(STAMP)  ## put all code into its one form
