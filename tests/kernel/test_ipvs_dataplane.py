@@ -279,6 +279,7 @@ def test_where_another_mode_serves_only_what_open_connections_need_stays_until_t
         assert left
         assert list(ipvs.read()) == [key()]
         converse(*ends)
+        assert removal.retire(()) == ([], True)
     eventually(lambda: not removal.retire(())[1], "nothing is left", LASTING)
     assert (ipvs.read(), dummy.exists(KUBE_IPVS0), ipset.sets()) == ({}, False, {})
 

@@ -5,14 +5,15 @@ Never IPVS' whole table, as kube-proxy --cleanup does: of virtual servers those 
 `ownership` has it, and none of somebody else's, with or without --ipvs-exclude-cidrs.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from ebpfproxy.dataplanes.ipvs import addresses
 from ebpfproxy.dataplanes.ipvs.entries import Key, Set
 from ebpfproxy.dataplanes.ipvs.ip_sets import IpSets
 from ebpfproxy.dataplanes.ipvs.layout import OWN_CHAINS
 from ebpfproxy.dataplanes.ipvs.ownership import ownership
-from ebpfproxy.dataplanes.xtables import flavours, removal
+from ebpfproxy.dataplanes.xtables import flavours, names, removal
+from ebpfproxy.dataplanes.xtables.entries import FILTER
 from ebpfproxy.dataplanes.xtables.layout import TableAndName
 from ebpfproxy.dataplanes.xtables.removal import COMMON_CHAINS, are_of_ipvs
 from ebpfproxy.errors import Unsupported
@@ -23,6 +24,8 @@ from ebpfproxy.kernel.ipvs import Operation
 from ebpfproxy.kernel.ipvs_messages import Listed, ServerKey
 from ebpfproxy.model.address import Address, Family, Network, Protocol
 from ebpfproxy.plan.service_plan import Frontend
+
+_HOLDING = (FILTER, names.IPVS_FILTER)
 
 
 def leftovers(chains: Mapping[TableAndName, list[str]]) -> set[TableAndName]:
@@ -46,6 +49,10 @@ def retire(excluded: tuple[Network, ...]) -> tuple[list[str], bool]:
     """What new connections may need, at once: all but virtual servers that have connections, and their
     addresses, which stay until those are gone. What was removed, and whether something is left.
 
+    With them stays the chain KUBE-IPVS-FILTER. It keeps new connections to these addresses off what listens
+    on all of the node's; and asks for connection tracking, without which the kernel would let go of what it
+    masquerades (nf_ct_netns_put()). No other rule may be left to do so.
+
     Nobody comes to those anew: the mode that serves translates what they are sent before IPVS sees it.
     UDP flows do not keep a virtual server: the mode that serves ends, or takes over, what its plans do not
     know.
@@ -53,17 +60,17 @@ def retire(excluded: tuple[Network, ...]) -> tuple[list[str], bool]:
     Raises KernelError.
     """
     left = _Left(excluded)
-    lines = _rules()
     busy = {key for key, listed in left.servers.items() if _is_busy(listed)}
+    lines = _rules(kept={_HOLDING} if busy else set())
     lines += left.described(busy)
     left.remove(busy)
     return lines, bool(busy)
 
 
-def _rules(dry_run: bool = False) -> list[str]:
+def _rules(dry_run: bool = False, kept: Collection[TableAndName] = ()) -> list[str]:
     """Tables are not read where none of our chains is, since those of the mode iptables may be long."""
-    if any(tool.has_chain(*each) for tool in _tools() for each in OWN_CHAINS):
-        return removal.remove(leftovers, dry_run)
+    if any(tool.has_chain(*each) for tool in _tools() for each in OWN_CHAINS.difference(kept)):
+        return removal.remove(lambda chains: leftovers(chains).difference(kept), dry_run)
     return []
 
 
