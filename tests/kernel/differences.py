@@ -44,12 +44,12 @@ class Differences(NamedTuple):
     any more, as kube-proxy does (pkg/proxy/conntrack/cleanup.go), and a terminating one may well serve."""
 
     at_output: bool
-    """What the node itself sends is for IPVS where it is sent, before the table filter (ip_vs_ops[]). And IPVS
+    """What the node itself sends is for IPVS where it is sent, before the table filter (ip_vs_ops[]). And it
     can only refuse: what policy Local leaves without an endpoint is not dropped, and a NodePort without any
     gives EPERM like other addresses."""
 
     one_list: bool
-    """With externalTrafficPolicy Local, and endpoints on this node, pods and the node are given those alone: a
+    """With externalTrafficPolicy Local and endpoints on this node, pods and the node are given those alone: a
     virtual server has one list of real servers for all."""
 
     answers_pings: bool
