@@ -160,6 +160,7 @@ def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
             ipvs.available()
         except Unsupported as lack:
             pytest.skip(lack.message)
+        _run("ip", "link", "set", "lo", "up")  # without any route, no address is one of an endpoint's
         make = lambda clock: IpvsDataplane(IpvsSettings())  # noqa: E731
     elif request.param == "nftables":
         request.getfixturevalue("_namespace")

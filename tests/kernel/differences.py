@@ -43,16 +43,21 @@ class Differences(NamedTuple):
     """A UDP client goes on to a ready endpoint. Netfilter's modes end flows to endpoints that do not serve
     any more, as kube-proxy does (pkg/proxy/conntrack/cleanup.go), and a terminating one may well serve."""
 
-    node_refused: bool
-    """The node's own TCP connections to a ClusterIP that policy Local leaves without an endpoint are refused,
-    not dropped: IPVS sees them before the table filter does (ip_vs_ops[]), and has no other answer."""
+    at_output: bool
+    """What the node itself sends is for IPVS where it is sent, before the table filter (ip_vs_ops[]). And it
+    can only refuse: what policy Local leaves without an endpoint is not dropped, and a NodePort without any
+    gives EPERM like other addresses."""
+
+    one_list: bool
+    """With externalTrafficPolicy Local and endpoints on this node, pods and the node are given those alone: a
+    virtual server has one list of real servers for all."""
 
     answers_pings: bool
     """At the addresses of Services. For netfilter, no rule of kube-proxy's translates ICMP."""
 
     def to_node(self, protocol: Protocol, outcome: str) -> str:
         """What comes of it for a client that is the node itself."""
-        if self.node_refused and protocol is Protocol.TCP and outcome == SILENT:
+        if self.at_output and protocol is Protocol.TCP and outcome == SILENT:
             return REFUSED
         told_by_errno = self.by_packet and protocol is Protocol.UDP and outcome in (REFUSED, SILENT)
         return DENIED if told_by_errno else outcome
@@ -81,7 +86,8 @@ _NFTABLES = Differences(
     own_external=REFUSED,
     flows_end_later=True,
     leaves_terminating=False,
-    node_refused=False,
+    at_output=False,
+    one_list=False,
     answers_pings=False,
 )
 DIFFERENCES = {
@@ -93,7 +99,8 @@ DIFFERENCES = {
         own_external=REFUSED,
         flows_end_later=False,
         leaves_terminating=True,
-        node_refused=False,
+        at_output=False,
+        one_list=False,
         answers_pings=True,
     ),
     "nftables": _NFTABLES,
@@ -101,6 +108,6 @@ DIFFERENCES = {
         loopback=frozenset({socket.AF_INET}), other_port=SILENT, own_external=SILENT
     ),
     # A real server of UDP that is not wanted is deleted with its flows; all addresses are the node's own.
-    "ipvs": _NFTABLES._replace(leaves_terminating=True, node_refused=True, answers_pings=True),
+    "ipvs": _NFTABLES._replace(leaves_terminating=True, at_output=True, one_list=True, answers_pings=True),
 }
 """By the name of the mode."""

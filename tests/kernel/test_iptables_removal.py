@@ -9,6 +9,7 @@ import pytest
 
 from ebpfproxy.dataplanes.delta import diff
 from ebpfproxy.dataplanes.iptables import probes, removal
+from ebpfproxy.dataplanes.ipvs import removal as removal_of_ipvs
 from ebpfproxy.dataplanes.xtables import flavours
 from ebpfproxy.dataplanes.xtables.entries import NAT, Chain, SharedChain
 from ebpfproxy.kernel import iptables, netns, xtables_legacy
@@ -97,6 +98,7 @@ def test_what_other_versions_and_modes_of_kube_proxy_left_goes(ground: Ground) -
         "-A FORWARD -j KUBE-PROXY-FIREWALL\n-A KUBE-PROXY-FIREWALL -j KUBE-SOURCE-RANGES-FIREWALL\nCOMMIT\n"
     )
     removal.remove()
+    removal_of_ipvs.remove(())
     assert "KUBE" not in everything(ground.flavour)
 
 

@@ -279,6 +279,7 @@ def test_where_another_mode_serves_only_what_open_connections_need_stays_until_t
         assert left
         assert list(ipvs.read()) == [key()]
         converse(*ends)
+        assert removal.retire((), lambda of: False) == ([], True)
     eventually(lambda: not removal.retire((), lambda of: False)[1], "nothing is left", LASTING)
     assert (ipvs.read(), dummy.exists(KUBE_IPVS0), ipset.sets()) == ({}, False, {})
 

@@ -21,7 +21,6 @@ _OF_IPVS = {
     (NAT, names.NODE_PORT),
     (FILTER, names.NODE_PORT),
     (FILTER, names.SOURCE_RANGES_FIREWALL),
-    (FILTER, names.IPVS_FILTER),
     (FILTER, names.IPVS_OUT_FILTER),
 }
 
@@ -29,7 +28,9 @@ _NAMES = (LAYOUT.shared | LAYOUT.whole | _OF_IPVS) - LAYOUT.partly.keys()
 
 
 def leftovers(chains: Mapping[TableAndName, list[str]]) -> set[TableAndName]:
-    """Those of the mode ipvs, too, unless that mode has its rules in the chains that are of both."""
+    """Those of the mode ipvs, too, unless that mode has its rules in the chains that are of both; but for
+    KUBE-IPVS-FILTER, which that mode needs for as long as it has connections.
+    """
     own = _NAMES - COMMON_CHAINS - _OF_IPVS if are_of_ipvs(chains) else _NAMES
     return {each for each in chains if each in own or LAYOUT.is_of_service(*each)}
 

@@ -5,14 +5,15 @@ Never IPVS' whole table, as kube-proxy --cleanup does: of virtual servers those 
 `ownership` has it, and none of somebody else's, with or without --ipvs-exclude-cidrs.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from ebpfproxy.dataplanes.ipvs import addresses
 from ebpfproxy.dataplanes.ipvs.entries import Key, Set
 from ebpfproxy.dataplanes.ipvs.ip_sets import IpSets
 from ebpfproxy.dataplanes.ipvs.layout import OWN_CHAINS
 from ebpfproxy.dataplanes.ipvs.ownership import ownership
-from ebpfproxy.dataplanes.xtables import flavours, removal
+from ebpfproxy.dataplanes.xtables import flavours, names, removal
+from ebpfproxy.dataplanes.xtables.entries import FILTER
 from ebpfproxy.dataplanes.xtables.layout import TableAndName
 from ebpfproxy.dataplanes.xtables.removal import COMMON_CHAINS, are_of_ipvs
 from ebpfproxy.errors import Unsupported
@@ -23,6 +24,8 @@ from ebpfproxy.kernel.ipvs import Operation
 from ebpfproxy.kernel.ipvs_messages import Listed, ServerKey
 from ebpfproxy.model.address import Address, Family, Network, Protocol
 from ebpfproxy.plan.service_plan import Frontend
+
+_GUARD = (FILTER, names.IPVS_FILTER)
 
 
 def leftovers(chains: Mapping[TableAndName, list[str]]) -> set[TableAndName]:
@@ -46,6 +49,9 @@ def retire(excluded: tuple[Network, ...], translates: Callable[[Family], bool]) 
     """What new connections may need, at once: all but virtual servers that have connections, and their
     addresses, which stay until those are gone. What was removed, and whether something is left.
 
+    With them stays the chain KUBE-IPVS-FILTER. It keeps new connections to these addresses off what listens
+    on all of the node's; and asks for connection tracking.
+
     Nobody comes to those anew: the mode that serves translates what they are sent before IPVS sees it.
     UDP flows do not keep a virtual server: the mode that serves ends, or takes over, what its plans do not
     know. What the rules translated: see `xtables.removal.retire`, also for `translates`.
@@ -53,16 +59,20 @@ def retire(excluded: tuple[Network, ...], translates: Callable[[Family], bool]) 
     Raises KernelError.
     """
     left = _Left(excluded)
-    lines, held = removal.retire(leftovers, translates) if _has_rules() else ([], False)
     busy = {key for key, listed in left.servers.items() if _is_busy(listed)}
+    kept = {_GUARD} if busy else frozenset()
+    lines: list[str] = []
+    held = False
+    if _has_rules(but=kept):
+        lines, held = removal.retire(lambda chains: leftovers(chains) - kept, translates)
     lines += left.described(busy)
     left.remove(busy)
     return lines, held or bool(busy)
 
 
-def _has_rules() -> bool:
+def _has_rules(but: Collection[TableAndName] = ()) -> bool:
     """Tables are not read where none of our chains is, since those of the mode iptables may be long."""
-    return any(tool.has_chain(*each) for tool in _tools() for each in OWN_CHAINS)
+    return any(tool.has_chain(*each) for tool in _tools() for each in OWN_CHAINS.difference(but))
 
 
 def _tools() -> Iterator[Iptables]:
