@@ -9,14 +9,24 @@ from ebpfproxy.bench import churn, connect, crossing, flows, nodeport, overhead,
 from ebpfproxy.bench.agent_life import Fate
 from ebpfproxy.bench.load import Load
 from ebpfproxy.bench.samples import Result
-from ebpfproxy.errors import ConfigError
+from ebpfproxy.errors import ConfigError, Unsupported
+from ebpfproxy.kernel import ipvs
 from ebpfproxy.lab import Lab, Place, Pod
 from ebpfproxy.modes import choice
 from tests.kernel.cluster import eventually
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(600)]
 
-MODES = [mode.name for mode in choice.MODES]
+
+@pytest.fixture(scope="module")
+def modes() -> list[str]:
+    """All but ipvs where the kernel lacks it."""
+    names = [mode.name for mode in choice.MODES]
+    try:
+        ipvs.available()
+    except Unsupported:
+        names.remove("ipvs")
+    return names
 
 
 def by_key(results: Iterable[Result]) -> dict[tuple[str, str, str], Result]:
@@ -30,9 +40,9 @@ def silent(text: str) -> None:
     """Nobody looks at the progress."""
 
 
-def test_connections_are_measured_in_every_mode_and_beside_none() -> None:
-    found = by_key(connect.run([connect.Size(2, 1, 20, 1)], MODES, silent))
-    for mode in MODES:
+def test_connections_are_measured_in_every_mode_and_beside_none(modes: list[str]) -> None:
+    found = by_key(connect.run([connect.Size(2, 1, 20, 1)], modes, silent))
+    for mode in modes:
         for place in connect.PLACES:
             for metric in connect.METRICS.values():
                 service = found[mode, f"clusterip{place}", metric]
@@ -54,9 +64,9 @@ def test_a_nodeport_is_measured_on_every_path() -> None:
     assert ratio.of_first
 
 
-def test_a_packet_is_measured_in_every_mode_and_in_our_programs() -> None:
-    found = by_key(packet.run([packet.Size(10, 2, 60, 1, 1000)], MODES, silent))
-    for mode in MODES:
+def test_a_packet_is_measured_in_every_mode_and_in_our_programs(modes: list[str]) -> None:
+    found = by_key(packet.run([packet.Size(10, 2, 60, 1, 1000)], modes, silent))
+    for mode in modes:
         for metric in packet.METRICS.values():
             assert found[mode, "nodeport", metric].n == 60
             assert found[mode, "direct", metric].of_first
@@ -92,18 +102,18 @@ def received(pod: Pod) -> int:
     return udp["InDatagrams"] + udp["InErrors"]
 
 
-def test_overhead_is_measured_in_every_mode_on_both_ways() -> None:
-    found = by_key(overhead.run(overhead.Size(10, 2, 1, 2, 320), [*MODES, "ebpf-host"], silent))
+def test_overhead_is_measured_in_every_mode_on_both_ways(modes: list[str]) -> None:
+    found = by_key(overhead.run(overhead.Size(10, 2, 1, 2, 320), [*modes, "ebpf-host"], silent))
     for way in overhead.WAYS:
         for metric in ("tcp_mbit_s", "udp_per_s", "rr_per_s"):
             assert found["none", way, metric].p50 > 0
-            for mode in (*MODES, "ebpf-host"):
+            for mode in (*modes, "ebpf-host"):
                 assert found[mode, way, metric].of_first
 
 
-def test_a_start_and_changes_are_measured_in_every_mode() -> None:
-    found = by_key(sync.run(sync.Size(10, 2, 3, 1), MODES, silent))
-    for mode in MODES:
+def test_a_start_and_changes_are_measured_in_every_mode(modes: list[str]) -> None:
+    found = by_key(sync.run(sync.Size(10, 2, 3, 1), modes, silent))
+    for mode in modes:
         assert found[mode, "clusterip", "change_ms"].n == 3
         assert found[mode, "", "agent_latency_ms"].n >= 3
         for metric in ("first_sync_s", "restart_sync_s", "rss_mb", "peak_rss_mb"):
@@ -111,9 +121,9 @@ def test_a_start_and_changes_are_measured_in_every_mode() -> None:
         assert found[mode, "clusterip", "first_answer_s"].p50 > 0
 
 
-def test_flows_are_held_and_opened_in_every_mode_and_none_is_lost() -> None:
-    found = by_key(flows.run(flows.Size(500, 1.0, 1, 0), MODES, silent))
-    for mode in MODES:
+def test_flows_are_held_and_opened_in_every_mode_and_none_is_lost(modes: list[str]) -> None:
+    found = by_key(flows.run(flows.Size(500, 1.0, 1, 0), modes, silent))
+    for mode in modes:
         assert found[mode, "nodeport", "entries"].p50 >= 500
         assert found[mode, "nodeport", "made_per_s"].of_direct
         for metric in ("held_unopened", "held_silent", "new_failed"):
