@@ -11,9 +11,10 @@ STAMP  := $(VENV)/.installed
 
 # What Python packages cannot bring: bcc (PyPI's is an unrelated package) and the C headers that it
 # includes, `ip` and `mount` for the lab's network namespaces, a C compiler and iperf3 for its loads; crun starts
-# the DaemonSet's pod in the tests; qemu, busybox and kmod boot other kernels.
+# the DaemonSet's pod in the tests, ipset and ipvsadm show there what an operator sees; qemu, busybox and kmod
+# boot other kernels.
 APT    := python3 python3-venv python3-bpfcc linux-libc-dev iproute2 mount gcc libc6-dev iperf3 iptables nftables \
-  crun qemu-system-x86 busybox-static kmod
+  ipset ipvsadm crun qemu-system-x86 busybox-static kmod
 C      := $(wildcard bpf/*.c bpf/*.h ebpfproxy/bench/*.c ebpfproxy/bench/c/*.[ch])
 # What the benches compare.
 MODES  := ebpf,nftables,iptables-legacy,iptables-nft
