@@ -82,14 +82,19 @@ static __always_inline int icmp_egress(struct __sk_buff *skb, struct packet *pac
 }
 
 /* By which device a packet to an endpoint leaves, which for the node's own is not the one that led
- * to the frontend; 0: there is no way.
+ * to the frontend; 0: there is no way. From ::1 there never is one (rt6_need_strict()), but that is
+ * not where the packet will come from.
  */
 static __always_inline u32 way_to_endpoint(struct __sk_buff *skb, const struct packet *packet,
 					   const struct flow *flow)
 {
+	struct address any;
+
 	if (flow->way == BETWEEN || flow->flags & FLOW_DIRECT)
 		return skb->ifindex;
-	return route(skb, packet, &flow->client, &flow->endpoint);
+	address_unspecified_like(&any, &flow->client);
+	return route(skb, packet, address_is_loopback(&flow->client) ? &any : &flow->client,
+		     &flow->endpoint);
 }
 
 static __always_inline int translate_at_egress(struct __sk_buff *skb, struct packet *packet,

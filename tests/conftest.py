@@ -47,6 +47,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="how many connections are made while the API server is away (make soak: 1000000)",
     )
     parser.addoption(
+        "--image",
+        action="store_true",
+        help="build the image, too, and run the tests of the DaemonSet's pod with it (make test-image)",
+    )
+    parser.addoption(
         "--kernels",
         default="",
         metavar="NAMES",

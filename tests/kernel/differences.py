@@ -43,11 +43,17 @@ class Differences(NamedTuple):
     """A UDP client goes on to a ready endpoint. Netfilter's modes end flows to endpoints that do not serve
     any more, as kube-proxy does (pkg/proxy/conntrack/cleanup.go), and a terminating one may well serve."""
 
+    node_refused: bool
+    """The node's own TCP connections to a ClusterIP that policy Local leaves without an endpoint are refused,
+    not dropped: IPVS sees them before the table filter does (ip_vs_ops[]), and has no other answer."""
+
     answers_pings: bool
     """At the addresses of Services. For netfilter, no rule of kube-proxy's translates ICMP."""
 
     def to_node(self, protocol: Protocol, outcome: str) -> str:
         """What comes of it for a client that is the node itself."""
+        if self.node_refused and protocol is Protocol.TCP and outcome == SILENT:
+            return REFUSED
         told_by_errno = self.by_packet and protocol is Protocol.UDP and outcome in (REFUSED, SILENT)
         return DENIED if told_by_errno else outcome
 
@@ -75,6 +81,7 @@ _NFTABLES = Differences(
     own_external=REFUSED,
     flows_end_later=True,
     leaves_terminating=False,
+    node_refused=False,
     answers_pings=False,
 )
 DIFFERENCES = {
@@ -86,11 +93,14 @@ DIFFERENCES = {
         own_external=REFUSED,
         flows_end_later=False,
         leaves_terminating=True,
+        node_refused=False,
         answers_pings=True,
     ),
     "nftables": _NFTABLES,
     "iptables": _NFTABLES._replace(
         loopback=frozenset({socket.AF_INET}), other_port=SILENT, own_external=SILENT
     ),
+    # A real server of UDP that is not wanted is deleted with its flows; all addresses are the node's own.
+    "ipvs": _NFTABLES._replace(leaves_terminating=True, node_refused=True, answers_pings=True),
 }
 """By the name of the mode."""

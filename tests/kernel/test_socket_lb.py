@@ -12,6 +12,7 @@ import pytest
 from ebpfproxy.dataplanes.ebpf.hooks import SOCKET_HOOKS
 from ebpfproxy.kernel import cgroup
 from ebpfproxy.lab import Lab, Pod, sockets
+from ebpfproxy.model.address import Protocol
 from tests.kernel.clients import TCP, UDP, connected, converse, outcome
 from tests.kernel.cluster import TCP_TARGET, Cluster, Exposed
 
@@ -85,6 +86,15 @@ def test_the_sockets_of_others_are_left_as_they_are(
     endpoint = separate.a.v6 if family == "v6" else separate.a.v4
     expected = (endpoint, TCP_TARGET) if kind in SERVED[mode] else (address, 80)
     assert leads_to(client, family, address, 80) == as_in_proc(family, *expected)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+@pytest.mark.parametrize("protocol", [TCP, UDP])
+def test_a_node_port_answers_the_node_on_its_loopback(
+    mode: str, separate: Cluster, web: Exposed, address: str, protocol: Protocol
+) -> None:
+    """Regression: by packets none came from ::1, for which bpf_fib_lookup() finds no way anywhere."""
+    assert outcome(separate.node, protocol, address, web.node_port) == "a"
 
 
 def test_the_node_may_bind_a_node_port_only_where_nobody_looks(

@@ -95,8 +95,40 @@ def test_pods_are_told_from_others(traffic: LocalTraffic, match: str, other: str
 
 def test_where_nothing_tells_pods_from_others_they_are_others() -> None:
     plan = dataclasses.replace(PLAN, local_traffic=None)
-    assert [rule.split(" ")[0] for rule in rules(plan, "service")] == ["numgen"]
+    assert rules(plan, "service") == ("meta l4proto tcp dnat to 10.1.0.1:8080",)
     assert [rule.split(" ")[0] for rule in rules(plan, "external")] == ["fib", "fib"]
+
+
+OTHER = ENDPOINT._replace(address=parse_address("10.1.0.2"), port=8081)
+
+
+def test_a_service_chooses_its_endpoint_by_itself() -> None:
+    plan = dataclasses.replace(PLAN, endpoints=(ENDPOINT, OTHER))
+    assert rules(plan, "endpoint") == ()
+    assert rules(plan, "service")[-1] == (
+        "meta l4proto tcp dnat ip to numgen random mod 2 map { 0 : 10.1.0.1 . 8080, 1 : 10.1.0.2 . 8081 }"
+    )
+
+
+def test_an_endpoint_that_remembers_its_clients_has_a_chain() -> None:
+    plan = dataclasses.replace(PLAN, affinity_timeout=60)
+    update, dnat = rules(plan, "endpoint")
+    assert update.endswith("{ ip saddr timeout 60s }")
+    assert dnat == "meta l4proto tcp dnat to 10.1.0.1:8080"
+    assert " vmap { 0 : goto endpoint-" in rules(plan, "service")[-1]
+
+
+@pytest.mark.parametrize("affinity", [0, 60])
+@pytest.mark.parametrize("on_node", [True, None], ids=["here", "who knows where"])
+def test_an_endpoint_that_may_be_on_this_node_may_reach_itself(affinity: int, on_node: bool | None) -> None:
+    """One that is elsewhere cannot send anything that comes by here."""
+    here = OTHER._replace(on_node=on_node)
+    endpoints = (ENDPOINT, here, here._replace(cluster=False, port=1))
+    entries = entries_of(dataclasses.replace(PLAN, endpoints=endpoints, affinity_timeout=affinity))
+    found = [
+        key.key for key in entries if isinstance(key, Element) and key.container == "hairpin-connections"
+    ]
+    assert found == ["10.1.0.2 . 10.1.0.2 . tcp . 8081"]
 
 
 def test_another_timeout_of_affinity_changes_rules_only() -> None:
