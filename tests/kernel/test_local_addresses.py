@@ -81,7 +81,7 @@ class Watch:
         self.go_on.wait(10)
 
     def next(self) -> set[str]:
-        return self.reports.get(timeout=5)
+        return self.reports.get(timeout=60)
 
     def until(self, wanted: set[str]) -> None:
         while self.next() != wanted:
@@ -206,9 +206,9 @@ def test_changes_that_leave_the_set_as_it_was_are_not_reported(
     monkeypatch.setattr(local_addresses, "read", counted)
     with Watch(node) as watch:
         assert watch.next() == LOOPBACK
-        assert reads.acquire(timeout=5)
+        assert reads.acquire(timeout=60)
         node.ip("link set n0 mtu 1400")
-        assert reads.acquire(timeout=5)
+        assert reads.acquire(timeout=60)
         node.ip("addr add 10.255.77.5/32 dev lo")
         assert watch.next() == LOOPBACK | {"10.255.77.5/32"}
         assert watch.reports.empty()
