@@ -95,7 +95,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     deselected = terminalreporter.stats.get("deselected", ())
     lines = []
     for level, lacks in LEVELS.items():
-        if count := sum(level in report.keywords for report in skipped):
+        if lacks() and (count := sum(level in report.keywords for report in skipped)):
             lines.append(f"{count} tests of the {level} level: {lacks()}")
     if long := sum("vm" in item.keywords for item in deselected):
         lines.append(f"{long} tests of the vm level, and other kernels: make test-vm")
