@@ -233,7 +233,7 @@ _ENDPOINTS = {
 def history_of_differences() -> tuple[Step, ...]:
     """In which dataplanes that are right meet all that they do in other ways; see test_differential.py."""
     dns, clash = build.port(53, "dns", protocol=UDP), build.port(30000, "clash")
-    alpha = _by_hand(0, build.port(80, "http", node_port=30000), dns)
+    alpha = _by_hand(0, build.port(80, "http", node_port=30000), build.port(53, "dns-tcp"))
     bravo = _by_hand(
         1, dns, clash, external=(NODE.v4, *EXTERNAL_IPS[1]), balancer=BALANCER_IPS[0], ranges=["192.0.2.0/24"]
     )

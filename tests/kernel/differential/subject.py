@@ -17,7 +17,7 @@ from tests.kernel.cluster import SERVICE_NETWORKS
 from tests.kernel.differential.dialers import Dialer, serve
 from tests.kernel.differential.history import Change
 from tests.kernel.differential.impatience import try_again_soon
-from tests.kernel.differential.places import CLIENTS, NUMBER, SERVERS, TARGET_PORTS, Server
+from tests.kernel.differential.places import CLIENTS, NUMBER, SERVERS, TARGET_PORTS, UDP, Server
 
 T = TypeVar("T")
 
@@ -36,9 +36,11 @@ class Subject:
     One thread, which is in the node's network namespace, opens the dataplane and brings states into it.
     """
 
-    def __init__(self, name: str, mode: Mode, texts: Mapping[str, Any]) -> None:
-        """`texts`: of the configuration, beside what concerns the lab."""
+    def __init__(self, name: str, mode: Mode, texts: Mapping[str, Any], processor: int) -> None:
+        """`texts`: of the configuration, beside what concerns the lab. `processor`: the one of all its
+        packets, see `dialers`."""
         self.name = name
+        self._processor = processor
         self._mode = mode
         self._texts = texts
         self._lab = Lab(f"diff-{name}", NUMBER, PodNetwork.ROUTED)
@@ -93,11 +95,13 @@ class Subject:
         for place in (*places, lab.outside):
             place.call(_lift_limits)
         for server, place in zip(SERVERS, places, strict=True):
-            serve(place, server.name, server.at if server.host else ("::",), TARGET_PORTS)
+            own = server.at if server.host else ("::",)
+            serve(place, server.name, own, TARGET_PORTS, self._processor)
         clients = {"pod": places[0], "node": lab.node, "outside": lab.outside}
         for source, place in clients.items():
             assert (place.v4, place.v6) == CLIENTS[source]
-        self.dialers = {source: Dialer(place) for source, place in clients.items()}
+        fence = [(address, TARGET_PORTS[UDP][0]) for server in SERVERS for address in server.at]
+        self.dialers = {source: Dialer(place, fence, self._processor) for source, place in clients.items()}
 
     def _place(self, server: Server) -> Pod:
         node = next(node for node in self._lab.nodes if node.name == server.node)
