@@ -5,6 +5,7 @@ Silence is never a matter of time. A TCP client gives up by itself, after a few 
 a datagram is known by what was sent after it and answered, see `_Fence`.
 """
 
+import collections
 import contextlib
 import errno
 import itertools
@@ -15,18 +16,20 @@ import selectors
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ebpfproxy.lab import Place, sockets
 from ebpfproxy.model.address import Protocol
 from tests.kernel.clients import KINDS, REFUSED, SILENT, TCP, UDP, family_of
+from tests.kernel.differential import places
 
 BROKEN = "broken"
 """A connected UDP socket that was ended."""
 
 _QUESTION = b"?"
-_PORTS = range(10_000, 29_000)
+_PORTS = [port for port in range(1024, 1 << 16) if port not in places.PORTS]
+_FORGOTTEN = 1.1 * places.REMEMBERED
 _ABORT = struct.pack("=ii", 1, 0)  # SO_LINGER: a reset, so that nothing waits for the port
 _ATTEMPTS = 1  # TCP_SYNCNT: beside the first one, and tcp_syn_linear_timeouts
 _LAPS = 3
@@ -111,7 +114,8 @@ class Dialer:
 
         def child(ready: int) -> None:
             os.sched_setaffinity(0, {processor})
-            client = _Client(_Fence(fence))
+            ports = _Ports()
+            client = _Client(_Fence(fence, ports), ports)
             os.write(ready, b"!")
             while True:
                 name, arguments = theirs.recv()
@@ -152,11 +156,12 @@ class _Fence:
     any order.
     """
 
-    def __init__(self, servers: Iterable[tuple[str, int]]) -> None:
+    def __init__(self, servers: Iterable[tuple[str, int]], ports: "_Ports") -> None:
         self._sockets = []
         for address, port in servers:
             sock = socket.socket(family_of(address), socket.SOCK_DGRAM)
             sock.settimeout(_PATIENCE)
+            sock.bind(("", ports.take()))
             sock.connect((address, port))
             self._sockets.append(sock)
 
@@ -170,9 +175,9 @@ class _Fence:
 
 
 class _Client:
-    def __init__(self, fence: _Fence) -> None:
+    def __init__(self, fence: _Fence, ports: "_Ports") -> None:
         self._fence = fence
-        self._ports = _Ports()
+        self._ports = ports
         self._kept: dict[Dial, socket.socket] = {}
 
     def dial(self, rounds: Sequence[Sequence[Dial]]) -> list[str]:
@@ -213,7 +218,7 @@ class _Client:
         if dial.protocol is TCP:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORT)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_SYNCNT, _ATTEMPTS)
-        sock.bind(("", self._ports.take(dial)))
+        sock.bind(("", self._ports.take()))
         conversation = _Conversation(dial, sock)
         conversation.begin()
         return conversation
@@ -232,22 +237,21 @@ class _Client:
 
 
 class _Ports:
-    """Where to dial from: a port that no other socket has, and from which this frontend was not dialed for
-    many minutes, since an earlier flow is remembered for some, and gone on with.
+    """Where to dial from: ports that neither another socket has, nor a flow that is remembered.
+
+    A port that was given back comes last, and after `_FORGOTTEN` seconds.
     """
 
     def __init__(self) -> None:
-        self._cycles: dict[Dial, Iterator[int]] = {}
-        self._taken: set[int] = set()
+        self._free = collections.deque((port, 0.0) for port in _PORTS)
 
-    def take(self, dial: Dial) -> int:
-        cycle = self._cycles.setdefault(dial, itertools.cycle(_PORTS))
-        port = next(port for port in cycle if port not in self._taken)
-        self._taken.add(port)
+    def take(self) -> int:
+        port, since = self._free.popleft()
+        time.sleep(max(0.0, since + _FORGOTTEN - time.monotonic()))
         return port
 
     def give_back(self, port: int) -> None:
-        self._taken.remove(port)
+        self._free.append((port, time.monotonic()))
 
 
 class _Conversation:

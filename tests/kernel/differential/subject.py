@@ -17,7 +17,7 @@ from tests.kernel.cluster import SERVICE_NETWORKS
 from tests.kernel.differential.dialers import Dialer, serve
 from tests.kernel.differential.history import Change
 from tests.kernel.differential.impatience import try_again_soon
-from tests.kernel.differential.places import CLIENTS, NUMBER, SERVERS, TARGET_PORTS, UDP, Server
+from tests.kernel.differential.places import CLIENTS, NUMBER, REMEMBERED, SERVERS, TARGET_PORTS, UDP, Server
 
 T = TypeVar("T")
 
@@ -28,6 +28,12 @@ _ICMP_UNLIMITED = {
     "net/ipv6/icmp/ratemask": "128",
 }
 """A refusal by ICMP is one of a few in a second otherwise; the last: of echo requests alone."""
+
+_TIMEOUTS = {
+    f"net/netfilter/nf_conntrack_{key}": str(REMEMBERED)
+    for key in ("udp_timeout_stream", "tcp_timeout_syn_sent", "tcp_timeout_syn_recv")
+}
+"""Those that are longer otherwise."""
 
 
 class Subject:
@@ -93,7 +99,8 @@ class Subject:
         try_again_soon(lab.cgroup.parent)
         places = [self._place(server) for server in SERVERS]
         for place in (*places, lab.outside):
-            place.call(_lift_limits)
+            place.call(lambda: _set(_ICMP_UNLIMITED))
+        lab.node.call(lambda: _set(_TIMEOUTS))
         for server, place in zip(SERVERS, places, strict=True):
             own = server.at if server.host else ("::",)
             serve(place, server.name, own, TARGET_PORTS, self._processor)
@@ -120,6 +127,7 @@ class Subject:
                 "bpffs_root": str(lab.bpffs),
                 "detect_local_mode": "InterfaceNamePrefix",
                 "pod_interface_name_prefix": "veth",
+                "conntrack_udp_timeout_stream": f"{REMEMBERED}s",
                 **self._texts,
             }
         )
@@ -149,7 +157,7 @@ def _enter(place: Place) -> None:
     os.close(namespace)
 
 
-def _lift_limits() -> None:
-    for key, value in _ICMP_UNLIMITED.items():
+def _set(settings: Mapping[str, str]) -> None:
+    for key, value in settings.items():
         with open(f"/proc/sys/{key}", "w") as setting:
             setting.write(value)
