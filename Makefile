@@ -10,9 +10,14 @@ CLI    := $(VENV)/bin/ebpfproxy
 STAMP  := $(VENV)/.installed
 
 # What Python packages cannot bring: bcc (PyPI's is an unrelated package) and the C headers that it
-# includes, `ip` and `mount` for the lab's network namespaces, a C compiler and iperf3 for its loads.
-APT    := python3 python3-venv python3-bpfcc linux-libc-dev iproute2 mount gcc libc6-dev iperf3 iptables nftables
-C      := $(wildcard bpf/*.c bpf/*.h ebpfproxy/bench/*.c)
+# includes, `ip` and `mount` for the lab's network namespaces, a C compiler and iperf3 for its loads; crun starts
+# the DaemonSet's pod in the tests, ipset and ipvsadm show there what an operator sees; qemu, busybox and kmod
+# boot other kernels.
+APT    := python3 python3-venv python3-bpfcc linux-libc-dev iproute2 mount gcc libc6-dev iperf3 iptables nftables \
+  ipset ipvsadm crun qemu-system-x86 busybox-static kmod
+C      := $(wildcard bpf/*.c bpf/*.h ebpfproxy/bench/*.c ebpfproxy/bench/c/*.[ch])
+# What the benches compare.
+MODES  := ebpf,nftables,iptables-legacy,iptables-nft
 
 .PHONY: help
 help:  ## show this
@@ -51,6 +56,16 @@ demo: $(STAMP)  ## pods, a Service and the agent in namespaces of this machine, 
 test: check  ## the checks, then every test that this machine can run
 	@$(PYTHON) -m pytest
 
+.PHONY: test-image
+test-image: $(STAMP)  ## build the image from nothing, as its Dockerfile says, and serve from it: ten minutes, as root
+	@DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends buildah debootstrap >/dev/null
+	@$(PYTHON) -m pytest -q --timeout=1800 --image tests/deploy
+
+.PHONY: test-vm
+test-vm: $(STAMP)  ## the kernel's tests in VMs, on every kernel of tests/vm/kernels.toml: some hours
+	@$(PYTHON) -m pytest --timeout=0 --kernels=all tests/vm
+	@$(PYTHON) -m tests.vm.table docs/kernels.md
+
 .PHONY: check
 check: $(STAMP)  ## formatting, lint, types, layers
 	$(VENV)/bin/ruff check --quiet .
@@ -68,15 +83,17 @@ fuzz: $(STAMP)  ## 200 000 broken API objects through parse, plan and render; te
 soak: $(STAMP)  ## a million connections while endpoints come and go, agents are killed, the API server is away
 	$(CLI) bench churn --seconds=0 --crash-s=15
 	$(CLI) bench churn --seconds=0 --crash-s=15 --replace
+	$(CLI) bench churn --seconds=0 --move-s=20 --modes=ebpf,iptables,nftables --from=pod,node,outside
 	$(PYTHON) -m pytest -q --timeout=0 --connects=1000000 tests/kernel/test_agent_api.py -k no_connection_fails
 
 .PHONY: bench
 bench: $(STAMP)  ## the figures of docs/benchmarks.md, measured here
-	$(CLI) bench connect
-	$(CLI) bench sync
-	$(CLI) bench nodeport --redirect=both
-	$(CLI) bench packet
-	$(CLI) bench overhead
+	$(CLI) bench connect --modes=$(MODES)
+	$(CLI) bench sync --modes=$(MODES)
+	$(CLI) bench nodeport --modes=$(MODES),ebpf-redirect
+	$(CLI) bench packet --modes=$(MODES)
+	$(CLI) bench overhead --modes=$(MODES)
+	$(CLI) bench flows --held=100000 --modes=$(MODES)  # more than that netfilter does not track everywhere
 
 .PHONY: format
 format: $(STAMP)  ## put all code into its one form

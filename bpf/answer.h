@@ -148,9 +148,7 @@ static __always_inline bool quote(struct __sk_buff *skb, struct packet *packet, 
 	if (is_udp && !is_partial &&
 	    bpf_skb_store_bytes(skb, packet->l4 + UDP_CHECKSUM, &checksum, 2, 0))
 		return false;
-	hide(quoted);
-	if (quoted < 28 || quoted > QUOTED_MAX ||
-	    bpf_skb_load_bytes(skb, packet->l3, bytes, quoted))
+	if (!within(quoted, 28, QUOTED_MAX) || bpf_skb_load_bytes(skb, packet->l3, bytes, quoted))
 		return false;
 	if (is_partial) {
 		u16 udp[4] ALIGNED;
@@ -164,8 +162,7 @@ static __always_inline bool quote(struct __sk_buff *skb, struct packet *packet, 
 		checksum = ~fold(sum);
 		if (!checksum)
 			checksum = 0xffff;
-		hide(quoted);
-		if (quoted < 28 || quoted > QUOTED_MAX)
+		if (!within(quoted, 28, QUOTED_MAX))
 			return false;
 		*(u16 *)(bytes + quoted - 2) = checksum;
 	}

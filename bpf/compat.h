@@ -27,5 +27,28 @@
  */
 #define hide(value) asm volatile("" : "+r"(value))
 
+/* Whether a u64 is within bounds, by comparing it with each: clang would compare once, after taking
+ * the lower one off, from which kernels before 98d7ca374ba4 (6.11) learn nothing of the value.
+ */
+#define within(value, least, most)                                                                 \
+	({                                                                                         \
+		bool is_within = false;                                                            \
+		hide(value);                                                                       \
+		if ((value) >= (least)) {                                                          \
+			hide(value);                                                               \
+			is_within = (value) <= (most);                                             \
+		}                                                                                  \
+		is_within;                                                                         \
+	})
+
+/* Count on at the end of a loop's body, and close the loop by a jump: before 10e14e9652bf (6.8) the
+ * kernel refuses one whose body just falls into its head.
+ */
+#define again(counter, step)                                                                       \
+	({                                                                                         \
+		(counter) += (step);                                                               \
+		asm volatile("goto +0" : "+r"(counter));                                           \
+	})
+
 /* Of bytes on the stack that are also written in words. */
 #define ALIGNED __attribute__((aligned(4)))

@@ -160,7 +160,7 @@ static __always_inline int flow_write(struct flow_key *key, struct flow *flow, b
 	int failed = 0;
 
 #pragma nounroll
-	for (int attempt = 0; attempt < BUSY_ATTEMPTS; attempt++) {
+	for (int attempt = 0; attempt < BUSY_ATTEMPTS; again(attempt, 1)) {
 		failed = only_new ? flows.insert(key, flow) : flows.update(key, flow);
 		if (failed != EBUSY_NEGATIVE)
 			break;
@@ -213,8 +213,8 @@ static __always_inline void flow_tell(struct flow *known, u8 way, struct scratch
 static __always_inline void flow_tell_all(struct flow *known, struct scratch *scratch)
 {
 #pragma nounroll
-	for (u8 way = FROM_ENDPOINT; way >= FROM_CLIENT;
-	     way--) /* whether the port is lost comes first */
+	for (u32 way = FROM_ENDPOINT; way >= FROM_CLIENT;
+	     again(way, -1)) /* whether the port is lost comes first */
 		flow_tell(known, way, scratch);
 }
 

@@ -201,7 +201,7 @@ struct fragment_header {
 static __always_inline bool skip_extensions(struct __sk_buff *skb, struct packet *packet, u8 next)
 {
 #pragma nounroll
-	for (int i = 0; i <= EXTENSION_HEADERS; i++) {
+	for (int i = 0; i <= EXTENSION_HEADERS; again(i, 1)) {
 		struct fragment_header header;
 
 		if (!is_extension(next)) {

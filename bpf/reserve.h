@@ -129,11 +129,11 @@ static __always_inline bool reserve(struct __sk_buff *skb, struct scratch *scrat
 
 	flow->way = way;
 #pragma nounroll
-	for (int round = 0; round < ROUNDS; round++) {
+	for (int round = 0; round < ROUNDS; again(round, 1)) {
 		enum place place = TAKEN;
 
 #pragma nounroll
-		for (int try = 0; try < TRIES; try++) {
+		for (int try = 0; try < TRIES; again(try, 1)) {
 			place = place_of(scratch, way, now);
 			/* SCTP's checksum covers the ports. */
 			if (place != TAKEN || flow->protocol == IPPROTO_SCTP)

@@ -30,9 +30,11 @@ from ebpfproxy.model.device import Device
 from ebpfproxy.model.traffic import ServiceTraffic
 from ebpfproxy.modes.mode import Callbacks
 from ebpfproxy.pacing import Pacer
+from ebpfproxy.plan.health import health_check_addresses
 from ebpfproxy.proxier import SyncResult
 from ebpfproxy.serve.healthz import HealthServer, ProxierHealth
 from ebpfproxy.serve.metrics import MapUse, Metrics, MetricsServer, State
+from ebpfproxy.serve.service_health import ServiceHealthServer
 from ebpfproxy.source.event import (
     ADDRESSES,
     DEVICES,
@@ -100,7 +102,9 @@ class _Agent:
         self._tracker = Tracker(time.time())
         self._health = ProxierHealth(config.sync_period)
         self._metrics = Metrics(self._map_use, self._counters, self._traffic)
-        callbacks = Callbacks(self._metrics.sockets_destroyed, self._pods_bypass)
+        callbacks = Callbacks(
+            self._metrics.sockets_destroyed, self._pods_bypass, self._metrics.flows_looked_at
+        )
         self._modes = ModeKeeper(config, callbacks, self._metrics)
         self._pacer = Pacer(least_interval(config, self._modes.serving.name), config.sync_period)
         self._state = ClusterState({}, {})  # as it was planned last
@@ -108,7 +112,8 @@ class _Agent:
         self._oldest: float | None = None  # when the first event not yet in the kernel was received
         self._triggers: list[float] = []  # of changes not yet in the kernel
         self._first = True
-        self._servers = list(self._make_servers())
+        self._service_health = ServiceHealthServer(lambda: self._health.at(time.monotonic()).healthy)
+        self._servers = [self._service_health, *self._make_servers()]
 
     def open(self) -> None:
         log.info("starting", node=self._config.node_name, mode=self._modes.serving.name)
@@ -198,6 +203,7 @@ class _Agent:
         else:
             self._pacer.succeeded(ended, verified=verify)
         self._health.updated(ended)
+        self._answer_health_checks()
         self._tell(done, now, ended)
         self._oldest, self._triggers = None, []
         if self._first:
@@ -216,6 +222,13 @@ class _Agent:
             host_changed=drained.host_changed,
         )
         self._triggers += drained.trigger_times
+
+    def _answer_health_checks(self) -> None:
+        """By what is in force, as kube-proxy does."""
+        proxier = self._modes.serving.proxier
+        if proxier.node_plan is not None:
+            addresses = health_check_addresses(proxier.node_plan)
+            self._service_health.tell(proxier.health_checks.values(), addresses)
 
     def _tell(self, done: SyncResult, began: float, ended: float) -> None:
         """Metrics of a sync, and a line of the log where it changed something."""

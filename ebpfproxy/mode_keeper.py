@@ -118,7 +118,7 @@ class ModeKeeper:
             hint=failure.hint,
         )
         self._metrics.move_failed(other.name)
-        self._retirer.retire([other])
+        self._retirer.retire([other], self.serving.mode)
 
     def _prepare(self, choice: Choice) -> Serving:
         for name, reason in choice.why_not.items():
@@ -129,4 +129,5 @@ class ModeKeeper:
         """Not where this agent leaves the network namespace to others."""
         if self._lock is None:
             return
-        self._retirer.retire([mode for mode in MODES if mode.name != self.serving.name])
+        serving = self.serving.mode
+        self._retirer.retire([mode for mode in MODES if mode.name != serving.name], serving)

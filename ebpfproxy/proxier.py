@@ -1,20 +1,23 @@
 """Keeps one dataplane in step: render, diff, apply, remember."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ebpfproxy.dataplanes.delta import diff
 from ebpfproxy.dataplanes.interface import Dataplane, Delta
 from ebpfproxy.errors import KernelError
 from ebpfproxy.log import Logger
+from ebpfproxy.model.address import Family
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.service import NamespacedName
 from ebpfproxy.plan.claims import Claims
 from ebpfproxy.plan.exposure import plan_service
+from ebpfproxy.plan.health import HealthCheck, plan_health_check
 from ebpfproxy.plan.lifeline import API_SERVER, with_last_endpoints
 from ebpfproxy.plan.needs import needs_packets_of_pods
 from ebpfproxy.plan.node_plan import plan_node
 from ebpfproxy.plan.service_plan import NodePlan, PlanContext, PlanKey, ServicePortPlan
+from ebpfproxy.plan.size import ClusterSize
 from ebpfproxy.plan.summary import no_local_endpoints
 
 K = TypeVar("K")
@@ -44,6 +47,7 @@ class Proxier(Generic[K, E]):
         self._dataplane = dataplane
         self._context = context
         self._claims = Claims()
+        self._size = ClusterSize()
         self._figures: dict[PlanKey, tuple[int, int, int, bool]] = {}
         self._keys: dict[PlanKey | None, frozenset[K]] = {}  # None: the entries of the node
         self._desired: dict[K, E] = {}
@@ -55,11 +59,15 @@ class Proxier(Generic[K, E]):
         self._touched: set[K] = set()
         self._told: dict[K, str] = {}
         self._changed: dict[PlanKey, ServicePortPlan | None] = {}
+        self._left_over: set[K] = set()
+        self._begun = False  # whether a sync has succeeded
         self.endpoints = 0
         self.no_local_internal = 0
         self.no_local_external = 0
         self.needing_pods = 0
         """How many ServicePorts need the packets of pods."""
+        self.health_checks: dict[NamespacedName, HealthCheck] = {}
+        """What load balancers are told, of the Services that they ask about."""
 
     @property
     def services(self) -> int:
@@ -80,8 +88,12 @@ class Proxier(Generic[K, E]):
         host_changed: bool,
     ) -> None:
         """Take in what changed: these Services, the Node and so all of them, what the kernel tells."""
-        for name in services | state.services.keys() if node_changed else services:
-            self._plan_service(name, state)
+        names = services | state.services.keys() if node_changed else services
+        for name in names:
+            self._size.update(name, state.services.get(name), state.slices_of(name).values())
+        large = self._size.large
+        for name in names:
+            self._plan_service(name, state, large)
         pods = self.needing_pods > 0
         if node_changed or host_changed or pods is not self._pods or self.node_plan is None:
             self._pods = pods
@@ -93,11 +105,18 @@ class Proxier(Generic[K, E]):
             self._desire(None, self._dataplane.render((), plan))
             self.node_plan = plan
 
-    def _plan_service(self, name: NamespacedName, state: ClusterState) -> None:
+    def _plan_service(self, name: NamespacedName, state: ClusterState, large: Collection[Family]) -> None:
         service = state.services.get(name)
         plans: tuple[ServicePortPlan, ...] = ()
+        check = None
         if service is not None:
-            plans = plan_service(service, state.slices_of(name).values(), state.node, self._context)
+            slices = state.slices_of(name).values()
+            plans = plan_service(service, slices, state.node, self._context, large)
+            check = plan_health_check(service, slices, self._context.node_name) if plans else None
+        if check:
+            self.health_checks[name] = check
+        else:
+            self.health_checks.pop(name, None)
         if name == API_SERVER:
             plans = with_last_endpoints(plans, self._claims.plans.get)
         settlement = self._claims.update(name, plans)
@@ -160,6 +179,12 @@ class Proxier(Generic[K, E]):
         changed, self._changed = self._changed, {}
         return changed
 
+    def take_left_over(self) -> frozenset[K]:
+        """What an earlier run had left in the kernel that no plan wants, until the first sync that succeeded;
+        afterwards, and when this is asked again, nothing."""
+        left, self._left_over = self._left_over, set()
+        return frozenset(left)
+
     def refused(self) -> frozenset[PlanKey]:
         """The plans of which the last sync that succeeded was refused something."""
         if not self._told:
@@ -189,6 +214,8 @@ class Proxier(Generic[K, E]):
                 actual = self._actual
                 delta = self._with_refused(diff(actual, self._desired, self._touched))
             drifted = self._drifted(expected, actual) if verify and expected is not None else 0
+            if not self._begun:
+                self._left_over |= delta.drops
             # Also where nothing differs: after a restart the dataplane lets go of what was there before.
             refused = self._dataplane.apply(delta) if delta or verify else {}
         except KernelError:
@@ -200,7 +227,7 @@ class Proxier(Generic[K, E]):
         dropped = delta.drops - refused.keys()
         for key in dropped:
             actual.pop(key, None)
-        self._actual = actual
+        self._actual, self._begun = actual, True
         self._generation = self._dataplane.generation()
         self._touched = set(refused)
         self._tell(refused)

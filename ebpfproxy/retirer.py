@@ -4,8 +4,10 @@ import threading
 from collections.abc import Callable, Collection
 
 from ebpfproxy.config import Config
-from ebpfproxy.errors import KernelError
+from ebpfproxy.errors import KernelError, Unsupported
+from ebpfproxy.kernel import conntrack
 from ebpfproxy.log import Logger
+from ebpfproxy.model.address import Family
 from ebpfproxy.modes.mode import Mode
 
 log = Logger(__name__)
@@ -29,15 +31,17 @@ class Retirer:
         self._retired = retired
         self._waiting: dict[str, Mode] = {}
         self._told: dict[str, str] = {}
+        self._translates: Callable[[Family], bool] = _is_translating
         self._lock = threading.Lock()  # held while a mode is worked on
         self._wake = threading.Event()
         self._stop = False
         self._thread = threading.Thread(target=self._run, name="retirer", daemon=True)
         self._thread.start()
 
-    def retire(self, modes: Collection[Mode]) -> None:
-        """Begin at once with these."""
+    def retire(self, modes: Collection[Mode], serving: Mode) -> None:
+        """Begin at once with these; `serving` is at work."""
         with self._lock:
+            self._translates = _nobodys if serving.uses_kernel_nat else _is_translating
             self._waiting.update({mode.name: mode for mode in modes})
         self._wake.set()
 
@@ -67,7 +71,7 @@ class Retirer:
     def _step(self, mode: Mode) -> bool:
         """Whether something is left."""
         try:
-            removed, left = mode.retire(self._config)
+            removed, left = mode.retire(self._config, self._translates)
         except KernelError as failure:
             if self._told.get(mode.name) != failure.message:
                 log.warning(
@@ -82,3 +86,19 @@ class Retirer:
             log.info("removed what another mode left", mode=mode.name, items=len(removed), first=removed[0])
             self._retired(mode.name, len(removed))
         return left
+
+
+def _is_translating(of: Family) -> bool:
+    """Whether the kernel translates any flow. Also where it does not tell: to hold it to that costs little.
+
+    Raises Rejected.
+    """
+    try:
+        return conntrack.nat_in_use(of)
+    except Unsupported:
+        return True
+
+
+def _nobodys(of: Family) -> bool:
+    """Whatever the kernel translates, it does so for the mode that serves anyway."""
+    return False

@@ -50,6 +50,9 @@ class Serving:
             self._node_told = node
         done = self.proxier.sync(verify)
         if beside:
+            left = self.proxier.take_left_over()
+            if left:
+                beside.left_over(left)
             beside.in_force(self.proxier.refused())
             if done.drifted:
                 beside.restored()

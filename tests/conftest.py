@@ -1,5 +1,5 @@
 """Options of the test run; hypothesis without deadlines, since a busy machine is no failure; and what
-becomes of the kernel's tests on a machine that cannot run them.
+becomes of the tests of a level on a machine that cannot run them.
 """
 
 import functools
@@ -13,6 +13,7 @@ import pytest
 from ebpfproxy.dataplanes.ebpf.programs import available_hooks
 from ebpfproxy.errors import KernelError
 from ebpfproxy.kernel import mounts
+from tests.vm import machine
 
 hypothesis.settings.register_profile("ebpfproxy", deadline=None)
 hypothesis.settings.load_profile("ebpfproxy")
@@ -52,6 +53,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="how many random histories all dataplanes are led through (make differential: 500); "
         "default: 15, always the same",
     )
+    parser.addoption(
+        "--image",
+        action="store_true",
+        help="build the image, too, and run the tests of the DaemonSet's pod with it (make test-image)",
+    )
+    parser.addoption(
+        "--kernels",
+        default="",
+        metavar="NAMES",
+        help="of tests/vm/kernels.toml, or all: run all tests of the vm level on them (make test-vm)",
+    )
 
 
 @functools.cache
@@ -72,16 +84,29 @@ def kernel_lacks() -> str:
     return ""
 
 
+LEVELS = {"kernel": kernel_lacks, "vm": machine.lacks}
+"""By the mark of their tests: what says why this machine cannot run them."""
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Before any fixture: leave a kernel test out, or fail it in CI, whose machines have to have it all."""
-    if item.get_closest_marker("kernel") and kernel_lacks():
-        outcome = pytest.fail if os.environ.get("CI") else pytest.skip
-        outcome(f"kernel level: {kernel_lacks()}")
+    """Before any fixture: leave a level's test out, or fail it in CI, whose machines have to have it all."""
+    for level, lacks in LEVELS.items():
+        if item.get_closest_marker(level) and lacks():
+            outcome = pytest.fail if os.environ.get("CI") else pytest.skip
+            outcome(f"{level} level: {lacks()}")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    skipped = [report for report in terminalreporter.stats.get("skipped", ()) if "kernel" in report.keywords]
-    if skipped:
+    skipped = terminalreporter.stats.get("skipped", ())
+    deselected = terminalreporter.stats.get("deselected", ())
+    lines = []
+    for level, lacks in LEVELS.items():
+        if lacks() and (count := sum(level in report.keywords for report in skipped)):
+            lines.append(f"{count} tests of the {level} level: {lacks()}")
+    if long := sum("vm" in item.keywords for item in deselected):
+        lines.append(f"{long} tests of the vm level, and other kernels: make test-vm")
+    if lines:
         terminalreporter.section("left out")
-        terminalreporter.line(f"{len(skipped)} tests of the kernel level: {kernel_lacks()}")
+    for line in lines:
+        terminalreporter.line(line)

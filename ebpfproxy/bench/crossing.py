@@ -17,21 +17,20 @@ from pathlib import Path
 from ebpfproxy.bench import iperf, workload
 from ebpfproxy.bench.load import Load, Target
 from ebpfproxy.errors import ConfigError
-from ebpfproxy.lab import Agent, Lab, Node, Pod, PodNetwork, manifests
+from ebpfproxy.lab import Lab, Node, Pod, manifests
 
 LOCAL, REMOTE = "local", "remote"
 STRAIGHT = "direct-straight"
 """To the second node's pod without the first node: a hop less than any other path to it."""
 
-FIRST_NODE_PORT = 15_000
-SERVICES_MAX = 17_000
 IPERF_NODE_PORTS = {LOCAL: 32_600, REMOTE: 32_601}
 
 _SERVED = {LOCAL: "10.128.0.0/11", REMOTE: "10.160.0.0/11"}
 _DIRECT = {LOCAL: "10.192.0.0/12", REMOTE: "10.208.0.0/12"}
 _STRAIGHT = "10.224.0.0/12"
 _LINK = "192.168.{}.{}"
-_FLAGS = ("--tc-devices=eth0",)  # the second link, eth1, has to be without programs
+FLAGS = ("--tc-devices=eth0",)
+"""Of its agents: the second link, eth1, has to be without programs."""
 
 PATHS = {
     "direct-local": (_DIRECT[LOCAL], ""),
@@ -42,9 +41,12 @@ PATHS = {
 }
 """Either the network in which its targets are, or whose NodePorts are."""
 
+DIRECT_PATHS = [path for path, (network, _) in PATHS.items() if network]
+"""Those that are there without a proxy."""
+
 
 class Crossing:
-    """Both links, both pods and their servers, in a lab with two nodes. Agents start with `agents`."""
+    """Both links, both pods and their servers, in a lab with two nodes. Its agents need FLAGS."""
 
     def __init__(self, lab: Lab, load: Load, servers: int = 1) -> None:
         """`servers`: processes in each pod that share its connections."""
@@ -113,24 +115,18 @@ class Crossing:
             ),
         )
 
-    def agents(self, *flags: str, patience: float = 600.0) -> list[Agent]:
-        """One on each node, of which all have synced. Those that run before have to be ended before."""
-        folder = self.lab.folder / "manifests"
-        started = [node.agent(folder, *_FLAGS, *flags, wait=0) for node in self.lab.nodes]
-        for agent in started:
-            agent.await_sync(timeout=patience)
-        return started
-
     def write(self, services: int, endpoints: int) -> None:
         """The folder of manifests for the agents: see `services_of` for which Service is whose."""
-        if not 2 <= services <= SERVICES_MAX:
-            raise ConfigError(f"{services} services are not 2 to {SERVICES_MAX}, one for each NodePort")
+        workload.require_node_ports(services)
+        if services < 2:
+            raise ConfigError("one service is not one on each node", "--services=2 at the least")
         folder = self.lab.folder / "manifests"
         folder.mkdir()
         names = {which: node.name for which, node in zip(_SERVED, self.lab.nodes, strict=True)}
-        made = [_service(index) for index in range(services)]
         slices = [_slice(index, endpoints, names) for index in range(services)]
-        manifests.write(folder / "services.json", manifests.listed(made))
+        manifests.write(
+            folder / "services.json", manifests.listed(workload.services(services, node_ports=True))
+        )
         manifests.write(folder / "slices.json", manifests.listed(slices))
         manifests.write(folder / "iperf.json", manifests.listed(_iperf_objects(self.pods, names)))
 
@@ -151,10 +147,6 @@ class Crossing:
         return _nth(network, 0), iperf.PORT
 
 
-def crossing_lab() -> Lab:
-    return Lab("bench", pods=PodNetwork.ROUTED)
-
-
 def targets_of(path: str, node: str, services: int, endpoints: int) -> Iterator[Target]:
     """What a client dials on a path of PATHS, `node` being the address of the first node.
 
@@ -166,7 +158,7 @@ def targets_of(path: str, node: str, services: int, endpoints: int) -> Iterator[
     network, which = PATHS[path]
     indices = services_of(which or LOCAL, services)
     if which:
-        yield from ((node, FIRST_NODE_PORT + index) for index in indices)
+        yield from ((node, workload.node_port(index)) for index in indices)
     else:
         yield from ((_nth(network, n), workload.ENDPOINT_PORT) for n in range(len(indices) * endpoints))
 
@@ -180,19 +172,13 @@ def _nth(network: str, index: int) -> str:
     return str(ipaddress.ip_network(network)[index + 1])
 
 
-def _service(index: int) -> manifests.Object:
-    port = manifests.port(workload.PORT, target=workload.ENDPOINT_PORT, node_port=FIRST_NODE_PORT + index)
-    return manifests.service(f"service-{index}", [workload.cluster_ip(index)], [port])
-
-
 def _slice(index: int, endpoints: int, names: dict[str, str]) -> manifests.Object:
     which = REMOTE if index % 2 else LOCAL
     first = index // 2 * endpoints
     entries = [
         manifests.endpoint(_nth(_SERVED[which], first + n), node=names[which]) for n in range(endpoints)
     ]
-    ports = [manifests.port(workload.ENDPOINT_PORT)]
-    return manifests.endpoint_slice(f"service-{index}-slice", f"service-{index}", entries, ports)
+    return workload.endpoint_slice(index, entries)
 
 
 def _iperf_objects(pods: dict[str, Pod], names: dict[str, str]) -> Iterator[manifests.Object]:
@@ -200,7 +186,9 @@ def _iperf_objects(pods: dict[str, Pod], names: dict[str, str]) -> Iterator[mani
     for number, (which, pod) in enumerate(pods.items()):
         port = manifests.port(iperf.PORT, target=iperf.PORT, node_port=IPERF_NODE_PORTS[which])
         endpoint = manifests.endpoint(pod.v4, node=names[which])
-        yield manifests.service(f"iperf-{which}", [workload.cluster_ip(SERVICES_MAX + number)], [port])
+        yield manifests.service(
+            f"iperf-{which}", [workload.cluster_ip(workload.SERVICES_MAX + number)], [port]
+        )
         yield manifests.endpoint_slice(
             f"iperf-{which}-slice", f"iperf-{which}", [endpoint], [manifests.port(iperf.PORT)]
         )

@@ -30,7 +30,7 @@ def serve(place: Place) -> None:
     deadline = time.monotonic() + _PATIENCE
     while ":1451 " not in place.run(["cat", "/proc/net/tcp", "/proc/net/tcp6"]).stdout:
         if time.monotonic() > deadline:
-            raise LoadFailed(f"{place.name}: iperf3 does not listen on port {PORT}")
+            raise LoadFailed(f"{place.namespace}: iperf3 does not listen on port {PORT}")
         time.sleep(0.02)
 
 
@@ -69,4 +69,4 @@ def _run(place: Place, address: str, port: int, flags: list[str]) -> dict[str, A
             return report
         reason = report["error"]
         time.sleep(0.2)
-    raise LoadFailed(f"{place.name}: iperf3 to {address} port {port}: {reason}")
+    raise LoadFailed(f"{place.namespace}: iperf3 to {address} port {port}: {reason}")

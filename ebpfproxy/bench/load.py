@@ -1,4 +1,4 @@
-"""The C program load.c: compiled, run as a server, and run as clients whose samples are read."""
+"""The C program in c/: compiled, run as a server, and run as clients whose samples are read."""
 
 import array
 import json
@@ -12,8 +12,10 @@ from ebpfproxy.lab import Place
 
 Target = tuple[str, int]
 
-_SOURCE = Path(__file__).with_name("load.c")
-_FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror")
+_PIECE = 16384  # bytes that a download reads at once
+
+_SOURCES = sorted(Path(__file__).with_name("c").glob("*.c"))
+_FLAGS = ("-std=gnu11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra", "-Werror")
 
 
 class LoadFailed(EbpfProxyError):
@@ -29,12 +31,14 @@ class Load:
         self._binary = folder / "load"
         try:
             done = subprocess.run(
-                ["cc", *_FLAGS, "-o", self._binary, _SOURCE], capture_output=True, text=True, check=False
+                ["cc", *_FLAGS, "-o", self._binary, *_SOURCES], capture_output=True, text=True, check=False
             )
         except FileNotFoundError:
             raise ConfigError("there is no C compiler", "apt-get install gcc libc6-dev") from None
         if done.returncode:
-            raise ConfigError(f"load.c does not compile: {done.stderr.strip()}", "apt-get install libc6-dev")
+            raise ConfigError(
+                f"{_SOURCES[0].parent} does not compile: {done.stderr.strip()}", "apt-get install libc6-dev"
+            )
 
     def serve(self, place: Place, port: int) -> "subprocess.Popen[bytes]":
         """Answer TCP and UDP on a port of all addresses of the place. Returns once it answers."""
@@ -42,7 +46,7 @@ class Load:
         assert server.stdout
         with server.stdout as line:
             if not line.readline():
-                raise LoadFailed(f"no server on port {port} of {place.name}")
+                raise LoadFailed(f"no server on port {port} of {place.namespace}")
         return server
 
     def targets(self, name: str, *lists: Iterable[Target]) -> Path:
@@ -55,7 +59,8 @@ class Load:
     def measure(
         self, place: Place, mode: str, targets: Path, samples: int, *, seed: int = 0, connected: bool = False
     ) -> "list[array.array[int]]":
-        """For each list of targets, in order, the nanoseconds of its connections (connect, crr, rr or udp).
+        """For each list of targets, in order, the nanoseconds of its connections (connect, crr, rr or udp),
+        or of the way of a datagram to where it is dropped (packet, or first: of a flow).
 
         There are `samples` of them altogether, after a warm-up. Raises LoadFailed at the first that fails.
         """
@@ -121,6 +126,12 @@ class Load:
         assert running.stdout
         return running, _report(running.stdout.readline())
 
+    def start_download(self, place: Place, targets: Path, megabytes: float) -> "subprocess.Popen[bytes]":
+        """One stream, of so many MB of 10^6 bytes a second, until `end_churn`. Each byte is looked at, and
+        its end has to be the server's. Its report has `bytes`; `slowest_us` is the longest wait for a piece.
+        """
+        return self._start(place, ["download", "-r", str(megabytes * 1e6 / _PIECE)], targets)
+
     def _start(self, place: Place, arguments: Sequence[str], targets: Path) -> "subprocess.Popen[bytes]":
         with open(targets, "rb") as lines:
             return place.popen([self._binary, *arguments], stdin=lines, stdout=subprocess.PIPE)
@@ -132,7 +143,7 @@ class Load:
             )
             out, err = client.communicate()
         if client.returncode:
-            raise LoadFailed(f"{place.name}: {err.decode().strip() or f'status {client.returncode}'}")
+            raise LoadFailed(f"{place.namespace}: {err.decode().strip() or f'status {client.returncode}'}")
         return bytes(out)
 
 

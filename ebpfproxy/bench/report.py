@@ -1,106 +1,121 @@
 """Results of a benchmark: as one JSON object, and as a table."""
 
+import contextlib
 import dataclasses
 import datetime
 import os
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rich import box
 from rich.table import Table
 
 import ebpfproxy
+from ebpfproxy.bench.samples import Ratio, Result
 
-BASELINES = {
-    "clusterip": "direct",
-    "clusterip-host": "direct-host",
-    "nodeport": "direct",
-    "nodeport-local": "direct-local",
-    "nodeport-remote": "direct-remote",
-    "one-node-uplinks": "one-node-bare",
-    "one-node-pods": "one-node-bare",
-    "two-nodes-uplinks": "two-nodes-bare",
-    "two-nodes-pods": "two-nodes-bare",
-}
-"""Which path a path is compared with."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Result:
-    """Percentiles of `n` samples. The unit is in the metric's name; `path` is "" where there is none."""
-
-    mode: str
-    path: str
-    services: int
-    metric: str
-    p50: float
-    p90: float
-    p99: float
-    n: int
-
-
-def result(mode: str, path: str, services: int, metric: str, samples: Iterable[float]) -> Result:
-    """Sum up samples, of which there is at least one."""
-    ordered = sorted(samples)
-    p50, p90, p99 = (round(percentile(ordered, share), 3) for share in (0.5, 0.9, 0.99))
-    return Result(mode, path, services, metric, p50, p90, p99, len(ordered))
-
-
-def percentile(ordered: Sequence[float], share: float) -> float:
-    """The smallest sample that at least `share` of them do not exceed (nearest rank).
-
-    >>> percentile([1.0, 2.0, 3.0, 4.0], 0.5), percentile([1.0, 2.0, 3.0, 4.0], 0.99), percentile([7.0], 0.5)
-    (2.0, 4.0, 7.0)
-    """
-    rank = -int(-share * len(ordered) // 1)  # rounded up
-    return ordered[max(rank, 1) - 1]
+_CONNTRACK = Path("/proc/sys/net/netfilter")
+_WORDS = {"services", "metric", "path", "mode"}
 
 
 def environment() -> dict[str, Any]:
+    """The machine; `load` is what else it did, and the benchmark with it, in the last minute."""
     return {
         "kernel": platform.release(),
         "cpus": len(os.sched_getaffinity(0)),
+        "load": round(os.getloadavg()[0], 2),
+        "conntrack_max": conntrack("max"),
+        "conntrack_buckets": conntrack("buckets"),
         "python": platform.python_version(),
         "version": ebpfproxy.__version__,
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     }
 
 
+def conntrack(name: str) -> int | None:
+    """A figure of connection tracking in this network namespace; None where the kernel tracks none."""
+    with contextlib.suppress(FileNotFoundError):
+        return int((_CONNTRACK / f"nf_conntrack_{name}").read_text())
+    return None
+
+
 def as_object(bench: str, results: Sequence[Result]) -> dict[str, Any]:
     return {
         "bench": bench,
         "environment": environment(),
-        "results": [dataclasses.asdict(entry) for entry in results],
+        "results": [_as_object(entry) for entry in results],
     }
 
 
+def _as_object(entry: Result) -> dict[str, Any]:
+    ratios = {"of_direct": entry.of_direct, "of_first": entry.of_first}
+    return dataclasses.asdict(entry) | {key: each and each._asdict() for key, each in ratios.items()}
+
+
 def as_table(bench: str, results: Sequence[Result]) -> Table:
-    """With `ratio`: the median over that of the direct path of the same mode, where there is one."""
-    baselines = {(entry.mode, entry.path, entry.services, entry.metric): entry.p50 for entry in results}
+    """A ratio is the median of all turns', then the least and the most. Columns with nothing in them are
+    left out."""
     table = Table(
         title=f"bench {bench}",
-        caption=_caption(),
+        caption=_caption(results),
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         padding=(0, 1, 0, 0),
         title_justify="left",
     )
     table.caption_justify = "left"
-    for column in ("mode", "path", "services", "metric"):
-        table.add_column(column, justify="right" if column == "services" else "left", no_wrap=True)
-    for column in ("p50", "p90", "p99", "n", "ratio"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for entry in results:
-        key = (entry.mode, BASELINES.get(entry.path, "no path"), entry.services, entry.metric)
-        ratio = f"{entry.p50 / baselines[key]:.2f}" if baselines.get(key) else ""
-        digits = 3 if entry.metric.endswith("_ratio") else 1
-        figures = (f"{figure:,.{digits}f}" for figure in (entry.p50, entry.p90, entry.p99))
-        words = (entry.mode, entry.path, f"{entry.services:,}", entry.metric)
-        table.add_row(*words, *figures, f"{entry.n:,}", ratio)
+    rows = [_row(entry) for entry in results]
+    shown = [column for column in (rows[0] if rows else {}) if any(row[column] for row in rows)]
+    for column in shown:
+        left = column in _WORDS - {"services"}
+        table.add_column(column, justify="left" if left else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(row[column] for column in shown))
     return table
 
 
-def _caption() -> str:
+def _row(entry: Result) -> dict[str, str]:
+    return {
+        "services": f"{entry.services:,}",
+        "metric": entry.metric,
+        "path": entry.path,
+        "mode": entry.mode,
+        "p50": _figure(entry.p50),
+        "p90": _figure(entry.p90),
+        "p99": _figure(entry.p99),
+        "n": f"{entry.n:,}",
+        "of direct": _ratio(entry.of_direct),
+        "of first": _ratio(entry.of_first),
+    }
+
+
+def _figure(figure: float) -> str:
+    """
+    >>> _figure(3), _figure(0.25), _figure(12345.678)
+    ('3', '0.25', '12,345.7')
+    """
+    if isinstance(figure, int):
+        return f"{figure:,}"
+    return f"{figure:,.2f}" if figure < 10 else f"{figure:,.1f}"
+
+
+def _ratio(found: Ratio | None) -> str:
+    if found is None:
+        return ""
+    spread = f" {found.least:.2f}–{found.most:.2f}" if found.least != found.most else ""
+    return f"{found.median:.3f}{spread}"
+
+
+def _caption(results: Sequence[Result]) -> str:
     facts = environment()
-    return f"Linux {facts['kernel']}, {facts['cpus']} CPUs, Python {facts['python']}, {facts['date']}"
+    machine = (
+        f"Linux {facts['kernel']}, {facts['cpus']} CPUs, load {facts['load']}, Python {facts['python']}, "
+        f"{facts['date']}."
+    )
+    if not any(entry.of_direct or entry.of_first for entry in results):
+        return machine
+    return (
+        f"{machine} of direct: over the direct path of the same mode; of first: over the first mode of the "
+        "same metric and path. Both turn by turn: the median of all turns' ratios, the least and the most."
+    )

@@ -1,69 +1,81 @@
 """How long the agent takes to bring a cluster, and then one change, into the kernel; what memory it needs."""
 
-import collections
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from ebpfproxy.bench import workload
-from ebpfproxy.bench.connect import Progress
 from ebpfproxy.bench.load import Load
-from ebpfproxy.bench.report import Result, result
+from ebpfproxy.bench.samples import Result, Samples
+from ebpfproxy.bench.sides import PATIENCE, Progress, rotated, start
 from ebpfproxy.lab import Agent, Lab, Pod, manifests, sockets
 from ebpfproxy.lab.agent import is_sync
 from ebpfproxy.model.address import Protocol
 
-_PATIENCE = 600.0
 _POLL = 0.0002
 """Seconds between two attempts to reach what is awaited: below what is measured, and not a whole CPU."""
 _SPACING = 0.1
 """Seconds between two changes, so that each is one of its own."""
 
-Samples = dict[str, list[float]]
+_AT_ONCE = "--iptables-min-sync-period=0s"
+"""What is measured is a change, not how long an agent waits on purpose since the last one: by default a
+second, in all modes but ebpf."""
+
+Figures = dict[str, list[float]]
+"""By metric."""
 
 
-def run(
-    services: int, endpoints: int, changes: int, rounds: int, mode: str, progress: Progress
-) -> Iterator[Result]:
-    """Metrics, by name: see `_round`, `_change_all`. Raises EbpfProxyError."""
-    samples: Samples = collections.defaultdict(list)
-    for number in range(rounds):
-        progress(
-            f"{mode}: {services} services with {endpoints} endpoints each, round {number + 1} of {rounds}"
-        )
-        with Lab("bench") as lab:
-            _round(lab, services, endpoints, changes, mode, samples)
-    for metric, figures in samples.items():
-        path = "clusterip" if metric in ("first_answer_s", "change_ms") else ""
-        yield result(mode, path, services, metric, figures)
+class Size(NamedTuple):
+    """`changes` are those of one round."""
+
+    services: int
+    endpoints: int
+    changes: int
+    rounds: int
 
 
-def _round(lab: Lab, services: int, endpoints: int, changes: int, mode: str, samples: Samples) -> None:
+def run(size: Size, modes: Sequence[str], progress: Progress) -> Iterator[Result]:
+    """Metrics, by name: see `_round`, `_change_all`. Modes take turns round by round, each in a new lab.
+
+    Raises EbpfProxyError.
+    """
+    samples = Samples(modes, size.services)
+    for number in range(size.rounds):
+        for mode in rotated(modes, number):
+            progress(f"round {number + 1} of {size.rounds}: {mode}")
+            with Lab("bench") as lab:
+                for metric, figures in _round(lab, size, mode).items():
+                    path = "clusterip" if metric in ("first_answer_s", "change_ms") else ""
+                    samples.add(mode, path, metric, number, figures)
+    yield from samples.results()
+
+
+def _round(lab: Lab, size: Size, mode: str) -> Figures:
     """One life of a node: a start with nothing in the kernel, changes, and a restart after a crash.
 
     - first_sync_s: from the agent's start to its word that all is in the kernel;
     - first_answer_s: to the first connection through the last Service that is answered;
-    - restart_sync_s: as first_sync_s, with everything in the kernel already;
-    - rss_mb, peak_rss_mb: after the changes, and at the most.
+    - rss_mb, peak_rss_mb: the agent's memory after the changes, and at the most; that of tools that it starts
+      (the compiler, iptables-restore) is not in it;
+    - restart_sync_s: as first_sync_s, with everything in the kernel already.
     """
-    load = Load(lab.folder)
-    workload.server_pod(lab, load)
+    workload.server_pod(lab, Load(lab.folder))
     client = lab.pod("client")
     folder = lab.folder / "manifests"
-    workload.write(folder, services, endpoints)
-    changing = _add_changing_service(folder, services, endpoints)
-    flag = f"--proxy-mode={mode}"
+    workload.write(folder, size.services, size.endpoints)
+    changing = _add_changing_service(folder, size.services, size.endpoints)
 
-    answer = client.start(lambda: _await_answer(services))
-    agent = lab.agent(folder, flag, wait=0)
-    samples["first_sync_s"].append(agent.await_sync(timeout=_PATIENCE).moment - agent.started)
-    samples["first_answer_s"].append(answer.result(_PATIENCE) - agent.started)
-    _change_all(client, agent, changing, services, changes, samples)
-    samples["rss_mb"].append(agent.rss_mb())
-    samples["peak_rss_mb"].append(agent.peak_rss_mb())
+    answer = client.start(lambda: _await_answer(size.services))
+    (agent,) = start(lab, mode, _AT_ONCE)
+    found = {"first_sync_s": [agent.await_sync(timeout=PATIENCE).moment - agent.started]}
+    found["first_answer_s"] = [answer.result(PATIENCE) - agent.started]
+    found |= _change_all(client, agent, changing, size)
+    found |= {"rss_mb": [agent.rss_mb()], "peak_rss_mb": [agent.peak_rss_mb()]}
     agent.kill()
-    again = lab.agent(folder, flag, wait=0)
-    samples["restart_sync_s"].append(again.await_sync(timeout=_PATIENCE).moment - again.started)
+    (again,) = start(lab, mode, _AT_ONCE)
+    found["restart_sync_s"] = [again.await_sync(timeout=PATIENCE).moment - again.started]
+    return found
 
 
 def _add_changing_service(folder: Path, services: int, endpoints: int) -> "_Changing":
@@ -107,9 +119,7 @@ def _who(service: int) -> str | None:
         return None
 
 
-def _change_all(
-    client: Pod, agent: Agent, changing: _Changing, service: int, changes: int, samples: Samples
-) -> None:
+def _change_all(client: Pod, agent: Agent, changing: _Changing, size: Size) -> Figures:
     """Change one endpoint again and again.
 
     - change_ms: from the file's replacement to a connection that reaches the new endpoint;
@@ -120,17 +130,20 @@ def _change_all(
 
     def change() -> list[float]:
         took = []
-        for number in range(1, changes + 1):
+        for number in range(1, size.changes + 1):
             time.sleep(_SPACING)
             start = time.monotonic()
             address = changing.turn_to(number)
-            while _who(service) != address:
+            while _who(size.services) != address:
                 time.sleep(_POLL)
             took.append((time.monotonic() - start) * 1000)
         return took
 
-    samples["change_ms"] += client.call(change, timeout=_PATIENCE)
+    found = {"change_ms": client.call(change, timeout=PATIENCE + 10 * size.changes)}
+    # What is in the kernel is logged after it.
+    agent.await_line(lambda _: sum(map(is_sync, agent.lines[since:])) >= size.changes, since)
     for line in agent.lines[since:]:
         for key in ("latency_ms", "duration_ms"):
             if is_sync(line) and key in line.values:
-                samples[f"agent_{key}"].append(float(line.values[key]))
+                found.setdefault(f"agent_{key}", []).append(float(line.values[key]))
+    return found

@@ -1,7 +1,6 @@
 """What kube-proxy has and we have not, so that whoever brings its arguments or its file learns what to do."""
 
 _NOTHING = "kube-proxy has it, but here it would change nothing: leave it out"
-_LATER = "kube-proxy has it, but it belongs to a proxy mode that this version has not: leave it out"
 _CLIENT = "kube-proxy has it; how the API server is asked cannot be tuned here: leave it out"
 _ALWAYS = "kube-proxy has it; ebpfproxy needs its privileges for as long as it runs: leave it out"
 
@@ -10,22 +9,17 @@ _OF_NOTHING = (
     "log-json-split-stream log-text-info-buffer-size log-text-split-stream machine-id-file profiling "
     "proxy-port-range show-hidden-metrics-for-version vmodule"
 )
-_OF_OTHER_MODES = (
-    "exclude-cidrs min-sync-period scheduler strict-arp sync-period tcp-timeout tcpfin-timeout udp-timeout"
-)
 _WITHOUT_EFFECT = (
     "clientConnection.acceptContentTypes clientConnection.burst clientConnection.contentType "
     "clientConnection.qps configSyncPeriod enableProfiling featureGates iptables.snatNodeInternalIP "
-    "ipvs.excludeCIDRs ipvs.minSyncPeriod ipvs.scheduler ipvs.strictARP ipvs.syncPeriod "
-    "ipvs.tcpFinTimeout ipvs.tcpTimeout ipvs.udpTimeout logging.flushFrequency logging.options "
-    "logging.vmodule portRange showHiddenMetricsForVersion udpIdleTimeout windowsRunAsService "
+    "logging.flushFrequency logging.options logging.vmodule portRange showHiddenMetricsForVersion "
+    "udpIdleTimeout windowsRunAsService "
     "winkernel.enableDSR winkernel.forwardHealthCheckVip winkernel.networkName "
     "winkernel.rootHnsEndpointName winkernel.sourceVip"
 )
 
 HINTS: dict[str, str] = {
     **{f"--{name}": _NOTHING for name in _OF_NOTHING.split()},
-    **{f"--ipvs-{name}": _LATER for name in _OF_OTHER_MODES.split()},
     **{f"--kube-api-{name}": _CLIENT for name in ("burst", "content-type", "qps")},
     "--init-only": _ALWAYS,
 }

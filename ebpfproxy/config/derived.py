@@ -6,12 +6,13 @@ from ebpfproxy.config.settings import Config
 from ebpfproxy.dataplanes.ebpf.dataplane import EbpfSettings, FlowTimeouts
 from ebpfproxy.dataplanes.ebpf.maps import MapSizes
 from ebpfproxy.dataplanes.iptables.settings import IptablesSettings
+from ebpfproxy.dataplanes.ipvs.settings import DEFAULT_SCHEDULER, IpvsSettings
 from ebpfproxy.dataplanes.netfilter_sysctls import NetfilterSettings, answers_on_loopback
 from ebpfproxy.dataplanes.nftables.settings import NftablesSettings
 from ebpfproxy.plan.devices import NO_DEVICES
 from ebpfproxy.plan.service_plan import DetectLocal, PlanContext
 
-EBPF, IPTABLES = "ebpf", "iptables"
+EBPF, IPTABLES, IPVS = "ebpf", "iptables", "ipvs"
 
 
 def plan_context(config: Config, mode: str) -> PlanContext:
@@ -19,7 +20,7 @@ def plan_context(config: Config, mode: str) -> PlanContext:
     return PlanContext(
         node_name=config.node_name,
         masquerade_all=config.masquerade_all,
-        localhost_node_ports=config.iptables_localhost_nodeports,
+        localhost_node_ports=config.iptables_localhost_nodeports and mode != IPVS,
         node_port_cidrs=config.node_port_cidrs,
         node_port_primary=config.node_port_primary,
         detect_local=DetectLocal.DEVICES if mode == EBPF else config.detect_local_mode,
@@ -34,10 +35,8 @@ def least_interval(config: Config, mode: str) -> float:
     """The least time between two syncs, in seconds. What costs a process at each sync waits as kube-proxy's
     does; neither waits for longer than the period at which everything is verified.
     """
-    least = config.min_sync_period
-    if mode != EBPF:
-        least = max(least, config.iptables_min_sync_period)
-    return min(least, config.sync_period)
+    own = {EBPF: 0.0, IPVS: config.ipvs_min_sync_period}.get(mode, config.iptables_min_sync_period)
+    return min(max(config.min_sync_period, own), config.sync_period)
 
 
 def ebpf_settings(config: Config, cgroup_root: Path) -> EbpfSettings:
@@ -68,8 +67,21 @@ def nftables_settings(config: Config) -> NftablesSettings:
     return NftablesSettings(masquerade_bit=config.iptables_masquerade_bit)
 
 
+def ipvs_settings(config: Config) -> IpvsSettings:
+    return IpvsSettings(
+        scheduler=config.ipvs_scheduler or DEFAULT_SCHEDULER,
+        exclude_cidrs=config.ipvs_exclude_cidrs,
+        masquerade_all=config.masquerade_all,
+        masquerade_bit=config.iptables_masquerade_bit,
+        strict_arp=config.ipvs_strict_arp,
+        tcp_timeout=config.ipvs_tcp_timeout,
+        tcp_fin_timeout=config.ipvs_tcpfin_timeout,
+        udp_timeout=config.ipvs_udp_timeout,
+    )
+
+
 def netfilter_settings(config: Config, mode: str) -> NetfilterSettings:
-    """`mode` is nftables or iptables. Raises ConfigError where the node has no name."""
+    """`mode` is nftables, iptables or ipvs. Raises ConfigError where the node has no name."""
     return NetfilterSettings(
         max_per_core=config.conntrack_max_per_core,
         min_entries=config.conntrack_min,

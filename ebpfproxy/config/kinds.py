@@ -167,6 +167,11 @@ def parse_node_port_addresses(texts: Sequence[str]) -> NodePortAddresses:
     return NodePortAddresses(tuple(map(parse_network, words)))
 
 
+def parse_networks(texts: Sequence[str]) -> tuple[Network, ...]:
+    """CIDRs, in any number of texts, separated by commas. Raises ValueError."""
+    return tuple(parse_network(word) for word in split_words(texts))
+
+
 def parse_device_patterns(texts: Sequence[str]) -> tuple[str, ...]:
     """Names of network devices, or patterns of the shell for them; "none" alone for no device.
 
@@ -265,6 +270,7 @@ DIRECTORY = Kind("DIR", parse_path)
 IP = Kind("IP", parse_address)
 LISTEN_ADDRESS = Kind("IP[:PORT]", parse_listen_address)
 NODE_PORT_ADDRESSES = Kind("CIDR,...|primary", parse_node_port_addresses, many=True)
+NETWORKS = Kind("CIDR,...", parse_networks, many=True)
 DEVICE_PATTERNS = Kind("PATTERN,...", parse_device_patterns, many=True)
 DEVICE_NAME = Kind("NAME", parse_device_name)
 CLUSTER_CIDRS = Kind("CIDR[,CIDR]", parse_cluster_cidrs)

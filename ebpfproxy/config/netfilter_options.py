@@ -1,4 +1,4 @@
-"""The options that concern the modes nftables and iptables alone: kube-proxy's, and the flavour."""
+"""The options that concern the modes nftables, iptables and ipvs alone: kube-proxy's, and the flavour."""
 
 # ruff: noqa: RUF009 -- option() makes a dataclasses.field(), which is what a default may be made by
 
@@ -46,17 +46,18 @@ class NetfilterOptions:
     )  # fmt: skip
     iptables_masquerade_bit: int = option(
         "--iptables-masquerade-bit", kinds.integer(0, 31), "14", _NETFILTER,
-        "The bit of the packet mark that stands for a packet to masquerade, in both modes.",
+        "The bit of the packet mark that stands for a packet to masquerade, in these modes.",
         fields="iptables.masqueradeBit nftables.masqueradeBit",
     )  # fmt: skip
     iptables_flavour: str = option(
         "--iptables-flavour", kinds.one_of("auto", "legacy", "nft"), "auto", _NETFILTER,
-        "Which iptables the mode iptables uses; auto takes the one that this node's rules are in "
+        "Which iptables the modes iptables and ipvs use; auto takes the one that this node's rules are in "
         "(ebpfproxy's own).",
     )  # fmt: skip
     iptables_min_sync_period: float = option(
         "--iptables-min-sync-period", kinds.duration(zero=True), "1s", _NETFILTER,
-        "The least time between two syncs in these modes; --min-sync-period counts where it is longer.",
+        "The least time between two syncs in the modes nftables and iptables; --min-sync-period counts where "
+        "it is longer.",
         fields="iptables.minSyncPeriod nftables.minSyncPeriod", zero_is_unset=True,
     )  # fmt: skip
     conntrack_max_per_core: int = option(

@@ -13,7 +13,8 @@ class Group(enum.Enum):
     FILE = "The configuration file"
     CLUSTER = "The cluster and this node"
     TRAFFIC = "Traffic"
-    NETFILTER = "Modes nftables and iptables"
+    NETFILTER = "Modes nftables, iptables and ipvs"
+    IPVS = "Mode ipvs"
     EBPF = "Mode ebpf (ebpfproxy's own)"
     HTTP = "HTTP servers"
     PROCESS = "The process"
@@ -25,9 +26,9 @@ class Option:
 
     A `default` of None means that not giving the flag differs from any text; `help` explains it then.
 
-    `fields`: where the option stands in a KubeProxyConfiguration; none where only the flag has it. Of two,
-    one is in the section of the mode iptables, and the other in that of nftables. `zero_is_unset`: a zero
-    there is the same as no field, since kube-proxy's type is no pointer. `over_file`: the flag wins over the
+    `fields`: where the option stands in a KubeProxyConfiguration; none where only the flag has it. Of
+    several, each is in the section of another mode: iptables, nftables, ipvs. `zero_is_unset`: a zero there
+    is the same as no field, since kube-proxy's type is no pointer. `over_file`: the flag wins over the
     field; otherwise the flag is not looked at where there is a file.
     """
 

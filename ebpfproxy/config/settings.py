@@ -15,6 +15,7 @@ from typing import Any
 
 from ebpfproxy.config import kinds
 from ebpfproxy.config.ebpf_options import EbpfOptions
+from ebpfproxy.config.ipvs_options import IpvsOptions
 from ebpfproxy.config.kinds import NodePortAddresses
 from ebpfproxy.config.netfilter_options import POD_INTERFACES, NetfilterOptions
 from ebpfproxy.config.option import Group, Option, declared_by, option
@@ -23,8 +24,8 @@ from ebpfproxy.model.address import Address, Family, Network, family, format_add
 
 HEALTHZ_PORT, METRICS_PORT = 10256, 10249
 
-MODES = ("auto", "ebpf", "nftables", "iptables")
-NOT_BUILT_IN = frozenset({"ipvs", "userspace"})
+MODES = ("auto", "ebpf", "nftables", "iptables", "ipvs")
+NOT_BUILT_IN = frozenset({"userspace"})
 _MODE = kinds.one_of(*MODES)
 
 
@@ -35,7 +36,7 @@ def _parse_mode(text: str) -> str:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config(EbpfOptions, NetfilterOptions):
+class Config(EbpfOptions, NetfilterOptions, IpvsOptions):
     """Durations are in seconds. A path that is None stands for an option not given."""
 
     config: Path | None = option(
@@ -118,10 +119,11 @@ class Config(EbpfOptions, NetfilterOptions):
         fields="conntrack.udpStreamTimeout",
     )  # fmt: skip
     sync_period: float = option(
-        "--iptables-sync-period --sync-period", kinds.duration(zero=False), "30s", Group.TRAFFIC,
-        "How often the kernel is read back, compared and repaired, in every mode. The first name is "
+        "--iptables-sync-period --ipvs-sync-period --sync-period", kinds.duration(zero=False), "30s",
+        Group.TRAFFIC,
+        "How often the kernel is read back, compared and repaired, in every mode. The first two names are "
         "kube-proxy's.",
-        fields="iptables.syncPeriod nftables.syncPeriod", zero_is_unset=True,
+        fields="iptables.syncPeriod nftables.syncPeriod ipvs.syncPeriod", zero_is_unset=True,
     )  # fmt: skip
     min_sync_period: float = option(
         "--min-sync-period", kinds.duration(zero=True), "0s", Group.TRAFFIC,
@@ -195,7 +197,7 @@ class Config(EbpfOptions, NetfilterOptions):
 
     def _conflicts(self, label: "_Label") -> Iterator[str]:
         """What is wrong between options that are right alone."""
-        for name in "min_sync_period", "iptables_min_sync_period":
+        for name in "min_sync_period", "iptables_min_sync_period", "ipvs_min_sync_period":
             least = getattr(self, name)
             if self.sync_period < least != OPTIONS[name].parse(None):  # the default gives way
                 yield f"{label(name)}: is longer than {label('sync_period')} ({self.sync_period:g}s)"

@@ -171,19 +171,14 @@ def _remove(name: str) -> bool:
 
 
 def _find(name: str) -> _Device | None:
-    wanted = netlink.attribute(rtnetlink.IFLA_IFNAME, name.encode() + b"\0")
-    body = rtnetlink.LINK.pack(0, 0, 0, 0, 0) + wanted
     try:
-        answers = netlink.get(socket.NETLINK_ROUTE, rtnetlink.RTM_GETLINK, body)
+        link = rtnetlink.link_named(name)
     except OSError as error:
-        if error.errno == errno.ENODEV:
-            return None
         raise Rejected(f"device {name} cannot be read: {error.strerror or error}") from error
-    return _device(answers[0]) if answers else None
+    return _device(link) if link else None
 
 
-def _device(payload: bytes) -> _Device:
-    link = rtnetlink.link(payload)
+def _device(link: rtnetlink.Link) -> _Device:
     elsewhere = rtnetlink.IFLA_LINK_NETNSID in link.attributes
     return _Device(
         ifindex=link.ifindex,

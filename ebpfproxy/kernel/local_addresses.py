@@ -1,9 +1,10 @@
 """The kernel's local table: what this node would deliver to itself.
 
 A NodePort answers on every local address, and these are not Node.status.addresses but whatever the
-routes of type LOCAL say: addresses of all devices, 127.0.0.0/8, those that IPVS mode has on
-kube-ipvs0, prefixes made local by hand (`ip route add local`, AnyIP). Broadcast, multicast and anycast
-routes are in the same table and are none of it.
+routes of type LOCAL say: addresses of all devices, 127.0.0.0/8, prefixes made local by hand (`ip route add
+local`, AnyIP). Broadcast, multicast and anycast routes are in the same table and are none of it. Nor are
+those of kube-ipvs0, which are addresses of Services: no NodePort answers on them, in other modes neither
+while they are still there (GetAllLocalAddressesExcept() of kube-proxy).
 
 Everything here acts in the network namespace that the calling thread is in. Read with raw netlink,
 not with pyroute2: see `netlink` for why.
@@ -14,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterable
 
 from ebpfproxy.errors import Rejected
-from ebpfproxy.kernel import netlink, rtnetlink, rtnetlink_watch
+from ebpfproxy.kernel import dummy, netlink, rtnetlink, rtnetlink_watch
 from ebpfproxy.model.address import V4_BITS, V4_PREFIX, Address, Network
 
 
@@ -26,21 +27,28 @@ def read() -> frozenset[Network]:
 
     Raises Rejected.
     """
+    services = dummy.index(dummy.KUBE_IPVS0)  # first: of a device that comes later another reading tells
     try:
         routes = rtnetlink.routes(rtnetlink.RT_TABLE_LOCAL, rtnetlink.RTN_LOCAL)
     except OSError as error:
         raise Rejected(f"the local routes cannot be read: {error.strerror or error}") from error
-    return frozenset(local_networks(routes))
+    return frozenset(local_networks(routes, services))
 
 
-def local_networks(routes: Iterable[bytes]) -> set[Network]:
-    """Destinations of the routes (struct rtmsg and attributes) that are of type local, in the local table."""
+def local_networks(routes: Iterable[bytes], except_by: int = 0) -> set[Network]:
+    """Destinations of the routes (struct rtmsg and attributes) that are of type local, in the local table.
+
+    Those by the device of index `except_by` are left out; an address that another one has, too, is not.
+    """
     found: set[Network] = set()
     for route in routes:
         family, length, _, _, table, _, _, kind, _ = rtnetlink.ROUTE.unpack_from(route)
         if table != rtnetlink.RT_TABLE_LOCAL or kind != rtnetlink.RTN_LOCAL:
             continue
-        value = dict(netlink.attributes(route, rtnetlink.ROUTE.size)).get(rtnetlink.RTA_DST, b"")
+        attributes = dict(netlink.attributes(route, rtnetlink.ROUTE.size))
+        if except_by and netlink.number(attributes.get(rtnetlink.RTA_OIF)) == except_by:
+            continue
+        value = attributes.get(rtnetlink.RTA_DST, b"")
         if family == socket.AF_INET:
             found.add(Network(Address(V4_PREFIX + value.ljust(4, b"\0")), V4_BITS + length))
         elif family == socket.AF_INET6:

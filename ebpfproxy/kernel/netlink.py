@@ -1,4 +1,4 @@
-"""One request and its answer on a raw netlink socket: a dump, one object, or a change that is acknowledged.
+"""Requests and answers on a raw netlink socket: a dump, one object, or changes.
 
 pyroute2 is for links and tc, where there is much to encode and little to read. Tables that are read
 again and again and may be long (the local routes of a node with IPVS, the sockets of a node) are
@@ -12,7 +12,7 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 NLM_F_REQUEST = 0x1
@@ -28,11 +28,14 @@ NLMSG_DONE = 3
 NLMSG_MIN_TYPE = 0x10
 
 SOL_NETLINK = 270
-NETLINK_GET_STRICT_CHK = 12
+NETLINK_CAP_ACK, NETLINK_EXT_ACK, NETLINK_GET_STRICT_CHK = 10, 11, 12
 
 _HEADER = struct.Struct("=IHHII")  # struct nlmsghdr: len, type, flags, seq, pid
 _ATTRIBUTE = struct.Struct("=HH")  # struct nlattr: len, type
 _ERRNO = struct.Struct("=i")
+_REFUSED = _ERRNO.size + _HEADER.size  # struct nlmsgerr; behind it attributes
+_NLM_F_CAPPED = 0x100  # it does: what was refused is not sent back
+_REASON = 1  # NLMSGERR_ATTR_MSG
 _U32 = struct.Struct("=I")
 _KIND_BITS = 0x3FFF  # without NLA_F_NESTED and NLA_F_NET_BYTEORDER
 
@@ -44,6 +47,12 @@ ANSWER_SECONDS = 10.0
 
 DUMP_ATTEMPTS = 10
 
+_AT_ONCE = 64
+"""Messages in one datagram: their errors, a KiB of memory each, have to fit the usual receive buffer."""
+
+_AT_ONCE_BYTES = 1 << 16
+"""Less than the usual send buffer."""
+
 
 class Message(NamedTuple):
     """One netlink message. `payload` is what follows the header, padding left out."""
@@ -52,6 +61,22 @@ class Message(NamedTuple):
     flags: int
     sequence: int
     payload: bytes
+
+
+class Request(NamedTuple):
+    """One change of several: its type, NLM_F_CREATE and the like, and what follows the header."""
+
+    kind: int
+    flags: int
+    body: bytes
+
+
+class Refused(NamedTuple):
+    """Why the kernel refused a request. `errno` may be a number of the subsystem's own; `reason` is the
+    kernel's wording, or that of the errno."""
+
+    errno: int
+    reason: str
 
 
 def dump(protocol: int, kind: int, body: bytes, strict: bool = False) -> list[bytes]:
@@ -66,7 +91,7 @@ def dump(protocol: int, kind: int, body: bytes, strict: bool = False) -> list[by
     for _ in range(DUMP_ATTEMPTS):
         with _opened(protocol) as sock:  # a new one each time: the rest of a broken dump is gone with it
             if strict:
-                _filter_strictly(sock)
+                _wish(sock, NETLINK_GET_STRICT_CHK)
             _send(sock, kind, NLM_F_REQUEST | NLM_F_DUMP, body)
             try:
                 payloads = _whole_dump(sock)
@@ -90,6 +115,32 @@ def change(protocol: int, kind: int, body: bytes, flags: int = 0) -> None:
             if message.kind == NLMSG_ERROR:
                 _raise_if_failed(message.payload)
                 return
+
+
+def changes(protocol: int, requests: Sequence[Request]) -> dict[int, Refused]:
+    """Send many requests, of which each is taken or refused on its own; the refused ones, by position.
+
+    They are carried out in their order, and all are when this returns. Only what is refused is answered, and
+    the last of each datagram. Without requests nothing is asked.
+
+    Raises OSError where the socket fails.
+    """
+    if not requests:
+        return {}
+    refused: dict[int, Refused] = {}
+    with _opened(protocol) as sock:
+        _wish(sock, NETLINK_CAP_ACK)
+        _wish(sock, NETLINK_EXT_ACK)
+        for datagram, last in _datagrams(requests):
+            sock.sendto(datagram, (0, 0))
+            for answer in _received(sock):
+                if answer.kind == NLMSG_ERROR:
+                    why = _refused(answer)
+                    if why:
+                        refused[answer.sequence] = why
+                    if answer.sequence == last:
+                        break
+    return refused
 
 
 def get(protocol: int, kind: int, body: bytes) -> list[bytes]:
@@ -162,9 +213,10 @@ def _opened(protocol: int) -> socket.socket:
     return sock
 
 
-def _filter_strictly(sock: socket.socket) -> None:
+def _wish(sock: socket.socket, option: int) -> None:
+    """Turn it on where the kernel has it: since 4.2 CAP_ACK, 4.12 EXT_ACK, 4.20 GET_STRICT_CHK."""
     try:
-        sock.setsockopt(SOL_NETLINK, NETLINK_GET_STRICT_CHK, 1)
+        sock.setsockopt(SOL_NETLINK, option, 1)
     except OSError as error:
         if error.errno != errno.ENOPROTOOPT:
             raise
@@ -173,21 +225,49 @@ def _filter_strictly(sock: socket.socket) -> None:
 _SEQUENCE = 1  # each socket makes one request
 
 
+def _datagrams(requests: Sequence[Request]) -> Iterator[tuple[bytes, int]]:
+    """Each with the position of its last request, which is the only one that asks for an answer anyway."""
+    parts: list[bytes] = []
+    size = 0
+    for position, (kind, flags, body) in enumerate(requests):
+        following = len(requests[position + 1].body) if position + 1 < len(requests) else _AT_ONCE_BYTES
+        size += _HEADER.size + len(body)
+        full = len(parts) + 1 == _AT_ONCE or size + _HEADER.size + following > _AT_ONCE_BYTES
+        flags |= NLM_F_REQUEST | (NLM_F_ACK if full else 0)
+        parts.append(message(kind, flags, position, body))
+        if full:
+            yield b"".join(parts), position
+            parts.clear()
+            size = 0
+
+
+def _refused(answer: Message) -> Refused | None:
+    """None where it says that all went well."""
+    (code,) = _ERRNO.unpack_from(answer.payload)
+    if not code:
+        return None
+    told = dict(attributes(answer.payload, _REFUSED)) if answer.flags & _NLM_F_CAPPED else {}
+    return Refused(-code, text(told.get(_REASON)) or os.strerror(-code))
+
+
 def _send(sock: socket.socket, kind: int, flags: int, body: bytes) -> None:
     sock.sendto(message(kind, flags, _SEQUENCE, body), (0, 0))
 
 
 def _answer(sock: socket.socket) -> Iterator[Message]:
     """Every message that answers our request, for as long as the caller wants more."""
+    return (received for received in _received(sock) if received.sequence == _SEQUENCE)
+
+
+def _received(sock: socket.socket) -> Iterator[Message]:
+    """Every message of the kernel's, for as long as the caller wants more."""
     while True:
         datagram, _, flags, sender = sock.recvmsg(RECEIVE_BYTES)
         if flags & socket.MSG_TRUNC:
             raise OSError(errno.EMSGSIZE, os.strerror(errno.EMSGSIZE))
         if sender[0] != 0:  # only the kernel has port 0; another process may send to us, too
             continue
-        for received in messages(datagram):
-            if received.sequence == _SEQUENCE:
-                yield received
+        yield from messages(datagram)
 
 
 def _whole_dump(sock: socket.socket) -> list[bytes] | None:

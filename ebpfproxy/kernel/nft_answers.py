@@ -60,15 +60,16 @@ def read_set(payload: bytes) -> ToldSet:
     """The policy of memory or performance, timeouts and comments are nobody's business."""
     found = dict(attributes(payload, HEAD.size))
     flags = SetFlag(number(found.get(3)) & _ALL_FLAGS)
-    verdicts = number(found.get(6)) == VERDICTS
+    data = number(found.get(6))
+    verdicts, values = data == VERDICTS, nft_types.key_of_number(data) or ()
     size = number(dict(attributes(found.get(9, b""), 0)).get(1))
     key = nft_types.key_of_number(number(found.get(4)))
     declaration = None
     known = (
         SetFlag.MAP | SetFlag.ANONYMOUS | SetFlag.CONSTANT | SetFlag.INTERVAL | SetFlag.TIMEOUT | SetFlag.EVAL
     )
-    if key and verdicts is (SetFlag.MAP in flags) and not flags & ~known:
-        declaration = Declaration(key, verdicts, flags & ~SetFlag.MAP, size)
+    if key and (verdicts or bool(values)) is (SetFlag.MAP in flags) and not flags & ~known:
+        declaration = Declaration(key, verdicts, flags & ~SetFlag.MAP, size, values)
     return ToldSet(text(found[2]), declaration, SetFlag.ANONYMOUS in flags, SetFlag.EVAL in flags)
 
 
@@ -78,12 +79,13 @@ def read_elements(payload: bytes) -> Iterator[SetElement]:
         found = dict(attributes(element, 0))
         if 1 not in found:  # the element that stands for all others
             continue
-        data = dict(attributes(found.get(2, b""), 0)).get(2)
+        data = dict(attributes(found.get(2, b""), 0))
         yield SetElement(
             dict(attributes(found[1], 0))[1],
-            decode_verdict(data) if data else None,
+            decode_verdict(data[2]) if 2 in data else None,
             bool(number(found.get(3)) & INTERVAL_END),
             comment=_read_comment(found.get(6)),
+            value=data.get(1, b""),
         )
 
 

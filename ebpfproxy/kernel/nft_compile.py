@@ -51,6 +51,7 @@ GOING = {"jump": Code.JUMP, "goto": Code.GOTO}
 _COMMENTED = re.compile(r'(.*?) ?\bcomment "([^"]*)"')
 _WORDS_OF_FIELDS = {words.partition(" ")[0]: words.count(" ") + 1 for words in FIELDS}
 _PORT_SLOT = 4  # behind the longest address
+_CONSTANT = SetFlag.ANONYMOUS | SetFlag.CONSTANT
 _WORD = 4  # bytes of a register
 
 
@@ -65,6 +66,11 @@ def compile_rule(text: str, family: str) -> Rule:
         where = " ".join(rule.words[max(0, rule.at - 1) :])
         raise ValueError(f"the rule {text!r} is not understood at {where!r}: {failure}") from failure
     return Rule(tuple(rule.expressions), comment, tuple(rule.sets))
+
+
+def places(family: str) -> nft_types.Key:
+    """The types of an address and a port that packets may be sent to."""
+    return FIELDS[f"{family} daddr"].type, nft_types.PORT
 
 
 @functools.lru_cache(maxsize=4096)
@@ -134,14 +140,19 @@ class _Compiler:
         self._put(Masquerade(FULLY_RANDOM if self._follows("fully-random") else 0))
 
     def dnat(self) -> None:
-        self._expect("to")
-        address, _, port = self._next().rpartition(":")
-        of = FIELDS[f"{self._family} daddr"].type
-        self._put(
-            Load(0, of.parse(address.strip("[]"))),
-            Load(_PORT_SLOT, nft_types.PORT.parse(port)),
-            Nat(DESTINATION, NAT_FAMILIES[self._family], 0, _PORT_SLOT),
-        )
+        """To one place, or to what a map gives."""
+        address, port = place = places(self._family)
+        port_slot = _PORT_SLOT
+        if self._follows(self._family, "to"):
+            field = self._field(self._next())
+            self._expect("map")
+            self._put(field.load, self._values((field.type,), place))
+            port_slot = nft_types.padded(address) // _WORD
+        else:
+            self._expect("to")
+            text, _, number = self._next().rpartition(":")
+            self._put(Load(0, address.parse(text.strip("[]"))), Load(port_slot, port.parse(number)))
+        self._put(Nat(DESTINATION, NAT_FAMILIES[self._family], 0, port_slot))
 
     def update(self) -> None:
         name = self._next().removeprefix("@")
@@ -193,8 +204,11 @@ class _Compiler:
         for each in fields:
             self._put(each.load._replace(slot=slot))
             slot += nft_types.padded(each.type) // _WORD
-        self._expect("vmap")
-        self._verdicts(tuple(each.type for each in fields))
+        if self._follows("vmap"):
+            self._verdicts(tuple(each.type for each in fields))
+        else:
+            inverted = self._comparison() is Comparison.UNEQUAL
+            self._put(Lookup(self._named(self._next()), 0, inverted=inverted))
 
     def _assignment(self, field: Field) -> None:
         """`meta mark set meta mark | 0x4000`, or ^."""
@@ -210,13 +224,32 @@ class _Compiler:
         if word.startswith("@"):
             self._put(Lookup(word[1:], 0, VERDICT_REGISTER))
             return
-        elements = []
-        for each in self._listed(word):
-            value, _, verdict = each.partition(" : ")
-            elements.append(SetElement(nft_types.parse_key(key, value), parse_verdict(verdict)))
-        flags = SetFlag.ANONYMOUS | SetFlag.CONSTANT
-        self.sets.append(AnonymousSet(Declaration(key, True, flags, len(elements)), tuple(elements)))
+        elements = tuple(
+            SetElement(nft_types.parse_key(key, value), parse_verdict(verdict))
+            for value, verdict in self._pairs(word)
+        )
+        self.sets.append(AnonymousSet(Declaration(key, True, _CONSTANT, len(elements)), elements))
         self._put(Lookup("__map%d", 0, VERDICT_REGISTER, len(self.sets)))
+
+    def _values(self, key: nft_types.Key, values: nft_types.Key) -> Lookup:
+        """What follows `map`."""
+        elements = tuple(
+            SetElement(nft_types.parse_key(key, one), value=nft_types.parse_key(values, other))
+            for one, other in self._pairs(self._next())
+        )
+        declaration = Declaration(key, flags=_CONSTANT, size=len(elements), values=values)
+        self.sets.append(AnonymousSet(declaration, elements))
+        return Lookup("__map%d", 0, 0, len(self.sets))
+
+    def _pairs(self, word: str) -> Iterator[tuple[str, str]]:
+        for each in self._listed(word):
+            one, _, other = each.partition(" : ")
+            yield one, other
+
+    def _named(self, word: str) -> str:
+        if not word.startswith("@"):
+            raise ValueError("the name of a set is missing")
+        return word[1:]
 
     def _listed(self, word: str) -> Iterator[str]:
         """What stands between braces, of which `word` is the first."""
@@ -236,7 +269,7 @@ class _Compiler:
             self._put(field.load, self._anonymous(field, inverted))
         elif field.type in (nft_types.IPV4, nft_types.IPV6):
             self._put(*_in_interval(field, how, nft_types.parse_interval(field.type, word)))
-        elif field.type is nft_types.STATE:
+        elif field.type in nft_types.BITS:
             bit = field.type.parse(word)
             matching = Comparison.EQUAL if inverted else Comparison.UNEQUAL
             self._put(field.load, Bitwise(0, 0, bit, bytes(_WORD)), Compare(0, matching, bytes(_WORD)))
@@ -245,7 +278,7 @@ class _Compiler:
 
     def _anonymous(self, field: Field, inverted: bool) -> Lookup:
         elements = [one for each in self._listed("{") for one in interval_elements(field.type, each)]
-        flags = SetFlag.ANONYMOUS | SetFlag.CONSTANT | SetFlag.INTERVAL
+        flags = _CONSTANT | SetFlag.INTERVAL
         declaration = Declaration((field.type,), flags=flags, size=len(elements))
         self.sets.append(AnonymousSet(declaration, tuple(elements)))
         return Lookup("__set%d", 0, set_id=len(self.sets), inverted=inverted)

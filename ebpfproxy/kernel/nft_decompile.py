@@ -1,7 +1,7 @@
 """From a rule to its text: what `nft_compile` makes a rule of, in the very same words."""
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from ebpfproxy.kernel import nft_types
@@ -13,6 +13,7 @@ from ebpfproxy.kernel.nft_compile import (
     REFUSALS,
     UPDATE,
     VERDICTS,
+    places,
 )
 from ebpfproxy.kernel.nft_expressions import (
     VERDICT_REGISTER,
@@ -37,7 +38,7 @@ from ebpfproxy.kernel.nft_expressions import (
     Verdict,
 )
 from ebpfproxy.kernel.nft_rule import FIELDS, AnonymousSet, Field, Rule, random_number
-from ebpfproxy.kernel.nft_sets import intervals
+from ebpfproxy.kernel.nft_sets import SetElement, intervals
 from ebpfproxy.kernel.nft_types import Interval
 
 _GOING_WORDS = {int(code): word for word, code in GOING.items()}
@@ -88,6 +89,7 @@ class _Decompiler:
         self._family = family
         self._fields: dict[int, tuple[Field, int]] = {}  # and how many bytes of it
         self._constants: dict[int, bytes] = {}
+        self._chosen = ""  # what a map gives, from slot 0 on
         self._bits: Bitwise | None = None
         self._floor: Compare | None = None  # the lower end of a range, which waits for the upper one
 
@@ -101,15 +103,17 @@ class _Decompiler:
 
     def end(self) -> None:
         """Nothing may be left that nothing looked at."""
-        if self._fields or self._constants or self._bits or self._floor:
+        if self._fields or self._constants or self._bits or self._floor or self._chosen:
             raise _Unreadable
 
     def load(self, each: Payload | Meta | Ct | Fib | Numgen) -> None:
-        if each.slot in self._fields or self._bits:
+        if each.slot in self._fields or self._bits or self._chosen:
             raise _Unreadable
         self._fields[each.slot] = _field(each)
 
     def constant(self, each: Load) -> None:
+        if self._chosen:
+            raise _Unreadable
         self._constants[each.slot] = each.value
 
     def bitwise(self, each: Bitwise) -> None:
@@ -160,7 +164,7 @@ class _Decompiler:
             if nft_types.prefix_length(interval) is None:
                 raise _Unreadable
             self._say(field.words, sign + nft_types.interval_text(field.type, interval))
-        elif field.type is nft_types.STATE and not any(each.value):
+        elif field.type in nft_types.BITS and not any(each.value):
             self._say(field.words, ("" if sign else "!= ") + field.type.text(bits.mask))
         elif field.type is nft_types.MARK:
             self._say(field.words, "&", field.type.text(bits.mask), sign.strip() or "==")
@@ -187,13 +191,16 @@ class _Decompiler:
     def lookup(self, each: Lookup) -> None:
         fields = list(self._concatenated(each.slot))
         words = " . ".join(field.words for field in fields)
-        if each.target == VERDICT_REGISTER and not each.inverted:
-            key = tuple(field.type for field in fields)
-            self._say(words, "vmap", self._map_text(each.set_id, key) or f"@{each.set_name}")
-        elif each.target is None and len(fields) == 1:
-            sign = _SIGNS[Comparison(each.inverted)]
-            text = self._set_text(each.set_id, fields[0]) or f"@{each.set_name}"
-            self._say(words, sign + text)
+        own = self._sets[each.set_id - 1] if each.set_id else None
+        if each.target is None:
+            text = _set_text(own, fields) if own else f"@{each.set_name}"
+            self._say(words, _SIGNS[Comparison(each.inverted)] + text)
+        elif each.inverted:
+            raise _Unreadable
+        elif each.target == VERDICT_REGISTER:
+            self._say(words, "vmap", _map_text(own, fields) if own else f"@{each.set_name}")
+        elif own and each.target == 0 and own.declaration.values == places(self._family):
+            self._chosen = f"{words} map {_map_text(own, fields)}"
         else:
             raise _Unreadable
 
@@ -205,22 +212,6 @@ class _Decompiler:
             yield field
         if self._fields:
             raise _Unreadable
-
-    def _map_text(self, number: int, key: nft_types.Key) -> str:
-        if not number:
-            return ""
-        elements = sorted(self._sets[number - 1].elements, key=lambda each: _ordered(key, each.key))
-        return _braced(
-            f"{nft_types.key_text(key, each.key)} : {verdict_text(each.verdict)}"
-            for each in elements
-            if each.verdict
-        )
-
-    def _set_text(self, number: int, field: Field) -> str:
-        if not number:
-            return ""
-        found = intervals(self._sets[number - 1].elements)
-        return _braced(nft_types.interval_text(field.type, each) for each in found)
 
     def set_meta(self, each: SetMeta) -> None:
         """Bits of the mark are set, or turned."""
@@ -248,9 +239,19 @@ class _Decompiler:
             raise _Unreadable
         if each.address is None or each.port is None:
             raise _Unreadable
+        if self._chosen:
+            self._nat_to_chosen(each)
+            return
         address = nft_types.address_text(self._constants.pop(each.address))
         port = nft_types.PORT.text(self._constants.pop(each.port))
         self._say("dnat to", f"[{address}]:{port}" if ":" in address else f"{address}:{port}")
+
+    def _nat_to_chosen(self, each: Nat) -> None:
+        address, _ = places(self._family)
+        if (each.address, each.port) != (0, nft_types.padded(address) // _WORD):
+            raise _Unreadable
+        self._say(f"dnat {self._family} to", self._chosen)
+        self._chosen = ""
 
     def masquerade(self, each: Masquerade) -> None:
         if each.flags not in (0, FULLY_RANDOM):
@@ -300,6 +301,30 @@ def _field(load: Payload | Meta | Ct | Fib | Numgen) -> tuple[Field, int]:
     anywhere = load._replace(slot=0)
     field = _FIELDS_BY_LOAD[type(load), anywhere]
     return field, field.type.length
+
+
+def _map_text(of: AnonymousSet, fields: Sequence[Field]) -> str:
+    """Of a map of verdicts, or of values."""
+    key, values = tuple(field.type for field in fields), of.declaration.values
+    if key != of.declaration.key:
+        raise _Unreadable
+    elements = sorted(of.elements, key=lambda each: _ordered(key, each.key))
+    return _braced(f"{nft_types.key_text(key, each.key)} : {_said(each, values)}" for each in elements)
+
+
+def _said(each: SetElement, values: nft_types.Key) -> str:
+    """What a map says of one key."""
+    if values:
+        return nft_types.key_text(values, each.value)
+    if each.verdict:
+        return verdict_text(each.verdict)
+    raise _Unreadable
+
+
+def _set_text(of: AnonymousSet, fields: Sequence[Field]) -> str:
+    if len(fields) != 1:
+        raise _Unreadable
+    return _braced(nft_types.interval_text(fields[0].type, each) for each in intervals(of.elements))
 
 
 def _ordered(key: nft_types.Key, value: bytes) -> int | bytes:

@@ -185,11 +185,14 @@ def _looking_into(each: Expression, numbers: Sequence[int], names: SetNames) -> 
 def add_set(table: Table, set_name: str, declaration: Declaration, number: int) -> Operation:
     """`number` is one that no other set of this transaction has. Refused with EEXIST where it is declared
     otherwise."""
-    flags = declaration.flags | (SetFlag.MAP if declaration.verdicts else 0)
+    flags = declaration.flags | (SetFlag.MAP if declaration.verdicts or declaration.values else 0)
     parts = [_of(table), name(2, set_name), u32(3, flags)]
     parts += [u32(4, nft_types.key_number(declaration.key)), u32(5, nft_types.key_length(declaration.key))]
     if declaration.verdicts:
         parts += [u32(6, VERDICTS), u32(7, _VERDICT_LENGTH)]
+    if declaration.values:
+        values = declaration.values
+        parts += [u32(6, nft_types.key_number(values)), u32(7, nft_types.key_length(values))]
     if declaration.size:
         parts.append(nested(9, u32(1, declaration.size)))
     parts.append(u32(10, number))
@@ -224,6 +227,8 @@ def _element(each: SetElement) -> bytes:
     parts = [nested(1, attribute(1, each.key))]
     if each.verdict:
         parts.append(nested(2, encode_verdict(each.verdict)))
+    if each.value:
+        parts.append(nested(2, attribute(1, each.value)))
     if each.is_end:
         parts.append(u32(3, INTERVAL_END))
     data = _comment(each.comment) if each.comment else b""

@@ -41,7 +41,7 @@ class Field(NamedTuple):
     load: Payload | Meta | Ct | Fib | Numgen
 
 
-_STATE = 0  # NFT_CT_STATE
+_STATE, _STATUS = 0, 2  # NFT_CT_*
 _ADDRESS_TYPE = 3  # NFT_FIB_RESULT_ADDRTYPE
 _OF_SOURCE, _OF_DESTINATION = 1, 2  # NFTA_FIB_F_SADDR, NFTA_FIB_F_DADDR
 _RANDOM = 1  # NFT_NG_RANDOM
@@ -58,6 +58,7 @@ FIELDS = {
         Field("meta mark", nft_types.MARK, Meta(0, MetaKey.MARK)),
         Field("iifname", nft_types.DEVICE, Meta(0, MetaKey.INPUT_NAME)),
         Field("ct state", nft_types.STATE, Ct(0, _STATE)),
+        Field("ct status", nft_types.STATUS, Ct(0, _STATUS)),
         Field("fib saddr type", nft_types.ADDRESS_TYPE, Fib(0, _ADDRESS_TYPE, _OF_SOURCE)),
         Field("fib daddr type", nft_types.ADDRESS_TYPE, Fib(0, _ADDRESS_TYPE, _OF_DESTINATION)),
     )

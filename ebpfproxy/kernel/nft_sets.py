@@ -23,13 +23,14 @@ class SetFlag(enum.IntFlag):
 
 
 class Declaration(NamedTuple):
-    """What fits into a set; `verdicts`: it is a map that says what becomes of packets. `size` is 0 for no
-    limit."""
+    """What fits into a set; `verdicts`: it is a map that says what becomes of packets. `values`: it is a map
+    that gives such ones. `size` is 0 for no limit."""
 
     key: nft_types.Key
     verdicts: bool = False
     flags: SetFlag = SetFlag(0)
     size: int = 0
+    values: nft_types.Key = ()
 
 
 class SetElement(NamedTuple):
@@ -41,6 +42,7 @@ class SetElement(NamedTuple):
     is_end: bool = False
     is_open: bool = False
     comment: str = ""
+    value: bytes = b""
 
 
 _FLAG_WORDS = {

@@ -28,6 +28,8 @@ class Datatype(NamedTuple):
 
 _STATES = {"invalid": 1, "established": 2, "related": 4, "new": 8, "untracked": 64}
 _STATE_NAMES = {number: name for name, number in _STATES.items()}
+_STATUSES = {"seen-reply": 2, "assured": 4, "confirmed": 8, "snat": 16, "dnat": 32}  # IPS_*
+_STATUS_NAMES = {number: name for name, number in _STATUSES.items()}
 _PROTOCOLS = {"tcp": 6, "udp": 17, "sctp": 132}
 _PROTOCOL_NAMES = {number: name for name, number in _PROTOCOLS.items()}
 _ADDRESS_TYPES = {"unicast": 1, "local": 2, "broadcast": 3, "multicast": 5}  # RTN_*
@@ -107,8 +109,12 @@ MARK = Datatype(
     "mark", 19, 4, _host_number({}), lambda value: f"0x{int.from_bytes(value, sys.byteorder):08x}"
 )
 STATE = Datatype("ct_state", 26, 4, _host_number(_STATES), _host_text(_STATE_NAMES))
+STATUS = Datatype("ct_status", 28, 4, _host_number(_STATUSES), _host_text(_STATUS_NAMES))
 ADDRESS_TYPE = Datatype("fib_addrtype", 33, 4, _host_number(_ADDRESS_TYPES), _host_text(_ADDRESS_TYPE_NAMES))
 DEVICE = Datatype("ifname", 41, IFNAMSIZ, _parse_device, _device_text)
+
+BITS = (STATE, STATUS)
+"""Those of which a value is one of several bits that may be set."""
 
 IN_SETS = {each.name: each for each in (IPV4, IPV6, PROTOCOL, PORT, MARK, INTEGER)}
 _BY_NUMBER = {each.number: each for each in IN_SETS.values()}

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ebpfproxy.kernel import netlink
 
 RTM_GETLINK = 18
-RTM_GETADDR = 22
+RTM_NEWADDR, RTM_DELADDR, RTM_GETADDR = 20, 21, 22
 RTM_NEWROUTE, RTM_DELROUTE, RTM_GETROUTE = 24, 25, 26
 
 IFF_UP = 0x1
@@ -22,6 +22,7 @@ IFLA_LINKINFO, IFLA_EXT_MASK, IFLA_LINK_NETNSID = 18, 29, 37
 IFLA_INFO_KIND = 1
 
 IFA_ADDRESS, IFA_LOCAL, IFA_FLAGS = 1, 2, 8
+IFA_F_NODAD, IFA_F_NOPREFIXROUTE = 0x2, 0x200
 
 RT_TABLE_MAIN, RT_TABLE_LOCAL = 254, 255
 RTN_UNICAST, RTN_LOCAL = 1, 2
@@ -58,6 +59,18 @@ def link(payload: bytes) -> Link:
     attributes = dict(netlink.attributes(payload, LINK.size))
     info = dict(netlink.attributes(attributes.get(IFLA_LINKINFO, b""), 0))
     return Link(ifindex, type_, netlink.text(info.get(IFLA_INFO_KIND)), bool(flags & IFF_UP), attributes)
+
+
+def link_named(name: str) -> Link | None:
+    """None where there is no device of that name. Raises OSError."""
+    wanted = netlink.attribute(IFLA_IFNAME, name.encode() + b"\0")
+    try:
+        answers = netlink.get(socket.NETLINK_ROUTE, RTM_GETLINK, LINK.pack(0, 0, 0, 0, 0) + wanted)
+    except OSError as error:
+        if error.errno == errno.ENODEV:
+            return None
+        raise
+    return link(answers[0]) if answers else None
 
 
 def routes(table: int, kind: int) -> list[bytes]:

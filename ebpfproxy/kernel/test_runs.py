@@ -9,7 +9,7 @@ from ebpfproxy.kernel.bpf import PROG_TEST_RUN, Program, error, syscall_number
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class TestRun(NamedTuple):
+class RunResult(NamedTuple):
     """What a program made of a packet. `verdict` is signed, as TC_ACT_UNSPEC is -1; `cb` is the first
     word of the packet's control block. `duration_ns` has the kernel's own cost of a run in it.
     """
@@ -73,7 +73,7 @@ class TestRuns:
         verdict, _, size = self._RESULT.unpack_from(self._attr)
         return verdict, self._out[:size]
 
-    def measure(self, packet: bytes, repeat: int = 1) -> TestRun:
+    def measure(self, packet: bytes, repeat: int = 1) -> RunResult:
         """As `run`, with all that there is to know; of many runs, the last one's packet."""
         self._prepare(repeat)
         try:
@@ -81,7 +81,7 @@ class TestRuns:
             duration = int(struct.unpack_from("=I", self._attr, 36)[0])
         finally:
             self._prepare(1)
-        return TestRun(verdict, bytes(changed), duration, self.cb)
+        return RunResult(verdict, bytes(changed), duration, self.cb)
 
     @property
     def cb(self) -> int:

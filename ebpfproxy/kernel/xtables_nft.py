@@ -2,32 +2,18 @@
 
 The number of the whole ruleset's generation (NFT_MSG_GETGEN) also changes with what others have in tables of
 their own, which on many nodes is all the time, so changes are counted here one by one.
-
-Sources: include/uapi/linux/netfilter/{nfnetlink,nf_tables}.h; nf_tables_rule_notify() and its like in
-net/netfilter/nf_tables_api.c.
 """
 
-import errno
-import os
-import socket
 from collections.abc import Callable
 
-from ebpfproxy.errors import Rejected
-from ebpfproxy.kernel.netlink import RECEIVE_BYTES, Message, attributes, messages, text
+from ebpfproxy.kernel import nft_answers
+from ebpfproxy.kernel.netlink import attributes, text
+from ebpfproxy.kernel.nft_announcements import Announcement, Announcements
+from ebpfproxy.kernel.nft_messages import HEAD, Kind
 
-_NETLINK_NETFILTER = 12
-_GROUP = 7  # NFNLGRP_NFTABLES
-_SUBSYSTEM = 10  # NFNL_SUBSYS_NFTABLES
-_DELTABLE, _NEWCHAIN, _DELCHAIN, _NEWRULE, _DELRULE = 2, 3, 5, 6, 8  # NFT_MSG_*
-_HEAD = 4  # bytes of struct nfgenmsg, which begins with the family
-_FAMILIES = (socket.AF_INET, socket.AF_INET6)
-_BUFFER = 1 << 20
-_SOCKET_KIND = socket.SOCK_RAW | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
-
-# Attributes: a table's name is the first one of every kind of message.
-_TABLE = 1
-_RULE_CHAIN = 2
-_CHAIN_NAME = 3
+_ROOM = 1 << 20  # bytes, for several thousand changes between two looks
+_RULE_CHAIN = 2  # NFTA_RULE_CHAIN
+_CHAIN_NAME = 3  # NFTA_CHAIN_NAME
 
 
 class Changes:
@@ -38,55 +24,33 @@ class Changes:
     """
 
     def __init__(self, tables: frozenset[str], concerns: Callable[[str, str], bool]) -> None:
-        """In the calling thread's network namespace. Raises Rejected."""
+        """In the calling thread's network namespace. Raises KernelError."""
         self._tables = tables
         self._concerns = concerns
         self._count = 0
-        try:
-            self._socket = socket.socket(
-                socket.AF_NETLINK,
-                socket.SOCK_RAW | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC,
-                _NETLINK_NETFILTER,
-            )
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
-            self._socket.bind((0, 1 << (_GROUP - 1)))
-        except OSError as failure:
-            raise Rejected(f"cannot follow changes of nf_tables: {failure.strerror}") from failure
+        self._announced = Announcements(_ROOM)
 
     def count(self) -> int:
         """How many there were, or more: what was lost, since there were too many at a time, counts for one.
 
         It takes microseconds for each change of nf_tables since it was asked last, up to some thousands.
-        Raises Rejected.
+        Raises KernelError.
         """
-        while True:
-            try:
-                datagram, _, flags, sender = self._socket.recvmsg(RECEIVE_BYTES)
-            except BlockingIOError:
-                return self._count
-            except OSError as failure:
-                if failure.errno != errno.ENOBUFS:
-                    reason = os.strerror(failure.errno or 0)
-                    raise Rejected(f"cannot follow changes of nf_tables: {reason}") from failure
-                self._count += 1
-                continue
-            if sender[0] == 0:  # only the kernel has port 0
-                self._count += bool(flags & socket.MSG_TRUNC) + sum(map(self._counts, messages(datagram)))
+        for each in self._announced.heard():
+            self._count += each is None or self._counts(each)
+        return self._count
 
     def close(self) -> None:
         """May be called again."""
-        self._socket.close()
+        self._announced.close()
 
-    def _counts(self, message: Message) -> bool:
-        subsystem, kind = divmod(message.kind, 256)
-        if subsystem != _SUBSYSTEM or not message.payload or message.payload[0] not in _FAMILIES:
+    def _counts(self, each: Announcement) -> bool:
+        table = nft_answers.table_of(each.payload)
+        if table is None or table.name not in self._tables:
             return False
-        found = dict(attributes(message.payload, _HEAD))
-        table = text(found.get(_TABLE))
-        if table not in self._tables:
-            return False
-        if kind in (_DELTABLE, _DELRULE):
+        if each.kind in (Kind.DELETE_TABLE, Kind.DELETE_RULE):
             return True
-        if kind in (_NEWCHAIN, _DELCHAIN):
-            return self._concerns(table, text(found.get(_CHAIN_NAME)))
-        return kind == _NEWRULE and self._concerns(table, text(found.get(_RULE_CHAIN)))
+        found = dict(attributes(each.payload, HEAD.size))
+        if each.kind in (Kind.NEW_CHAIN, Kind.DELETE_CHAIN):
+            return self._concerns(table.name, text(found.get(_CHAIN_NAME)))
+        return each.kind == Kind.NEW_RULE and self._concerns(table.name, text(found.get(_RULE_CHAIN)))

@@ -18,6 +18,7 @@ _WORD = re.compile(r'([a-z_]+)=("(?:[^"\\]|\\.)*"|\S+)')
 
 
 _LAST_LINES = 20
+_PROGRAM = (sys.executable, "-m", "ebpfproxy", "run")
 
 
 class LogLine(NamedTuple):
@@ -46,15 +47,18 @@ class AgentFailed(EbpfProxyError):
 
 
 class Agent:
-    """`ebpfproxy run` on a node. `started` is the time of its start, in seconds of time.monotonic()."""
+    """`ebpfproxy run` on a node. `started` is the time of its start, in seconds of time.monotonic().
 
-    def __init__(self, place: Place, flags: Sequence[str]) -> None:
+    `program`: what runs it, where that is not this installation.
+    """
+
+    def __init__(self, place: Place, flags: Sequence[str], program: Sequence[str] = _PROGRAM) -> None:
         self.lines: list[LogLine] = []
         self._changed = threading.Condition()
         self._open = True
         self.started = time.monotonic()
         self.process: subprocess.Popen[bytes] = place.popen(
-            [sys.executable, "-m", "ebpfproxy", "run", *flags],
+            [*program, *flags],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

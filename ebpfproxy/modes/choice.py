@@ -9,11 +9,12 @@ from ebpfproxy.errors import KernelError, Unsupported
 from ebpfproxy.kernel import rights
 from ebpfproxy.modes.ebpf import EbpfMode
 from ebpfproxy.modes.iptables import IptablesMode
+from ebpfproxy.modes.ipvs import IpvsMode
 from ebpfproxy.modes.mode import Mode
 from ebpfproxy.modes.nftables import NftablesMode
 
 AUTO = "auto"
-MODES: tuple[Mode, ...] = (EbpfMode(), NftablesMode(), IptablesMode())
+MODES: tuple[Mode, ...] = (EbpfMode(), NftablesMode(), IptablesMode(), IpvsMode())
 """In the order in which `auto` takes them."""
 
 

@@ -1,6 +1,7 @@
 """Mode ebpf."""
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 
 from ebpfproxy.config import Config
@@ -11,6 +12,7 @@ from ebpfproxy.dataplanes.ebpf.retirement import Retirement
 from ebpfproxy.dataplanes.findings import Finding
 from ebpfproxy.errors import EbpfProxyError
 from ebpfproxy.kernel import mounts
+from ebpfproxy.model.address import Family
 from ebpfproxy.modes.mode import Callbacks, Parts
 from ebpfproxy.plan.devices import NO_DEVICES
 
@@ -19,6 +21,7 @@ class EbpfMode:
     """See `Mode`."""
 
     name = "ebpf"
+    uses_kernel_nat = False
 
     def probe(self, config: Config) -> tuple[Finding, ...]:
         return probes.probe(config.bpffs_root, config.cgroup_root, config.tc_devices != NO_DEVICES)
@@ -42,7 +45,8 @@ class EbpfMode:
     def remove(self, config: Config, dry_run: bool = False) -> list[str]:
         return removal.remove(config.bpffs_root, _cgroup_root(config), dry_run)
 
-    def retire(self, config: Config) -> tuple[list[str], bool]:
+    def retire(self, config: Config, translates: Callable[[Family], bool]) -> tuple[list[str], bool]:
+        """What these programs translate the kernel knows nothing of."""
         return Retirement(config.bpffs_root, _cgroup_root(config)).step()
 
 

@@ -1,10 +1,14 @@
 """Mode iptables."""
 
+from collections.abc import Callable
+
 from ebpfproxy.config import Config
 from ebpfproxy.config.derived import iptables_settings, netfilter_settings, plan_context
 from ebpfproxy.dataplanes.findings import Finding
 from ebpfproxy.dataplanes.iptables import probes, removal
 from ebpfproxy.dataplanes.iptables.dataplane import IptablesDataplane
+from ebpfproxy.dataplanes.iptables.served import frontends
+from ebpfproxy.model.address import Family
 from ebpfproxy.modes.mode import Callbacks, Parts
 from ebpfproxy.modes.netfilter import Netfilter
 
@@ -13,18 +17,18 @@ class IptablesMode:
     """See `Mode`."""
 
     name = "iptables"
+    uses_kernel_nat = True
 
     def probe(self, config: Config) -> tuple[Finding, ...]:
         return probes.probe(config.iptables_flavour)
 
     def prepare(self, config: Config, callbacks: Callbacks) -> Parts:
         dataplane = IptablesDataplane(iptables_settings(config), config.iptables_flavour)
-        beside = Netfilter(netfilter_settings(config, self.name), callbacks.stale_removed)
+        beside = Netfilter(netfilter_settings(config, self.name), callbacks, frontends)
         return Parts(dataplane, plan_context(config, self.name), beside=beside)
 
     def remove(self, config: Config, dry_run: bool = False) -> list[str]:
         return removal.remove(dry_run)
 
-    def retire(self, config: Config) -> tuple[list[str], bool]:
-        """The kernel goes on translating what is open: built-in chains of the nat table stay."""
-        return removal.remove(), False
+    def retire(self, config: Config, translates: Callable[[Family], bool]) -> tuple[list[str], bool]:
+        return removal.retire(translates)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Protocol
 from ebpfproxy.config import Config
 from ebpfproxy.dataplanes.findings import Finding
 from ebpfproxy.dataplanes.interface import Dataplane
+from ebpfproxy.model.address import Family
 from ebpfproxy.model.traffic import ServiceTraffic
 from ebpfproxy.plan.service_plan import NodePlan, PlanContext, PlanKey, ServicePortPlan
 
@@ -14,11 +15,13 @@ class Callbacks(NamedTuple):
     """What a dataplane's own threads tell the agent; for any thread.
 
     `stale_removed`: how many sockets, or flows, of endpoints that are gone were ended, and how many could
-    not be. `pods_bypass`: devices whose pods' packets have to be looked at.
+    not be. `pods_bypass`: devices whose pods' packets have to be looked at. `flows_looked_at`: tracked flows
+    of this family were searched for stale ones; how many were ended, and in how many seconds.
     """
 
     stale_removed: Callable[[int, int], object]
     pods_bypass: Callable[[frozenset[int]], object]
+    flows_looked_at: Callable[[Family, int, float], object] = lambda family, ended, seconds: None
 
 
 def _nothing_used() -> Mapping[str, tuple[int, int]]:
@@ -37,11 +40,14 @@ class Beside(Protocol):
     """What goes along with a dataplane: it is told of each sync, and closed after it.
 
     `opened`: the dataplane is open, and nothing was synced yet. `expect`: these plans, None for one that
-    goes, and this node are synced next. `in_force`: they are in the kernel, but for those `refused`.
-    `restored`: what others had changed in the kernel is as it was.
+    goes, and this node are synced next. `left_over`: an earlier run had these keys in the kernel, and the
+    first sync has removed them; told before its `in_force`. `in_force`: what was expected is in the kernel,
+    but for those `refused`. `restored`: what others had changed in the kernel is as it was.
     """
 
     def opened(self) -> None: ...
+
+    def left_over(self, keys: Collection[Any]) -> None: ...
 
     def expect(self, changed: Mapping[PlanKey, ServicePortPlan | None], node: NodePlan | None) -> None: ...
 
@@ -77,12 +83,18 @@ class Mode(Protocol):
     - `remove` takes away all that this mode ever left, be it kube-proxy's; what it was, a line each. With
       `dry_run` it only says so. Connections that need it end. Raises KernelError.
     - `retire` does so where another mode serves: at once all that acts on new connections, and at last what
-      goes on with those that are open, which may take as long as they last. What was removed, and whether
-      something is left to be retired by another call. Raises KernelError.
+      goes on with those that are open, which may take as long as they last. `translates` says of a family
+      whether there are any whose addresses the kernel translates only because of this mode. What was removed,
+      and whether something is left to be retired by another call. Raises KernelError.
+
+    `uses_kernel_nat`: while it serves, the kernel goes on translating what it has translated so far.
     """
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def uses_kernel_nat(self) -> bool: ...
 
     def probe(self, config: Config) -> tuple[Finding, ...]: ...
 
@@ -90,4 +102,4 @@ class Mode(Protocol):
 
     def remove(self, config: Config, dry_run: bool = False) -> list[str]: ...
 
-    def retire(self, config: Config) -> tuple[list[str], bool]: ...
+    def retire(self, config: Config, translates: Callable[[Family], bool]) -> tuple[list[str], bool]: ...

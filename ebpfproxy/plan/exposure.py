@@ -1,6 +1,6 @@
 """What a Service exposes on this node: its frontends, and what each does for whom."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from ebpfproxy.model.address import (
@@ -63,13 +63,17 @@ class _Exposure(NamedTuple):
 
 
 def plan_service(
-    service: Service, slices: Iterable[EndpointSlice], node: Node | None, context: PlanContext
+    service: Service,
+    slices: Iterable[EndpointSlice],
+    node: Node | None,
+    context: PlanContext,
+    large: Collection[Family] = (),
 ) -> tuple[ServicePortPlan, ...]:
     """One plan for each port of `service` in each family that it has a ClusterIP of, sorted.
 
     `slices` are those of this Service; their order, and that of their endpoints, is of no matter.
-    `node` is None as long as our Node was not seen: no zone, no addresses then. Empty where the
-    Service has no usable ClusterIP or no port.
+    `node` is None as long as our Node was not seen: no zone, no addresses then. `large`: as of `ClusterSize`.
+    Empty where the Service has no usable ClusterIP or no port.
     """
     slices = tuple(slices)
     place = Place(context.node_name, node.zone if node else "")
@@ -79,14 +83,19 @@ def plan_service(
         exposure = _expose(service, of, node, context)
         if exposure:
             pieces = [piece for piece in slices if piece.family is of]
-            plans += [_plan_port(service, port, exposure, pieces, place) for port in ports]
+            plans += [_plan_port(service, port, exposure, pieces, place, of in large) for port in ports]
     if len(plans) > 1:
         plans.sort(key=lambda plan: (plan.name, plan.family.value))
     return tuple(plans)
 
 
 def _plan_port(
-    service: Service, port: ServicePort, exposure: _Exposure, slices: list[EndpointSlice], place: Place
+    service: Service,
+    port: ServicePort,
+    exposure: _Exposure,
+    slices: list[EndpointSlice],
+    place: Place,
+    terse: bool,
 ) -> ServicePortPlan:
     frontends = _frontends(port, exposure)
     external = frontends[-1].kind is not FrontendKind.CLUSTER_IP
@@ -102,6 +111,7 @@ def _plan_port(
         service.affinity_timeout,
         exposure.local_traffic,
         service.health_check_node_port if needs_health_check(service) else 0,
+        terse,
     )
 
 

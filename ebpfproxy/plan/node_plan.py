@@ -1,7 +1,9 @@
 """What this node must do beside its Services: where NodePorts are answered, on which devices packets are."""
 
+from ebpfproxy.model.address import Family
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.plan.devices import plan_devices
+from ebpfproxy.plan.local_traffic import local_traffic
 from ebpfproxy.plan.node_ports import node_ports_everywhere, plan_node_ports
 from ebpfproxy.plan.service_plan import DeviceRole, NodePlan, PlanContext
 
@@ -20,6 +22,7 @@ def plan_node(
         plan_node_ports(state.local_networks, state.node, context),
         plan_devices(state.devices, state.node, context, pods, state.bypassing | kept),
         node_ports_everywhere(context),
+        {of: traffic for of in Family if (traffic := local_traffic(context, of, state.node))},
     )
 
 

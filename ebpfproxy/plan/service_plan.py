@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from ebpfproxy.model.address import Address, Family, Network, Protocol, format_endpoint
@@ -75,14 +76,14 @@ class PlannedEndpoint(NamedTuple):
     `cluster` and `local`: whether new connections of that scope may use it. One that is in neither is
     listed as long as it serves, since established UDP flows to it may live on (kube-proxy's conntrack
     reconciler keeps flows to every serving endpoint, pkg/proxy/conntrack/cleanup.go).
-    `on_node`: whether it runs on this node.
+    `on_node`: whether it runs on this node; None where nobody says on which node it runs.
     """
 
     address: Address
     port: int
     cluster: bool
     local: bool
-    on_node: bool
+    on_node: bool | None
 
 
 class LocalTraffic(NamedTuple):
@@ -105,7 +106,8 @@ class ServicePortPlan:
     not a refusal). `affinity_timeout` in seconds, 0 for none. `local_traffic` is None where a dataplane
     knows the devices of pods by itself (`DetectLocal.DEVICES`), or where nothing tells pods from others;
     then no treatment differs between `pod` and the others. `health_check_node_port`: what load balancers
-    ask, 0 for none.
+    ask, 0 for none. `terse`: when this was planned the cluster was `large`, so what is there for readers only
+    may be left out; a plan that nothing else changes stays as it is.
     """
 
     name: ServicePortName
@@ -116,6 +118,7 @@ class ServicePortPlan:
     affinity_timeout: int = 0
     local_traffic: LocalTraffic | None = None
     health_check_node_port: int = 0
+    terse: bool = False
 
     @property
     def key(self) -> PlanKey:
@@ -153,13 +156,15 @@ class NodePlan:
     `local_networks` is the kernel's local table; `node_port_networks` the part of it on which
     NodePorts answer. Both families; loopback is in the latter only where localhost NodePorts are on.
     `node_ports_everywhere`: in which families no option restricts them to some addresses; loopback does
-    not count here. `devices` sorted by ifindex.
+    not count here. `devices` sorted by ifindex. `local_traffic` as in `ServicePortPlan`; a family where that
+    is None is missing.
     """
 
     local_networks: frozenset[Network] = frozenset()
     node_port_networks: frozenset[Network] = frozenset()
     devices: tuple[DevicePlan, ...] = ()
     node_ports_everywhere: frozenset[Family] = frozenset(Family)
+    local_traffic: Mapping[Family, LocalTraffic] = dataclasses.field(default_factory=dict)
 
 
 class SocketLb(enum.Enum):

@@ -67,8 +67,7 @@ def plan_endpoints(
     ready = [each for each in candidates if each[1].ready]
     near = _nearest(ready, place) if uses.cluster else []
     if not uses.local and len(near) == len(candidates):
-        node = place.node
-        plain = [PlannedEndpoint(a, port, True, False, e.node == node) for (a, port), e in candidates]
+        plain = [PlannedEndpoint(a, port, True, False, _is_here(e, place)) for (a, port), e in candidates]
         return tuple(plain), bool(plain)
     draining = [each for each in candidates if _is_draining(each[1])]
     cluster = {target for target, _ in near or draining} if uses.cluster else set()
@@ -82,7 +81,7 @@ def _planned(
 ) -> tuple[PlannedEndpoint, ...]:
     """Those of either scope, and all others that serve."""
     return tuple(
-        PlannedEndpoint(*target, target in cluster, target in local, endpoint.node == place.node)
+        PlannedEndpoint(*target, target in cluster, target in local, _is_here(endpoint, place))
         for target, endpoint in candidates
         if endpoint.serving or target in cluster or target in local
     )
@@ -111,6 +110,10 @@ def _is_draining(endpoint: Endpoint) -> bool:
 
 def _on_node(candidates: list[Candidate], place: Place) -> set[Target]:
     return {target for target, endpoint in candidates if endpoint.node == place.node}
+
+
+def _is_here(endpoint: Endpoint, place: Place) -> bool | None:
+    return endpoint.node == place.node if endpoint.node else None
 
 
 def _rank(endpoint: Endpoint, place: Place) -> tuple[object, ...]:

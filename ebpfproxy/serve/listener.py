@@ -72,7 +72,7 @@ class Listener:
         self._handle = handle
         self._hard_fail = hard_fail
         self._retry_seconds = retry_seconds
-        self._server: _Server | None = None
+        self._server: Server | None = None
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
 
@@ -135,33 +135,45 @@ def _joined(address: tuple[str, int]) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _bind(address: tuple[str, int], handle: Handle) -> "_Server":
+def _bind(address: tuple[str, int], handle: Handle) -> "Server":
     """Raises OSError."""
     host, port = address
     if host in ("0.0.0.0", "::"):
         try:
-            return _Server(socket.AF_INET6, ("::", port), handle)
+            return Server(socket.AF_INET6, ("::", port), handle)
         except OSError:
             if host == "::":
                 raise
             # No IPv6 in this kernel, or the port is taken in IPv6 alone; IPv4 says which.
-    return _Server(socket.AF_INET6 if ":" in host else socket.AF_INET, address, handle)
+    return Server(socket.AF_INET6 if ":" in host else socket.AF_INET, address, handle)
 
 
-class _Server(socketserver.ThreadingTCPServer):
+class Server(socketserver.ThreadingTCPServer):
+    """A socket that listens, and a thread for each connection. To be made raises OSError.
+
+    A socket of IPv6 is both families, where its address is unspecified and it is not `v6_only`.
+    """
+
     allow_reuse_address = True
     daemon_threads = True
     request_queue_size = _QUEUE
     server_address: tuple[str, int]
 
-    def __init__(self, family: socket.AddressFamily, address: tuple[str, int], handle: Handle) -> None:
+    def __init__(
+        self,
+        family: socket.AddressFamily,
+        address: tuple[str, int],
+        handle: Handle,
+        v6_only: bool = False,
+    ) -> None:
         self.address_family = family
         self.handle = handle
+        self._v6_only = v6_only
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
         if self.address_family == socket.AF_INET6:
-            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, self._v6_only)
         super().server_bind()
 
     def serve(self, stopping: threading.Event) -> None:
@@ -188,7 +200,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = _IDLE_SECONDS
     wbufsize = -1  # head and body leave in one segment
-    server: _Server
+    server: Server
 
     def __getattr__(self, name: str) -> Callable[[], None]:
         if name.startswith("do_"):

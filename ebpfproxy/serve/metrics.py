@@ -16,6 +16,7 @@ import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, exposition
 
 from ebpfproxy import __version__
+from ebpfproxy.model.address import Family
 from ebpfproxy.model.traffic import ServiceTraffic
 from ebpfproxy.serve.listener import Listener, Request, Response, not_found, plain
 from ebpfproxy.serve.readings import MapUse as MapUse
@@ -108,6 +109,17 @@ class Metrics:
         self._livez = self._counter(
             "kubeproxy_proxy_livez_total", "Cumulative proxy livez HTTP status", "code"
         )
+        self._look_seconds = self._histogram(
+            "kubeproxy_conntrack_reconciler_sync_duration_seconds",
+            "Conntrack reconciler sync latency in seconds",
+            SYNC_BUCKETS,
+            "ip_family",
+        )
+        self._flows_ended = self._counter(
+            "kubeproxy_conntrack_reconciler_deleted_entries_total",
+            "Cumulative conntrack flows deleted by the conntrack reconciler",
+            "ip_family",
+        )
 
     def _make_ours(self) -> None:
         self._mode = self._gauge(
@@ -166,8 +178,8 @@ class Metrics:
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(name, text, labels, registry=self.registry)
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(name, text, buckets=buckets, registry=self.registry)
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+        return Histogram(name, text, labels, buckets=buckets, registry=self.registry)
 
     def mode(self, name: str) -> None:
         """The proxy mode that is in force from now on."""
@@ -228,6 +240,11 @@ class Metrics:
     def sockets_destroyed(self, destroyed: int, failed: int) -> None:
         self._destroyed.inc(destroyed)
         self._not_destroyed.inc(failed)
+
+    def flows_looked_at(self, family: Family, ended: int, seconds: float) -> None:
+        """Tracked flows of a family were searched for stale ones, of which so many were ended."""
+        self._look_seconds.labels(family.value).observe(seconds)
+        self._flows_ended.labels(family.value).inc(ended)
 
     def retired(self, mode: str, count: int) -> None:
         """So many things that `mode` had left in the kernel were removed."""

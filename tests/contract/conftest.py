@@ -16,9 +16,12 @@ from ebpfproxy.dataplanes.fake import FakeDataplane, FakeKernel
 from ebpfproxy.dataplanes.interface import Dataplane
 from ebpfproxy.dataplanes.iptables.dataplane import IptablesDataplane
 from ebpfproxy.dataplanes.iptables.settings import IptablesSettings
+from ebpfproxy.dataplanes.ipvs.dataplane import IpvsDataplane
+from ebpfproxy.dataplanes.ipvs.settings import IpvsSettings
 from ebpfproxy.dataplanes.nftables.dataplane import NftablesDataplane
 from ebpfproxy.dataplanes.nftables.settings import NftablesSettings
-from ebpfproxy.kernel import netns
+from ebpfproxy.errors import Unsupported
+from ebpfproxy.kernel import ipvs, netns
 from ebpfproxy.plan.service_plan import NodePlan
 from tests.support.bpf_place import BpfPlace, bpf_place
 from tests.support.clock import Clock
@@ -121,7 +124,7 @@ def _namespace() -> Iterator[None]:
         netns.delete(name)
 
 
-DATAPLANES = ("fake", "ebpf", "iptables-legacy", "iptables-nft", "nftables")
+DATAPLANES = ("fake", "ebpf", "iptables-legacy", "iptables-nft", "nftables", "ipvs")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -150,6 +153,15 @@ def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
         devices = RealDevices()
         flavour = request.param.removeprefix("iptables-")
         make = lambda clock: IptablesDataplane(IptablesSettings(), flavour)  # noqa: E731
+    elif request.param == "ipvs":
+        request.getfixturevalue("_namespace")
+        devices = RealDevices()
+        try:
+            ipvs.available()
+        except Unsupported as lack:
+            pytest.skip(lack.message)
+        _run("ip", "link", "set", "lo", "up")  # without any route, no address is one of an endpoint's
+        make = lambda clock: IpvsDataplane(IpvsSettings())  # noqa: E731
     elif request.param == "nftables":
         request.getfixturevalue("_namespace")
         devices = RealDevices()

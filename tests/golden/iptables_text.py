@@ -4,10 +4,10 @@ depends on the plan of the node.
 
 from collections.abc import Iterator, Mapping
 
-from ebpfproxy.dataplanes.iptables.entries import FILTER, NAT, Chain, Entry, Key, Place, Rule
 from ebpfproxy.dataplanes.iptables.node_rules import node_entries
 from ebpfproxy.dataplanes.iptables.service_rules import service_entries
 from ebpfproxy.dataplanes.iptables.settings import IptablesSettings
+from ebpfproxy.dataplanes.xtables.entries import FILTER, NAT, Chain, Entry, Key, Place, Rule
 from ebpfproxy.model.address import Family
 from tests.golden.situation import Situation, told_by_address
 
@@ -20,7 +20,7 @@ def entries_of(situation: Situation, family: Family) -> dict[Key, Entry]:
     entries = node_entries(situation.node_plan, family, SETTINGS)
     for plan in situation.plans:
         if plan.family is family:
-            entries.update(service_entries(plan, SETTINGS))
+            entries.update(service_entries(plan))
     return entries
 
 

@@ -53,7 +53,7 @@ def _port_block(plan: ServicePortPlan) -> Iterator[str]:
             node = "admitted" if each.node_admitted else "not admitted"
             yield f"    only from {_ranges(each)}; the node is {node}"
     for endpoint in plan.endpoints:
-        yield f"  endpoint {_endpoint(endpoint)} {_use(endpoint)}{', on this node' * endpoint.on_node}"
+        yield f"  endpoint {_endpoint(endpoint)} {_use(endpoint)}{', on this node' * bool(endpoint.on_node)}"
     yield f"  otherwise {plan.otherwise.value}"
     if plan.affinity_timeout:
         yield f"  session affinity for {plan.affinity_timeout} s"

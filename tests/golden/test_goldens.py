@@ -9,6 +9,7 @@ import pytest
 
 from tests.golden.ebpf_text import ebpf_text
 from tests.golden.iptables_text import iptables_text
+from tests.golden.ipvs_text import ipvs_text
 from tests.golden.nftables_text import nftables_text
 from tests.golden.plan_text import flows_text, plan_text
 from tests.golden.situation import CASES, Situation, load, situations
@@ -19,6 +20,7 @@ RENDERERS: dict[str, Callable[[Situation], str]] = {
     "ebpf.txt": ebpf_text,
     "iptables.txt": iptables_text,
     "nftables.txt": nftables_text,
+    "ipvs.txt": ipvs_text,
 }
 """Name of a golden file to what makes its text. A dataplane adds a line here."""
 

@@ -54,9 +54,15 @@ def family_of(address: str) -> int:
 
 
 def converse(client: socket.socket) -> str:
-    """Say something on a connected socket, and return the answer."""
+    """Say something on a connected socket, and return the answer, or SILENT where none comes.
+
+    A datagram whose flow is ended before its answer is back gets none: the answer is not translated then.
+    """
     client.sendall(b"?")
-    return client.recv(1 << 16).decode()
+    try:
+        return client.recv(1 << 16).decode()
+    except TimeoutError:
+        return SILENT
 
 
 def ask_from(client: socket.socket, address: str, port: int) -> tuple[str, tuple[str, int]]:

@@ -20,8 +20,8 @@ from tests.kernel import clients
 
 TCP_TARGET, UDP_TARGET = 8080, 5353
 ZONE = "zone-a"
-PATIENCE = 10.0
-START_PATIENCE = 90.0  # programs are compiled and verified, perhaps by several agents at once
+PATIENCE = 60.0
+START_PATIENCE = 600.0  # programs are compiled and verified, perhaps by several agents, in a slow VM
 SERVICE_NETWORKS = ("10.96.0.0/12", "fd00:10:96::/48")
 
 

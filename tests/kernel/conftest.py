@@ -12,6 +12,7 @@ import pytest
 
 from ebpfproxy.bench.load import Load
 from ebpfproxy.errors import Unsupported
+from ebpfproxy.kernel import ipvs
 from ebpfproxy.lab import Lab, PodNetwork
 from tests.kernel.cluster import Cluster
 from tests.kernel.two_nodes import TwoNodes
@@ -22,6 +23,7 @@ DATAPLANES = {
     "ebpf": ("ebpf", ()),
     "nftables": ("nftables", (_AT_ONCE,)),
     "iptables": ("iptables", (_AT_ONCE, "--iptables-flavour=legacy")),
+    "ipvs": ("ipvs", ("--iptables-flavour=legacy",)),
 }
 """A mode, and flags of the agent."""
 # The size is none that the kernel gives an LRU table: it rounds it up.
@@ -33,9 +35,10 @@ WAYS = {
     "nftables": ("nftables", (_AT_ONCE,)),
     "iptables": ("iptables", (_AT_ONCE, "--iptables-flavour=legacy")),
     "iptables-nft": ("iptables", (_AT_ONCE, "--iptables-flavour=nft")),
+    "ipvs": ("ipvs", ("--iptables-flavour=legacy",)),
 }
 """A dataplane, and flags of the agents."""
-USUAL_WAYS = ("ebpf-on", "ebpf-off", "nftables", "iptables")
+USUAL_WAYS = ("ebpf-on", "ebpf-off", "nftables", "iptables", "ipvs")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -54,9 +57,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("two_nodes", wanted, indirect=True, scope="session")
 
 
+def _skip_without_ipvs(name: str) -> None:
+    """Few kernels of containers have it; tests/vm has others."""
+    if name == "ipvs":
+        try:
+            ipvs.available()
+        except Unsupported as lack:
+            pytest.skip(lack.message)
+
+
 @pytest.fixture(scope="session")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """One node with a running agent for all tests; each has Services of its own."""
+    _skip_without_ipvs(request.param)
     with Lab("test-shared", 1) as lab:
         mode, flags = DATAPLANES[request.param]
         shared = Cluster(lab, mode)
@@ -99,6 +112,7 @@ def _pair() -> Iterator[TwoNodes]:
 @pytest.fixture(scope="session")
 def two_nodes(_pair: TwoNodes, request: pytest.FixtureRequest) -> TwoNodes:
     """Two nodes with running agents, and routed pods, for all tests; each has Services of its own."""
+    _skip_without_ipvs(request.param)
     _pair.mode, _pair.flags = WAYS[request.param]
     _pair.start()
     return _pair

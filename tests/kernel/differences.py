@@ -43,11 +43,22 @@ class Differences(NamedTuple):
     """A UDP client goes on to a ready endpoint. Netfilter's modes end flows to endpoints that do not serve
     any more, as kube-proxy does (pkg/proxy/conntrack/cleanup.go), and a terminating one may well serve."""
 
+    at_output: bool
+    """What the node itself sends is for IPVS where it is sent, before the table filter (ip_vs_ops[]). And it
+    can only refuse: what policy Local leaves without an endpoint is not dropped, and a NodePort without any
+    gives EPERM like other addresses."""
+
+    one_list: bool
+    """With externalTrafficPolicy Local and endpoints on this node, pods and the node are given those alone: a
+    virtual server has one list of real servers for all."""
+
     answers_pings: bool
     """At the addresses of Services. For netfilter, no rule of kube-proxy's translates ICMP."""
 
     def to_node(self, protocol: Protocol, outcome: str) -> str:
         """What comes of it for a client that is the node itself."""
+        if self.at_output and protocol is Protocol.TCP and outcome == SILENT:
+            return REFUSED
         told_by_errno = self.by_packet and protocol is Protocol.UDP and outcome in (REFUSED, SILENT)
         return DENIED if told_by_errno else outcome
 
@@ -75,6 +86,8 @@ _NFTABLES = Differences(
     own_external=REFUSED,
     flows_end_later=True,
     leaves_terminating=False,
+    at_output=False,
+    one_list=False,
     answers_pings=False,
 )
 DIFFERENCES = {
@@ -86,11 +99,15 @@ DIFFERENCES = {
         own_external=REFUSED,
         flows_end_later=False,
         leaves_terminating=True,
+        at_output=False,
+        one_list=False,
         answers_pings=True,
     ),
     "nftables": _NFTABLES,
     "iptables": _NFTABLES._replace(
         loopback=frozenset({socket.AF_INET}), other_port=SILENT, own_external=SILENT
     ),
+    # A real server of UDP that is not wanted is deleted with its flows; all addresses are the node's own.
+    "ipvs": _NFTABLES._replace(leaves_terminating=True, at_output=True, one_list=True, answers_pings=True),
 }
 """By the name of the mode."""

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ebpfproxy.dataplanes.delta import diff
 from ebpfproxy.dataplanes.iptables.dataplane import IptablesDataplane
-from ebpfproxy.dataplanes.iptables.entries import Entry, Key
 from ebpfproxy.dataplanes.iptables.settings import IptablesSettings
+from ebpfproxy.dataplanes.xtables.entries import Entry, Key
 from ebpfproxy.errors import KernelError
 from ebpfproxy.kernel import netns
 from ebpfproxy.kernel.iptables import Flavour

@@ -104,8 +104,10 @@ def test_links_that_somebody_unpinned(rough: Cluster) -> None:
     web = rough.service().to(rough.a)
     for pin in (rough.lab.bpffs / "links").iterdir():
         pin.unlink()
+    # The kernel lets go of a link after a while: the first to be served may have met the former one.
+    rough.agent.await_line(lambda line: REPAIRED in line.text)
     eventually(lambda: outcome(rough.p, TCP, web.v4, 80, 0.1) == "a", "attached again")
-    assert outcome(rough.p, UDP, web.v4, 53) == "a"
+    eventually(lambda: outcome(rough.p, UDP, web.v4, 53, 0.1) == "a", "for datagrams, too")
 
 
 def test_links_that_somebody_detached(rough: Cluster) -> None:

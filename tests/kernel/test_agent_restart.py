@@ -33,7 +33,7 @@ def steady_load(rough: Cluster, load: Load, web: Exposed) -> Iterator[None]:
         raise
     report = load.end_churn(running)
     assert (report["failed"], report["errors"]) == (0, {})
-    assert report["attempts"] > 500
+    assert report["attempts"] > 20  # that there was a load; how fast it was is the machine's affair
 
 
 def served(rough: Cluster, *flags: str) -> Exposed:

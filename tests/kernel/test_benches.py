@@ -1,58 +1,204 @@
-"""Every benchmark of the packet path in its smallest form: that it measures, not what."""
+"""Every benchmark in its smallest form: that it measures what it says in every mode, not what comes of it."""
 
-from collections.abc import Iterable
+import subprocess
+from collections.abc import Iterable, Iterator
 
 import pytest
 
-from ebpfproxy.bench import churn, crossing, flows, nodeport, overhead, packet
-from ebpfproxy.bench.connect import Size
-from ebpfproxy.bench.report import Result
+from ebpfproxy.bench import churn, connect, crossing, flows, nodeport, overhead, packet, report, sync
+from ebpfproxy.bench.agent_life import Fate
+from ebpfproxy.bench.load import Load
+from ebpfproxy.bench.samples import Result
+from ebpfproxy.errors import ConfigError, Unsupported
+from ebpfproxy.kernel import ipvs
+from ebpfproxy.lab import Lab, Place, Pod
+from ebpfproxy.modes import choice
+from tests.kernel.cluster import eventually
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(600)]
 
 
-def by_metric(results: Iterable[Result]) -> dict[tuple[str, str], Result]:
-    return {(each.path, each.metric): each for each in results}
+@pytest.fixture(scope="module")
+def modes() -> list[str]:
+    """All but ipvs where the kernel lacks it."""
+    names = [mode.name for mode in choice.MODES]
+    try:
+        ipvs.available()
+    except Unsupported:
+        names.remove("ipvs")
+    return names
+
+
+def by_key(results: Iterable[Result]) -> dict[tuple[str, str, str], Result]:
+    return {(each.mode, each.path, each.metric): each for each in results}
+
+
+Downloading = tuple[Load, "subprocess.Popen[bytes]", "subprocess.Popen[bytes]"]
 
 
 def silent(text: str) -> None:
     """Nobody looks at the progress."""
 
 
+def test_connections_are_measured_in_every_mode_and_beside_none(modes: list[str]) -> None:
+    found = by_key(connect.run([connect.Size(2, 1, 20, 1)], modes, silent))
+    for mode in modes:
+        for place in connect.PLACES:
+            for metric in connect.METRICS.values():
+                service = found[mode, f"clusterip{place}", metric]
+                assert service.n == 20
+                assert service.of_direct
+                assert found[mode, f"direct{place}", metric].of_first
+    assert {path for mode, path, _ in found if mode == "none"} == {"direct", "direct-host"}
+
+
 def test_a_nodeport_is_measured_on_every_path() -> None:
-    found = by_metric(nodeport.run([Size(2, 1, 20, 1)], ["ebpf"], [False], 2, silent))
+    found = by_key(nodeport.run([connect.Size(2, 1, 20, 1)], ["ebpf-redirect", "nftables"], 2, silent))
     for path in crossing.PATHS:
-        for metric in ("connect_us", "crr_us", "rr_us", "rr_per_s", "tcp_mbit_s"):
-            assert found[path, metric].p50 > 0
-    assert found["nodeport-remote", "tcp_mbit_s_ratio"].p50 > 0
+        for metric in ("connect_us", "crr_us", "rr_us", "tcp_mbit_s"):
+            for mode in ("ebpf-redirect", "nftables"):
+                assert found[mode, path, metric].p50 > 0
+            assert (("none", path, metric) in found) is (path in crossing.DIRECT_PATHS)
+    ratio = found["nftables", "nodeport-remote", "tcp_mbit_s"]
+    assert ratio.of_direct
+    assert ratio.of_first
 
 
-def test_a_packet_is_measured_only_where_it_is_translated_as_meant() -> None:
-    found = by_metric(packet.run([10], 2, 1000, 1, silent))
-    floor = found["", "floor_ns"].p50
-    assert 0 < floor < found["ingress-v4", "flow_port_ns"].p50
-    assert {path for path, metric in found if metric == "reply_ns"} == {"egress-v4", "egress-v6"}
-    assert found["ingress-v4", "new_flow_ns"].p50 > 0
+def test_a_packet_is_measured_in_every_mode_and_in_our_programs(modes: list[str]) -> None:
+    found = by_key(packet.run([packet.Size(10, 2, 60, 1, 1000)], modes, silent))
+    for mode in modes:
+        for metric in packet.METRICS.values():
+            assert found[mode, "nodeport", metric].n == 60
+            assert found[mode, "direct", metric].of_first
+    floor = found["ebpf", "", "floor_ns"].p50
+    assert 0 < floor < found["ebpf", "ingress-v4", "flow_port_ns"].p50
+    assert {path for _, path, metric in found if metric == "reply_ns"} == {"egress-v4", "egress-v6"}
+    assert found["ebpf", "ingress-v4", "new_flow_ns"].p50 > 0
 
 
-def test_overhead_is_measured_with_and_without_programs_on_both_ways() -> None:
-    found = by_metric(overhead.run(1, 2, 320, "ebpf", silent))
-    for way in ("one-node", "two-nodes"):
-        for state in overhead.STATES:
-            for metric in ("tcp_mbit_s", "udp_per_s", "rr_per_s"):
-                assert found[f"{way}-{state}", f"{metric}_ratio"].p50 > 0
+def test_a_datagram_that_is_sent_unanswered_reaches_the_pod_it_is_sent_to() -> None:
+    """Else it would be no packet's whole way that is timed."""
+    with Lab("test-sent", 67) as lab:
+        load = Load(lab.folder)
+        pod = lab.pod("server")
+        load.serve(pod, 8080)
+        before = received(pod)
+        (took,) = load.measure(lab.outside, "packet", load.targets("pod", [(pod.v4, 8080)]), 1000)
+        after = received(pod)
+    assert len(took) == 1000
+    assert after - before >= 1000
 
 
-def test_flows_are_held_opened_and_lost_by_nobody() -> None:
-    found = by_metric(flows.run(500, 1.0, 0.2, 0, "ebpf", silent))
-    assert found["nodeport", "flow_entries"].p50 >= 2 * 500
-    for metric in ("held_unopened", "held_silent", "new_failed"):
-        assert found["nodeport", metric].p50 == 0
-    assert found["nodeport", "event_packet_new"].p50 > 500
+def counted(place: Place, protocol: str) -> dict[str, int]:
+    """The kernel's counters (proc_net_snmp)."""
+    lines = place.run(["cat", "/proc/net/snmp"]).stdout.splitlines()
+    names, figures = (line.split()[1:] for line in lines if line.startswith(f"{protocol}:"))
+    return dict(zip(names, map(int, figures), strict=True))
+
+
+def received(pod: Pod) -> int:
+    """Datagrams that reached a socket: delivered, or dropped by its filter."""
+    udp = counted(pod, "Udp")
+    return udp["InDatagrams"] + udp["InErrors"]
+
+
+def test_overhead_is_measured_in_every_mode_on_both_ways(modes: list[str]) -> None:
+    found = by_key(overhead.run(overhead.Size(10, 2, 1, 2, 320), [*modes, "ebpf-host"], silent))
+    for way in overhead.WAYS:
+        for metric in ("tcp_mbit_s", "udp_per_s", "rr_per_s"):
+            assert found["none", way, metric].p50 > 0
+            for mode in (*modes, "ebpf-host"):
+                assert found[mode, way, metric].of_first
+
+
+def test_a_start_and_changes_are_measured_in_every_mode(modes: list[str]) -> None:
+    found = by_key(sync.run(sync.Size(10, 2, 3, 1), modes, silent))
+    for mode in modes:
+        assert found[mode, "clusterip", "change_ms"].n == 3
+        assert found[mode, "", "agent_latency_ms"].n >= 3
+        for metric in ("first_sync_s", "restart_sync_s", "rss_mb", "peak_rss_mb"):
+            assert found[mode, "", metric].p50 > 0
+        assert found[mode, "clusterip", "first_answer_s"].p50 > 0
+
+
+def test_flows_are_held_and_opened_in_every_mode_and_none_is_lost(modes: list[str]) -> None:
+    found = by_key(flows.run(flows.Size(500, 1.0, 1, 0), modes, silent))
+    for mode in modes:
+        assert found[mode, "nodeport", "entries"].p50 >= 500
+        assert found[mode, "nodeport", "made_per_s"].of_direct
+        for metric in ("held_unopened", "held_silent", "new_failed"):
+            assert found[mode, "nodeport", metric].p50 == 0
+    assert found["ebpf", "nodeport", "event_packet_new"].p50 > 500
+    assert found["none", "direct", "entries"].p50 == 0
+
+
+def test_more_flows_than_can_be_tracked_are_refused_before_any_is_opened() -> None:
+    most = report.conntrack("max") or pytest.skip("the kernel tracks no connections")
+    with pytest.raises(ConfigError, match="mode nftables has connections tracked"):
+        list(flows.run(flows.Size(most, 1.0, 1, 0), ["nftables"], silent))
+
+
+def test_a_table_that_is_full_is_measured() -> None:
+    found = by_key(flows.run(flows.Size(10, 1.0, 1, 16384), ["ebpf"], silent))
+    assert found["ebpf", "full", "busy_failed"].n == 500
+    assert found["ebpf", "full", "made_per_s"].p50 > 0
 
 
 def test_no_connection_from_outside_fails_while_agents_die() -> None:
-    found = by_metric(churn.run(0, 2.0, 10.0, churn.Fate(crash_s=0.5), ["ebpf"], silent, ["outside"]))
-    assert found["nodeport", "crashes"].p50 >= 1
+    size = churn.Size(0, 2.0, 10.0)
+    found = by_key(churn.run(size, Fate(crash_s=0.5), ["ebpf"], silent, ["outside"]))
+    assert found["ebpf", "nodeport", "crashes"].p50 >= 1
     for metric in churn.FAILURES:
-        assert found["nodeport", metric].p50 == 0
+        assert found["ebpf", "nodeport", metric].p50 == 0
+
+
+def test_no_connection_and_no_download_fails_while_the_mode_moves_through_all() -> None:
+    """Once round: the first mode serves in the end again."""
+    modes = ["ebpf", "iptables-legacy", "nftables"]
+    size = churn.Size(0, 2.0 * len(modes) + 3.0, 50.0)
+    found = by_key(churn.run(size, Fate(move_s=2.0), modes, silent, churn.CLIENTS))
+    label = ",".join(modes)
+    assert found[label, "both", "moves"].p50 >= len(modes)
+    assert found[label, "both", "download_failed"].n == len(churn.CLIENTS)
+    assert found[label, "both", "download_mb"].p50 > 0
+    for metric in churn.FAILURES:
+        assert found[label, "both", metric].p50 == 0
+
+
+def test_modes_that_do_not_move_have_a_churn_each() -> None:
+    found = by_key(churn.run(churn.Size(200, 60.0, 10.0), Fate(), ["nftables", "iptables"], silent, ["pod"]))
+    for mode in ("nftables", "iptables"):
+        assert found[mode, "clusterip", "connects_failed"].n >= 200
+
+
+@pytest.fixture
+def downloading() -> Iterator[Downloading]:
+    """The load, a server and a client in the middle of a download."""
+    with Lab("test-download", 68) as lab:
+        load = Load(lab.folder)
+        pod, client = lab.pod("server"), lab.pod("client")
+        server = load.serve(pod, 8080)
+        download = load.start_download(client, load.targets("pod", [(pod.v4, 8080)]), 10.0)
+        eventually(lambda: sent(pod) > 100, "a hundred segments of the download")
+        yield load, server, download
+
+
+def sent(pod: Pod) -> int:
+    """Segments of TCP."""
+    return counted(pod, "Tcp")["OutSegs"]
+
+
+def test_a_download_whose_server_ends_has_failed(downloading: Downloading) -> None:
+    load, server, download = downloading
+    server.kill()
+    server.wait()
+    report = load.end_churn(download)
+    assert report["failed"] == 1
+    assert set(report["errors"]) <= {"ENODATA", "ECONNRESET", "EPIPE"}
+
+
+def test_a_download_that_is_ended_by_its_client_is_whole(downloading: Downloading) -> None:
+    load, _, download = downloading
+    report = load.end_churn(download)
+    assert (report["failed"], report["errors"]) == (0, {})
+    assert report["bytes"] > 0

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from ebpfproxy.dataplanes.delta import diff
-from ebpfproxy.dataplanes.iptables.entries import NAT, Chain, Entry, Key, Place, Rule
 from ebpfproxy.dataplanes.iptables.names import service_chains
+from ebpfproxy.dataplanes.xtables.entries import NAT, Chain, Entry, Key, Place, Rule
 from ebpfproxy.kernel.iptables import Flavour
 from ebpfproxy.model.address import Family, Protocol
 from ebpfproxy.model.service import ServicePortName
@@ -69,17 +69,29 @@ def test_what_others_change_is_noticed_and_mended(command: str, ground: Ground) 
     assert ground.plane.read() == wanted
 
 
-def test_a_rule_edited_to_one_of_equal_size_is_mended(ground: Ground) -> None:
-    """iptables-legacy does not notice it by itself, see `IptablesDataplane.generation`."""
+def test_a_rule_edited_to_one_of_equal_size_is_noticed_and_mended(ground: Ground) -> None:
     wanted = cluster(ground)
     assert not ground.bring(wanted)
     before = ground.plane.generation()
     chain = next(key.name for key in wanted if isinstance(key, Chain) and key.name.startswith("KUBE-SEP-"))
     ground.iptables(f"-t nat -R {chain} 2 -p tcp -m tcp -j DNAT --to-destination 192.0.2.77:1")
-    if ground.flavour is Flavour.NFT:
-        assert ground.plane.generation() != before
+    assert ground.plane.generation() != before
     assert not ground.bring(wanted)
     assert ground.plane.read() == wanted
+
+
+def test_a_disturbance_just_before_our_own_change_is_not_forgotten(ground: Ground) -> None:
+    """A proxier remembers the generation after its sync: it must not be that of unread tables."""
+    wanted = cluster(ground)
+    assert not ground.bring(wanted)
+    ground.iptables("-t nat -F PREROUTING")
+    more = ground.wanted(ground.plans(service("more", ips=("10.96.0.99",)), endpoints("more", "10.1.0.9")))
+    ground.plane.apply(diff(wanted, wanted | more))
+    before = ground.plane.generation()
+    assert ground.plane.generation() != before
+    assert not ground.bring(wanted | more)
+    before = ground.plane.generation()
+    assert ground.plane.generation() == before
 
 
 def test_all_chains_that_others_removed_are_made_anew(ground: Ground) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 import pytest
 
 from ebpfproxy.dataplanes.interface import Delta
-from ebpfproxy.dataplanes.iptables import flavours
 from ebpfproxy.dataplanes.iptables.dataplane import IptablesDataplane
-from ebpfproxy.dataplanes.iptables.entries import FILTER, NAT, Chain, Entry, Key
 from ebpfproxy.dataplanes.iptables.settings import IptablesSettings
+from ebpfproxy.dataplanes.xtables import flavours
+from ebpfproxy.dataplanes.xtables.entries import FILTER, NAT, Chain, Entry, Key
 from ebpfproxy.errors import Unsupported
 from ebpfproxy.kernel import iptables, netns, sysctl
 from ebpfproxy.kernel.iptables import Flavour, Iptables

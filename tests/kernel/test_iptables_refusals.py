@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ebpfproxy.dataplanes.delta import diff
-from ebpfproxy.dataplanes.iptables.entries import NAT, Chain, Entry, Key, Place, Rule
+from ebpfproxy.dataplanes.xtables.entries import NAT, Chain, Entry, Key, Place, Rule
 from ebpfproxy.errors import Rejected
 from ebpfproxy.kernel import iptables
 from ebpfproxy.kernel.iptables import Flavour, Iptables

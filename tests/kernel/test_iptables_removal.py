@@ -1,5 +1,6 @@
 """Taking away all that the mode iptables, or kube-proxy, ever left, and the flavour that a node goes by."""
 
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from ebpfproxy.dataplanes.delta import diff
-from ebpfproxy.dataplanes.iptables import flavours, probes, removal
-from ebpfproxy.dataplanes.iptables.entries import NAT, Chain, SharedChain
+from ebpfproxy.dataplanes.iptables import probes, removal
+from ebpfproxy.dataplanes.ipvs import removal as removal_of_ipvs
+from ebpfproxy.dataplanes.xtables import flavours
+from ebpfproxy.dataplanes.xtables.entries import NAT, Chain, SharedChain
 from ebpfproxy.kernel import iptables, netns, xtables_legacy
 from ebpfproxy.kernel.iptables import Flavour
 from ebpfproxy.model.address import Family
@@ -95,6 +98,7 @@ def test_what_other_versions_and_modes_of_kube_proxy_left_goes(ground: Ground) -
         "-A FORWARD -j KUBE-PROXY-FIREWALL\n-A KUBE-PROXY-FIREWALL -j KUBE-SOURCE-RANGES-FIREWALL\nCOMMIT\n"
     )
     removal.remove()
+    removal_of_ipvs.remove(())
     assert "KUBE" not in everything(ground.flavour)
 
 
@@ -107,6 +111,39 @@ def test_a_chain_that_somebody_elses_leads_to_stays_with_all_it_needs(ground: Gr
     assert ground.rules("nat", svc) == before
     assert ground.rules("nat", "KUBE-MARK-MASQ")
     assert "KUBE-SERVICES" not in ground.iptables("-t nat -S")
+
+
+def test_what_open_connections_need_is_one_rule_that_goes_with_the_last_of_them(ground: Ground) -> None:
+    serve(ground, "one", "two")
+    translated = True
+    removed, left = removal.retire(lambda of: translated)
+    assert left
+    assert f"iptables-{ground.flavour} nat: chains of Services: 4" in removed
+    saved = everything(ground.flavour)
+    assert set(re.findall("KUBE-[A-Z-]+", saved)) == {"KUBE-FIREWALL", "KUBE-FORWARD"}
+    assert saved.count("-A KUBE-FORWARD") == 2, "one of each family"
+    assert removal.retire(lambda of: translated) == ([], True)
+    assert everything(ground.flavour) == saved
+    translated = False
+    removed, left = removal.retire(lambda of: translated)
+    assert ([line.rpartition(" ")[2] for line in removed], left) == (["KUBE-FORWARD"] * 2, False)
+    assert "KUBE-FORWARD" not in everything()
+    assert removal.retire(lambda of: translated) == ([], False)
+
+
+def test_each_family_waits_for_its_own_connections(ground: Ground) -> None:
+    serve(ground, "one")
+    assert removal.retire(lambda of: of is Family.IPV6)[1]
+    assert "KUBE-FORWARD" not in ground.iptables("-S")
+    assert "KUBE-FORWARD" in everything(ground.flavour)
+
+
+def test_the_mode_begins_again_where_it_was_being_retired(ground: Ground) -> None:
+    serve(ground, "one")
+    before = everything(ground.flavour).splitlines()
+    removal.retire(lambda of: True)
+    serve(ground, "one")
+    assert sorted(everything(ground.flavour).splitlines()) == sorted(before)
 
 
 def test_more_chains_than_go_at_once_go(ground: Ground) -> None:

@@ -8,7 +8,10 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from ebpfproxy.dataplanes.iptables.entries import (
+from ebpfproxy.dataplanes.iptables.layout import LAYOUT
+from ebpfproxy.dataplanes.iptables.node_rules import node_entries
+from ebpfproxy.dataplanes.iptables.settings import IptablesSettings
+from ebpfproxy.dataplanes.xtables.entries import (
     FILTER,
     MANGLE,
     NAT,
@@ -19,13 +22,8 @@ from ebpfproxy.dataplanes.iptables.entries import (
     Rule,
     SharedChain,
     canonical,
-    chain_key,
-    is_ours,
-    prepend_order,
 )
-from ebpfproxy.dataplanes.iptables.node_rules import node_entries
-from ebpfproxy.dataplanes.iptables.rule_text import one_of
-from ebpfproxy.dataplanes.iptables.settings import IptablesSettings
+from ebpfproxy.dataplanes.xtables.rule_text import one_of
 from ebpfproxy.model.address import Family
 from ebpfproxy.plan.service_plan import NodePlan
 from tests.golden.iptables_text import entries_of
@@ -71,7 +69,7 @@ def written(entries: Mapping[Key, Entry]) -> str:
         lines += [f":{key.name} - [0:0]" for key in keys if isinstance(key, Chain | SharedChain)]
         rules = sorted((key for key in keys if isinstance(key, Rule)), key=lambda key: place(entries[key]))
         jumps = [key for key in rules if entries[key] is Place.FIRST]
-        lines += [f"-I {jump.chain} {jump.text}" for jump in sorted(jumps, key=prepend_order)]
+        lines += [f"-I {jump.chain} {jump.text}" for jump in sorted(jumps, key=LAYOUT.prepend_order)]
         lines += [f"-A {rule.chain} {rule.text}" for rule in rules if entries[rule] is not Place.FIRST]
         for key in keys:
             if isinstance(key, Chain):
@@ -90,11 +88,11 @@ def saved(printed: str, family: Family) -> tuple[set[Key], Rules]:
         if not found:
             continue
         table = found["table"] or table
-        if found["chain"] and (key := chain_key(family, table, found["chain"])):
+        if found["chain"] and (key := LAYOUT.chain_key(family, table, found["chain"])):
             chains.add(key)
         if found["of"]:
             rule = Rule(family, table, found["of"], canonical(found["text"]))
-            if isinstance(chain_key(family, table, rule.chain), Chain) or is_ours(rule):
+            if isinstance(LAYOUT.chain_key(family, table, rule.chain), Chain) or LAYOUT.is_ours(rule):
                 rules.setdefault((table, rule.chain), []).append(rule.text)
     return chains, rules
 

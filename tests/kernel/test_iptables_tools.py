@@ -167,7 +167,7 @@ def test_changes_of_others_do_not_count(family: Family, changes: Changes) -> Non
 
 
 def test_more_changes_than_there_is_room_for_count(monkeypatch: pytest.MonkeyPatch, family: Family) -> None:
-    monkeypatch.setattr(xtables_nft, "_BUFFER", 4096)
+    monkeypatch.setattr(xtables_nft, "_ROOM", 4096)
     changes = Changes(frozenset({"nat"}), ours)
     try:
         rules = "".join(f"-A THEIRS -p tcp -m tcp --dport {port} -j ACCEPT\n" for port in range(1, 2000))

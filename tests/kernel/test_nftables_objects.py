@@ -1,11 +1,14 @@
 """The text of entries is what `nft` itself prints of them, and the kernel does with it what they are for."""
 
+import collections
+import contextlib
 import dataclasses
 import itertools
 import json
+import select
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -22,7 +25,15 @@ from ebpfproxy.dataplanes.nftables.entries import (
 )
 from ebpfproxy.dataplanes.nftables.rendering import render
 from ebpfproxy.dataplanes.nftables.settings import NftablesSettings
-from ebpfproxy.model.address import Address, Family, Network, Protocol, parse_address, parse_network
+from ebpfproxy.model.address import (
+    Address,
+    Family,
+    Network,
+    Protocol,
+    format_address,
+    parse_address,
+    parse_network,
+)
 from ebpfproxy.model.service import ServicePortName
 from ebpfproxy.plan.service_plan import (
     Frontend,
@@ -59,6 +70,10 @@ def place() -> Iterator[Namespace]:
         made.ip("link set lo up", "addr add 192.0.2.10/32 dev lo", "route add local 10.1.0.0/16 dev lo")
         made.ip("link add uplink type veth peer name nowhere", "link set uplink up", "link set nowhere up")
         made.ip("route add default dev uplink src 192.0.2.10")
+        made.ip(
+            *(f"addr add {each}/128 dev lo" for each in ("2001:db8::10", "fd01::1", "fd01::2", "fd01::3"))
+        )
+        made.ip("route add default dev uplink src 2001:db8::10")
         yield made
 
 
@@ -153,9 +168,9 @@ def test_any_source_ranges_are_listed_as_they_were_written(place: Namespace, of:
 
 
 @pytest.mark.parametrize("of", Family)
-@pytest.mark.parametrize("count", [2, 600])
-def test_many_endpoints_are_listed_as_they_were_written(place: Namespace, of: Family, count: int) -> None:
-    check(place, render([port_plan(of, 0, endpoints=count, affinity=86399)], NodePlan(), SETTINGS))
+@pytest.mark.parametrize("affinity", [0, 86399])
+def test_many_endpoints_are_listed_as_they_were_written(place: Namespace, of: Family, affinity: int) -> None:
+    check(place, render([port_plan(of, 0, endpoints=600, affinity=affinity)], NodePlan(), SETTINGS))
 
 
 @pytest.mark.parametrize(
@@ -172,6 +187,16 @@ def test_many_endpoints_are_listed_as_they_were_written(place: Namespace, of: Fa
 def test_what_tells_pods_is_listed_as_it_was_written(place: Namespace, traffic: LocalTraffic) -> None:
     plan = dataclasses.replace(port_plan(Family.IPV4, 0), local_traffic=traffic)
     check(place, render([plan], NodePlan(), SETTINGS))
+
+
+@pytest.mark.parametrize("of", Family)
+@pytest.mark.parametrize("affinity", [0, 1])
+@pytest.mark.parametrize("protocol", Protocol)
+def test_any_protocol_is_listed_as_it_was_written(
+    place: Namespace, of: Family, affinity: int, protocol: Protocol
+) -> None:
+    name = ServicePortName("default", "web", "http", protocol)
+    check(place, render([port_plan(of, 0, name, endpoints=3, affinity=affinity)], NodePlan(), SETTINGS))
 
 
 def test_the_longest_names_are_listed_as_they_were_written(place: Namespace) -> None:
@@ -213,7 +238,7 @@ def port_plan(
         of,
         frontends,
         tuple(
-            PlannedEndpoint(Address((first + 1 + each).to_bytes(16)), 8080, True, False, False)
+            PlannedEndpoint(Address((first + 1 + each).to_bytes(16)), 8080, True, False, True)
             for each in range(endpoints)
         ),
         Otherwise.DROP,
@@ -280,6 +305,32 @@ def test_a_client_that_kube_proxy_remembers_is_remembered(served: ServicePortPla
     sets = remembered()
     assert [name for name, elements in sets.items() if elements] == [chosen]
     assert 0 < sets[chosen][0]["elem"]["expires"] <= 600, sets
+
+
+@pytest.mark.parametrize("of", Family)
+def test_each_endpoint_gets_as_many_connections_as_another(place: Namespace, of: Family) -> None:
+    """600 to three: more than 80 to either side of 200 is 7 standard deviations."""
+    plan = port_plan(of, 0, endpoints=3)
+    with place.entered(), contextlib.ExitStack() as opened:
+        load_into_kernel(render([plan], NodePlan(), SETTINGS))
+        family = socket.AF_INET if of is Family.IPV4 else socket.AF_INET6
+        listeners = [
+            opened.enter_context(
+                socket.create_server((format_address(each.address), each.port), family=family)
+            )
+            for each in plan.endpoints
+        ]
+        counts = collections.Counter(who_is_reached(plan, listeners) for _ in range(600))
+    assert counts.keys() == {0, 1, 2}
+    assert all(120 < count < 280 for count in counts.values()), counts
+
+
+def who_is_reached(plan: ServicePortPlan, listeners: Sequence[socket.socket]) -> int:
+    address, port, _ = plan.frontends[0].frontend
+    with dial(format_address(address), port):
+        (reached,), _, _ = select.select(listeners, [], [], 10)
+        reached.accept()[0].close()
+    return listeners.index(reached)
 
 
 def test_an_unused_port_of_a_cluster_ip_is_refused(served: ServicePortPlan) -> None:

@@ -3,19 +3,25 @@
 import contextlib
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
 from ebpfproxy.dataplanes.delta import diff
-from ebpfproxy.dataplanes.nftables import removal
+from ebpfproxy.dataplanes.nftables import removal, table
 from ebpfproxy.dataplanes.nftables.dataplane import NftablesDataplane
-from ebpfproxy.dataplanes.nftables.entries import TABLE
+from ebpfproxy.dataplanes.nftables.entries import TABLE, nft_family
+from ebpfproxy.dataplanes.nftables.names import endpoint_name, port_name
 from ebpfproxy.kernel import conntrack, netns
+from ebpfproxy.kernel.nft import Refusal, Session
+from ebpfproxy.kernel.nft_messages import Operation
 from ebpfproxy.lab import Lab, Pod
 from ebpfproxy.model.address import (
     Family,
     Protocol,
+    format_address,
+    format_endpoint,
     parse_address,
     unspecified,
 )
@@ -31,24 +37,28 @@ from ebpfproxy.plan.service_plan import (
     ServicePortPlan,
     Treatment,
 )
-from tests.kernel.clients import REFUSED, SILENT, TCP, connected, converse, outcome
+from tests.kernel.clients import REFUSED, SILENT, TCP, UDP, connected, converse, outcome
 from tests.kernel.cluster import SERVICE_NETWORKS
 
 pytestmark = pytest.mark.kernel
 
 VIP = {Family.IPV4: "10.96.0.1", Family.IPV6: "fd00:10:96::1"}
 IPS = ("ip", "ip6")
-PORT, TARGET, NODE_PORT = 80, 8080, 30080
+PORT, TARGET, TELLING, NODE_PORT = 80, 8080, 8081, 30080
 KEPT, MASQUERADED = Treatment(Scope.CLUSTER, False), Treatment(Scope.CLUSTER, True)
 
 
 class Ground:
-    """A node with a server in the pod a and a client in p. What `within` does is done on the node."""
+    """A node with a server in the pod a and a client in p, which both say who asks at TELLING. What `within`
+    does is done on the node."""
 
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
         self.a, self.p = lab.pod("a"), lab.pod("p")
         self.a.serve(Protocol.TCP, TARGET)
+        for pod in (self.a, self.p):
+            for protocol in (TCP, UDP):
+                pod.tell(protocol, TELLING)
         lab.ip(lab.outside, *(f"route add blackhole {network}" for network in SERVICE_NETWORKS))
 
     def within(self) -> contextlib.AbstractContextManager[None]:
@@ -57,30 +67,35 @@ class Ground:
     def address(self, place: Pod, of: Family) -> str:
         return place.v4 if of is Family.IPV4 else place.v6
 
-    def plans(self, *endpoints: Pod) -> list[ServicePortPlan]:
+    def plans(
+        self, *endpoints: Pod, protocol: Protocol = TCP, target: int = TARGET, affinity: int = 0
+    ) -> list[ServicePortPlan]:
         """One Service, with a ClusterIP and a NodePort in both families."""
-        return [self._plan(of, endpoints) for of in Family]
+        return [self._plan(of, endpoints, protocol, target, affinity) for of in Family]
 
-    def _plan(self, of: Family, endpoints: tuple[Pod, ...]) -> ServicePortPlan:
-        cluster_ip = Frontend(parse_address(VIP[of]), PORT, Protocol.TCP)
-        node_port = Frontend(unspecified(of), NODE_PORT, Protocol.TCP)
+    def _plan(
+        self, of: Family, endpoints: tuple[Pod, ...], protocol: Protocol, target: int, affinity: int
+    ) -> ServicePortPlan:
+        cluster_ip = Frontend(parse_address(VIP[of]), PORT, protocol)
+        node_port = Frontend(unspecified(of), NODE_PORT, protocol)
         addresses = [parse_address(self.address(pod, of)) for pod in endpoints]
         return ServicePortPlan(
-            ServicePortName("default", "web", "", Protocol.TCP),
+            ServicePortName("default", "web", "", protocol),
             of,
             (
                 FrontendPlan(cluster_ip, FrontendKind.CLUSTER_IP, KEPT, KEPT, KEPT),
                 FrontendPlan(node_port, FrontendKind.NODE_PORT, MASQUERADED, MASQUERADED, MASQUERADED),
             ),
-            tuple(PlannedEndpoint(each, TARGET, True, True, True) for each in sorted(addresses)),
+            tuple(PlannedEndpoint(each, target, True, True, True) for each in sorted(addresses)),
             Otherwise.REJECT,
+            affinity,
         )
 
-    def serve(self, *endpoints: Pod) -> None:
-        """Bring it into the kernel."""
+    def serve(self, *endpoints: Pod, **options: Any) -> None:
+        """Bring it into the kernel; `options` as of `plans`."""
         with self.within(), contextlib.closing(NftablesDataplane()) as plane:
             plane.open()
-            wanted = plane.render(self.plans(*endpoints), NodePlan())
+            wanted = plane.render(self.plans(*endpoints, **options), NodePlan())
             assert not plane.apply(diff(plane.read(), wanted))
             assert plane.read() == wanted
 
@@ -95,8 +110,9 @@ class Ground:
         """Nothing is translated any more, and nothing remembered."""
         self.nft("flush ruleset")
         with self.within():
-            for flow in conntrack.flows(Protocol.TCP):
-                conntrack.delete(flow)
+            for protocol in (TCP, UDP):
+                for flow in conntrack.flows(protocol):
+                    conntrack.delete(flow)
 
 
 @pytest.fixture(scope="module")
@@ -125,9 +141,96 @@ def test_a_service_is_reached_at_its_cluster_ip_and_its_node_port(ground: Ground
     assert outcome(ground.lab.outside, TCP, node, NODE_PORT) == "a"
 
 
-def test_an_endpoint_reaches_itself_through_its_service(ground: Ground, of: Family) -> None:
-    ground.serve(ground.a)
-    assert outcome(ground.a, TCP, VIP[of], PORT) == "a"
+@pytest.mark.parametrize("affinity", [0, 600], ids=["by chance", "remembered"])
+@pytest.mark.parametrize("protocol", [TCP, UDP], ids=lambda protocol: protocol.name)
+def test_an_endpoint_reaches_itself_through_its_service(
+    ground: Ground, of: Family, protocol: Protocol, affinity: int
+) -> None:
+    ground.serve(ground.a, protocol=protocol, target=TELLING, affinity=affinity)
+    name, _, client = outcome(ground.a, protocol, VIP[of], PORT).partition(" ")
+    assert name == "a"
+    assert client != ground.address(ground.a, of), "it would answer itself past the node"
+
+
+@pytest.mark.parametrize("protocol", [TCP, UDP], ids=lambda protocol: protocol.name)
+def test_an_endpoint_that_reaches_another_one_is_seen_at_its_address(
+    ground: Ground, of: Family, protocol: Protocol
+) -> None:
+    ground.serve(ground.a, ground.p, protocol=protocol, target=TELLING)
+    answers = {outcome(ground.p, protocol, VIP[of], PORT) for _ in range(40)}
+    own = ground.address(ground.p, of)
+    assert f"a {own}" in answers
+    (other,) = answers - {f"a {own}"}
+    assert other.startswith("p ")
+    assert other != f"p {own}"
+
+
+@pytest.mark.parametrize("part", [1000, 0], ids=["at once", "by parts"])
+def test_another_layout_is_taken_over_while_all_is_reached(
+    ground: Ground, of: Family, monkeypatch: pytest.MonkeyPatch, part: int
+) -> None:
+    """One with a chain for each endpoint, as older kube-proxies have, and we had. After each transaction
+    there are new connections, of which one comes back to where it came from."""
+    monkeypatch.setattr(table, "_LARGE", part)
+    monkeypatch.setattr(table, "_SETS_IN_A_PART", part)
+    commit, commits = Session.commit, 0
+
+    def committed(session: Session, operations: Sequence[Operation]) -> list[Refusal]:
+        nonlocal commits
+        refusals = commit(session, operations)
+        commits += 1
+        assert [outcome(pod, TCP, VIP[of], PORT) for pod in (ground.a, ground.p)] == ["a", "a"]
+        return refusals
+
+    ground.nft(former(ground, of))
+    with conversing(ground, of) as clients:
+        monkeypatch.setattr(Session, "commit", committed)
+        ground.serve(ground.a)
+        assert commits >= (len(Family) if part else 10)
+        assert [converse(client) for client in clients] == ["a"] * len(clients)
+    assert "goto endpoint-" not in ground.nft("list ruleset")
+
+
+def former(ground: Ground, of: Family) -> str:
+    """The same Service, of one family, with a chain for its endpoint."""
+    name, address = ServicePortName("default", "web", "", TCP), parse_address(ground.address(ground.a, of))
+    ip, addresses = nft_family(of), "ipv4_addr" if of is Family.IPV4 else "ipv6_addr"
+    endpoint = f"endpoint-{endpoint_name(name, address, TARGET)}"
+    service, external = f"service-{port_name(name)}", f"external-{port_name(name)}"
+    return f"""
+        table {ip} {TABLE} {{
+            chain mark-for-masquerade {{ meta mark set meta mark | 0x4000; }}
+            chain masquerading {{
+                meta mark & 0x4000 == 0 return
+                meta mark set meta mark ^ 0x4000
+                masquerade fully-random
+            }}
+            chain {endpoint} {{
+                {ip} saddr {format_address(address)} jump mark-for-masquerade
+                meta l4proto tcp dnat to {format_endpoint(address, TARGET)}
+            }}
+            chain {service} {{ numgen random mod 1 vmap {{ 0 : goto {endpoint} }}; }}
+            chain {external} {{
+                jump mark-for-masquerade
+                goto {service}
+            }}
+            map service-ips {{
+                type {addresses} . inet_proto . inet_service : verdict
+                elements = {{ {VIP[of]} . tcp . {PORT} : goto {service} }}
+            }}
+            map service-nodeports {{
+                type inet_proto . inet_service : verdict
+                elements = {{ tcp . {NODE_PORT} : goto {external} }}
+            }}
+            chain services {{
+                {ip} daddr . meta l4proto . th dport vmap @service-ips
+                fib daddr type local meta l4proto . th dport vmap @service-nodeports
+            }}
+            chain nat-prerouting {{ type nat hook prerouting priority -100; jump services; }}
+            chain nat-output {{ type nat hook output priority -100; jump services; }}
+            chain nat-postrouting {{ type nat hook postrouting priority 100; jump masquerading; }}
+        }}
+        """
 
 
 def test_endpoints_come_and_go(ground: Ground, of: Family) -> None:
@@ -157,12 +260,12 @@ def test_open_connections_go_on_when_the_mode_is_retired(ground: Ground, of: Fam
     ground.serve(ground.a)
     with conversing(ground, of) as clients:
         with ground.within():
-            removed, left = removal.retire()
+            removed, left = removal.retire(conntrack.nat_in_use)
         assert (len(removed), left) == (2, True)
         assert [converse(client) for client in clients] == ["a"] * 3
         assert outcome(ground.p, TCP, VIP[of], PORT, 0.5) == SILENT, "a new one is nobody's"
         with ground.within():
-            assert removal.retire() == ([], True), "as long as they are open"
+            assert removal.retire(conntrack.nat_in_use) == ([], True), "as long as they are open"
         assert [converse(client) for client in clients] == ["a"] * 3
 
 
@@ -177,7 +280,7 @@ def test_what_open_connections_needed_goes_when_nothing_is_translated(ground: Gr
     assert (len(removed), left) == (2, False)
     assert ground.nft("list ruleset") == ""
     with ground.within():
-        assert removal.retire() == ([], False)
+        assert removal.retire(conntrack.nat_in_use) == ([], False)
 
 
 def test_one_family_waits_for_its_own_connections_alone(ground: Ground) -> None:
@@ -192,7 +295,7 @@ def test_the_mode_begins_again_where_it_was_being_retired(ground: Ground, of: Fa
     ground.serve(ground.a)
     with conversing(ground, of) as clients:
         with ground.within():
-            removal.retire()
+            removal.retire(conntrack.nat_in_use)
         ground.serve(ground.a)
         assert [converse(client) for client in clients] == ["a"] * 3
         assert outcome(ground.p, TCP, VIP[of], PORT) == "a"

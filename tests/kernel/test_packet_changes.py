@@ -104,7 +104,7 @@ def steady_load(pair: TwoNodes, load: Load, *ports: int) -> Iterator[None]:
         assert [converse(sock) for sock in old] == answers
     report = load.end_churn(running)
     assert (report["failed"], report["errors"]) == (0, {})
-    assert report["attempts"] > 300
+    assert report["attempts"] > 20  # that there was a load; how fast it was is the machine's affair
 
 
 @pytest.mark.ways("ebpf-on", "ebpf-off")

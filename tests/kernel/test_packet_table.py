@@ -19,7 +19,7 @@ from tests.kernel.two_nodes import FRONTENDS, Everywhere, TwoNodes, told
 
 pytestmark = [
     pytest.mark.kernel,
-    pytest.mark.ways("ebpf-on", "ebpf-off", "ebpf-host", "nftables", "iptables", "iptables-nft"),
+    pytest.mark.ways("ebpf-on", "ebpf-off", "ebpf-host", "nftables", "iptables", "iptables-nft", "ipvs"),
 ]
 
 POLICIES = ("Cluster", "Local")
@@ -87,7 +87,7 @@ def answerer(row: Row, group: str, differences: Differences) -> str:
     own_external = group == "node" and row.frontend in ("ExternalIP", "LoadBalancer")
     if row.place == "nowhere" and own_external and differences.own_external == SILENT:
         return SILENT  # it leaves the node, whose filter has nothing against it
-    if row.place == "nowhere" and row.frontend == "NodePort":
+    if row.place == "nowhere" and row.frontend == "NodePort" and not differences.at_output:
         return REFUSED  # where it comes in, also what the node sends to its own address
     if row.place == "nowhere":
         return differences.to(group, row.protocol, REFUSED)

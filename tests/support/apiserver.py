@@ -46,6 +46,7 @@ _REASONS = {
     401: "Unauthorized",
     403: "Forbidden",
     404: "NotFound",
+    405: "MethodNotAllowed",
     410: "Expired",
     429: "TooManyRequests",
     500: "InternalError",
@@ -56,15 +57,25 @@ _HISTORY = 100_000
 
 
 class Request(NamedTuple):
-    """`query` holds the last value of each parameter; `token` is "" where none was sent."""
+    """`query` holds the last value of each parameter; `token` is "" where none was sent.
+
+    `verb` is what a role would have to allow: of a GET of a collection, list or watch.
+    """
 
     path: str
     query: Mapping[str, str]
     token: str
+    method: str = "GET"
 
     @property
     def watch(self) -> bool:
         return self.query.get("watch") in ("1", "true")
+
+    @property
+    def verb(self) -> str:
+        if self.method == "GET" and self.path in _RESOURCES:
+            return "watch" if self.watch else "list"
+        return self.method.lower()
 
 
 class _Stored(NamedTuple):
@@ -375,7 +386,8 @@ class ApiServer:
     def answer(self, handler: "_Handler") -> None:
         parts = urllib.parse.urlsplit(handler.path)
         token = handler.headers.get("Authorization", "").partition(" ")[2]
-        request = Request(parts.path, dict(urllib.parse.parse_qsl(parts.query)), token)
+        query = dict(urllib.parse.parse_qsl(parts.query))
+        request = Request(parts.path, query, token, handler.command)
         self.requests.append(request)
         self.before(request)
         time.sleep(self.delay)
@@ -383,6 +395,8 @@ class ApiServer:
             handler.send(failure.status, _status(failure.status, "as told"), failure.headers)
         elif self.token is not None and request.token != self.token:
             handler.send(401, _status(401, "Unauthorized"))
+        elif request.method != "GET":
+            handler.send(405, _status(405, "nothing can be written here"), {"Connection": "close"})
         elif request.path not in _RESOURCES:
             handler.send(404, _status(404, "the server could not find the requested resource"))
         elif request.watch:
@@ -493,6 +507,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         api: Any = self.server
         api.answer(self)
+
+    do_POST = do_PUT = do_PATCH = do_DELETE = do_GET
 
     def log_message(self, format: str, *args: object) -> None:
         """Nothing: `ApiServer.requests` is the log."""

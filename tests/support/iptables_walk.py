@@ -7,15 +7,16 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from ebpfproxy.dataplanes.iptables.entries import (
+from ebpfproxy.dataplanes.iptables.layout import LAYOUT
+from ebpfproxy.dataplanes.xtables.entries import (
     Chain,
     Entry,
     Key,
     Place,
     Rule,
     SharedChain,
-    prepend_order,
 )
+from ebpfproxy.dataplanes.xtables.layout import Layout
 from ebpfproxy.model.address import Address, contains, parse_network
 
 MARK_MASQ = "KUBE-MARK-MASQ"
@@ -46,7 +47,7 @@ Ruleset = Mapping[tuple[str, str], list[str]]
 """By table and chain, the rules in order; every chain that can be jumped to is in it."""
 
 
-def ruleset(entries: Mapping[Key, Entry]) -> Ruleset:
+def ruleset(entries: Mapping[Key, Entry], layout: Layout = LAYOUT) -> Ruleset:
     """What a kernel holds of the entries of one family."""
     chains: dict[tuple[str, str], list[str]] = {}
     for key, entry in entries.items():
@@ -57,7 +58,7 @@ def ruleset(entries: Mapping[Key, Entry]) -> Ruleset:
         if entries[rule] is not Place.FIRST:
             chains.setdefault((rule.table, rule.chain), []).append(rule.text)
     jumps = [rule for rule in rules if entries[rule] is Place.FIRST]
-    for jump in sorted(jumps, key=prepend_order):
+    for jump in sorted(jumps, key=layout.prepend_order):
         chains.setdefault((jump.table, jump.chain), []).insert(0, jump.text)
     return chains
 

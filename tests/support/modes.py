@@ -1,9 +1,12 @@
 """A mode over the dataplane in memory: what it was asked for, and failures to order."""
 
+from collections.abc import Callable
+
 from ebpfproxy.config import Config
 from ebpfproxy.dataplanes.fake import FakeDataplane, FakeKernel
 from ebpfproxy.dataplanes.findings import Finding
 from ebpfproxy.errors import KernelError
+from ebpfproxy.model.address import Family
 from ebpfproxy.modes.mode import Callbacks, Parts
 from tests.support.build import CONTEXT
 
@@ -20,7 +23,10 @@ class FakeMode:
         self.fails: KernelError | None = None
         """What `prepare` raises."""
         self.owns_namespace = True
+        self.uses_kernel_nat = False
         self.retired = 0
+        self.translates = True
+        """What the last `retire` was told, of IPv4."""
 
     @property
     def name(self) -> str:
@@ -43,7 +49,8 @@ class FakeMode:
             self.kernel.networks.clear()
         return found
 
-    def retire(self, config: Config) -> tuple[list[str], bool]:
+    def retire(self, config: Config, translates: Callable[[Family], bool]) -> tuple[list[str], bool]:
+        self.translates = translates(Family.IPV4)
         self.retired += 1
         self.left -= 1
         return self.remove(config), self.left >= 0

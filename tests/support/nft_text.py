@@ -27,8 +27,8 @@ _PART = re.compile(r"([0-9]+)(d|h|ms|m|s)")
 _TIMEOUT = re.compile(r"(?<=\btimeout )((?:[0-9]+(?:d|h|ms|m|s))+)")
 _L4PROTO = re.compile(r"(?<=\bmeta l4proto )(6|17|132)\b")
 _SOURCES = re.compile(r"(?<= saddr != )(?:\{ (?P<many>[^}]*) \}|(?P<one>[0-9a-f:][^ ]*))")
-_CHOICE = re.compile(r"(?<=\bvmap \{ )[^}]*(?= \})")
-_TOP_BIT = "meta mark 0x00000000/1 "
+_CHOICE = re.compile(r"(?<=map \{ )[^}]*(?= \})")
+_TOP_BIT = "meta mark != 0x00000000/1 "
 _PRIORITY = re.compile(r"priority (?:([a-z]+)(?: ([+-]) ([0-9]+))?|(-?[0-9]+));")
 _KEPT = ("type", "typeof", "size", "flags")
 
@@ -49,10 +49,10 @@ def canonical_rule(text: str) -> str:
         text = _TIMEOUT.sub(lambda found: f"{_seconds(found[1])}s", text)
     if " saddr != " in text:
         text = _SOURCES.sub(_canonical_sources, text)
-    if text.startswith("numgen "):
+    if "numgen " in text:
         text = _CHOICE.sub(_sorted_choice, text)
     if text.startswith(_TOP_BIT):
-        text = f"meta mark & 0x80000000 == 0x00000000 {text.removeprefix(_TOP_BIT)}"
+        text = f"meta mark & 0x80000000 != 0x00000000 {text.removeprefix(_TOP_BIT)}"
     return text
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from ebpfproxy.dataplanes.nftables.entries import Chain, ChainEntry, Element, ElementEntry, Entry, Key
-from ebpfproxy.model.address import Address, format_address
+from ebpfproxy.model.address import Address, format_address, format_endpoint, parse_address
 from tests.support.iptables_walk import Fate, Packet
 from tests.support.nft_text import parse_range
 
@@ -20,6 +20,11 @@ _CHOICE = re.compile(r"numgen random mod ([0-9]+) vmap \{ ([^}]*) \}")
 _MARK = re.compile(r"meta mark set meta mark \| 0x[0-9a-f]{8}")
 _UPDATE = re.compile(r"update @(\S+) \{ ip6? saddr timeout [0-9]+s \}")
 _DNAT = re.compile(r"meta l4proto (\S+) dnat to (\S+)")
+_DNAT_CHOICE = re.compile(r"meta l4proto (\S+) dnat ip6? to numgen random mod ([0-9]+) map \{ ([^}]*) \}")
+_MARKED = re.compile(r"meta mark & (0x[0-9a-f]{8}) != 0x00000000 meta mark set meta mark \^ \1 ")
+_CONNECTION = re.compile(r"(ip6?) saddr \. \1 daddr \. meta l4proto \. th dport @(\S+) ")
+_TRANSLATED = "ct status dnat "
+_END = "end of the chain"
 _HOOK = re.compile(r"type (nat|filter) hook (\S+) priority (-?[0-9]+); policy accept;")
 
 
@@ -45,7 +50,8 @@ class Ruleset:
     def fates(self, packet: Packet) -> set[Fate]:
         """All that may become of a new connection, as chance and remembered clients have it.
 
-        What DNAT was done for is at an endpoint: it is followed no further.
+        What DNAT was done for is taken as let through to its endpoint, by way of the last hook, as is what
+        no rule says anything of.
         """
         hooks = ["output"] if packet.device == "" else ["prerouting"]
         if packet.destination_local:
@@ -60,7 +66,23 @@ class Ruleset:
             alive = {fate.masquerade for fate in ends if not fate.verdict}
             if not alive:
                 break
-        return found | {Fate("", marked) for marked in alive}
+        found |= {Fate("", marked) for marked in alive}
+        return {self._sent(packet, fate) for fate in found}
+
+    def _sent(self, packet: Packet, fate: Fate) -> Fate:
+        """The same with what becomes of the source's address, which the mark alone does not tell."""
+        verdict, marked = fate
+        if verdict in ("DROP", "REJECT"):
+            return Fate(verdict, False)
+        if verdict:
+            address, _, port = verdict.removeprefix("DNAT ").rpartition(":")
+            packet = packet._replace(destination=parse_address(address.strip("[]")), port=int(port))
+        ends = {Fate("", marked)}
+        for base in self._base_chains("postrouting"):
+            ends = self._walk(base.name, packet, {marked}, translated=bool(verdict))
+        (end,) = ends
+        assert end in (Fate("MASQUERADE", False), Fate("", False)), "a mark that stays is seen once more"
+        return Fate(verdict, bool(end.verdict))
 
     def _base_chains(self, hook: str) -> list[_BaseChain]:
         found = []
@@ -70,38 +92,58 @@ class Ruleset:
                 found.append(_BaseChain(int(hooked[3]), hooked[1], name))
         return sorted(found)
 
-    def _walk(self, chain: str, packet: Packet, marked: Iterable[bool]) -> set[Fate]:
-        """The fates at the end of a chain; "" for what comes out of it again."""
+    def _walk(
+        self, chain: str, packet: Packet, marked: Iterable[bool], translated: bool = False
+    ) -> set[Fate]:
+        """The fates at the end of a chain; "" for what comes out of it again. As long as it is on its way
+        `masquerade` is the mark."""
         found = set()
         alive = set(marked)
         for text in self.chains[chain].rules:
-            certain, rest = self._matched(text, packet)
-            if certain is False:
-                continue
-            onward = set(alive) if certain is None else set()
-            for verdict in self._verdicts(rest, packet):
-                kind, _, target = verdict.partition(" ")
-                if kind == "mark":
-                    onward.add(True)
-                elif kind == "jump":
-                    ends = self._walk(target, packet, alive)
-                    found |= {fate for fate in ends if fate.verdict}
-                    onward |= {fate.masquerade for fate in ends if not fate.verdict}
-                elif kind == "goto":
-                    found |= self._walk(target, packet, alive)
-                elif verdict:
-                    found |= {Fate(verdict, mark) for mark in alive}
-                else:
-                    onward |= alive
-            alive = onward
+            before, alive = alive, set()
+            for mark in before:
+                for fate in self._ruled(text, packet, mark, translated):
+                    if fate.verdict == _END:
+                        found.add(fate._replace(verdict=""))
+                    elif fate.verdict:
+                        found.add(fate)
+                    else:
+                        alive.add(fate.masquerade)
             if not alive:
                 break
         return found | {Fate("", mark) for mark in alive}
 
+    def _ruled(self, text: str, packet: Packet, mark: bool, translated: bool) -> Iterator[Fate]:
+        """What may come of one rule: "" for the next one, _END where what it went to came to an end."""
+        text = re.sub(r' comment "[^"]*"$', "", text)
+        if text.startswith(_TRANSLATED) and not translated:
+            yield Fate("", mark)
+            return
+        if found := _MARKED.match(text):
+            if not mark:
+                yield Fate("", mark)
+                return
+            text, mark = text[found.end() :], False
+        certain, rest = self._matched(text.removeprefix(_TRANSLATED), packet)
+        if certain is not True:
+            yield Fate("", mark)
+        if certain is False:
+            return
+        for verdict in self._verdicts(rest, packet):
+            kind, _, target = verdict.partition(" ")
+            if kind == "mark":
+                yield Fate("", True)
+            elif kind == "jump":
+                yield from self._walk(target, packet, {mark}, translated)
+            elif kind == "goto":
+                for fate in self._walk(target, packet, {mark}, translated):
+                    yield fate if fate.verdict else Fate(_END, fate.masquerade)
+            else:
+                yield Fate(verdict, mark)
+
     def _matched(self, text: str, packet: Packet) -> tuple[bool | None, str]:
         """Whether the packet matches, None where that depends on who came before; and what follows."""
         certain: bool | None = True
-        text = re.sub(r' comment "[^"]*"$', "", text)
         text = text.removeprefix("ct state new ")
         while True:
             if found := _LOCAL.match(text):
@@ -110,6 +152,10 @@ class Ruleset:
                 name = found[2]
                 same = packet.device.startswith(name[:-1]) if name.endswith("*") else packet.device == name
                 answer = same is not bool(found[1])
+            elif found := _CONNECTION.match(text):
+                parts = map(format_address, (packet.source, packet.destination))
+                key = f"{' . '.join(parts)} . {packet.protocol} . {packet.port}"
+                answer = (found[2], key) in self.elements
             elif found := _ADDRESS.match(text):
                 address = packet.source if found[1] == "s" else packet.destination
                 answer = self._contained(found, address)
@@ -137,9 +183,7 @@ class Ruleset:
                 key = f"{format_address(packet.destination)} . {key}"
             yield _named(self.elements.get((found[2], key), ""))
         elif found := _CHOICE.fullmatch(text):
-            choices = [choice.partition(" : ") for choice in found[2].split(", ")]
-            assert [int(number) for number, _, _ in choices] == list(range(int(found[1])))
-            yield from (verdict for _, _, verdict in choices)
+            yield from _chosen(found[1], found[2])
         elif _MARK.fullmatch(text):
             yield "mark"
         elif found := _UPDATE.fullmatch(text):
@@ -147,9 +191,23 @@ class Ruleset:
             yield ""
         elif found := _DNAT.fullmatch(text):
             yield f"DNAT {found[2]}" if found[1] == packet.protocol else ""
+        elif found := _DNAT_CHOICE.fullmatch(text):
+            for place in _chosen(found[2], found[3]):
+                address, _, port = place.partition(" . ")
+                destination = format_endpoint(parse_address(address), int(port))
+                yield f"DNAT {destination}" if found[1] == packet.protocol else ""
+        elif text == "masquerade fully-random":
+            yield "MASQUERADE"
         else:
             assert re.fullmatch(r"drop|reject|(jump|goto) \S+", text), text
             yield _named(text)
+
+
+def _chosen(modulus: str, braced: str) -> list[str]:
+    """All that a map of numbers gives."""
+    choices = [choice.partition(" : ") for choice in braced.split(", ")]
+    assert [int(number) for number, _, _ in choices] == list(range(int(modulus)))
+    return [chosen for _, _, chosen in choices]
 
 
 def _named(verdict: str) -> str:

@@ -9,8 +9,10 @@ import pytest
 from ebpfproxy import mode_keeper
 from ebpfproxy.config import Config
 from ebpfproxy.dataplanes.fake import FakeDataplane
-from ebpfproxy.errors import AlreadyExists, KernelError
+from ebpfproxy.errors import AlreadyExists, KernelError, Unsupported
+from ebpfproxy.kernel import conntrack
 from ebpfproxy.mode_keeper import ModeKeeper
+from ebpfproxy.model.address import Family
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.modes.choice import Choice, choose
 from ebpfproxy.modes.mode import Callbacks
@@ -98,6 +100,29 @@ def test_what_the_first_mode_left_is_removed(node: Node) -> None:
     node.keeper.follow(OTHER, STATE)
     gone(node.one)
     assert node.other.kernel.ports
+
+
+@pytest.mark.parametrize("kernel_translates", [True, False])
+def test_open_connections_are_waited_for_only_where_the_serving_mode_does_not_serve_them(
+    node: Node, kernel_translates: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conntrack, "nat_in_use", lambda of: True)
+    node.other.uses_kernel_nat = kernel_translates
+    node.keeper.follow(OTHER, STATE)
+    gone(node.one)
+    assert node.one.translates is not kernel_translates
+
+
+def test_where_the_kernel_tells_no_connections_it_may_have_some(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(of: Family) -> bool:
+        raise Unsupported("no ctnetlink")
+
+    monkeypatch.setattr(conntrack, "nat_in_use", refuse)
+    node.keeper.follow(OTHER, STATE)
+    gone(node.one)
+    assert node.one.translates
 
 
 def test_a_move_to_the_mode_that_serves_changes_nothing(node: Node) -> None:

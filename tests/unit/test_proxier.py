@@ -19,7 +19,7 @@ from ebpfproxy.model.device import ETHERNET, Device
 from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import NamespacedName, Service, ServicePortName, ServiceType, TrafficPolicy
-from ebpfproxy.plan import exposure, node_plan
+from ebpfproxy.plan import exposure, node_plan, size
 from ebpfproxy.plan.service_plan import Frontend, NodePlan, PlanKey, ServicePortPlan
 from ebpfproxy.proxier import Proxier, SyncResult
 from ebpfproxy.source.event import (
@@ -95,6 +95,42 @@ WEB = service("web", ips=["10.96.0.1"])
 API = service("api", ips=["10.96.0.2"])
 WEB_SLICE = slice_of("web", endpoint("10.1.0.1"))
 API_SLICE = slice_of("api", endpoint("10.1.0.2"))
+
+
+def test_health_checks_are_of_the_services_that_want_them_now(agent: Agent) -> None:
+    asked = service(
+        "web",
+        ips=["10.96.0.1"],
+        type_=ServiceType.LOAD_BALANCER,
+        external_policy=TrafficPolicy.LOCAL,
+        health_check=32000,
+    )
+    here = slice_of("web", endpoint("10.1.0.1", HERE))
+    agent.sync(asked, API, here, API_SLICE, NodeChanged(node()), LOCAL)
+    assert agent.proxier.health_checks == {WEB.name: (WEB.name, 32000, 1)}
+    agent.sync(WEB_SLICE)
+    assert agent.proxier.health_checks == {WEB.name: (WEB.name, 32000, 0)}
+    agent.sync(dataclasses.replace(asked, cluster_ips=()))
+    assert agent.proxier.health_checks == {}
+    agent.sync(asked)
+    agent.sync(gone("web"))
+    assert agent.proxier.health_checks == {}
+
+
+def test_in_a_large_cluster_only_what_changes_anyway_is_planned_tersely(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(size, "LARGE", 1)
+    agent.sync(WEB, WEB_SLICE, NodeChanged(node()), LOCAL)
+    agent.sync(API, API_SLICE)
+    ports = agent.kernel.ports
+    assert {str(key[0]): plan.terse for key, plan in ports.items()} == {
+        "default/web": False,
+        "default/api": True,
+    }
+    again = Agent()
+    again.sync(WEB, WEB_SLICE, API, API_SLICE, NodeChanged(node()), LOCAL)
+    assert all(plan.terse for plan in again.kernel.ports.values())
 
 
 # What is touched
@@ -367,6 +403,38 @@ class CountedAgent(Agent):
         self.plane = Counted(self.kernel)
         self.plane.open()
         self.proxier = Proxier(self.plane, CONTEXT)
+
+
+def test_what_an_earlier_run_left_that_nobody_wants_is_told_once() -> None:
+    first = Agent()
+    first.sync(WEB, API, NodeChanged(node()), LOCAL)
+    again = Agent(first.kernel)
+    again.sync(WEB, NodeChanged(node()), LOCAL)
+    left = again.proxier.take_left_over()
+    assert {str(each[0]) for each in left if isinstance(each[0], ServicePortName)} == {"default/api"}
+    assert not again.proxier.take_left_over()
+    again.sync(gone("web"))
+    assert not again.proxier.take_left_over()
+
+
+def test_what_an_earlier_run_left_is_told_though_it_went_with_a_sync_that_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = Agent()
+    first.sync(WEB, API, NodeChanged(node()), LOCAL)
+    again = Agent(first.kernel)
+    apply = FakeDataplane.apply
+
+    def apply_and_fail(plane: FakeDataplane, delta: Delta[Key, Entry]) -> None:
+        apply(plane, delta)
+        raise KernelError("only half of it is known")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(FakeDataplane, "apply", apply_and_fail)
+        with pytest.raises(KernelError):
+            again.sync(WEB, NodeChanged(node()), LOCAL)
+    again.sync()
+    assert again.proxier.take_left_over()
 
 
 def test_a_restart_that_finds_nothing_to_do_lets_the_dataplane_settle() -> None:

@@ -1,11 +1,12 @@
 """The eBPF dataplane: the six methods, over local networks, services, devices and hooks."""
 
 import contextlib
+import functools
 import struct
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 from ebpfproxy.dataplanes.ebpf import abi, entries
 from ebpfproxy.dataplanes.ebpf.carry_over import CarryOver
@@ -29,6 +30,7 @@ from ebpfproxy.dataplanes.ebpf.readings import Readings
 from ebpfproxy.dataplanes.ebpf.service_table import ServiceTable
 from ebpfproxy.dataplanes.ebpf.settings import EbpfSettings as EbpfSettings
 from ebpfproxy.dataplanes.ebpf.stale_sockets import StaleSockets
+from ebpfproxy.dataplanes.generation import Generation
 from ebpfproxy.dataplanes.interface import Delta
 from ebpfproxy.errors import KernelError
 from ebpfproxy.kernel import mounts, netns
@@ -52,6 +54,17 @@ def _nobody_plans(devices: frozenset[int]) -> None:
     pass
 
 
+class _Attachments(NamedTuple):
+    pinned: bool
+    hooks: frozenset[tuple[str, str]] = frozenset()
+    devices: frozenset[tuple[DeviceKey, DeviceEntry]] = frozenset()
+
+
+def _without(devices: frozenset[int], of: _Attachments) -> _Attachments:
+    """`devices`: their indices."""
+    return of._replace(devices=frozenset(each for each in of.devices if each[0].ifindex not in devices))
+
+
 class EbpfDataplane:
     """See `Dataplane` for the contract. The calling thread's network namespace counts as the node."""
 
@@ -73,6 +86,7 @@ class EbpfDataplane:
         self._pods_bypass = pods_bypass
         self._clsacts: frozenset[int] = frozenset()  # that former maps know to be ours, by ifindex
         self._opened: contextlib.ExitStack | None = None  # what `close` closes
+        self._attached = Generation(self._attachments)
         self._generation: Hashable = None
         self._services_applied = False  # and nothing else, by the last delta
 
@@ -149,6 +163,7 @@ class EbpfDataplane:
             self.close()
         if not self._opened:
             self.open()
+        self._attached.reading()
         self._node.repair()
         found: dict[Key, Entry] = {}
         for key, value in self._maps["local_networks"].items():
@@ -166,6 +181,17 @@ class EbpfDataplane:
         one to another; hooks, devices and networks go last, in this order, when all that takes their place
         is there.
         """
+        touched = [key for keys in (delta.puts, delta.drops) for key in keys]
+        services_only = all(isinstance(key, ServicePortKey) for key in touched)
+        devices = frozenset(key.ifindex for key in touched if isinstance(key, DeviceKey))
+        # A pod's device is gone before we are told to let it go.
+        others = functools.partial(_without, devices)
+        with contextlib.nullcontext() if services_only else self._attached.ours(others):
+            refused = self._apply(delta)
+        self._services_applied = services_only and self._generation is not None
+        return refused
+
+    def _apply(self, delta: Delta[Key, Entry]) -> dict[Key, KernelError]:
         refused: dict[Key, KernelError] = dict(self._put_networks(delta.puts).items())
         puts = {k: cast(ServicePortEntry, e) for k, e in delta.puts.items() if isinstance(k, ServicePortKey)}
         drops = [key for key in delta.drops if isinstance(key, ServicePortKey)]
@@ -179,10 +205,6 @@ class EbpfDataplane:
         self._settle(refused)
         if gone:
             self._stale.look(frozenset(gone))
-        touched = (key for keys in (delta.puts, delta.drops) for key in keys)
-        self._services_applied = self._generation is not None and all(
-            isinstance(key, ServicePortKey) for key in touched
-        )
         return refused
 
     def _put_networks(self, puts: Mapping[Key, Entry]) -> dict[Key, KernelError]:
@@ -266,14 +288,14 @@ class EbpfDataplane:
         asked_for_services = self._services_applied
         self._services_applied = False
         if not asked_for_services:
-            self._generation = self._attachments()
+            self._generation = self._attached.value()
         return self._generation
 
-    def _attachments(self) -> Hashable:
+    def _attachments(self) -> "_Attachments":
         if not self._opened or not self._programs.is_pinned():
-            return None
+            return _Attachments(False)
         hooks = frozenset(self._programs.hook_states().items())
-        return hooks, frozenset(self._devices.read().items())
+        return _Attachments(True, hooks, frozenset(self._devices.look().items()))
 
     def close(self) -> None:
         """Nothing happens where it is not open, as after a reading that could not open it anew."""

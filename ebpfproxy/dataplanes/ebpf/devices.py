@@ -58,6 +58,12 @@ class DeviceTable:
         ours shows as "outdated", so that it is replaced or removed. A device that is gone keeps what the
         map says, under the name GONE; one that was renamed has its present name.
         """
+        found = self.look()
+        self._names = {key.ifindex: key.name for key in found}
+        return found
+
+    def look(self) -> dict[DeviceKey, DeviceEntry]:
+        """As `read`; devices that are put or dropped are further known by the names that were read before."""
         present = links.names()
         written = dict(self._written())
         found: dict[DeviceKey, DeviceEntry] = {}
@@ -67,7 +73,6 @@ class DeviceTable:
             if sides or ifindex in written:
                 key = DeviceKey(ifindex, present.get(ifindex, GONE))
                 found[key] = entry._replace(sides=sides)
-        self._names = {key.ifindex: key.name for key in found}
         return found
 
     def _written(self) -> Iterator[tuple[int, DeviceEntry]]:

@@ -1,36 +1,15 @@
-"""The names of chains, as kube-proxy gives them (pkg/proxy/iptables/proxier.go); debug scripts rely on them.
+"""The names of a Service's chains, as kube-proxy gives them (pkg/proxy/iptables/proxier.go).
 
-What belongs to one port of a Service has a hash in its name: of the port's name, which is
-"namespace/name:port", the protocol in lower case and, for an endpoint, "address:port".
+They have a hash in them: of the port's name, which is "namespace/name:port", the protocol in lower case and,
+for an endpoint, "address:port".
 """
 
 import base64
 import hashlib
 from typing import NamedTuple
 
+from ebpfproxy.dataplanes.xtables import names
 from ebpfproxy.model.service import ServicePortName
-
-SERVICES = "KUBE-SERVICES"
-EXTERNAL_SERVICES = "KUBE-EXTERNAL-SERVICES"
-NODE_PORTS = "KUBE-NODEPORTS"
-POSTROUTING = "KUBE-POSTROUTING"
-MARK_MASQ = "KUBE-MARK-MASQ"
-FORWARD = "KUBE-FORWARD"
-PROXY_FIREWALL = "KUBE-PROXY-FIREWALL"
-FIREWALL = "KUBE-FIREWALL"
-"""The kubelet writes in this one, too, and jumps to it."""
-CANARY = "KUBE-PROXY-CANARY"
-
-_CLUSTER, _LOCAL, _EXTERNAL, _SOURCES, _ENDPOINT = (
-    "KUBE-SVC-",
-    "KUBE-SVL-",
-    "KUBE-EXT-",
-    "KUBE-FW-",
-    "KUBE-SEP-",
-)
-
-SERVICE_PREFIXES = (_CLUSTER, _LOCAL, _EXTERNAL, _SOURCES, _ENDPOINT, "KUBE-XLB-")
-"""How the names of chains of a Service begin; the last one is of kube-proxy before 1.24, and not written."""
 
 
 class ServiceChains(NamedTuple):
@@ -51,12 +30,14 @@ def service_chains(name: ServicePortName) -> ServiceChains:
     'KUBE-FW-XPGD46QRK7WJZT7O'
     """
     hashed = _hash(_hashed_name(name))
-    return ServiceChains(_CLUSTER + hashed, _LOCAL + hashed, _EXTERNAL + hashed, _SOURCES + hashed)
+    return ServiceChains(
+        names.CLUSTER + hashed, names.LOCAL + hashed, names.EXTERNAL + hashed, names.SOURCES + hashed
+    )
 
 
 def endpoint_chain(name: ServicePortName, endpoint: str) -> str:
     """`endpoint` is "address:port", IPv6 in brackets."""
-    return _ENDPOINT + _hash(_hashed_name(name) + endpoint)
+    return names.ENDPOINT + _hash(_hashed_name(name) + endpoint)
 
 
 def _hashed_name(name: ServicePortName) -> str:

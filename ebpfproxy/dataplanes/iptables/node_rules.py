@@ -5,13 +5,13 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ebpfproxy.dataplanes.iptables import names
-from ebpfproxy.dataplanes.iptables.entries import (
+from ebpfproxy.dataplanes.iptables.layout import LOCALNET_GUARD, SHARED_CHAINS
+from ebpfproxy.dataplanes.iptables.settings import IptablesSettings
+from ebpfproxy.dataplanes.xtables import names
+from ebpfproxy.dataplanes.xtables.entries import (
     FILTER,
-    LOCALNET_GUARD,
     MANGLE,
     NAT,
-    SHARED_CHAINS,
     Chain,
     Entry,
     Key,
@@ -19,8 +19,13 @@ from ebpfproxy.dataplanes.iptables.entries import (
     Rule,
     SharedChain,
 )
-from ebpfproxy.dataplanes.iptables.rule_text import comment, is_everything
-from ebpfproxy.dataplanes.iptables.settings import IptablesSettings
+from ebpfproxy.dataplanes.xtables.rule_text import (
+    comment,
+    forwarding_rules,
+    is_everything,
+    marking_rule,
+    masquerading_rules,
+)
 from ebpfproxy.model.address import Family, Network, contains, format_network, network_family
 from ebpfproxy.plan.node_ports import LOOPBACK
 from ebpfproxy.plan.service_plan import NodePlan
@@ -79,8 +84,10 @@ def node_entries(plan: NodePlan, family: Family, settings: IptablesSettings) -> 
     entries: dict[Key, Entry] = {SharedChain(family, *chain): () for chain in SHARED_CHAINS}
     for table in (MANGLE, NAT, FILTER):
         entries[Chain(family, table, names.CANARY)] = ()
-    entries[Chain(family, NAT, names.POSTROUTING)] = tuple(_postrouting(settings))
-    entries[Chain(family, NAT, names.MARK_MASQ)] = (f"-j MARK --set-xmark {_marked(settings)}",)
+    entries[Chain(family, NAT, names.POSTROUTING)] = masquerading_rules(
+        settings.masquerade_mark, settings.random_fully
+    )
+    entries[Chain(family, NAT, names.MARK_MASQ)] = (marking_rule(settings.masquerade_mark),)
     entries[Chain(family, FILTER, names.FORWARD)] = tuple(_forward(settings))
     if family is Family.IPV4:
         entries[Rule(family, FILTER, names.FIREWALL, LOCALNET_GUARD)] = Place.ANYWHERE
@@ -97,22 +104,12 @@ def answers_on_loopback(plan: NodePlan) -> bool:
     return any(_overlap(net, _LOOPBACK[Family.IPV4]) for net in own)
 
 
-def _postrouting(settings: IptablesSettings) -> Iterator[str]:
-    """The mark is cleared before the packet is masqueraded: it may come by once more, in a tunnel."""
-    yield f"-m mark ! --mark {_marked(settings)} -j RETURN"
-    yield f"-j MARK --set-xmark {_mark(settings)}/0x0"
-    note = comment("kubernetes service traffic requiring SNAT")
-    yield f"{note} -j MASQUERADE{' --random-fully' * settings.random_fully}"
-
-
 def _forward(settings: IptablesSettings) -> Iterator[str]:
     """What conntrack calls INVALID would reach the client with the endpoint's address, and end in a reset
-    (kubernetes issue 74839). What is marked, and what follows it, passes whatever the policy of FORWARD."""
+    (kubernetes issue 74839)."""
     if not settings.tcp_be_liberal:
         yield "-m conntrack --ctstate INVALID -j DROP"
-    yield f"{comment('kubernetes forwarding rules')} -m mark --mark {_marked(settings)} -j ACCEPT"
-    note = comment("kubernetes forwarding conntrack rule")
-    yield f"{note} -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"
+    yield from forwarding_rules(settings.masquerade_mark)
 
 
 def _node_ports(plan: NodePlan, family: Family) -> Iterator[str]:
@@ -136,12 +133,3 @@ def _node_ports(plan: NodePlan, family: Family) -> Iterator[str]:
 
 def _overlap(one: Network, other: Network) -> bool:
     return contains(one, other.address) or contains(other, one.address)
-
-
-def _mark(settings: IptablesSettings) -> str:
-    return f"{1 << settings.masquerade_bit:#x}"
-
-
-def _marked(settings: IptablesSettings) -> str:
-    """The bit, and that nothing else of the mark matters or changes."""
-    return f"{_mark(settings)}/{_mark(settings)}"

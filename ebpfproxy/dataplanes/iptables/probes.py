@@ -1,66 +1,34 @@
-"""What the iptables dataplane needs of this machine, and what it would rather have: all of it is tried.
-
-Rules of each sort are written where no traffic is, in a network namespace that goes again; the tables of this
-one are only read, for the flavour that they are in.
-"""
-
-import errno
-import itertools
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+"""What the iptables dataplane needs of this machine, and what it would rather have: see `xtables.probing`."""
 
 from ebpfproxy.dataplanes.findings import Finding
-from ebpfproxy.dataplanes.iptables import flavours
-from ebpfproxy.dataplanes.iptables.entries import FILTER, MANGLE, NAT
-from ebpfproxy.errors import Unsupported
-from ebpfproxy.kernel import iptables, netns
-from ebpfproxy.kernel.iptables import Flavour, Iptables, LinesRefused
-from ebpfproxy.model.address import Family
+from ebpfproxy.dataplanes.xtables import flavours, probing
+from ebpfproxy.dataplanes.xtables.entries import MANGLE, NAT
+from ebpfproxy.dataplanes.xtables.probing import Sort
 
 _RECENT = "-m recent --set --name EBPFPROXY --rsource"
-_ENDPOINTS = {Family.IPV4: "192.0.2.1:80", Family.IPV6: "[2001:db8::1]:80"}
-_CHAIN = "EBPFPROXY-TRIED"
-
-
-class _Sort(NamedTuple):
-    """Rules of one sort. `module`: what the kernel has them by. `without`: what is missing where they are, ""
-    where nothing could be served."""
-
-    name: str
-    table: str
-    rule: str
-    module: str
-    without: str = ""
-
 
 _SORTS = (
-    _Sort("destination NAT", NAT, "-p tcp -m tcp -j DNAT --to-destination {endpoint}", "nft_nat or xt_nat"),
-    _Sort("masquerading", NAT, "-j MASQUERADE", "nft_masq or xt_MASQUERADE"),
-    _Sort("packet marks", NAT, "-m mark --mark 0x1/0x1 -j MARK --set-xmark 0x1/0x1", "xt_mark"),
-    _Sort("comments", NAT, "-m comment --comment tried -j RETURN", "xt_comment"),
-    _Sort("choice at random", NAT, "-m statistic --mode random --probability 0.5 -j RETURN", "xt_statistic"),
-    _Sort("types of addresses", NAT, "-m addrtype --dst-type LOCAL -j RETURN", "xt_addrtype"),
-    _Sort("states of connections", FILTER, "-m conntrack --ctstate NEW -j RETURN", "xt_conntrack"),
-    _Sort("refusing", FILTER, "-p udp -m udp -j REJECT", "nft_reject, ipt_REJECT or ip6t_REJECT"),
-    _Sort("the table mangle", MANGLE, "-j RETURN", "iptable_mangle or ip6table_mangle"),
-    _Sort(
-        "ports at random",
-        NAT,
-        "-j MASQUERADE --random-fully",
-        "iptables 1.6.2",
-        "masqueraded connections that begin at once may be given the same port, and one of them fails",
-    ),
-    _Sort(
+    Sort("destination NAT", NAT, "-p tcp -m tcp -j DNAT --to-destination {address}:80", "nft_nat or xt_nat"),
+    probing.MASQUERADING,
+    probing.MARKS,
+    probing.COMMENTS,
+    Sort("choice at random", NAT, "-m statistic --mode random --probability 0.5 -j RETURN", "xt_statistic"),
+    probing.ADDRESS_TYPES,
+    probing.STATES,
+    probing.REFUSING,
+    Sort("the table mangle", MANGLE, "-j RETURN", "iptable_mangle or ip6table_mangle"),
+    probing.RANDOM_PORTS,
+    Sort(
         "recent clients",
         NAT,
         f"{_RECENT} -j RETURN",
         "xt_recent",
         "Services with sessionAffinity ClientIP are not served",
     ),
-    _Sort(
+    Sort(
         "SCTP",
         NAT,
-        "-p sctp -m sctp --dport 80 -j DNAT --to-destination {endpoint}",
+        "-p sctp -m sctp --dport 80 -j DNAT --to-destination {address}:80",
         "xt_sctp",
         "ports with the protocol SCTP are not served",
     ),
@@ -68,62 +36,5 @@ _SORTS = (
 
 
 def probe(flavour: str = flavours.AUTO) -> tuple[Finding, ...]:
-    """What is needed comes first. It takes some 100 ms.
-
-    A family that lacks something needed is not needed itself where the other one lacks nothing.
-
-    `flavour`: see `flavours.choose`. Raises KernelError where nothing can be tried at all.
-    """
-    try:
-        chosen = flavours.choose(flavour)
-    except Unsupported as lack:
-        return (Finding("iptables", errno.ENOENT, lack.message, lack.hint),)
-    found = {family: tuple(_probe(family, chosen)) for family in Family}
-    usable = {family for family in Family if all(each.present or not each.needed for each in found[family])}
-    for family in set(Family) - usable if usable else ():
-        found[family] = tuple(each._replace(needed=False) for each in found[family])
-    return tuple(sorted((each for of in Family for each in found[of]), key=lambda each: not each.needed))
-
-
-def _probe(family: Family, flavour: Flavour) -> Iterator[Finding]:
-    try:
-        tool = iptables.find(family, flavour)
-    except Unsupported as lack:
-        yield Finding(f"iptables for {family.value}", errno.ENOENT, lack.message, lack.hint)
-        return
-    yield Finding(str(tool))
-    with netns.throw_away():
-        refused = _refused(tool)
-    for sort in _SORTS:
-        feature = f"{sort.name} ({tool})"
-        needed = not sort.without
-        if sort not in refused:
-            yield Finding(feature, needed=needed)
-            continue
-        remedy = f"load or enable what the kernel has it by: {sort.module}; or use a newer iptables"
-        yield Finding(feature, errno.EOPNOTSUPP, sort.without or refused[sort], remedy, needed)
-
-
-def _refused(tool: Iptables) -> dict[_Sort, str]:
-    """All at once, since that is what nearly always goes well; else one by one."""
-    if _restore(tool, _SORTS) is None:
-        return {}
-    alone = {sort: _restore(tool, (sort,)) for sort in _SORTS}
-    return {sort: reason for sort, reason in alone.items() if reason is not None}
-
-
-def _restore(tool: Iptables, sorts: Iterable[_Sort]) -> str | None:
-    """Why it is refused; None where it is not."""
-    lines = []
-    for table, those in itertools.groupby(sorted(sorts, key=_table), _table):
-        rules = (each.rule.format(endpoint=_ENDPOINTS[tool.family]) for each in those)
-        lines += [f"*{table}", f":{_CHAIN} - [0:0]", *(f"-A {_CHAIN} {rule}" for rule in rules), "COMMIT"]
-    try:
-        tool.restore("\n".join([*lines, ""]))
-    except (LinesRefused, Unsupported) as failure:
-        return failure.message
-    return None
-
-
-def _table(sort: _Sort) -> str:
-    return sort.table
+    """See `probing.probe`."""
+    return probing.probe(flavour, _SORTS)

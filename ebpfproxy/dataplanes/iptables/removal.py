@@ -1,92 +1,45 @@
-"""Removing everything that this mode ever left, and kube-proxy in its modes iptables and ipvs.
+"""Removing everything that this mode ever left, be it kube-proxy's.
 
-What stays on purpose:
+What stays on purpose, beside what `xtables.removal` leaves:
 
-- built-in chains and tables, also those that iptables-nft made for us: the kernel goes on translating what is
-  open only as long as the table nat is there;
 - KUBE-FIREWALL with its rules and the jumps to it, since they are the kubelet's as well, and keep neighbours
   off 127.0.0.1 where route_localnet is on, which nobody turns off;
-- the kubelet's own chains (KUBE-IPTABLES-HINT, KUBE-KUBELET-CANARY, KUBE-MARK-DROP);
-- a chain that a rule of somebody else leads to, such as that of a CNI plugin to KUBE-MARK-MASQ, and what that
-  chain leads to.
+- the kubelet's own chains (KUBE-IPTABLES-HINT, KUBE-KUBELET-CANARY, KUBE-MARK-DROP).
 """
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 
-from ebpfproxy.dataplanes.interface import Delta
-from ebpfproxy.dataplanes.iptables import flavours, names, script
-from ebpfproxy.dataplanes.iptables.entries import FILTER, NAT, NODE_CHAINS, SHARED_CHAINS, Chain, Key, Rule
-from ebpfproxy.dataplanes.iptables.saved import BUILT_IN, Held, chains_of, leads_to
-from ebpfproxy.kernel.iptables import Flavour, Iptables
+from ebpfproxy.dataplanes.iptables.layout import LAYOUT
+from ebpfproxy.dataplanes.xtables import names, removal
+from ebpfproxy.dataplanes.xtables.entries import FILTER, NAT
+from ebpfproxy.dataplanes.xtables.layout import TableAndName
+from ebpfproxy.dataplanes.xtables.removal import COMMON_CHAINS, are_of_ipvs
+from ebpfproxy.model.address import Family
 
-TableAndName = tuple[str, str]
+_OF_IPVS = {
+    (NAT, names.LOAD_BALANCER),
+    (NAT, names.NODE_PORT),
+    (FILTER, names.NODE_PORT),
+    (FILTER, names.SOURCE_RANGES_FIREWALL),
+    (FILTER, names.IPVS_OUT_FILTER),
+}
 
-_OF_IPVS = (
-    (NAT, "KUBE-LOAD-BALANCER"),
-    (NAT, "KUBE-NODE-PORT"),
-    (FILTER, "KUBE-NODE-PORT"),
-    (FILTER, "KUBE-SOURCE-RANGES-FIREWALL"),
-    (FILTER, "KUBE-IPVS-FILTER"),
-    (FILTER, "KUBE-IPVS-OUT-FILTER"),
-)
-"""Chains that kube-proxy has in its mode ipvs alone (pkg/proxy/ipvs/proxier.go)."""
+_NAMES = (LAYOUT.shared | LAYOUT.whole | _OF_IPVS) - LAYOUT.partly.keys()
 
-_NAMES = {*NODE_CHAINS, *SHARED_CHAINS, *_OF_IPVS} - {(FILTER, names.FIREWALL)}
+
+def leftovers(chains: Mapping[TableAndName, list[str]]) -> set[TableAndName]:
+    """Those of the mode ipvs, too, unless that mode has its rules in the chains that are of both; but for
+    KUBE-IPVS-FILTER, which that mode needs for as long as it has connections.
+    """
+    own = _NAMES - COMMON_CHAINS - _OF_IPVS if are_of_ipvs(chains) else _NAMES
+    return {each for each in chains if each in own or LAYOUT.is_of_service(*each)}
 
 
 def remove(dry_run: bool = False) -> list[str]:
-    """By both flavours, for both families, in the calling thread's network namespace; what was removed, or
-    with `dry_run` would be, a line each; empty where nothing was there, or no tool that could have made it.
-
-    New connections find nothing of it afterwards; those that are open go on. Raises KernelError.
-    """
-    return [line for flavour in Flavour for line in remove_of(flavour, dry_run)]
+    """See `xtables.removal.remove`."""
+    return removal.remove(leftovers, dry_run)
 
 
-def remove_of(flavour: Flavour, dry_run: bool = False) -> list[str]:
-    """As `remove`, for one flavour alone."""
-    return [line for tool in flavours.installed().get(flavour, ()) for line in _remove_by(tool, dry_run)]
-
-
-def _remove_by(tool: Iptables, dry_run: bool) -> list[str]:
-    chains = chains_of(tool.save())
-    doomed = _doomed(chains)
-    jumps = [
-        Rule(tool.family, table, name, text)
-        for (table, name), rules in chains.items()
-        if name in BUILT_IN
-        for text in rules
-        if (table, leads_to(text)) in doomed
-    ]
-    drops: list[Key] = [*jumps, *(Chain(tool.family, *each) for each in doomed)]
-    held = Held(set(), Counter(jumps), {})
-    lines = script.compose(Delta({}, frozenset(drops)), held, script.block_for(tool.flavour))
-    if lines and not dry_run:
-        tool.restore(lines.text)
-    return [f"{tool} {line}" for line in _described(jumps, doomed)]
-
-
-def _doomed(chains: Mapping[TableAndName, list[str]]) -> set[TableAndName]:
-    """What goes: our chains, but for those that something leads to which stays."""
-    doomed = {each for each in chains if each in _NAMES or _is_of_service(each)}
-    stay = [each for each in chains if each not in doomed and each[1] not in BUILT_IN]
-    while stay:
-        table, name = stay.pop()
-        kept = {(table, leads_to(text)) for text in chains[table, name]} & doomed
-        doomed -= kept
-        stay += kept
-    return doomed
-
-
-def _described(jumps: list[Rule], doomed: set[TableAndName]) -> Iterator[str]:
-    yield from (f"{jump.table}: rule in {jump.chain}: {jump.text}" for jump in jumps)
-    of_services = {each for each in doomed if _is_of_service(each)}
-    yield from (f"{table}: chain {name}" for table, name in sorted(doomed - of_services))
-    if of_services:
-        yield f"{NAT}: chains of Services: {len(of_services)}"
-
-
-def _is_of_service(chain: TableAndName) -> bool:
-    table, name = chain
-    return table == NAT and name.startswith(names.SERVICE_PREFIXES)
+def retire(translates: Callable[[Family], bool]) -> tuple[list[str], bool]:
+    """See `xtables.removal.retire`."""
+    return removal.retire(leftovers, translates)

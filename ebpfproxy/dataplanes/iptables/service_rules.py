@@ -13,9 +13,10 @@ still addressed to the Service when it comes to the filter table, and refused or
 
 from collections.abc import Iterator
 
-from ebpfproxy.dataplanes.iptables import names
-from ebpfproxy.dataplanes.iptables.entries import FILTER, NAT, Chain, Entry, Key, Place, Rule
-from ebpfproxy.dataplanes.iptables.rule_text import (
+from ebpfproxy.dataplanes.iptables.names import endpoint_chain, service_chains
+from ebpfproxy.dataplanes.xtables import names
+from ebpfproxy.dataplanes.xtables.entries import FILTER, NAT, Chain, Entry, Key, Place, Rule
+from ebpfproxy.dataplanes.xtables.rule_text import (
     REJECT,
     comment,
     from_pods,
@@ -24,7 +25,6 @@ from ebpfproxy.dataplanes.iptables.rule_text import (
     one_of,
     source,
 )
-from ebpfproxy.dataplanes.iptables.settings import IptablesSettings
 from ebpfproxy.model.address import Family, format_endpoint
 from ebpfproxy.plan.service_plan import (
     FrontendKind,
@@ -50,13 +50,14 @@ _RECENT_MASK = {
 }
 
 
-def service_entries(plan: ServicePortPlan, settings: IptablesSettings) -> dict[Key, Entry]:
+def service_entries(plan: ServicePortPlan) -> dict[Key, Entry]:
     """What one port of a Service needs in its family, of chains no more than are jumped to.
 
     Without a usable endpoint anywhere there is nothing in the nat table at all. `plan.local_traffic` None:
-    pods count as others, and the ClusterIP masquerades all or nobody.
+    pods count as others, and the ClusterIP masquerades all or nobody. `plan.terse`: no comments on the rules
+    of endpoints, which are two fifths of the table (appendServiceCommentLocked() of kube-proxy).
     """
-    port = _Port(plan, settings)
+    port = _Port(plan)
     entries: dict[Key, Entry] = dict.fromkeys(port.shared_rules(), Place.ANYWHERE)
     for name, rules in port.chains():
         entries[Chain(plan.family, NAT, name)] = tuple(rules)
@@ -71,22 +72,21 @@ class _Endpoint:
     def __init__(self, plan: ServicePortPlan, endpoint: PlannedEndpoint) -> None:
         self.place = format_endpoint(endpoint.address, endpoint.port)
         self.host = host(endpoint.address)
-        self.chain = names.endpoint_chain(plan.name, self.place)
+        self.chain = endpoint_chain(plan.name, self.place)
 
 
 class _Port:
     """A plan, and what more than one of its rules needs to know."""
 
-    def __init__(self, plan: ServicePortPlan, settings: IptablesSettings) -> None:
+    def __init__(self, plan: ServicePortPlan) -> None:
         self.plan = plan
         self.name = str(plan.name)
         self.protocol = plan.name.protocol.name.lower()
-        self.names = names.service_chains(plan.name)
+        self.names = service_chains(plan.name)
         self.has_any = plan.otherwise is Otherwise.DROP
         self.internal = [each for each in plan.frontends if each.kind is FrontendKind.CLUSTER_IP]
         self.external = [each for each in plan.frontends if each.kind is not FrontendKind.CLUSTER_IP]
-        self.comment = f"{comment(self.name)} " if settings.comments else ""
-        self.settings = settings
+        self.comment = "" if plan.terse else f"{comment(self.name)} "
         self.chain_of = {Scope.CLUSTER: self.names.cluster, Scope.LOCAL: self.names.local}
         asked_for = {t.scope for each in plan.frontends for t in (each.pod, each.node, each.outside)}
         cluster, local = Scope.CLUSTER in asked_for, Scope.LOCAL in asked_for
@@ -237,4 +237,4 @@ class _Port:
         return f"--name {endpoint.chain} --mask {_RECENT_MASK[self.plan.family]} --rsource"
 
     def _endpoint_comment(self, endpoint: _Endpoint) -> str:
-        return f"{comment(f'{self.name} -> {endpoint.place}')} " if self.settings.comments else ""
+        return "" if self.plan.terse else f"{comment(f'{self.name} -> {endpoint.place}')} "

@@ -3,7 +3,8 @@
 As kube-proxy's nftables mode has it since 1.34: only the source ranges of load balancers are looked at
 before DNAT. Who has no endpoint, and unused ports of ClusterIPs, are refused after it, at priority 0: what
 was sent to an endpoint in spite of policy Local (a pod's or the node's own connection) is no longer for the
-Service's address then, and goes through (kubernetes/kubernetes#131765, #132456).
+Service's address then, and goes through (kubernetes/kubernetes#131765, #132456). What an endpoint sends to
+itself is found in a set, as in later versions (kubernetes/kubernetes#136499).
 
 127.0.0.1:nodePort is not served, as in that mode: it would need the sysctl route_localnet, which lets
 neighbours reach what only listens on loopback (CVE-2020-8558). NodePorts answer on all other addresses that
@@ -36,6 +37,7 @@ SERVICE_NODE_PORTS = "service-nodeports"
 NO_ENDPOINT_SERVICES = "no-endpoint-services"
 NO_ENDPOINT_NODE_PORTS = "no-endpoint-nodeports"
 FIREWALL_IPS = "firewall-ips"
+HAIRPIN_CONNECTIONS = "hairpin-connections"
 NODE_PORT_IPS = "nodeport-ips"
 NODE_PORT_NETWORKS = "nodeport-networks"
 """Ours alone: kube-proxy's `nodeport-ips` holds single addresses, and its type cannot be changed in place."""
@@ -88,7 +90,7 @@ def node_objects(node: NodePlan, of: Family, settings: NftablesSettings) -> Iter
     for name, base in _BASE_CHAINS.items():
         hook = f"type {base.type} hook {base.hook} priority {base.priority}; policy accept;"
         yield Chain(of, name), ChainEntry(hook, base.rules)
-    for name, rules in (_dispatch(node, of) | _masquerade(settings.masquerade_mark)).items():
+    for name, rules in (_dispatch(node, of) | _masquerade(of, settings.masquerade_mark)).items():
         yield Chain(of, name), ChainEntry("", rules)
     yield from _containers(of)
     yield from _node_port_sets(node, of)
@@ -116,14 +118,22 @@ def _dispatch(node: NodePlan, of: Family) -> dict[str, tuple[str, ...]]:
     }
 
 
-def _masquerade(mark: int) -> dict[str, tuple[str, ...]]:
-    """The mark is taken away again, since the packet may come by once more when it has been encapsulated."""
+def _masquerade(of: Family, mark: int) -> dict[str, tuple[str, ...]]:
+    """What is marked, and what an endpoint of this node sends to itself by way of a Service.
+
+    The mark is taken away again, since the packet may come by once more when it has been encapsulated. Where
+    the packet goes to is known only after DNAT, and no rule can compare two addresses; so there is a set of
+    all that an endpoint may send to itself. `ct status dnat`: the node's own connections to its own address
+    are none of a Service.
+    """
+    ip = nft_family(of)
+    connection = f"{ip} saddr . {ip} daddr . meta l4proto . th dport"
+    bit = f"0x{mark:08x}"
     return {
-        MARK_FOR_MASQUERADE: (f"meta mark set meta mark | 0x{mark:08x}",),
+        MARK_FOR_MASQUERADE: (f"meta mark set meta mark | {bit}",),
         "masquerading": (
-            f"meta mark & 0x{mark:08x} == 0x00000000 return",
-            f"meta mark set meta mark ^ 0x{mark:08x}",
-            "masquerade fully-random",
+            f"meta mark & {bit} != 0x00000000 meta mark set meta mark ^ {bit} masquerade fully-random",
+            f"ct status dnat {connection} @{HAIRPIN_CONNECTIONS} masquerade fully-random",
         ),
     }
 
@@ -131,6 +141,7 @@ def _masquerade(mark: int) -> dict[str, tuple[str, ...]]:
 def _containers(of: Family) -> Iterator[tuple[Key, Entry]]:
     address = _ADDRESS_TYPE[of]
     yield Set(of, CLUSTER_IPS), f"type {address};"
+    yield Set(of, HAIRPIN_CONNECTIONS), f"type {address} . {address} . inet_proto . inet_service;"
     for name in (SERVICE_IPS, NO_ENDPOINT_SERVICES, FIREWALL_IPS):
         yield Map(of, name), f"type {address} . inet_proto . inet_service : verdict;"
     for name in (SERVICE_NODE_PORTS, NO_ENDPOINT_NODE_PORTS):

@@ -33,24 +33,40 @@ class _Part(NamedTuple):
     hook: Hook = Hook("filter", "input", 0)
 
 
+_PREROUTING = Hook("nat", "prerouting", -100)
+
 _PARTS: dict[str, tuple[_Part, ...]] = {
     "ip": (
         _Part("maps of verdicts", "meta l4proto . th dport vmap @map"),
         _Part("sets that packets fill", "update @clients { ip saddr timeout 1s }"),
         _Part("sets of ranges", "ip saddr != { 192.0.2.0/25, 192.0.2.200 } drop"),
         _Part("choice by chance", "numgen random mod 1 vmap { 0 : drop }", "nft_numgen"),
+        _Part(
+            "sets of connections",
+            "ct status dnat ip saddr . ip daddr . meta l4proto . th dport @connections drop",
+            "nft_ct",
+        ),
         _Part("connection tracking", "ct state new drop", "nft_ct"),
         _Part("kinds of addresses", "fib daddr type local drop", "nft_fib_ipv4"),
         _Part("rejecting", "reject", "nft_reject_ipv4"),
-        _Part("DNAT", "meta l4proto tcp dnat to 192.0.2.1:1", "nft_nat", Hook("nat", "prerouting", -100)),
+        _Part("DNAT", "meta l4proto tcp dnat to 192.0.2.1:1", "nft_nat", _PREROUTING),
+        _Part(
+            "DNAT by a map",
+            "meta l4proto tcp dnat ip to numgen random mod 1 map { 0 : 192.0.2.1 . 1 }",
+            "nft_nat",
+            _PREROUTING,
+        ),
         _Part("masquerading", "masquerade fully-random", "nft_masq", Hook("nat", "postrouting", 100)),
     )
 }
 _PARTS["ip6"] = tuple(
     each._replace(
         rule=each.rule.replace("ip saddr", "ip6 saddr")
+        .replace("ip daddr", "ip6 daddr")
+        .replace("dnat ip to", "dnat ip6 to")
         .replace("192.0.2.0/25, 192.0.2.200", "2001:db8::/64, 2001:db8:1::1")
-        .replace("192.0.2.1:1", "[2001:db8::1]:1"),
+        .replace("192.0.2.1:1", "[2001:db8::1]:1")
+        .replace("192.0.2.1 .", "2001:db8::1 ."),
         module=each.module.replace("ipv4", "ipv6"),
     )
     for each in _PARTS["ip"]
@@ -101,11 +117,19 @@ def _operations(table: Table) -> Iterator[tuple[int, Operation]]:
     declared = {
         "map": "type inet_proto . inet_service : verdict;",
         "clients": f"type {address}; size 65535; flags dynamic,timeout;",
+        "connections": f"type {address} . {address} . inet_proto . inet_service;",
     }
-    for place, (name, text) in enumerate(declared.items()):
-        yield place, nft_messages.add_set(table, name, parse_declaration(text), names.number())
+    owners = {name: _place(table, f"@{name}") for name in declared}
+    for name, text in declared.items():
+        yield owners[name], nft_messages.add_set(table, name, parse_declaration(text), names.number())
     for place, part in enumerate(_PARTS[table.family]):
         yield place, nft_messages.add_chain(table, f"part-{place}", part.hook)
         rule = compile_rule(part.rule, table.family)
         for operation in nft_messages.add_rule(table, f"part-{place}", rule, names):
             yield place, operation
+
+
+def _place(table: Table, word: str) -> int:
+    """Of the part whose rule has this word."""
+    rules = [part.rule.split(" ") for part in _PARTS[table.family]]
+    return next(place for place, words in enumerate(rules) if word in words)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from ebpfproxy.dataplanes.nftables.entries import TABLE
 from ebpfproxy.errors import KernelError
-from ebpfproxy.kernel import conntrack, nft, nft_answers, nft_messages
+from ebpfproxy.kernel import nft, nft_answers, nft_messages
 from ebpfproxy.kernel.nft import Session
 from ebpfproxy.kernel.nft_answers import ToldChain
 from ebpfproxy.kernel.nft_compile import compile_rule
@@ -35,14 +35,14 @@ def remove(dry_run: bool = False) -> list[str]:
     return removed
 
 
-def retire(translates: Callable[[Family], bool] = conntrack.nat_in_use) -> tuple[list[str], bool]:
+def retire(translates: Callable[[Family], bool]) -> tuple[list[str], bool]:
     """In two steps, so that open connections go on; what was removed, and whether another step is to come.
 
     What acts on new connections goes at once. But without any nat chain, and without any rule that asks for
     connection tracking, the kernel lets go of its hooks, and of the connections that it has translated so far
     (nf_nat_unregister_fn(), nf_ct_netns_put()). So a chain that does nothing stays, in a table of that name,
-    as long as anything is translated in that family: `translates`, which is asked at each call. Where another
-    mode has the kernel translate anyway, it may say no at once.
+    in a family and as long as `translates` says that anything is translated there that needs it. It is asked
+    at each call.
 
     Raises KernelError.
     """

@@ -18,8 +18,9 @@ def render(
 ) -> dict[Key, Entry]:
     """The entries that the plans ask for; with a `node`, those of the node, too. Only of `families`.
 
-    Two plans have an entry in common where they are ports of one Service: the element of its ClusterIP in
-    `cluster-ips`, equal in both.
+    Plans have an entry in common, equal in all, where they are ports of one Service: the element of its
+    ClusterIP in `cluster-ips`; and where they have an endpoint of this node in common: what that sends to
+    itself, in `hairpin-connections`.
     """
     served = frozenset(families)
     entries: dict[Key, Entry] = {}

@@ -2,10 +2,13 @@
 
 The chains are kube-proxy's (writeServiceToEndpointRules and syncProxyRules in
 pkg/proxy/nftables/proxier.go): `external-` decides by the client's class and goes on to `service-` (policy
-Cluster) or `local-` (policy Local), which choose one `endpoint-`, where DNAT is done.
+Cluster) or `local-` (policy Local), which choose one endpoint and do DNAT. Only where it is to be remembered
+which endpoint a client had is there an `endpoint-` for each, which does both: what the kernel takes for a
+change grows with the number of chains (docs/decisions/0016-endpoints-without-chains.md).
 """
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ebpfproxy.dataplanes.nftables.entries import (
@@ -22,6 +25,7 @@ from ebpfproxy.dataplanes.nftables.names import comment, endpoint_name, port_nam
 from ebpfproxy.dataplanes.nftables.node_objects import (
     CLUSTER_IPS,
     FIREWALL_IPS,
+    HAIRPIN_CONNECTIONS,
     MARK_FOR_MASQUERADE,
     NO_ENDPOINT_NODE_PORTS,
     NO_ENDPOINT_SERVICES,
@@ -80,9 +84,11 @@ class _Port:
         self._firewall = self._firewall_rule()
 
     def objects(self) -> Iterator[tuple[Key, Entry]]:
-        yield from self._endpoint_chains()
-        for scope in self._targets:
-            yield self._chain(self._policy_chain(scope), self._policy_rules(scope))
+        if self._plan.affinity_timeout:
+            for each in dict.fromkeys(itertools.chain.from_iterable(self._targets.values())):
+                yield from self._endpoint(each)
+        for scope, targets in self._targets.items():
+            yield self._chain(self._policy_chain(scope), [*self._marks(scope), *self._choice(targets)])
         if self._routed:
             yield self._chain(f"external-{self._name}", self._external_rules())
         if self._firewall:
@@ -91,23 +97,19 @@ class _Port:
             yield from self._internal_elements(internal)
         for external in self._external:
             yield from self._external_elements(external)
+        if self._plan.frontends:
+            yield from self._hairpin_elements()
 
-    def _targets_by_scope(self) -> dict[Scope, dict[str, PlannedEndpoint]]:
-        """The endpoints of each scope that some client has, by name; without scopes that have none."""
+    def _targets_by_scope(self) -> dict[Scope, list[PlannedEndpoint]]:
+        """The endpoints of each scope that some client has; without scopes that have none."""
         scopes = {each.outside.scope for each in self._internal}
         scopes |= {route.treatment.scope for route in self._routes}
-        targets: dict[Scope, dict[str, PlannedEndpoint]] = {scope: {} for scope in Scope}
-        for each in self._plan.endpoints:
-            used = [
-                scope
-                for scope, usable in ((Scope.CLUSTER, each.cluster), (Scope.LOCAL, each.local))
-                if usable and scope in scopes
-            ]
-            if used:
-                name = endpoint_name(self._plan.name, each.address, each.port)
-                for scope in used:
-                    targets[scope][name] = each
-        return {scope: named for scope, named in targets.items() if named}
+        endpoints = self._plan.endpoints
+        usable = {
+            Scope.CLUSTER: [each for each in endpoints if each.cluster],
+            Scope.LOCAL: [each for each in endpoints if each.local],
+        }
+        return {scope: targets for scope, targets in usable.items() if targets and scope in scopes}
 
     @property
     def _routed(self) -> bool:
@@ -122,37 +124,50 @@ class _Port:
 
     # --- chains ---
 
-    def _endpoint_chains(self) -> Iterator[tuple[Key, Entry]]:
-        plan = self._plan
-        used = {name: each for targets in self._targets.values() for name, each in targets.items()}
-        for name, each in used.items():
-            rules = [f"{self._ip} saddr {format_address(each.address)} jump {MARK_FOR_MASQUERADE}"]
-            if plan.affinity_timeout:
-                clients = f"affinity-{name}"
-                yield Set(plan.family, clients), affinity_set(plan.family)
-                rules.append(f"update @{clients} {{ {self._ip} saddr timeout {plan.affinity_timeout}s }}")
-            rules.append(f"meta l4proto {self._protocol} dnat to {format_endpoint(each.address, each.port)}")
-            yield self._chain(f"endpoint-{name}", rules)
+    def _endpoint(self, each: PlannedEndpoint) -> Iterator[tuple[Key, Entry]]:
+        """One that remembers its clients."""
+        plan, name = self._plan, self._endpoint_name(each)
+        clients = f"affinity-{name}"
+        yield Set(plan.family, clients), affinity_set(plan.family)
+        remember = f"update @{clients} {{ {self._ip} saddr timeout {plan.affinity_timeout}s }}"
+        yield self._chain(f"endpoint-{name}", [remember, self._to(each)])
 
-    def _policy_rules(self, scope: Scope) -> list[str]:
-        rules = [mark for each in self._internal if each.outside.scope is scope for mark in self._marks(each)]
-        names = list(self._targets[scope])
+    def _choice(self, targets: Sequence[PlannedEndpoint]) -> list[str]:
+        """The rules that send a client to one of them.
+
+        A map for one alone would be one more of the sets among which the kernel searches from the first to
+        the last whenever one is named (kubernetes/kubernetes#140723 says how much that is).
+        """
+        number = f"numgen random mod {len(targets)}"
         if self._plan.affinity_timeout:
-            rules += [f"{self._ip} saddr @affinity-{name} goto endpoint-{name}" for name in names]
-        chosen = ", ".join(f"{number} : goto endpoint-{name}" for number, name in enumerate(names))
-        return [*rules, f"numgen random mod {len(names)} vmap {{ {chosen} }}"]
+            names = [self._endpoint_name(each) for each in targets]
+            rules = [f"{self._ip} saddr @affinity-{name} goto endpoint-{name}" for name in names]
+            return [*rules, f"{number} vmap {_numbered(f'goto endpoint-{name}' for name in names)}"]
+        if len(targets) == 1:
+            return [self._to(targets[0])]
+        places = _numbered(f"{format_address(each.address)} . {each.port}" for each in targets)
+        return [f"meta l4proto {self._protocol} dnat {self._ip} to {number} map {places}"]
 
-    def _marks(self, internal: FrontendPlan) -> Iterator[str]:
+    def _to(self, each: PlannedEndpoint) -> str:
+        return f"meta l4proto {self._protocol} dnat to {format_endpoint(each.address, each.port)}"
+
+    def _endpoint_name(self, each: PlannedEndpoint) -> str:
+        return endpoint_name(self._plan.name, each.address, each.port)
+
+    def _marks(self, scope: Scope) -> Iterator[str]:
         """Whose connection to the ClusterIP is masqueraded: all, none, or whoever is no pod.
 
         The destination is restated, for the chain is also reached from the external frontends.
         """
-        match = f"{self._ip} daddr {format_address(internal.frontend.address)}"
         traffic = self._plan.local_traffic
-        if internal.pod.masquerade:
-            yield f"{match} jump {MARK_FOR_MASQUERADE}"
-        elif internal.outside.masquerade and traffic:
-            yield f"{match} {_of_pods(traffic, self._ip, '!= ')} jump {MARK_FOR_MASQUERADE}"
+        for each in self._internal:
+            match = f"{self._ip} daddr {format_address(each.frontend.address)}"
+            if each.outside.scope is not scope:
+                continue
+            if each.pod.masquerade:
+                yield f"{match} jump {MARK_FOR_MASQUERADE}"
+            elif each.outside.masquerade and traffic:
+                yield f"{match} {_of_pods(traffic, self._ip, '!= ')} jump {MARK_FOR_MASQUERADE}"
 
     def _external_routes(self) -> list[_Route]:
         """The external frontends of a ServicePort all have the same treatments: those of its Service."""
@@ -215,6 +230,15 @@ class _Port:
             verdict = f"goto firewall-{self._name}"
             yield self._element(FIREWALL_IPS, external, ElementEntry(verdict))
 
+    def _hairpin_elements(self) -> Iterator[tuple[Key, Entry]]:
+        """What endpoints that are, or may be, on this node may send to themselves: no other packets come by
+        here. All Services that have such an endpoint have its element in common."""
+        for each in self._plan.endpoints:
+            if each.on_node is not False and (each.cluster or each.local):
+                address = format_address(each.address)
+                key = f"{address} . {address} . {self._protocol} . {each.port}"
+                yield Element(self._plan.family, HAIRPIN_CONNECTIONS, key), ElementEntry()
+
     def _element(self, container: str, each: FrontendPlan, entry: ElementEntry) -> tuple[Key, Entry]:
         key = f"{self._protocol} . {each.frontend.port}"
         if each.kind is not FrontendKind.NODE_PORT:
@@ -224,6 +248,10 @@ class _Port:
     def _refusal(self) -> ElementEntry:
         verdict = "drop" if self._plan.otherwise is Otherwise.DROP else f"goto {REJECT_CHAIN}"
         return ElementEntry(verdict, comment(self._plan.name))
+
+
+def _numbered(texts: Iterable[str]) -> str:
+    return f"{{ {', '.join(f'{number} : {text}' for number, text in enumerate(texts))} }}"
 
 
 def _rule(match: str, verdict: str, remark: str) -> str:

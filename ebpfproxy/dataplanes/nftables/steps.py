@@ -28,16 +28,14 @@ def transaction(table: Table, of: Compiled, held: Held, names: SetNames) -> Iter
     if not held.chains and not held.containers:
         yield Step(nft_messages.add_table(table), None)
     yield from _emptied(table, of, held)
-    for key, elements in of.gone.items():
-        keys = (each._replace(verdict=None, comment="") for each in elements)
+    for key, gone in of.gone.items():
+        keys = (each._replace(verdict=None, comment="") for each in gone)
         yield Step(nft_messages.delete_elements(table, key.container, keys), key, needless=True)
     yield from _made_anew(table, of)
     yield from containers(table, of, names)
     yield from chains(table, of)
     yield from rules(table, of, names)
-    for key, elements in of.elements.items():
-        for operation in nft_messages.add_elements(table, key.container, elements):
-            yield Step(operation, key)
+    yield from elements(table, of)
     yield from _gone(table, of)
 
 
@@ -58,6 +56,12 @@ def rules(table: Table, of: Compiled, names: SetNames) -> Iterator[Step]:
         for rule in chain.rules:
             for operation in nft_messages.add_rule(table, key.name, rule, names):
                 yield Step(operation, key)
+
+
+def elements(table: Table, of: Compiled) -> Iterator[Step]:
+    for key, some in of.elements.items():
+        for operation in nft_messages.add_elements(table, key.container, some):
+            yield Step(operation, key)
 
 
 def refilled(table: Table, of: Compiled, held: Held, names: SetNames) -> Iterator[Step]:

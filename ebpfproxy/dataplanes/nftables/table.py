@@ -8,7 +8,18 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from ebpfproxy.dataplanes.nftables import reading, steps
 from ebpfproxy.dataplanes.nftables.commit import committed
 from ebpfproxy.dataplanes.nftables.compiled import Held, compiled
-from ebpfproxy.dataplanes.nftables.entries import TABLE, Chain, ChainEntry, Entry, Key, Map, Set, nft_family
+from ebpfproxy.dataplanes.nftables.entries import (
+    TABLE,
+    Chain,
+    ChainEntry,
+    Element,
+    Entry,
+    Key,
+    Map,
+    Set,
+    nft_family,
+)
+from ebpfproxy.dataplanes.nftables.node_objects import HAIRPIN_CONNECTIONS
 from ebpfproxy.dataplanes.nftables.steps import Step
 from ebpfproxy.errors import KernelError
 from ebpfproxy.kernel import nft_messages
@@ -105,7 +116,10 @@ class KernelTable:
     def _prepare(
         self, chains: Mapping[Chain, ChainEntry], puts: Mapping[Key, Entry], held: Held
     ) -> dict[Key, KernelError]:
-        """The chains, and the sets that rules look into; of a new chain that is refused nothing is there."""
+        """The chains, and the sets that rules look into; of a new chain that is refused nothing is there.
+
+        What all Services share changes before their own chains do, which may rely on it.
+        """
         new = {key: entry for key, entry in chains.items() if key.name not in held.chains}
         refused = self._prepare_names(new, puts, held)
         for part in _parts(new):
@@ -115,7 +129,9 @@ class KernelTable:
             )
             done = committed(self._session, self._table, rules, abandoning=True)
             refused |= not_understood | done.refused
-        for part in _parts({key: entry for key, entry in chains.items() if key not in new}):
+        others = (key for key in chains if key not in new)
+        shared_first = sorted(others, key=lambda key: "/" in key.name)
+        for part in _parts({key: chains[key] for key in shared_first}):
             of, not_understood = compiled(self._table.family, part, (), held)
             changed = steps.refilled(self._table, of, held, self._names)
             done = committed(self._session, self._table, changed, without=refused)
@@ -125,17 +141,19 @@ class KernelTable:
     def _prepare_names(
         self, new: Mapping[Chain, ChainEntry], puts: Mapping[Key, Entry], held: Held
     ) -> dict[Key, KernelError]:
-        """New sets, and the chains without their rules."""
+        """New sets, what endpoints may send to themselves, and the chains without their rules."""
         bare: dict[Key, Entry] = {key: ChainEntry("", ()) for key in new}
         bare |= {
             key: entry
             for key, entry in puts.items()
-            if isinstance(key, Set | Map) and key.name not in held.containers
+            if (isinstance(key, Set | Map) and key.name not in held.containers)
+            or (isinstance(key, Element) and key.container == HAIRPIN_CONNECTIONS)
         }
         of, refused = compiled(self._table.family, bare, (), held)
         first = itertools.chain(
             [Step(nft_messages.add_table(self._table), None)],
             steps.containers(self._table, of, self._names),
+            steps.elements(self._table, of),
             steps.chains(self._table, of),
         )
         while part := list(itertools.islice(first, _CHAINS_IN_A_PART)):

@@ -46,24 +46,29 @@ def entries(plane: NftablesDataplane, *plans: ServicePortPlan, node: NodePlan | 
 
 
 def endpoint_chain(of: Entries, name: str) -> Chain:
-    """That of the first endpoint of this Service."""
+    """That of the first endpoint of this Service, which has session affinity."""
     chains = (key for key in of if isinstance(key, Chain))
     return next(key for key in chains if re.match(f"endpoint-.*/{name}/", key.name))
 
 
+def service_chain(of: Entries, name: str) -> Chain:
+    """The one of policy Cluster."""
+    chains = (key for key in of if isinstance(key, Chain))
+    return next(key for key in chains if re.match(f"service-.*/{name}/", key.name))
+
+
 def spoil(wanted: Entries, name: str, rule: str = "goto nowhere") -> Chain:
-    """Have an endpoint's chain of this Service do what is refused."""
-    endpoint = endpoint_chain(wanted, name)
-    chain = wanted[endpoint]
+    """Have this Service's chain do what is refused."""
+    service = service_chain(wanted, name)
+    chain = wanted[service]
     assert isinstance(chain, ChainEntry)
-    wanted[endpoint] = chain._replace(rules=(*chain.rules, rule))
-    return endpoint
+    wanted[service] = chain._replace(rules=(*chain.rules, rule))
+    return service
 
 
 def leading(plane: NftablesDataplane, of: ServicePortPlan) -> set[Key]:
     """The entries that lead to its endpoints, and their own."""
+    shared = ("cluster-ips", "hairpin-connections")
     return {
-        key
-        for key in plane.render((of,), None)
-        if not (isinstance(key, Element) and key.container == "cluster-ips")
+        key for key in plane.render((of,), None) if not (isinstance(key, Element) and key.container in shared)
     }

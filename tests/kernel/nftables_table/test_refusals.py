@@ -1,16 +1,23 @@
 """What the kernel refuses of the nftables dataplane keeps nothing else out."""
 
-import re
-
 import pytest
 
 from ebpfproxy.dataplanes.delta import diff
 from ebpfproxy.dataplanes.interface import Delta
 from ebpfproxy.dataplanes.nftables.dataplane import NftablesDataplane
-from ebpfproxy.dataplanes.nftables.entries import TABLE, Chain, ChainEntry
+from ebpfproxy.dataplanes.nftables.entries import TABLE, Chain, ChainEntry, Set
 from ebpfproxy.model.address import Family
 from tests.contract.test_dataplane import plan
-from tests.kernel.nftables_table.tables import bring, endpoint_chain, entries, leading, listed, run_nft, spoil
+from tests.kernel.nftables_table.tables import (
+    bring,
+    endpoint_chain,
+    entries,
+    leading,
+    listed,
+    run_nft,
+    service_chain,
+    spoil,
+)
 from tests.support.clock import Clock
 
 pytestmark = pytest.mark.kernel
@@ -22,25 +29,27 @@ def test_a_service_that_is_refused_does_not_keep_others_out(plane: NftablesDatap
     before = entries(plane, plan("good", "10.96.0.1"))
     bring(plane, before)
     wanted = entries(plane, plan("good", "10.96.0.1", endpoints=2), bad := plan("bad", "10.96.0.2"))
-    endpoint = spoil(wanted, "bad")
+    service = spoil(wanted, "bad")
     refused = bring(plane, wanted)
     assert refused.keys() == leading(plane, bad)
-    assert str(refused[endpoint]) == f"nftables: {endpoint}: No such file or directory"
+    assert str(refused[service]) == f"nftables: {service}: No such file or directory"
     assert plane.read() == {key: entry for key, entry in wanted.items() if key not in refused}
 
 
 def test_a_service_whose_change_is_refused_goes_on_as_it_was(plane: NftablesDataplane) -> None:
-    before = entries(plane, plan("web", "10.96.0.1", endpoints=2))
+    before = entries(plane, plan("web", "10.96.0.1", endpoints=2, affinity=9))
     bring(plane, before)
-    wanted = entries(plane, plan("web", "10.96.0.1", endpoints=3), other := plan("other", "10.96.0.2"))
-    service = next(key for key in wanted if isinstance(key, Chain) and re.match("service-.*/web/", key.name))
-    added = next(key for key in wanted.keys() - before.keys() if "__10.1.0.3" in str(key))
+    changed = plan("web", "10.96.0.1", endpoints=3, affinity=9)
+    wanted = entries(plane, changed, other := plan("other", "10.96.0.2"))
+    service = service_chain(wanted, "web")
+    (added,) = (key for key in wanted.keys() - before.keys() if "chain endpoint-" in str(key))
+    (clients,) = (key for key in wanted.keys() - before.keys() if isinstance(key, Set))
     chain = wanted[added]
     assert isinstance(chain, ChainEntry)
     wanted[added] = chain._replace(rules=("goto nowhere",))
     refused = bring(plane, wanted)
     assert refused.keys() == {service, added}
-    assert plane.read() == before | plane.render((other,), None)
+    assert plane.read() == before | plane.render((other,), None) | {clients: wanted[clients]}
 
 
 @pytest.mark.parametrize("rule", ["goto nowhere", "what is this"])
@@ -48,10 +57,10 @@ def test_what_still_is_gone_to_stays_where_something_else_was_refused(
     plane: NftablesDataplane, rule: str
 ) -> None:
     """The Service goes on with both endpoints, though one of them is to go: its own change is refused."""
-    before = entries(plane, plan("web", "10.96.0.1", endpoints=2))
+    before = entries(plane, plan("web", "10.96.0.1", endpoints=2, affinity=9))
     bring(plane, before)
-    wanted = entries(plane, plan("web", "10.96.0.1", endpoints=1))
-    service = next(key for key in wanted if isinstance(key, Chain) and re.match("service-.*/web/", key.name))
+    wanted = entries(plane, plan("web", "10.96.0.1", endpoints=1, affinity=9))
+    service = service_chain(wanted, "web")
     wanted[service] = ChainEntry("", (rule,))
     refused = bring(plane, wanted)
     assert refused.keys() == {service} | (before.keys() - wanted.keys())
@@ -75,7 +84,7 @@ def test_a_chain_that_somebody_still_goes_to_is_emptied_and_goes_when_it_can(
     plane: NftablesDataplane, clock: Clock
 ) -> None:
     """So do all chains before Linux 6.4 for a while, of themselves."""
-    served = entries(plane, plan("web", "10.96.0.1"))
+    served = entries(plane, plan("web", "10.96.0.1", affinity=9))
     bring(plane, served)
     wanted = entries(plane)
     endpoint = endpoint_chain(served, "web")
@@ -94,7 +103,7 @@ def test_a_chain_that_somebody_still_goes_to_is_emptied_and_goes_when_it_can(
 
 
 def test_a_chain_that_waits_to_go_is_used_again(plane: NftablesDataplane, clock: Clock) -> None:
-    served = entries(plane, plan("web", "10.96.0.1"))
+    served = entries(plane, plan("web", "10.96.0.1", affinity=9))
     bring(plane, served)
     endpoint = endpoint_chain(served, "web")
     theirs = {Chain(V4, "theirs"): ChainEntry("", (f"goto {endpoint.name}",))}

@@ -2,15 +2,18 @@
 
 import subprocess
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from ebpfproxy.bench import churn
+from ebpfproxy.bench import agent_life, churn
+from ebpfproxy.bench.agent_life import Fate
 from ebpfproxy.bench.load import Load, LoadFailed
+from ebpfproxy.bench.samples import Samples
 from ebpfproxy.errors import ConfigError
-from ebpfproxy.lab import Agent
+from ebpfproxy.lab import Agent, Lab
 from ebpfproxy.lab.agent import AgentFailed, LogLine
 
 _STARTING = "2025-01-01T00:00:00.000Z INFO starting node=here"
@@ -27,20 +30,25 @@ def agent(age: float, *lines: str, status: int | None = None) -> Agent:
 @pytest.mark.parametrize("status", [0, 1, -9])
 def test_an_agent_that_ended_by_itself_has_failed(status: int) -> None:
     with pytest.raises(AgentFailed, match=f"with status {status}\n") as caught:
-        churn.check_alive(agent(1.0, _STARTING, _SYNCED, status=status))
+        agent_life.check_alive(agent(1.0, _STARTING, _SYNCED, status=status))
     assert _STARTING in caught.value.hint
 
 
 def test_an_agent_that_lives_on_without_a_sync_has_failed() -> None:
-    churn.check_alive(agent(1.0, _STARTING))
-    churn.check_alive(agent(60.0, _STARTING, _SYNCED))
+    agent_life.check_alive(agent(1.0, _STARTING))
+    agent_life.check_alive(agent(60.0, _STARTING, _SYNCED))
     with pytest.raises(AgentFailed, match="did not sync"):
-        churn.check_alive(agent(31.0, _STARTING, "2025-01-01T00:00:00.000Z INFO not yet synced x=1"))
+        agent_life.check_alive(agent(31.0, _STARTING, "2025-01-01T00:00:00.000Z INFO not yet synced x=1"))
 
 
 def test_a_churn_without_an_end_is_a_usage_error() -> None:
     with pytest.raises(ConfigError, match="no end"):
-        next(churn.run(0, 0.0, 10.0, churn.Fate(), ["ebpf"], lambda text: None))
+        next(churn.run(churn.Size(0, 0.0, 10.0), Fate(), ["ebpf"], lambda text: None))
+
+
+def test_an_agent_that_shall_move_needs_a_mode_to_move_to() -> None:
+    with pytest.raises(ConfigError, match="nowhere to move to"):
+        agent_life.Life(cast(Lab, None), Path(), ["ebpf", "ebpf"], Fate(move_s=1.0))
 
 
 @pytest.mark.parametrize(
@@ -63,4 +71,4 @@ def test_a_client_that_ended_well_has_a_report() -> None:
 def test_clients_that_made_no_connection_proved_nothing() -> None:
     nothing: dict[str, Any] = {"attempts": 0, "failed": 0, "slowest_us": 0.0, "errors": {}}
     with pytest.raises(LoadFailed, match="not one"):
-        list(churn._results("ebpf", "clusterip", [nothing, nothing], [], {"syncs": 3}))
+        churn.note(Samples(["ebpf"], 1), "ebpf", "clusterip", [nothing, nothing], [], [], {"syncs": 3})

@@ -5,7 +5,7 @@ from itertools import combinations
 
 import pytest
 
-from ebpfproxy.bench import crossing
+from ebpfproxy.bench import crossing, workload
 
 
 def test_all_networks_are_apart() -> None:
@@ -33,5 +33,5 @@ def test_as_many_direct_targets_as_endpoints_so_that_caches_are_as_cold() -> Non
 
 
 def test_node_ports_do_not_meet() -> None:
-    last = crossing.FIRST_NODE_PORT + crossing.SERVICES_MAX - 1
+    last = workload.node_port(workload.SERVICES_MAX - 1)
     assert last < min(crossing.IPERF_NODE_PORTS.values()) < 32768

@@ -1,4 +1,4 @@
-"""What becomes of samples: pairs of the same turn, and what other programs report."""
+"""What becomes of samples: ratios of the same turn, counts, and what other programs report."""
 
 import resource
 from typing import Any
@@ -6,31 +6,88 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ebpfproxy.bench import flows, iperf, overhead, packet, report
-from ebpfproxy.bench.report import Result
+from ebpfproxy.bench import flow_clients, flow_tables, iperf, packet_cases, report
+from ebpfproxy.bench.samples import Ratio, Result, Samples
+from ebpfproxy.errors import ConfigError
+
+MODES = ("none", "ebpf", "nftables")
+
+
+def by_key(samples: Samples) -> dict[tuple[str, str, str], Result]:
+    return {(each.mode, each.path, each.metric): each for each in samples.results()}
+
+
+def drifting() -> Samples:
+    """A machine that is twice as slow in each turn, and modes that cost 2 % and 10 %."""
+    samples = Samples(MODES, 10)
+    for turn, speed in enumerate((100.0, 200.0, 400.0)):
+        samples.add("none", "direct", "rr_us", turn, [speed])
+        samples.add("ebpf", "direct", "rr_us", turn, [speed * 1.02])
+        samples.add("ebpf", "nodeport", "rr_us", turn, [speed * 1.02 * 1.1])
+        samples.add("nftables", "nodeport", "rr_us", turn, [speed * 1.02 * 1.1 * (1.5 + turn / 10)])
+    return samples
 
 
 def test_a_ratio_is_of_the_same_turn_so_that_a_machine_that_drifts_does_no_harm() -> None:
-    found = {
-        ("one-node", "bare", "rr_per_s"): [100.0, 200.0, 400.0],
-        ("one-node", "pods", "rr_per_s"): [98.0, 196.0, 392.0],
-    }
-    by_metric = {(each.path, each.metric): each for each in overhead.results(found, "ebpf")}
-    assert by_metric["one-node-pods", "rr_per_s_ratio"].p50 == 0.98
-    assert ("one-node-bare", "rr_per_s_ratio") not in by_metric
+    found = by_key(drifting())
+    assert found["ebpf", "direct", "rr_us"].of_first == Ratio(1.02, 1.02, 1.02)
+    assert found["ebpf", "nodeport", "rr_us"].of_direct == Ratio(1.1, 1.1, 1.1)
 
 
-def test_a_ratio_is_shown_to_the_thousandth_and_beside_its_baseline() -> None:
-    results = [
-        Result("ebpf", "one-node-bare", 10, "rr_per_s", 1000.0, 1000.0, 1000.0, 1),
-        Result("ebpf", "one-node-pods", 10, "rr_per_s", 970.0, 970.0, 970.0, 1),
-        Result("ebpf", "one-node-pods", 10, "rr_per_s_ratio", 0.9712, 0.9712, 0.9712, 1),
+def test_modes_are_compared_with_the_first_that_has_the_path() -> None:
+    found = by_key(drifting())
+    assert found["none", "direct", "rr_us"].of_first is None
+    assert found["ebpf", "nodeport", "rr_us"].of_first is None
+    assert found["nftables", "nodeport", "rr_us"].of_first == Ratio(1.6, 1.5, 1.7)
+    assert found["nftables", "nodeport", "rr_us"].of_direct is None  # it was not measured there
+
+
+def test_modes_are_neighbours_in_the_order_in_which_they_were_named() -> None:
+    assert [(each.path, each.mode) for each in drifting().results()] == [
+        ("direct", "none"),
+        ("direct", "ebpf"),
+        ("nodeport", "ebpf"),
+        ("nodeport", "nftables"),
     ]
-    console = Console(width=120)
+
+
+def test_what_is_counted_adds_up_over_rounds_and_has_no_ratio() -> None:
+    samples = Samples(MODES, 10)
+    for mode in MODES:
+        samples.count(mode, "nodeport", "new_failed", 0, 500)
+        samples.count(mode, "nodeport", "new_failed", 2, 700)
+    found = by_key(samples)["ebpf", "nodeport", "new_failed"]
+    assert (found.p50, found.n, found.of_first, found.of_direct) == (2, 1200, None, None)
+
+
+def shown(*results: Result) -> str:
+    console = Console(width=170)
     with console.capture() as capture:
         console.print(report.as_table("overhead", results))
-    assert "0.971" in capture.get()
-    assert "0.97 " in capture.get()
+    return capture.get()
+
+
+def test_a_ratio_is_shown_to_the_thousandth_with_its_spread() -> None:
+    ratio = Ratio(0.9712, 0.94, 1.013)
+    one = Result("rr_per_s", "one-node", "ebpf", 10, 970.0, 970.0, 970.0, 3, of_first=ratio)
+    assert "0.971 0.94–1.01" in shown(one)
+
+
+def test_a_column_that_says_nothing_is_left_out() -> None:
+    text = shown(Result("first_sync_s", "", "ebpf", 10, 3.25, 3.25, 3.25, 1))
+    assert "3.25" in text
+    assert not any(word in text.splitlines()[2] for word in ("path", "of direct", "of first"))
+
+
+def test_ratios_are_objects_for_programs() -> None:
+    samples = drifting()
+    (ebpf,) = (
+        each
+        for each in report.as_object("nodeport", samples.results())["results"]
+        if (each["mode"], each["path"]) == ("ebpf", "nodeport")
+    )
+    assert ebpf["of_direct"] == {"median": 1.1, "least": 1.1, "most": 1.1}
+    assert ebpf["of_first"] is None
 
 
 def test_datagrams_that_were_lost_did_not_arrive() -> None:
@@ -47,18 +104,32 @@ def test_other_metrics_are_no_events() -> None:
     text = (
         'ebpfproxy_map_entries{map="flows"} 7.0\nebpfproxy_datapath_events_total{reason="healed"} 1.5e+06\n'
     )
-    assert flows.events(text) == {"healed": 1.5e6}
+    assert flow_tables.events(text) == {"healed": 1.5e6}
 
 
 @pytest.mark.parametrize("held", [1, 200_000])
 def test_connections_are_shared_by_processes_that_may_have_as_many_files(held: int) -> None:
     _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert -(-held // flows.processes(held)) < limit
+    assert -(-held // flow_clients.processes(held)) < limit
+
+
+def test_more_connections_than_the_kernel_tracks_are_refused_with_what_would_do() -> None:
+    flow_tables.require_tracking("nftables", 262144, 100_000, 10_000.0)
+    flow_tables.require_tracking("nftables", None, 1_000_000, 10_000.0)
+    with pytest.raises(ConfigError, match="200000 held and 150000 that were just closed") as caught:
+        flow_tables.require_tracking("nftables", 262144, 200_000, 10_000.0)
+    assert "--held=112144" in caught.value.hint
+    assert "nf_conntrack_max=350000" in caught.value.hint
+    with pytest.raises(ConfigError) as caught:
+        flow_tables.require_tracking("nftables", 100_000, 1000, 10_000.0)
+    assert "--held" not in caught.value.hint
 
 
 def test_every_translation_goes_to_and_fro() -> None:
     """Two entries each, and no entry of one case is another one's."""
-    translating = [case for case in packet.cases() if case.flows]
+    translating = [case for case in packet_cases.cases() if case.flows]
     assert all(len(case.flows) == 2 for case in translating)
     assert len({key for case in translating for key in case.flows}) == 2 * len(translating)
-    assert len({(case.metric, case.path) for case in packet.cases()}) == len(list(packet.cases()))
+    everything = list(packet_cases.cases())
+    assert len({(case.metric, case.path) for case in everything}) == len(everything)
+    assert {case.program for case in everything} < set(packet_cases.PROGRAMS)

@@ -112,12 +112,12 @@ def test_an_unknown_flag_is_named_with_the_one_that_was_meant() -> None:
 
 def test_a_flag_that_only_kube_proxy_has_is_explained() -> None:
     with pytest.raises(ConfigError) as caught:
-        read("--ipvs-scheduler=rr")
-    assert caught.value.message == "unknown flag: --ipvs-scheduler"
+        read("--kube-api-qps=5")
+    assert caught.value.message == "unknown flag: --kube-api-qps"
     assert "leave it out" in caught.value.hint
 
 
-@pytest.mark.parametrize("flag", ["--sync-period", "--iptables-sync-period"])
+@pytest.mark.parametrize("flag", ["--sync-period", "--iptables-sync-period", "--ipvs-sync-period"])
 def test_one_option_has_our_name_and_kube_proxys(flag: str) -> None:
     assert read(f"{flag}=5s").sync_period == 5.0
     assert read("--sync-period=9s", "--iptables-sync-period=9s", f"{flag}=7s").sync_period == 7.0
@@ -189,7 +189,8 @@ def test_the_help_shows_every_option_once_under_its_group() -> None:
         "The configuration file:",
         "The cluster and this node:",
         "Traffic:",
-        "Modes nftables and iptables:",
+        "Modes nftables, iptables and ipvs:",
+        "Mode ipvs:",
         "Mode ebpf (ebpfproxy's own):",
         "HTTP servers:",
         "The process:",

@@ -10,6 +10,7 @@ from ebpfproxy.config import Config
 from ebpfproxy.config.derived import (
     ebpf_settings,
     iptables_settings,
+    ipvs_settings,
     least_interval,
     netfilter_settings,
     nftables_settings,
@@ -18,6 +19,7 @@ from ebpfproxy.config.derived import (
 from ebpfproxy.dataplanes.ebpf.dataplane import EbpfSettings, FlowTimeouts
 from ebpfproxy.dataplanes.ebpf.maps import MapSizes
 from ebpfproxy.dataplanes.iptables.settings import IptablesSettings
+from ebpfproxy.dataplanes.ipvs.settings import IpvsSettings
 from ebpfproxy.dataplanes.netfilter_sysctls import NetfilterSettings
 from ebpfproxy.dataplanes.nftables.settings import NftablesSettings
 from ebpfproxy.plan.service_plan import DetectLocal, PlanContext, SocketLb
@@ -143,6 +145,31 @@ def test_no_flags_make_what_the_dataplanes_of_netfilter_have_as_defaults() -> No
     assert nftables_settings(Config()) == NftablesSettings()
     assert netfilter_settings(Config(), "nftables") == NetfilterSettings()
     assert netfilter_settings(Config(), "iptables") == NetfilterSettings(route_localnet=True)
+
+
+def test_the_mode_ipvs_never_answers_on_loopback_and_has_a_least_interval_of_its_own() -> None:
+    config = Config.parse({"hostname_override": "here", "ipvs_min_sync_period": "2s"})
+    assert plan_context(config, "ipvs").localhost_node_ports is False
+    assert not netfilter_settings(config, "ipvs").route_localnet
+    assert least_interval(config, "ipvs") == 2.0
+    assert least_interval(Config(), "ipvs") == 0.0
+
+
+def test_what_the_flags_say_of_ipvs_reaches_its_dataplane() -> None:
+    assert ipvs_settings(Config()) == IpvsSettings(scheduler="rr")
+    texts = {
+        "ipvs_scheduler": "sh",
+        "ipvs_exclude_cidrs": ("192.0.2.0/24",),
+        "masquerade_all": "true",
+        "iptables_masquerade_bit": "3",
+        "ipvs_strict_arp": "true",
+        "ipvs_tcp_timeout": "1s",
+        "ipvs_tcpfin_timeout": "2s",
+        "ipvs_udp_timeout": "3s",
+    }
+    assert ipvs_settings(Config.parse(texts)) == IpvsSettings(
+        "sh", tuple(networks(["192.0.2.0/24"])), True, 3, True, 1, 2, 3
+    )
 
 
 def test_the_masquerade_bit_is_for_both_modes_of_netfilter() -> None:

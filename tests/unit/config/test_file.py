@@ -15,6 +15,7 @@ from ebpfproxy.config.file import FileReading, read_configuration
 from ebpfproxy.config.remark import Remark
 from ebpfproxy.config.settings import OPTIONS, Config
 from ebpfproxy.errors import ConfigError
+from ebpfproxy.model.address import parse_network
 
 PATH = Path("config.conf")
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
@@ -160,6 +161,22 @@ def test_a_mode_that_may_be_any_takes_the_section_of_iptables_before_that_of_nft
     assert [remark.values["fields"] for remark in reading.remarks] == ["nftables.masqueradeBit"]
 
 
+def test_the_section_of_the_mode_ipvs_is_read() -> None:
+    config = config_of(
+        "mode: ipvs\nipvs: {scheduler: lc, excludeCIDRs: [10.0.0.0/8, 'fd00::/8'], strictARP: true,"
+        " syncPeriod: 7s, minSyncPeriod: 2s, tcpTimeout: 1h, tcpFinTimeout: 2m, udpTimeout: 3s}\n"
+    )
+    assert (config.proxy_mode, config.ipvs_scheduler, config.ipvs_strict_arp) == ("ipvs", "lc", True)
+    assert config.ipvs_exclude_cidrs == (parse_network("10.0.0.0/8"), parse_network("fd00::/8"))
+    assert (config.sync_period, config.ipvs_min_sync_period) == (7.0, 2.0)
+    assert (config.ipvs_tcp_timeout, config.ipvs_tcpfin_timeout, config.ipvs_udp_timeout) == (3600, 120, 3)
+
+
+def test_the_mode_ipvs_takes_what_its_section_has_not_from_that_of_iptables() -> None:
+    config = config_of("mode: ipvs\niptables: {masqueradeBit: 3, masqueradeAll: true, syncPeriod: 9s}\n")
+    assert (config.iptables_masquerade_bit, config.masquerade_all, config.sync_period) == (3, True, 30.0)
+
+
 def test_sections_that_agree_are_not_remarked_upon() -> None:
     assert read("iptables: {syncPeriod: 5s}\nnftables: {syncPeriod: 5s}").remarks == ()
 
@@ -215,14 +232,13 @@ def test_of_a_field_that_stands_twice_the_last_counts_as_a_whole_and_that_is_tol
 
 def test_fields_that_are_set_and_have_no_effect_here_are_named_once() -> None:
     reading = read(
-        "ipvs: {strictARP: true, syncPeriod: 0s}\nfeatureGates: {A: true}\n"
-        "enableProfiling: true\nportRange: ''\n"
+        "winkernel: {enableDSR: true}\nfeatureGates: {A: true}\nenableProfiling: true\nportRange: ''\n"
     )
     assert reading.texts == {}
     assert reading.remarks == (
         Remark(
             "fields of the configuration file have no effect here",
-            {"file": PATH, "fields": "enableProfiling, featureGates, ipvs.strictARP"},
+            {"file": PATH, "fields": "enableProfiling, featureGates, winkernel.enableDSR"},
         ),
     )
 
@@ -248,7 +264,7 @@ def test_all_that_is_wrong_is_told_at_once_with_file_line_and_path() -> None:
         "config.conf:8: nodePortAddresses: is not a list, such as [first, second]",
         "config.conf:7: conntrack.maxPerCore: is not a single value",
         'config.conf:6: conntrack.min: "3" is text: write it without quotes',
-        'config.conf:3: mode: "kernelspace" is none of auto, ebpf, nftables, iptables',
+        'config.conf:3: mode: "kernelspace" is none of auto, ebpf, nftables, iptables, ipvs',
         "config.conf:4: iptables.masqueradeBit: 32 is not between 0 and 31",
         'config.conf:10: bindAddressHardFail: "maybe" is neither true nor false',
         'config.conf:9: oomScoreAdj: "1.5" is not a whole number',
@@ -256,7 +272,7 @@ def test_all_that_is_wrong_is_told_at_once_with_file_line_and_path() -> None:
 
 
 def test_a_mode_that_is_not_built_in_says_so() -> None:
-    assert refusal("mode: ipvs") == ['config.conf:3: mode: "ipvs" is not built in this version yet']
+    assert refusal("mode: userspace") == ['config.conf:3: mode: "userspace" is not built in this version yet']
 
 
 def test_what_does_not_fit_together_is_named_by_its_fields() -> None:

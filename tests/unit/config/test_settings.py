@@ -90,22 +90,21 @@ def test_the_empty_proxy_mode_is_auto() -> None:
     assert Config.parse({"proxy_mode": ""}).proxy_mode == "auto"
 
 
-@pytest.mark.parametrize("mode", ["auto", "ebpf", "nftables", "iptables"])
+@pytest.mark.parametrize("mode", ["auto", "ebpf", "nftables", "iptables", "ipvs"])
 def test_there_are_these_modes(mode: str) -> None:
     assert Config.parse({"proxy_mode": mode}).proxy_mode == mode
 
 
-@pytest.mark.parametrize("mode", ["ipvs", "userspace"])
-def test_a_mode_that_is_known_but_not_built_in_says_so(mode: str) -> None:
+def test_a_mode_that_is_known_but_not_built_in_says_so() -> None:
     with pytest.raises(ConfigError) as caught:
-        Config.parse({"proxy_mode": mode})
-    assert caught.value.message == f'--proxy-mode: "{mode}" is not built in this version yet'
-    assert caught.value.hint.startswith("this version has ebpf, nftables, iptables;")
+        Config.parse({"proxy_mode": "userspace"})
+    assert caught.value.message == '--proxy-mode: "userspace" is not built in this version yet'
+    assert caught.value.hint.startswith("this version has ebpf, nftables, iptables, ipvs;")
 
 
 def test_an_unknown_mode_names_those_there_are() -> None:
     with pytest.raises(
-        ConfigError, match='--proxy-mode: "kernelspace" is none of auto, ebpf, nftables, iptables'
+        ConfigError, match='--proxy-mode: "kernelspace" is none of auto, ebpf, nftables, iptables, ipvs'
     ):
         Config.parse({"proxy_mode": "kernelspace"})
 

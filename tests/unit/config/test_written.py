@@ -18,7 +18,7 @@ from ebpfproxy.errors import ConfigError
 
 PATH = Path("written.yaml")
 _TEXTS: dict[str, list[Any]] = {
-    "proxy_mode": ["auto", "ebpf", "nftables", "iptables"],
+    "proxy_mode": ["auto", "ebpf", "nftables", "iptables", "ipvs"],
     "bind_address": ["::", "192.0.2.1"],
     "masquerade_all": ["true", "0", "F"],
     "nodeport_addresses": [("10.0.0.0/8, fd00::/8", "192.0.2.0/24"), ("primary",)],
@@ -29,6 +29,11 @@ _TEXTS: dict[str, list[Any]] = {
     "iptables_masquerade_bit": ["0", "31"],
     "iptables_min_sync_period": ["500ms", "5s"],
     "sync_period": ["1m30s"],
+    "ipvs_scheduler": ["lc", "on"],
+    "ipvs_exclude_cidrs": [("10.0.0.0/8,fd00::/8",)],
+    "ipvs_strict_arp": ["true"],
+    "ipvs_min_sync_period": ["2s"],
+    "ipvs_udp_timeout": ["3s"],
     "conntrack_min": ["0"],
     "conntrack_max_per_core": ["+1"],
     "conntrack_tcp_timeout_established": ["0s", "2h"],

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebpfproxy.kernel import netlink
+from ebpfproxy.kernel.netlink import Request
 
 
 def test_messages_of_odd_lengths_in_one_datagram_are_all_found() -> None:
@@ -92,3 +93,36 @@ def test_a_dump_that_stays_disturbed_is_given_up(monkeypatch: pytest.MonkeyPatch
         netlink.dump(socket.NETLINK_ROUTE, 26, bytes(12))
     assert caught.value.errno == errno.EAGAIN
     assert len(attempts) == netlink.DUMP_ATTEMPTS
+
+
+@given(st.lists(st.integers(0, 70_000), max_size=200))
+def test_requests_go_in_order_and_the_last_of_each_datagram_asks_for_an_answer(sizes: list[int]) -> None:
+    requests = [Request(20, netlink.NLM_F_CREATE, bytes(4 * (size // 4))) for size in sizes]
+    sent: list[int] = []
+    for datagram, last in netlink._datagrams(requests):
+        found = list(netlink.messages(datagram))
+        assert [each.flags for each in found[:-1]] == [netlink.NLM_F_REQUEST | netlink.NLM_F_CREATE] * (
+            len(found) - 1
+        )
+        assert found[-1].flags == netlink.NLM_F_REQUEST | netlink.NLM_F_CREATE | netlink.NLM_F_ACK
+        assert found[-1].sequence == last
+        assert len(found) <= 64
+        assert len(found) == 1 or len(datagram) <= 1 << 16
+        sent += [each.sequence for each in found]
+    assert sent == list(range(len(requests)))
+
+
+def test_what_is_refused_is_told_in_the_kernels_words_or_those_of_the_errno() -> None:
+    header = bytes(16)
+    reason = netlink.attribute(1, b"no such thing\0")
+    capped = 0x100  # NLM_F_CAPPED
+    answer = netlink.Message(
+        netlink.NLMSG_ERROR, capped, 7, struct.pack("=i", -errno.EPERM) + header + reason
+    )
+    assert netlink._refused(answer) == (errno.EPERM, "no such thing")
+    plain = netlink.Message(
+        netlink.NLMSG_ERROR, 0, 7, struct.pack("=i", -errno.EPERM) + header + b"the request"
+    )
+    assert netlink._refused(plain) == (errno.EPERM, os.strerror(errno.EPERM))
+    well = netlink.Message(netlink.NLMSG_ERROR, capped, 7, bytes(4) + header)
+    assert netlink._refused(well) is None

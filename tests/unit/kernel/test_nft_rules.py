@@ -11,7 +11,18 @@ from ebpfproxy.kernel import nft_answers, nft_messages
 from ebpfproxy.kernel.nft_compile import compile_rule, parse_verdict
 from ebpfproxy.kernel.nft_decompile import rule_text, verdict_text
 from ebpfproxy.kernel.nft_encoding import decode_all, encode_all, name, nested, u32
-from ebpfproxy.kernel.nft_expressions import Bitwise, Compare, Ct, Meta, Other, Payload, Verdict
+from ebpfproxy.kernel.nft_expressions import (
+    Bitwise,
+    Compare,
+    Ct,
+    Load,
+    Lookup,
+    Meta,
+    Nat,
+    Other,
+    Payload,
+    Verdict,
+)
 from ebpfproxy.kernel.nft_messages import Kind, SetNames, Table
 from ebpfproxy.kernel.nft_rule import Rule
 from tests.golden.nftables_text import entries_of
@@ -28,6 +39,10 @@ WORDS = [
     ("ip", "ip saddr != { 0.0.0.0/8, 255.255.255.255 } drop"),
     ("ip", "ct state != new return"),
     ("ip", "ct state established accept"),
+    ("ip", "ct status dnat accept"),
+    ("ip", "ip saddr . ip daddr . meta l4proto . th dport @connections drop"),
+    ("ip", "ip saddr . ip daddr != @connections drop"),
+    ("ip", "meta l4proto sctp dnat ip to numgen random mod 2 map { 0 : 10.0.0.1 . 80, 1 : 10.0.0.2 . 81 }"),
     ("ip", "fib daddr type != local drop"),
     ("ip", 'iifname "eth*" drop'),
     ("ip", 'iifname != "a-name-of-15-ch" drop'),
@@ -40,6 +55,8 @@ WORDS = [
     ("ip6", "ip6 saddr != fd00::/41 drop"),
     ("ip6", "ip6 daddr . meta l4proto . th dport vmap @service-ips"),
     ("ip6", "meta l4proto udp dnat to [fd00::1]:53"),
+    ("ip6", "meta l4proto udp dnat ip6 to numgen random mod 2 map { 0 : fd00::1 . 53, 1 : fd00::2 . 53 }"),
+    ("ip6", "ct status dnat ip6 saddr . ip6 daddr @connections masquerade"),
     ("ip6", "ip6 saddr != { ::/8, ffff::/16 } drop"),
     ("ip6", "update @clients { ip6 saddr timeout 10800s }"),
     ("ip6", "reject"),
@@ -84,6 +101,10 @@ def test_all_rules_of_a_situation_come_back_in_the_same_words(case: str) -> None
         "numgen random mod 2 vmap { 0 : goto a",
         "numgen inc mod 2 vmap { 0 : goto a }",
         "meta l4proto tcp dnat to 10.0.0.1",
+        "meta l4proto tcp dnat ip6 to numgen random mod 1 map { 0 : fd00::1 . 80 }",
+        "meta l4proto tcp dnat ip to numgen random mod 1 map { 0 : 10.0.0.1 }",
+        "meta l4proto tcp dnat ip to numgen random mod 1 map @named",
+        "ip saddr . ip daddr drop",
         "meta mark set 1",
         'iifname "more-than-fifteen" drop',
         "counter drop",
@@ -119,6 +140,29 @@ def test_a_rule_that_we_never_write_is_another_one(expressions: tuple[Any, ...])
     assert text.startswith("other: ")
     with pytest.raises(ValueError, match="is not understood"):
         compile_rule(text, "ip")
+
+
+CHOICE = compile_rule("dnat ip to numgen random mod 2 map { 0 : 10.0.0.1 . 80, 1 : 10.0.0.2 . 80 }", "ip")
+NUMBER, CHOSEN, TRANSLATION = CHOICE.expressions
+assert isinstance(CHOSEN, Lookup)
+
+
+@pytest.mark.parametrize(
+    "expressions",
+    [
+        (NUMBER, CHOSEN, Verdict(0)),  # looked at by nobody
+        (NUMBER, CHOSEN, Nat(1, 2, 0, 2)),  # a port of which nobody says anything
+        (NUMBER, CHOSEN, Nat(1, 2, 0, 0)),
+        (NUMBER, CHOSEN, Load(0, b"\x0a\0\0\1"), TRANSLATION),
+        (NUMBER, CHOSEN, Payload(0, 1, 12, 4), Lookup("clients", 0), TRANSLATION),
+        (NUMBER, CHOSEN, NUMBER, CHOSEN, TRANSLATION),
+        (Meta(0, 16), CHOSEN, TRANSLATION),  # chosen by something else
+        (NUMBER, CHOSEN._replace(target=4), TRANSLATION),
+    ],
+)
+def test_a_destination_that_is_chosen_in_another_way_is_another_rule(expressions: tuple[Any, ...]) -> None:
+    assert rule_text(CHOICE, "ip").startswith("dnat ip to numgen")
+    assert rule_text(CHOICE._replace(expressions=expressions), "ip").startswith("other: ")
 
 
 def test_an_expression_with_more_to_it_than_we_know_is_another_one() -> None:

@@ -11,6 +11,7 @@ from ebpfproxy.kernel import nft_answers, nft_messages
 from ebpfproxy.kernel.nft_expressions import Code, Verdict
 from ebpfproxy.kernel.nft_messages import Table
 from ebpfproxy.kernel.nft_sets import (
+    Declaration,
     SetElement,
     declaration_text,
     interval_elements,
@@ -19,6 +20,7 @@ from ebpfproxy.kernel.nft_sets import (
 )
 from ebpfproxy.kernel.nft_types import (
     DEVICE,
+    INTEGER,
     IPV4,
     IPV6,
     MARK,
@@ -82,6 +84,19 @@ def test_elements_come_back_with_verdict_and_comment() -> None:
         SetElement(b"\1\2\3\4", Verdict(Code.GOTO, "service-a/b"), comment="a/b:c"),
         SetElement(b"\1\2\3\5", Verdict(Code.DROP)),
         SetElement(b"\1\2\3\6", is_end=True),
+    ]
+    (message,) = nft_messages.add_elements(TABLE, "name", elements)
+    assert list(nft_answers.read_elements(bytes(4) + message.body)) == elements
+
+
+def test_a_map_of_values_comes_back_with_what_it_gives() -> None:
+    places = (IPV6, PORT)
+    declaration = Declaration((INTEGER,), values=places)
+    told = nft_answers.read_set(bytes(4) + nft_messages.add_set(TABLE, "name", declaration, 7).body)
+    assert told.declaration == declaration
+    elements = [
+        SetElement(INTEGER.parse(str(number)), value=parse_key(places, text))
+        for number, text in enumerate(("fd00::1 . 80", "fd00::2 . 65535"))
     ]
     (message,) = nft_messages.add_elements(TABLE, "name", elements)
     assert list(nft_answers.read_elements(bytes(4) + message.body)) == elements

@@ -2,12 +2,19 @@
 
 import pytest
 
-from ebpfproxy.model.address import Protocol
+from ebpfproxy.model.address import Family, Protocol, format_address
 from ebpfproxy.model.endpoint import EndpointPort
 from ebpfproxy.model.service import Service, ServiceType, TrafficPolicy
-from ebpfproxy.plan.health import local_endpoints, needs_health_check
+from ebpfproxy.plan.health import (
+    HealthCheck,
+    health_check_addresses,
+    local_endpoints,
+    needs_health_check,
+    plan_health_check,
+)
+from ebpfproxy.plan.service_plan import NodePlan
 from tests.support import build
-from tests.support.build import HERE, draining, endpoint, slice_of
+from tests.support.build import HERE, draining, endpoint, networks, slice_of
 
 BALANCED = build.service(
     type_=ServiceType.LOAD_BALANCER, external_policy=TrafficPolicy.LOCAL, health_check=32000
@@ -60,3 +67,29 @@ def test_the_families_of_a_pod_are_not_added_up() -> None:
 
 def test_without_slices_there_is_none() -> None:
     assert local_endpoints(BALANCED, (), HERE) == 0
+
+
+def test_a_check_says_of_which_service_it_is_and_at_which_port() -> None:
+    here = slice_of("web", endpoint("10.1.0.1", HERE))
+    assert plan_health_check(BALANCED, [here], HERE) == HealthCheck(BALANCED.name, 32000, 1)
+    assert plan_health_check(build.service(), [here], HERE) is None
+
+
+def addresses(*local: str, everywhere: tuple[Family, ...] = ()) -> set[str]:
+    """Where checks are answered on a node whose NodePorts are answered there."""
+    plan = NodePlan(
+        node_port_networks=frozenset(networks(local)), node_ports_everywhere=frozenset(everywhere)
+    )
+    return {format_address(address) for address in health_check_addresses(plan)}
+
+
+def test_checks_are_answered_where_node_ports_are() -> None:
+    local = "192.0.2.10/32", "127.0.0.0/8", "2001:db8::10/128", "::1/128"
+    assert addresses(*local) == {"192.0.2.10", "127.0.0.1", "2001:db8::10", "::1"}
+    assert addresses(*local, everywhere=(Family.IPV4,)) == {"0.0.0.0", "2001:db8::10", "::1"}
+    assert addresses(*local, everywhere=tuple(Family)) == {"0.0.0.0", "::"}
+    assert addresses() == set()
+
+
+def test_nobody_listens_on_whole_networks_nor_on_link_local_addresses() -> None:
+    assert addresses("198.51.100.0/24", "fe80::1/128", "192.0.2.10/32") == {"192.0.2.10"}

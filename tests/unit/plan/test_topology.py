@@ -176,6 +176,12 @@ def test_ready_elsewhere_beats_terminating_here() -> None:
         assert (found.cluster, found.local, found.on_node) == (True, False, False)
 
 
+def test_where_an_endpoint_is_whose_slice_names_no_node_nobody_knows() -> None:
+    for uses in (CLUSTER, BOTH):
+        found, _ = planned(slice_of("web", endpoint("10.1.0.1", ""), endpoint("10.1.0.2")), uses=uses)
+        assert [(e.cluster, e.local, e.on_node) for e in found] == [(True, False, None), (True, False, False)]
+
+
 def test_of_two_ready_entries_the_one_here_counts() -> None:
     here = slice_of("web", endpoint("10.1.0.1", HERE))
     there = slice_of("web", endpoint("10.1.0.1", ELSEWHERE), called="web-2")

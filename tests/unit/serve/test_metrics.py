@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ebpfproxy import __version__
 from ebpfproxy.errors import NotFound
+from ebpfproxy.model.address import Family
 from ebpfproxy.serve.metrics import MapUse, Metrics, MetricsServer, State
 from tests.unit.serve.http_client import ask
 
@@ -25,6 +26,8 @@ KUBE_PROXYS = {
     "kubeproxy_sync_proxy_rules_no_local_endpoints_total": "gauge",
     "kubeproxy_proxy_healthz_total": "counter",
     "kubeproxy_proxy_livez_total": "counter",
+    "kubeproxy_conntrack_reconciler_sync_duration_seconds": "histogram",
+    "kubeproxy_conntrack_reconciler_deleted_entries_total": "counter",
 }
 OURS = {
     "ebpfproxy_info": "gauge",
@@ -248,3 +251,11 @@ def test_healthz_of_the_metrics_server_is_always_ok(server: MetricsServer) -> No
 def test_any_other_path_is_not_found(server: MetricsServer, path: str) -> None:
     answer = ask(server.port, path)
     assert (answer.code, answer.body) == (404, b"404 page not found\n")
+
+
+def test_a_look_at_tracked_flows_is_told_by_family(metrics: Metrics) -> None:
+    metrics.flows_looked_at(Family.IPV6, 3, 0.002)
+    name = "kubeproxy_conntrack_reconciler"
+    assert value(metrics, f"{name}_deleted_entries_total", ip_family="IPv6") == 3
+    assert value(metrics, f"{name}_sync_duration_seconds_count", ip_family="IPv6") == 1
+    assert value(metrics, f"{name}_deleted_entries_total", ip_family="IPv4") is None

@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 from hypothesis import given, settings
 
-from ebpfproxy.dataplanes.iptables.entries import NODE_CHAINS, SHARED_CHAINS, Chain, Entry, Key, Rule
+from ebpfproxy.dataplanes.iptables.layout import NODE_CHAINS, SHARED_CHAINS
 from ebpfproxy.dataplanes.iptables.node_rules import node_entries
 from ebpfproxy.dataplanes.iptables.service_rules import service_entries
 from ebpfproxy.dataplanes.iptables.settings import IptablesSettings
+from ebpfproxy.dataplanes.xtables.entries import Chain, Entry, Key, Rule
 from ebpfproxy.model.address import (
     Address,
     Family,
@@ -67,7 +68,7 @@ def test_a_packet_is_treated_as_planned(
         entries = node_entries(NODE_PLAN, family, SETTINGS)
         for plan in plans:
             if plan.family is family:
-                entries.update(service_entries(plan, SETTINGS))
+                entries.update(service_entries(plan))
         rules = ruleset(entries)
         for plan, frontend in dialled(plans, family):
             for client in clients(plan, frontend):
@@ -82,7 +83,7 @@ def test_chains_are_there_where_something_jumps_to_them_and_nowhere_else(
 ) -> None:
     known = {name for _, name in (*SHARED_CHAINS, *NODE_CHAINS)}
     for plan in settled(exposed, node, context):
-        entries = service_entries(plan, SETTINGS)
+        entries = service_entries(plan)
         own = {key.name for key in entries if isinstance(key, Chain)}
         targets = {text.rpartition("-j ")[2].split(" ")[0] for text in texts(entries) if "-j " in text}
         assert own == {target for target in targets if target.startswith("KUBE-")} - known
@@ -95,7 +96,7 @@ def test_two_plans_have_no_key_in_common_but_where_one_load_balancer_asks_for_bo
 ) -> None:
     """That exception takes two ports of one name, which the API server does not admit."""
     for one, other in itertools.combinations(settled(exposed, node, context), 2):
-        both = service_entries(one, SETTINGS).keys() & service_entries(other, SETTINGS).keys()
+        both = service_entries(one).keys() & service_entries(other).keys()
         assert all(isinstance(key, Rule) and "health check" in key.text for key in both)
         assert not both or str(one.name) == str(other.name)
 

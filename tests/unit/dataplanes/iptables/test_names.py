@@ -2,7 +2,8 @@
 
 import pytest
 
-from ebpfproxy.dataplanes.iptables.names import SERVICE_PREFIXES, endpoint_chain, service_chains
+from ebpfproxy.dataplanes.iptables.names import endpoint_chain, service_chains
+from ebpfproxy.dataplanes.xtables.names import SERVICE_PREFIXES
 from ebpfproxy.model.address import Protocol
 from ebpfproxy.model.service import ServicePortName
 

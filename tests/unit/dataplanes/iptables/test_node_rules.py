@@ -2,19 +2,17 @@
 
 import pytest
 
-from ebpfproxy.dataplanes.iptables.entries import (
+from ebpfproxy.dataplanes.iptables.layout import LOCALNET_GUARD, NODE_CHAINS, SHARED_CHAINS
+from ebpfproxy.dataplanes.iptables.node_rules import answers_on_loopback, node_entries
+from ebpfproxy.dataplanes.iptables.settings import IptablesSettings
+from ebpfproxy.dataplanes.xtables.entries import (
     FILTER,
-    LOCALNET_GUARD,
     NAT,
-    NODE_CHAINS,
-    SHARED_CHAINS,
     Chain,
     Place,
     Rule,
     SharedChain,
 )
-from ebpfproxy.dataplanes.iptables.node_rules import answers_on_loopback, node_entries
-from ebpfproxy.dataplanes.iptables.settings import IptablesSettings
 from ebpfproxy.model.address import Family, parse_network
 from ebpfproxy.plan.service_plan import NodePlan
 from tests.support.iptables_walk import ruleset

@@ -4,9 +4,8 @@ import dataclasses
 
 import pytest
 
-from ebpfproxy.dataplanes.iptables.entries import FILTER, NAT, Chain, Entry, Key, Place, Rule
 from ebpfproxy.dataplanes.iptables.service_rules import service_entries
-from ebpfproxy.dataplanes.iptables.settings import IptablesSettings
+from ebpfproxy.dataplanes.xtables.entries import FILTER, NAT, Chain, Entry, Key, Place, Rule
 from ebpfproxy.model.address import Family, Protocol, parse_address, parse_network
 from ebpfproxy.model.service import ServicePortName
 from ebpfproxy.plan.service_plan import (
@@ -61,8 +60,8 @@ def plan(
     return ServicePortPlan(NAME, Family.IPV4, frontends, endpoints, otherwise, local_traffic=PODS)
 
 
-def rendered(plan: ServicePortPlan, **settings: object) -> dict[Key, Entry]:
-    return service_entries(plan, IptablesSettings(**settings))  # type: ignore[arg-type]
+def rendered(plan: ServicePortPlan) -> dict[Key, Entry]:
+    return service_entries(plan)
 
 
 def chain(entries: dict[Key, Entry], name: str) -> list[str]:
@@ -270,8 +269,8 @@ def test_other_protocols_are_matched_as_such(protocol: Protocol, name: str) -> N
     assert chain(entries, translating)[1] == f"-p {name} -m {name} -j DNAT --to-destination 10.1.0.1:8080"
 
 
-def test_comments_of_endpoints_can_be_left_out_and_the_others_stay() -> None:
-    entries = rendered(plan(CLUSTER_IP, NODE_PORT), comments=False)
+def test_in_a_large_cluster_comments_of_endpoints_are_left_out_and_the_others_stay() -> None:
+    entries = rendered(dataclasses.replace(plan(CLUSTER_IP, NODE_PORT), terse=True))
     texts = {key.name: entry for key, entry in entries.items() if isinstance(key, Chain)}
     assert texts["KUBE-SEP-LAE4CYYNBDVVQRFA"] == (
         "-s 10.1.0.1/32 -j KUBE-MARK-MASQ",

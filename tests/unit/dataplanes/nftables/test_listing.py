@@ -153,7 +153,7 @@ def test_each_element_is_read_for_itself(element: str, key: str, entry: ElementE
         ("ip6 saddr != { fd00::/9, fd80::/9 } drop", "ip6 saddr != fd00::/8 drop"),
         ("ip saddr != @somebody drop", "ip saddr != @somebody drop"),
         ("ip saddr != { $no, $ranges } drop", "ip saddr != { $no, $ranges } drop"),
-        ("meta mark 0x00000000/1 return", "meta mark & 0x80000000 == 0x00000000 return"),
+        ("meta mark != 0x00000000/1 return", "meta mark & 0x80000000 != 0x00000000 return"),
         ("update @s { ip saddr timeout 1d }", "update @s { ip saddr timeout 86400s }"),
         ("update @s { ip saddr timeout 23h59m59s }", "update @s { ip saddr timeout 86399s }"),
         (
@@ -161,6 +161,10 @@ def test_each_element_is_read_for_itself(element: str, key: str, entry: ElementE
             "numgen random mod 3 vmap { 0 : goto a, 1 : goto b, 2 : goto c }",
         ),
         ("numgen inc mod 2 vmap { 0-1 : drop }", "numgen inc mod 2 vmap { 0-1 : drop }"),
+        (
+            "meta l4proto 6 dnat ip to numgen random mod 2 map { 1 : 10.0.0.2 . 80, 0 : 10.0.0.1 . 80 }",
+            "meta l4proto tcp dnat ip to numgen random mod 2 map { 0 : 10.0.0.1 . 80, 1 : 10.0.0.2 . 80 }",
+        ),
         ("meta l4proto 132 dnat to 10.0.0.1:80", "meta l4proto sctp dnat to 10.0.0.1:80"),
         ("meta l4proto 61 drop", "meta l4proto 61 drop"),
     ],

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from collections.abc import Container, Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from ebpfproxy.dataplanes.nftables.entries import Chain, ChainEntry, Element, ElementEntry, Entry, Key
 from ebpfproxy.dataplanes.nftables.rendering import render
 from ebpfproxy.dataplanes.nftables.settings import NftablesSettings
-from ebpfproxy.model.address import Family, format_endpoint, parse_address, parse_network
+from ebpfproxy.model.address import Address, Family, Protocol, format_endpoint, parse_address, parse_network
 from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import Service
@@ -42,6 +43,7 @@ SETTINGS = NftablesSettings()
 RESTRICTED = NodePlan(NODE_PLAN.local_networks, NODE_PLAN.node_port_networks, (), frozenset())
 CLIENT, OWN = parse_address("203.0.113.77"), parse_address("192.0.2.10")
 
+Place = tuple[Address, Protocol, int]
 Exposed = tuple[Service, tuple[EndpointSlice, ...]]
 
 
@@ -54,10 +56,11 @@ def test_a_packet_is_treated_as_planned(
     plans = settled(exposed, node, context)
     for family in Family:
         rules = Ruleset(render(plans, node_plan, SETTINGS, [family]))
+        here = {place for plan in plans for place in on_this_node(plan)}
         for plan, frontend in dialled(plans, family):
             for client in clients(plan, frontend):
                 found = rules.fates(packet(plan, frontend, client))
-                assert found == expected(plan, frontend, client), (plan, frontend, client)
+                assert found == expected(plan, frontend, client, here), (plan, frontend, client)
 
 
 @given(exposed_services(), NODES, CONTEXTS)
@@ -74,14 +77,14 @@ def test_chains_are_there_where_something_leads_to_them_and_nowhere_else(
 
 @given(exposed_services(), NODES, CONTEXTS)
 @settings(max_examples=100, deadline=None)
-def test_two_plans_have_no_key_in_common_but_their_cluster_ip(
+def test_two_plans_have_no_key_in_common_but_their_cluster_ip_and_their_endpoints(
     exposed: Exposed, node: Node | None, context: PlanContext
 ) -> None:
     for one, other in itertools.combinations(settled(exposed, node, context), 2):
         mine, theirs = (render((plan,), None, SETTINGS) for plan in (one, other))
         for key in mine.keys() & theirs.keys():
             assert isinstance(key, Element)
-            assert key.container == "cluster-ips"
+            assert key.container in ("cluster-ips", "hairpin-connections")
             assert mine[key] == theirs[key]
 
 
@@ -95,6 +98,12 @@ def test_a_port_of_a_cluster_ip_that_no_service_has_is_refused(protocol: str, de
 def test_an_address_that_no_service_has_is_let_through() -> None:
     passing = Packet(CLIENT, parse_address("10.96.0.11"), "tcp", 80)
     assert rules_of("cluster_ip").fates(passing) == {Fate("", False)}
+
+
+def test_a_connection_to_oneself_that_is_none_of_a_service_is_let_through() -> None:
+    """Though there is a Service by which the endpoint might reach itself."""
+    own = parse_address("10.1.0.1")
+    assert rules_of("cluster_ip").fates(Packet(own, own, "tcp", 8080)) == {Fate("", False)}
 
 
 def test_other_ports_of_an_external_ip_are_let_through() -> None:
@@ -137,7 +146,17 @@ def rules_of(case: str) -> Ruleset:
     return Ruleset({k: e for k, e in entries_of(load(case)).items() if k.family is Family.IPV4})
 
 
-def expected(plan: ServicePortPlan, frontend: FrontendPlan, client: Client) -> set[Fate]:
+def on_this_node(plan: ServicePortPlan) -> Iterator[Place]:
+    """Where its connections may go to on this node, or nobody knows: only those may come back to where they
+    came from."""
+    for each in plan.endpoints:
+        if plan.frontends and each.on_node is not False and (each.cluster or each.local):
+            yield each.address, plan.name.protocol, each.port
+
+
+def expected(
+    plan: ServicePortPlan, frontend: FrontendPlan, client: Client, here: Container[Place]
+) -> set[Fate]:
     if frontend.restricted and not admitted(frontend, client):
         return {Fate("DROP", False)}
     treatment: Treatment = getattr(frontend, client.source)
@@ -148,7 +167,8 @@ def expected(plan: ServicePortPlan, frontend: FrontendPlan, client: Client) -> s
     return {
         Fate(
             f"DNAT {format_endpoint(each.address, each.port)}",
-            treatment.masquerade or each.address == client.address,
+            treatment.masquerade
+            or (each.address == client.address and (each.address, plan.name.protocol, each.port) in here),
         )
         for each in usable
     }

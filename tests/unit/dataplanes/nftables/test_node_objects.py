@@ -54,13 +54,15 @@ CHAINS = {
     "mark-for-masquerade": """
         meta mark set meta mark | 0x00004000""",
     "masquerading": """
-        meta mark & 0x00004000 == 0x00000000 return
-        meta mark set meta mark ^ 0x00004000
-        masquerade fully-random""",
+        meta mark & 0x00004000 != 0x00000000 meta mark set meta mark ^ 0x00004000 masquerade fully-random
+        ct status dnat {connection} @hairpin-connections masquerade fully-random""".format(
+        connection="ip saddr . ip daddr . meta l4proto . th dport"
+    ),
 }
 
 CONTAINERS = {
     "set cluster-ips": "type ipv4_addr;",
+    "set hairpin-connections": "type ipv4_addr . ipv4_addr . inet_proto . inet_service;",
     "map service-ips": "type ipv4_addr . inet_proto . inet_service : verdict;",
     "map service-nodeports": "type inet_proto . inet_service : verdict;",
     "map no-endpoint-services": "type ipv4_addr . inet_proto . inet_service : verdict;",
@@ -103,6 +105,7 @@ def test_the_table_of_ipv6_differs_by_the_words_of_its_family_alone() -> None:
     translated = (
         str(list(four.items()))
         .replace("ip daddr", "ip6 daddr")
+        .replace("ip saddr", "ip6 saddr")
         .replace("ipv4_addr", "ipv6_addr")
         .replace("127.0.0.0/8", "::1")
         .replace(repr(Family.IPV4), repr(Family.IPV6))
@@ -118,11 +121,8 @@ def test_without_families_there_is_nothing() -> None:
 def test_one_bit_of_the_mark_says_that_a_packet_shall_be_masqueraded(bit: int, mark: str) -> None:
     found = chains(render((), NodePlan(), NftablesSettings(bit), [Family.IPV4]))
     assert found["mark-for-masquerade"] == [f"meta mark set meta mark | {mark}"]
-    assert found["masquerading"] == [
-        f"meta mark & {mark} == 0x00000000 return",
-        f"meta mark set meta mark ^ {mark}",
-        "masquerade fully-random",
-    ]
+    masquerade = f"meta mark & {mark} != 0x00000000 meta mark set meta mark ^ {mark} masquerade fully-random"
+    assert found["masquerading"][0] == masquerade
 
 
 NODE_PORT = "meta l4proto . th dport vmap @service-nodeports"

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Samples of what connections and packets take: the first error ends it. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "load.h"
+
+#define KEPT_ALIVE 16 /* connections, or flows, to each list */
+
+static void write_sample(uint64_t took)
+{
+	if (fwrite(&took, sizeof(took), 1, stdout) != 1)
+		die("standard output");
+}
+
+static int once(const char *mode, const struct options *options, const union address *target,
+		uint64_t *took)
+{
+	if (!strcmp(mode, "udp"))
+		return options->connected ? udp_with_peer(target, took)
+					  : udp_without_peer(target, took);
+	if (!strcmp(mode, "first"))
+		return send_first(target, took);
+	return tcp_once(target, !strcmp(mode, "crr"), took);
+}
+
+static int timed_exchange(int fd, uint64_t *took)
+{
+	uint64_t start = now();
+	int error = exchange(fd);
+
+	*took = now() - start;
+	return error;
+}
+
+/* Those of one list are `lists` apart. NULL where one cannot be opened. */
+static int *open_all_kept(const struct options *options, const struct targets *targets,
+			  size_t count, bool datagrams)
+{
+	int *fds = calloc(count, sizeof(*fds));
+	uint64_t state = options->seed;
+
+	for (size_t i = 0; i < count; i++) {
+		const union address *target = pick(targets, i, &state);
+		int error = ENOMEM;
+
+		if (fds)
+			error =
+			    datagrams ? open_kept_udp(target, &fds[i]) : open_kept(target, &fds[i]);
+		if (error) {
+			explain(target, error);
+			return NULL;
+		}
+	}
+	return fds;
+}
+
+static int lost(int error)
+{
+	fprintf(stderr, "load: a kept connection: %s\n", strerror(error));
+	return 1;
+}
+
+int keep_alive(const struct options *options, const struct targets *targets, bool datagrams)
+{
+	size_t count = targets->lists * KEPT_ALIVE;
+	int *fds = open_all_kept(options, targets, count, datagrams);
+	uint64_t start = now(), done = 0, took;
+	int error = 0;
+
+	if (!fds)
+		return 1;
+	for (uint64_t i = 0; !over(options, done, start); i++) {
+		error = (datagrams ? send_unanswered : timed_exchange)(fds[i % count], &took);
+		if (error)
+			return lost(error);
+		if (i < options->warm_up)
+			continue;
+		done++;
+		write_sample(took);
+	}
+	for (size_t i = 0; datagrams && i < count;
+	     i++) { /* that they did go where they are answered */
+		error = exchange(fds[i]);
+		if (error)
+			return lost(error);
+	}
+	return fflush(stdout) ? 1 : 0;
+}
+
+int measure(const char *mode, const struct options *options, const struct targets *targets)
+{
+	uint64_t state = options->seed, start = now(), done = 0, took;
+
+	for (uint64_t i = 0; !over(options, done, start); i++) {
+		const union address *target = pick(targets, i, &state);
+		int error = once(mode, options, target, &took);
+
+		if (error) {
+			explain(target, error);
+			return 1;
+		}
+		if (i < options->warm_up)
+			continue;
+		done++;
+		write_sample(took);
+	}
+	return fflush(stdout) ? 1 : 0;
+}

@@ -1,0 +1,112 @@
+"""The clients that open many connections across two nodes, some to be held."""
+
+import math
+import resource
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ebpfproxy.bench.crossing import Crossing
+from ebpfproxy.bench.load import Load, LoadFailed
+from ebpfproxy.bench.samples import Samples
+from ebpfproxy.bench.sides import Progress
+from ebpfproxy.kernel import netns
+from ebpfproxy.lab import Lab
+
+SERVICES, ENDPOINTS = 10, 10
+DIRECT = ("direct-local", "direct-remote")
+NODE_PORTS = ("nodeport-local", "nodeport-remote")
+
+_CLIENTS = 4
+"""Processes that open connections: more than there are CPUs, so that none is idle."""
+_OTHER_FILES = 100
+
+Reports = list[dict[str, Any]]
+"""Of all clients: see `Load.churn`."""
+
+
+class Held(NamedTuple):
+    """Connections that stay, and the processes that hold them."""
+
+    holders: list["subprocess.Popen[bytes]"]
+    opened: Reports
+
+    @property
+    def unopened(self) -> int:
+        return sum(int(each["failed"]) for each in self.opened)
+
+    @property
+    def attempts(self) -> int:
+        return sum(int(each["attempts"]) for each in self.opened)
+
+
+class Clients:
+    """All of them are outside, and may use nearly all ports."""
+
+    def __init__(self, lab: Lab, held: int) -> None:
+        """Room to hold so many."""
+        self._processes = processes(held)
+        self.crossing = Crossing(lab, Load(lab.folder), servers=1 + self._processes)
+        self.crossing.write(SERVICES, ENDPOINTS)
+        with netns.entered(lab.outside.netns):
+            Path("/proc/sys/net/ipv4/ip_local_port_range").write_text("1024 65535")
+
+    def hold(self, paths: Sequence[str], count: int, *, busy: float = 0.0) -> Held:
+        """`busy` as of `Load.hold`."""
+        crossing = self.crossing
+        targets = crossing.targets(paths, SERVICES, ENDPOINTS)
+        each = -(-count // self._processes)
+        begun = [
+            crossing.load.hold(crossing.client, targets, each, busy=busy) for _ in range(self._processes)
+        ]
+        return Held([holder for holder, _ in begun], [opened for _, opened in begun])
+
+    def end(self, held: Held) -> Reports:
+        """After each of them was asked once more; failures to open them are counted again."""
+        patience = 120.0 + held.attempts / 1000
+        return [self.crossing.load.end_churn(holder, timeout=patience) for holder in held.holders]
+
+    def open(self, paths: Sequence[str], seconds: float, seed: int = 0) -> Reports:
+        """Connections with a byte there and back, as many as go. Raises LoadFailed."""
+        crossing = self.crossing
+        targets = crossing.targets(paths, SERVICES, ENDPOINTS)
+        running = [
+            crossing.load.start_churn(
+                crossing.client, targets, seconds=seconds, seed=seed * _CLIENTS + number
+            )
+            for number in range(_CLIENTS)
+        ]
+        reports = [
+            crossing.load.end_churn(client, terminate=False, timeout=seconds + 60) for client in running
+        ]
+        if not all(report["attempts"] for report in reports):
+            raise LoadFailed("a client made not one connection")
+        return reports
+
+
+def processes(held: int) -> int:
+    """How many it takes to hold so many connections, since each may have only so many files."""
+    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(1, math.ceil(held / (files - _OTHER_FILES)))
+
+
+def per_second(reports: Reports) -> float:
+    return float(sum(report["attempts"] / report["seconds"] for report in reports))
+
+
+def note_opened(samples: Samples, mode: str, path: str, turn: int, reports: Reports) -> None:
+    """- made_per_s: how many connections; new_slowest_us: the slowest;
+    - new_failed: of all those, how many did; new_sent_twice: of which a packet had to be sent once more.
+    """
+    attempts = sum(report["attempts"] for report in reports)
+    samples.add(mode, path, "made_per_s", turn, [per_second(reports)])
+    samples.add(mode, path, "new_slowest_us", turn, [max(report["slowest_us"] for report in reports)])
+    samples.count(mode, path, "new_failed", sum(report["failed"] for report in reports), attempts)
+    samples.count(mode, path, "new_sent_twice", sum(report["slow"] for report in reports), attempts)
+
+
+def tell_errors(progress: Progress, mode: str, reports: Reports) -> None:
+    for report in reports:
+        if report["errors"]:
+            progress(f"{mode}: errors: {report['errors']}")

@@ -1,0 +1,67 @@
+"""The modes that benchmarks compare: each of --proxy-mode, and variants of some.
+
+What is added to `modes.choice.MODES` is a name here by that alone.
+"""
+
+from collections.abc import Iterable
+
+from ebpfproxy.errors import ConfigError
+from ebpfproxy.modes import choice
+
+NONE = "none"
+"""A machine without a proxy, which modes are measured beside."""
+
+EBPF = "ebpf"
+
+_VARIANTS = {
+    "ebpf-redirect": (EBPF, ("--ebpf-redirect",)),
+    "ebpf-host": (EBPF, ("--socket-lb=host",)),
+    "iptables-legacy": ("iptables", ("--iptables-flavour=legacy",)),
+    "iptables-nft": ("iptables", ("--iptables-flavour=nft",)),
+}
+"""By name: the mode, and the agent's flags that make it this variant."""
+
+NAMES = tuple(
+    name
+    for mode in choice.MODES
+    for name in (mode.name, *(variant for variant, (of, _) in _VARIANTS.items() if of == mode.name))
+)
+
+
+def base(name: str) -> str:
+    """The --proxy-mode of one of NAMES.
+
+    >>> base("iptables-legacy"), base("nftables")
+    ('iptables', 'nftables')
+    """
+    return _VARIANTS[name][0] if name in _VARIANTS else name
+
+
+def options(name: str) -> tuple[str, ...]:
+    """What an agent is told beside --proxy-mode."""
+    return _VARIANTS[name][1] if name in _VARIANTS else ()
+
+
+def flags(name: str) -> tuple[str, ...]:
+    """All that makes an agent serve in one of NAMES.
+
+    >>> flags("iptables-legacy")
+    ('--proxy-mode=iptables', '--iptables-flavour=legacy')
+    """
+    return (f"--proxy-mode={base(name)}", *options(name))
+
+
+def options_of_one_life(names: Iterable[str]) -> list[str]:
+    """What an agent is told that shall move from each to the next, since it keeps its flags.
+
+    Raises ConfigError where two of them are variants of one mode.
+    """
+    found: dict[str, str] = {}
+    for name in names:
+        other = found.setdefault(base(name), name)
+        if other != name:
+            raise ConfigError(
+                f"an agent cannot move between {other} and {name}, which differ in its flags",
+                "name one of them",
+            )
+    return [option for name in found.values() for option in options(name)]

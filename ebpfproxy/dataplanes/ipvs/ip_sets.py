@@ -1,0 +1,100 @@
+"""The ipsets in the kernel, of both families."""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from ebpfproxy.dataplanes.ipvs.entries import Entry, Key, Member, Set
+from ebpfproxy.dataplanes.ipvs.sets import NAMES, SETS, ip_set
+from ebpfproxy.errors import AlreadyExists, KernelError, NotFound, Rejected, Unsupported
+from ebpfproxy.kernel import ipset
+from ebpfproxy.kernel.ipset import Change
+from ebpfproxy.kernel.ipset_messages import IpSet
+from ebpfproxy.model.address import Family
+
+Refused = dict[Key, KernelError]
+
+
+def make_all(of: Family) -> None:
+    """Where there is none yet. Raises KernelError."""
+    for base in SETS:
+        ipset.create(ip_set(base, of))
+
+
+class IpSets:
+    """In the calling thread's network namespace. Sets of other names are nobody's business."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, IpSet] = {}
+
+    def read(self, families: Iterable[Family]) -> dict[Key, Entry]:
+        """Raises KernelError."""
+        served = tuple(families)
+        self._held = {}
+        found: dict[Key, Entry] = {}
+        for name, listed in ipset.sets().items():
+            _, of = NAMES.get(name, ("", None))
+            if of in served and of is not None:
+                self._held[name] = listed.set
+                found[Set(of, name)] = listed.set.type
+                found.update(dict.fromkeys(self._members(of, name), True))
+        return found
+
+    def create(self, keys: Iterable[Set]) -> Refused:
+        """Those that there are not. One of another type is refused: no rule could be told of a change."""
+        refused: Refused = {}
+        for key in keys:
+            made = ip_set(*NAMES[key.name])
+            held = self._held.get(key.name)
+            if held is None:
+                try:
+                    ipset.create(made)
+                except AlreadyExists:
+                    held = ipset.sets()[key.name].set
+                except KernelError as failure:
+                    refused[key] = failure
+                    continue
+                self._held[key.name] = held or made
+            if held and held.type != made.type:
+                hint = f"see who refers to it by iptables-save, remove that, then: ipset destroy {key.name}"
+                refused[key] = Rejected(f"ipset {key.name} is there as {held.type}, not {made.type}", hint)
+        return refused
+
+    def change(self, puts: Iterable[Member], drops: Iterable[Member]) -> Refused:
+        """Members, of all sets at a time."""
+        by_set: dict[tuple[Family, str], tuple[list[str], list[str]]] = {}
+        for key in puts:
+            by_set.setdefault((key.family, key.set), ([], []))[0].append(key.text)
+        for key in drops:
+            if key.set in self._held:
+                by_set.setdefault((key.family, key.set), ([], []))[1].append(key.text)
+        families = {name: of for of, name in by_set}
+        failed = ipset.change(
+            Change(self._held.get(name) or ip_set(*NAMES[name]), add, drop)
+            for (_, name), (add, drop) in by_set.items()
+        )
+        return {Member(families[name], name, text): why for (name, text), why in failed.items()}
+
+    def destroy(self, keys: Iterable[Set]) -> Refused:
+        refused: Refused = {}
+        for key in keys:
+            try:
+                ipset.destroy(key.name)
+            except NotFound:
+                pass
+            except KernelError as failure:
+                refused[key] = failure
+                continue
+            self._held.pop(key.name, None)
+        return refused
+
+    def generation(self) -> Mapping[str, int]:
+        """How many members each set has."""
+        return {name: listed.elements for name, listed in ipset.sets().items() if name in NAMES}
+
+    @staticmethod
+    def _members(of: Family, name: str) -> Iterator[Member]:
+        try:
+            texts = ipset.members(name)
+        except (NotFound, Unsupported):
+            return  # it is gone, or of another type: then its own entry differs
+        for text in texts:
+            yield Member(of, name, text)

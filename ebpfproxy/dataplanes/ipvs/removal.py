@@ -1,0 +1,162 @@
+"""Removing what this mode left, or kube-proxy in its mode ipvs: at once, or where another mode serves by
+then.
+
+Never IPVS' whole table, as kube-proxy --cleanup does: of virtual servers those that are ours, as
+`ownership` has it, and none of somebody else's, with or without --ipvs-exclude-cidrs.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+
+from ebpfproxy.dataplanes.ipvs import addresses
+from ebpfproxy.dataplanes.ipvs.entries import Key, Set
+from ebpfproxy.dataplanes.ipvs.ip_sets import IpSets
+from ebpfproxy.dataplanes.ipvs.layout import OWN_CHAINS
+from ebpfproxy.dataplanes.ipvs.ownership import ownership
+from ebpfproxy.dataplanes.xtables import flavours, names, removal
+from ebpfproxy.dataplanes.xtables.entries import FILTER
+from ebpfproxy.dataplanes.xtables.layout import TableAndName
+from ebpfproxy.dataplanes.xtables.removal import COMMON_CHAINS, are_of_ipvs
+from ebpfproxy.errors import Unsupported
+from ebpfproxy.kernel import conntrack, dummy, ipvs, ipvs_table, local_addresses
+from ebpfproxy.kernel.dummy import KUBE_IPVS0
+from ebpfproxy.kernel.iptables import Iptables
+from ebpfproxy.kernel.ipvs import Operation
+from ebpfproxy.kernel.ipvs_messages import Listed, ServerKey
+from ebpfproxy.model.address import Address, Family, Network, Protocol
+from ebpfproxy.plan.service_plan import Frontend
+
+_GUARD = (FILTER, names.IPVS_FILTER)
+
+
+def leftovers(chains: Mapping[TableAndName, list[str]]) -> set[TableAndName]:
+    """Those that the mode iptables has, too, only where rules of this mode are in them."""
+    own = OWN_CHAINS | COMMON_CHAINS if are_of_ipvs(chains) else OWN_CHAINS
+    return {each for each in chains if each in own}
+
+
+def remove(excluded: tuple[Network, ...], dry_run: bool = False) -> list[str]:
+    """All of it, in the calling thread's network namespace; what was removed, or with `dry_run` would be, a
+    line each. Connections by it end. Raises KernelError."""
+    left = _Left(excluded)
+    lines = removal.remove(leftovers, dry_run) if _has_rules() else []
+    lines += left.described()
+    if not dry_run:
+        left.remove()
+    return lines
+
+
+def retire(excluded: tuple[Network, ...], translates: Callable[[Family], bool]) -> tuple[list[str], bool]:
+    """What new connections may need, at once: all but virtual servers that have connections, and their
+    addresses, which stay until those are gone. What was removed, and whether something is left.
+
+    With them stays the chain KUBE-IPVS-FILTER. It keeps new connections to these addresses off what listens
+    on all of the node's; and asks for connection tracking.
+
+    Nobody comes to those anew: the mode that serves translates what they are sent before IPVS sees it.
+    UDP flows do not keep a virtual server: the mode that serves ends, or takes over, what its plans do not
+    know. What the rules translated: see `xtables.removal.retire`, also for `translates`.
+
+    Raises KernelError.
+    """
+    left = _Left(excluded)
+    busy = {key for key, listed in left.servers.items() if _is_busy(listed)}
+    kept = {_GUARD} if busy else frozenset()
+    lines: list[str] = []
+    held = False
+    if _has_rules(but=kept):
+        lines, held = removal.retire(lambda chains: leftovers(chains) - kept, translates)
+    lines += left.described(busy)
+    left.remove(busy)
+    return lines, held or bool(busy)
+
+
+def _has_rules(but: Collection[TableAndName] = ()) -> bool:
+    """Tables are not read where none of our chains is, since those of the mode iptables may be long."""
+    return any(tool.has_chain(*each) for tool in _tools() for each in OWN_CHAINS.difference(but))
+
+
+def _tools() -> Iterator[Iptables]:
+    for tools in flavours.installed().values():
+        yield from tools
+
+
+class _Left:
+    """What there is, of both families."""
+
+    def __init__(self, excluded: tuple[Network, ...]) -> None:
+        self._sets = IpSets()
+        try:
+            found: dict[Key, object] = {**self._sets.read(Family)}
+        except Unsupported:
+            found = {}
+        self.sets = [key for key in found if isinstance(key, Set)]
+        self.device = addresses.on_device()
+        self.has_device = dummy.exists(KUBE_IPVS0)
+        self.servers: dict[ServerKey, Listed] = {}
+        if (found or self.has_device) and ipvs_table.read():
+            owned = ownership(found, self.device, local_addresses.read(), excluded)
+            self.servers = {
+                key: listed for key, listed in ipvs.read().items() if owned.is_ours(Frontend(*key))
+            }
+
+    def described(self, staying: Iterable[ServerKey] = ()) -> list[str]:
+        stay = set(staying)
+        lines = []
+        if gone := [key for key in self.servers if key not in stay]:
+            lines.append(f"virtual servers: {len(gone)}, such as {gone[0]}")
+        if self.has_device and not stay:
+            lines.append(f"device {KUBE_IPVS0} with {len(self.device)} addresses")
+        elif loose := self.device - _addresses(stay):
+            lines.append(f"addresses on {KUBE_IPVS0}: {len(loose)}")
+        if self.sets and not stay:
+            lines.append(f"ipsets: {len(self.sets)}")
+        return lines
+
+    def remove(self, staying: Iterable[ServerKey] = ()) -> None:
+        """Where something stays, the sets do, too, since they tell that it is ours."""
+        stay = set(staying)
+        _raise_first(ipvs.apply([*_let_go(self.servers, stay)]))
+        if self.has_device:
+            if stay:
+                loose = self.device - _addresses(stay)
+                for failure in dummy.change_addresses(KUBE_IPVS0, (), loose).values():
+                    raise failure
+            else:
+                dummy.remove(KUBE_IPVS0)
+        _end_flows({key for key in self.servers if key.protocol is Protocol.UDP and key not in stay})
+        if not stay:
+            for failure in self._sets.destroy(self.sets).values():
+                raise failure
+
+
+def _let_go(servers: Mapping[ServerKey, Listed], stay: set[ServerKey]) -> Iterator[Operation]:
+    """What stays gets no new connections."""
+    for key, listed in servers.items():
+        if key not in stay:
+            yield ipvs.delete_server(key)
+            continue
+        for real in listed.reals:
+            if real.weight:
+                yield ipvs.change_real(key, real._replace(weight=0))
+
+
+def _end_flows(keys: set[ServerKey]) -> None:
+    """To the kernel a UDP flow is one to the Service's address, which nobody else translates as long as it
+    lasts. Those that another mode translates by now go on."""
+    for flow in conntrack.flows(Protocol.UDP) if keys else ():
+        to = ServerKey(flow.destination, flow.destination_port, flow.protocol)
+        if to in keys and not flow.is_dnated:
+            conntrack.delete(flow)
+
+
+def _is_busy(listed: Listed) -> bool:
+    return listed.server.key.protocol is not Protocol.UDP and listed.connections > 0
+
+
+def _addresses(keys: Iterable[ServerKey]) -> set[Address]:
+    return {key.address for key in keys}
+
+
+def _raise_first(refusals: Iterable[ipvs.Refusal]) -> None:
+    for refusal in refusals:
+        raise refusal.error

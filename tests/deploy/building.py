@@ -1,0 +1,123 @@
+"""Building deploy/Dockerfile as it is, on a base that debootstrap makes: no container registry is asked.
+
+The base is what debian:NAME-slim is, as far as it matters: the packages of debootstrap's smallest variant,
+and a dpkg that leaves documentation out.
+"""
+
+import contextlib
+import json
+import re
+import ssl
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.support.kustomize import DEPLOY, REPOSITORY
+from tests.support.oci import Image
+
+DOCKERFILE = DEPLOY / "Dockerfile"
+
+_BASE = "localhost/base"
+_RESULT = "localhost/ebpfproxy"
+_LEFT_OUT = ("usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/info")
+_PATIENCE = 1800  # seconds for a mirror that is slow
+
+
+class Built(NamedTuple):
+    """`size` in bytes, of all layers, as they are on a node's disk. `seconds`: for the Dockerfile alone."""
+
+    image: Image
+    size: int
+    seconds: float
+
+
+def base_name() -> str:
+    """What the Dockerfile builds on, if nobody says otherwise: debian:NAME-slim."""
+    (name,) = re.findall(r"^ARG BASE=(\S+)$", DOCKERFILE.read_text(), re.MULTILINE)
+    return str(name)
+
+
+@contextlib.contextmanager
+def built(folder: Path) -> Iterator[Built]:
+    """The image, with its files to be read, until the end of the block. Raises CalledProcessError."""
+    build = _Build(folder)
+    try:
+        build.make_base()
+        began = time.monotonic()
+        build.make_image()
+        yield build.result(time.monotonic() - began)
+    finally:
+        build.remove()
+
+
+class _Build:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._storage = [f"--root={folder}/storage", f"--runroot={folder}/run", "--storage-driver=overlay"]
+
+    def make_base(self) -> None:
+        root = self._folder / "base"
+        suite = base_name().removeprefix("debian:").removesuffix("-slim")
+        _run("debootstrap", "--variant=minbase", suite, str(root))
+        excluded = "".join(f"path-exclude /{path}/*\n" for path in _LEFT_OUT)
+        (root / "etc/dpkg/dpkg.cfg.d/slim").write_text(excluded)
+        _run("sh", "-c", f"rm -rf {root}/var/cache/apt/archives/*.deb {root}/var/lib/apt/lists/*")
+        _run("rm", "-rf", *(str(root / path) for path in _LEFT_OUT))
+        container = self._buildah("from", "scratch")
+        self._buildah("add", "--quiet", container, str(root), "/")
+        self._buildah("commit", "--quiet", "--rm", container, _BASE)
+        _run("rm", "-rf", str(root))
+
+    def make_image(self) -> None:
+        """pip in the build goes to the index that the build's machine trusts, be it by an authority of its
+        own."""
+        configuration = self._folder / "pip.conf"
+        configuration.write_text("[global]\ncert = /etc/pip-ca.pem\n")
+        trusted = ssl.get_default_verify_paths().cafile or "/etc/ssl/certs/ca-certificates.crt"
+        self._buildah(
+            "build",
+            "--isolation=chroot",
+            "--pull-never",
+            f"--build-arg=BASE={_BASE}",
+            f"--volume={Path(trusted).resolve()}:/etc/pip-ca.pem:ro",
+            f"--volume={configuration}:/etc/pip.conf:ro",
+            f"--file={DOCKERFILE}",
+            f"--tag={_RESULT}",
+            str(REPOSITORY),
+        )
+
+    def result(self, seconds: float) -> Built:
+        inspected = json.loads(self._buildah("inspect", "--type=image", _RESULT))
+        configuration = inspected["OCIv1"]["config"]
+        container = self._buildah("from", "--pull-never", _RESULT)
+        root = Path(self._buildah("mount", container))
+        environment = dict(each.split("=", 1) for each in configuration["Env"])
+        return Built(Image(root, configuration["Entrypoint"], environment), _size(root), seconds)
+
+    def remove(self) -> None:
+        with contextlib.suppress(subprocess.CalledProcessError):
+            self._buildah("umount", "--all")
+            self._buildah("rm", "--all")
+        with contextlib.suppress(subprocess.CalledProcessError):
+            _run("umount", f"{self._folder}/storage/overlay")
+        _run("rm", "-rf", str(self._folder))
+
+    def _buildah(self, *arguments: str) -> str:
+        return _run("buildah", *self._storage, *arguments)
+
+
+def _size(root: Path) -> int:
+    """Of the files below, in bytes."""
+    return int(_run("du", "--summarize", "--bytes", "--one-file-system", str(root)).split()[0])
+
+
+def _run(*command: str) -> str:
+    """What the command printed, without its last newline; what it says of a failure is a note."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_PATIENCE)
+    except subprocess.CalledProcessError as failure:
+        failure.add_note(f"{failure.stdout}\n{failure.stderr}"[-8000:])
+        raise
+    return done.stdout.strip()

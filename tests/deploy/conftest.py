@@ -1,0 +1,69 @@
+"""The pod of the DaemonSet on a lab's node, of this machine's own files, and with --image of the image's."""
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ebpfproxy.lab import Lab
+from tests.deploy.building import Built, built
+from tests.deploy.installed import Installed
+from tests.kernel.cluster import Cluster
+from tests.support.kustomize import DEPLOY, REPOSITORY, render
+from tests.support.oci import Image
+
+MACHINE, IMAGE = "machine", "image"
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "image" in metafunc.fixturenames:
+        kinds = [MACHINE, IMAGE] if metafunc.config.getoption("--image") else [MACHINE]
+        metafunc.parametrize("image", kinds, indirect=True, scope="session")
+
+
+def need(program: str) -> None:
+    """Leave the test out where there is no such program; in CI it fails."""
+    if shutil.which(program) is None:
+        outcome = pytest.fail if os.environ.get("CI") else pytest.skip
+        outcome(f"no program {program}: apt-get install {program}")
+
+
+@pytest.fixture(scope="session")
+def built_image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
+    """deploy/Dockerfile, built: it takes minutes, and some hundred megabytes of packages."""
+    need("buildah")
+    need("debootstrap")
+    with built(tmp_path_factory.mktemp("image")) as result:
+        yield result
+
+
+@pytest.fixture(scope="session")
+def image(request: pytest.FixtureRequest) -> Image:
+    """What pods are made of: this machine's files and this checkout, or the image."""
+    need("crun")
+    if request.param == IMAGE:
+        made: Built = request.getfixturevalue("built_image")
+        return made.image
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPOSITORY)}
+    also = {REPOSITORY, Path(sys.prefix)}
+    return Image(Path("/"), [sys.executable, "-m", "ebpfproxy"], environment, sorted(also))
+
+
+@pytest.fixture(scope="module")
+def _node(image: Image) -> Iterator[Cluster]:
+    """For each kind of pod another one, so that each has to compile the programs, once."""
+    with Lab("test-deploy", 71) as lab:
+        yield Cluster(lab)
+
+
+@pytest.fixture
+def installed(_node: Cluster, image: Image) -> Iterator[Installed]:
+    """A node without an agent; what an earlier one left in its kernel is still there."""
+    made = Installed(_node, image, render(DEPLOY / "base"))
+    try:
+        yield made
+    finally:
+        made.end()

@@ -1,0 +1,48 @@
+"""What the agent asks of the API server is what its ClusterRole allows: all of it, and nothing else."""
+
+import pytest
+
+from tests.deploy.installed import Installed
+from tests.kernel.clients import TCP, outcome
+from tests.kernel.cluster import eventually
+from tests.support.apiserver import Request
+from tests.support.kustomize import Object, one
+
+pytestmark = pytest.mark.kernel
+
+Right = tuple[str, str, str]
+"""Group of the API, resource, verb."""
+
+
+def allowed(role: Object) -> set[Right]:
+    """Raises KeyError where a rule is about anything but whole resources."""
+    return {
+        (group, resource, verb)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+        if rule.keys() == {"apiGroups", "resources", "verbs"}
+    }
+
+
+def asked(request: Request) -> Right:
+    """/api/v1/RESOURCE or /apis/GROUP/VERSION/RESOURCE, whatever comes behind."""
+    _, root, *parts = request.path.split("/")
+    group, resource = ("", parts[1]) if root == "api" else (parts[0], parts[2])
+    return group, resource, request.verb
+
+
+def test_the_role_allows_exactly_what_the_agent_asks_for(installed: Installed) -> None:
+    rights = allowed(one(installed.objects, "ClusterRole"))
+    installed.server.fail(1_000_000, 403, match=lambda request: asked(request) not in rights)
+    cluster = installed.cluster
+    exposed = cluster.service()
+    exposed.backends = (cluster.a,)
+    installed.put(exposed)
+    agent = installed.start()
+    assert outcome(cluster.p, TCP, exposed.v4, 80) == "a"
+    eventually(
+        lambda: {asked(request) for request in installed.server.requests} == rights, "no more, no less"
+    )
+    agent.stop()

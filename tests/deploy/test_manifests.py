@@ -1,0 +1,183 @@
+"""What is applied to a cluster: complete, as the API's schemas have it, and as the agent takes it."""
+
+import importlib
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+
+from ebpfproxy.config.load import load
+from ebpfproxy.config.settings import HEALTHZ_PORT, METRICS_PORT, OPTIONS
+from ebpfproxy.modes.choice import MODES
+from tests.support.kustomize import DEPLOY, KUBECTL, REPOSITORY, Object, folders, one, render
+
+_SCHEMAS: Any = importlib.import_module("kubernetes_validate")  # it has no types
+_EVERY = [*dict.fromkeys(map(_SCHEMAS.utils.major_minor, _SCHEMAS.utils.all_versions()))]
+_VERSIONS: list[str] = _EVERY[::-4]
+"""Of Kubernetes: the last, and each fourth before it, to 1.25."""
+
+
+def names(paths: list[Path]) -> list[str]:
+    return [str(path.relative_to(REPOSITORY)) for path in paths]
+
+
+every_folder = pytest.mark.parametrize("folder", names(folders()))
+
+
+def rendered(folder: str) -> list[Object]:
+    return render(REPOSITORY / folder)
+
+
+def container(objects: list[Object]) -> Object:
+    found: Object = one(objects, "DaemonSet")["spec"]["template"]["spec"]["containers"][0]
+    return found
+
+
+def configuration(text: str, folder: Path) -> Any:
+    """As the agent loads it."""
+    path = folder / "config.conf"
+    path.write_text(text)
+    return load({"config": str(path)})
+
+
+@every_folder
+@pytest.mark.parametrize("version", _VERSIONS)
+def test_every_object_is_as_the_schema_of_the_api_has_it(folder: str, version: str) -> None:
+    """Strictly: no field that the API does not know, none missing, each of its type."""
+    for entry in rendered(folder):
+        _SCHEMAS.validate(entry, version, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("where", "key", "value"),
+    [
+        (("spec", "template", "spec"), "hostNetwrk", True),
+        (("spec", "template", "spec"), "hostPID", "yes"),
+        (("spec", "template", "spec", "containers", 0), "name", None),
+        (("spec", "template", "spec", "containers", 0, "livenessProbe"), "periodSeconds", "10"),
+    ],
+)
+def test_a_field_that_is_wrong_would_be_noticed(
+    where: tuple[str | int, ...], key: str, value: object
+) -> None:
+    daemon_set: Any = one(rendered("deploy/base"), "DaemonSet")
+    place = daemon_set
+    for step in where:
+        place = place[step]
+    place.pop(key, None)
+    if value is not None:
+        place[key] = value
+    with pytest.raises(_SCHEMAS.ValidationError):
+        _SCHEMAS.validate(daemon_set, _VERSIONS[0], strict=True)
+
+
+@every_folder
+def test_what_is_named_in_the_pod_is_there(folder: str) -> None:
+    objects = rendered(folder)
+    daemon_set = one(objects, "DaemonSet")
+    spec = daemon_set["spec"]["template"]["spec"]
+    account, binding = one(objects, "ServiceAccount"), one(objects, "ClusterRoleBinding")
+    assert spec["serviceAccountName"] == account["metadata"]["name"]
+    assert binding["roleRef"]["name"] == one(objects, "ClusterRole")["metadata"]["name"]
+    assert binding["subjects"] == [
+        {"kind": "ServiceAccount"} | {key: account["metadata"][key] for key in ("name", "namespace")}
+    ]
+    config_map = one(objects, "ConfigMap")
+    assert config_map["metadata"]["name"] == "ebpfproxy", "by its content: agents would restart, not follow"
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    mounts = {mount["name"] for mount in container(objects)["volumeMounts"]}
+    assert volumes.keys() == mounts
+    assert {item["key"] for item in volumes["config"]["configMap"]["items"]} <= config_map["data"].keys()
+    (reference,) = [
+        each["valueFrom"]["configMapKeyRef"]
+        for each in container(objects)["env"]
+        if "configMapKeyRef" in each["valueFrom"]
+    ]
+    assert reference["name"] == config_map["metadata"]["name"]
+    assert reference["key"] in config_map["data"]
+    labels = daemon_set["spec"]["template"]["metadata"]["labels"]
+    assert daemon_set["spec"]["selector"]["matchLabels"].items() <= labels.items()
+
+
+@every_folder
+def test_the_agent_takes_the_configuration_without_a_remark(folder: str, tmp_path: Path) -> None:
+    loaded = configuration(one(rendered(folder), "ConfigMap")["data"]["config.conf"], tmp_path)
+    assert loaded.remarks == ()
+    mode = Path(folder).name
+    wanted = mode if Path(folder).parent.name == "modes" else loaded.config.proxy_mode
+    assert loaded.config.proxy_mode == wanted
+
+
+def test_every_mode_that_can_be_fallen_back_on_has_a_folder() -> None:
+    """The first one is what the base takes wherever it can."""
+    assert {path.name for path in (DEPLOY / "modes").iterdir()} == {mode.name for mode in MODES[1:]}
+
+
+@every_folder
+def test_the_arguments_are_flags_of_the_agent(folder: str) -> None:
+    command, *flags = container(rendered(folder))["args"]
+    assert command == "run"
+    known = {name for option in OPTIONS.values() for name in option.flag.split()}
+    assert {flag.partition("=")[0] for flag in flags} <= known
+
+
+@every_folder
+def test_probes_ask_where_the_agent_listens(folder: str, tmp_path: Path) -> None:
+    objects = rendered(folder)
+    loaded = configuration(one(objects, "ConfigMap")["data"]["config.conf"], tmp_path)
+    ports = {port["name"]: port for port in container(objects)["ports"]}
+    assert loaded.config.healthz_listen == ("0.0.0.0", HEALTHZ_PORT)
+    assert {name: port["containerPort"] for name, port in ports.items()} == {
+        "healthz": HEALTHZ_PORT,
+        "metrics": METRICS_PORT,
+    }
+    for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert container(objects)[kind]["httpGet"] == {"path": "/livez", "port": "healthz"}
+
+
+@every_folder
+def test_a_rollout_waits_until_a_version_that_cannot_sync_has_shown_it(folder: str, tmp_path: Path) -> None:
+    objects = rendered(folder)
+    loaded = configuration(one(objects, "ConfigMap")["data"]["config.conf"], tmp_path)
+    spec = one(objects, "DaemonSet")["spec"]
+    assert spec["minReadySeconds"] > 2 * loaded.config.sync_period
+    assert spec["updateStrategy"]["rollingUpdate"]["maxSurge"] == 0
+
+
+def test_on_one_node_the_two_proxies_go_by_one_label(tmp_path: Path) -> None:
+    shutil.copytree(DEPLOY, tmp_path / "deploy")
+    overlay = tmp_path / "deploy/example/kustomization.yaml"
+    text = overlay.read_text().replace("# components:\n#   - ../one-node", "components:\n  - ../one-node")
+    overlay.write_text(text)
+    selector = one(render(overlay.parent), "DaemonSet")["spec"]["template"]["spec"]["nodeSelector"]
+    assert selector == {"kubernetes.io/os": "linux", "service-proxy": "ebpfproxy"}
+    daemon_set = one(rendered("deploy/base"), "DaemonSet")  # in the place of kube-proxy's
+    (tmp_path / "daemonset.yaml").write_text(yaml.safe_dump(daemon_set))
+    patch = DEPLOY / "one-node/kube-proxy.yaml"
+    command = [
+        str(KUBECTL),
+        "patch",
+        "--local",
+        f"--filename={tmp_path}/daemonset.yaml",
+        f"--patch-file={patch}",
+    ]
+    done = subprocess.run([*command, "--output=yaml"], capture_output=True, text=True, check=True)
+    affinity = yaml.safe_load(done.stdout)["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
+    (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert term["matchExpressions"] == [{"key": "service-proxy", "operator": "DoesNotExist"}]
+
+
+def test_the_versions_that_the_image_has_are_those_that_the_project_asks_for() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    lines = (DEPLOY / "requirements.txt").read_text().splitlines()
+    pinned = dict(line.split("==") for line in lines if not line.startswith("#"))
+    by_name = {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in pinned.items()}
+    for text in project["dependencies"]:
+        requirement = Requirement(text)
+        assert requirement.specifier.contains(by_name[requirement.name]), text

@@ -1,0 +1,264 @@
+"""What others do to a mode's rules, programs and devices is put right within seconds, while a client goes on.
+
+Everything is read and compared only once an hour here: what is found sooner is found by looking for it.
+"""
+
+import contextlib
+import re
+import shutil
+import struct
+import time
+from collections.abc import Callable
+
+import pytest
+
+from ebpfproxy.bench.load import Load
+from ebpfproxy.kernel import bpf
+from ebpfproxy.kernel.bpf import Link
+from ebpfproxy.lab import devices
+from tests.kernel.clients import TCP, answers
+from tests.kernel.cluster import TCP_TARGET, Cluster, Exposed, eventually
+
+pytestmark = pytest.mark.kernel
+
+SELDOM = ("--sync-period=1h", "--iptables-min-sync-period=0s")
+REPAIRED = "the kernel had drifted, and is repaired"
+PATIENCE = 15.0  # seconds; five are promised, on a machine that has nothing else to do
+TABLES = ("filter", "nat", "mangle")
+STEMS = ("iptables", "ip6tables")
+
+RELOADED = """*filter
+:INPUT ACCEPT [0:0]
+:FORWARD ACCEPT [0:0]
+:OUTPUT ACCEPT [0:0]
+:IN_public - [0:0]
+-A INPUT -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+-A INPUT -j IN_public
+-A IN_public -p tcp -m tcp --dport 22 -j ACCEPT
+COMMIT
+*nat
+:PREROUTING ACCEPT [0:0]
+:INPUT ACCEPT [0:0]
+:OUTPUT ACCEPT [0:0]
+:POSTROUTING ACCEPT [0:0]
+COMMIT
+"""
+"""What a firewall's reload brings into the tables, in place of all that was there."""
+
+Disturbance = Callable[[Cluster, Exposed], None]
+
+
+def run(cluster: Cluster, command: str, text: str = "") -> str:
+    return str(cluster.node.run(command.split(), stdin=text).stdout)
+
+
+# iptables: each takes the flavour
+
+
+def flush_one_table(cluster: Cluster, web: Exposed, flavour: str) -> None:
+    run(cluster, f"iptables-{flavour} -t nat -F")
+
+
+def flush_everything(cluster: Cluster, web: Exposed, flavour: str) -> None:
+    for stem in STEMS:
+        for table in TABLES:
+            run(cluster, f"{stem}-{flavour} -t {table} -F")
+            run(cluster, f"{stem}-{flavour} -t {table} -X")
+
+
+def reload_firewall(cluster: Cluster, web: Exposed, flavour: str) -> None:
+    for stem in STEMS:
+        run(cluster, f"{stem}-{flavour}-restore", RELOADED)
+
+
+def delete_a_jump(cluster: Cluster, web: Exposed, flavour: str) -> None:
+    rules = run(cluster, f"iptables-{flavour} -t nat -S PREROUTING").splitlines()
+    jump = next(rule for rule in rules if rule.endswith("-j KUBE-SERVICES"))
+    text = "*nat\n" + jump.replace("-A ", "-D ", 1) + "\nCOMMIT\n"
+    run(cluster, f"iptables-{flavour}-restore --noflush", text)
+
+
+def edit_a_rule(cluster: Cluster, web: Exposed, flavour: str) -> None:
+    """Another endpoint in it: nothing becomes longer or shorter."""
+    to = f"--to-destination {cluster.a.v4}:{TCP_TARGET}"
+    rules = run(cluster, f"iptables-{flavour} -t nat -S").splitlines()
+    rule = next(rule for rule in rules if rule.endswith(to))
+    chain, _, rest = rule.removeprefix("-A ").partition(" ")
+    number = [rule for rule in rules if rule.startswith(f"-A {chain} ")].index(rule) + 1
+    other = rest.replace(to, f"--to-destination {cluster.b.v4}:{TCP_TARGET}")
+    text = f"*nat\n-R {chain} {number} {other}\nCOMMIT\n"
+    run(cluster, f"iptables-{flavour}-restore --noflush", text)
+
+
+def flush_ruleset(cluster: Cluster, web: Exposed, flavour: str = "") -> None:
+    run(cluster, "nft flush ruleset")
+
+
+IPTABLES = [
+    pytest.param(flavour, disturb, id=f"{flavour}-{disturb.__name__}")
+    for flavour in ("legacy", "nft")
+    for disturb in (
+        flush_one_table,
+        flush_everything,
+        reload_firewall,
+        delete_a_jump,
+        edit_a_rule,
+        *([flush_ruleset] if flavour == "nft" else []),
+    )
+]
+
+
+# nftables
+
+
+def delete_a_table(cluster: Cluster, web: Exposed) -> None:
+    run(cluster, "nft delete table ip kube-proxy")
+
+
+def empty_a_chain(cluster: Cluster, web: Exposed) -> None:
+    run(cluster, "nft flush chain ip kube-proxy nat-prerouting")
+
+
+def delete_an_element(cluster: Cluster, web: Exposed) -> None:
+    run(cluster, "nft -f -", f"delete element ip kube-proxy service-ips {{ {web.v4} . tcp . 80 }}\n")
+
+
+def edit_an_nft_rule(cluster: Cluster, web: Exposed) -> None:
+    listed = run(cluster, "nft -a list table ip kube-proxy")
+    to = f"dnat to {cluster.a.v4}:{TCP_TARGET}"
+    found = re.search(rf"chain (service-\S*) \{{[^}}]*{re.escape(to)} # handle (\d+)", listed)
+    assert found
+    rule = f"meta l4proto tcp dnat to {cluster.b.v4}:{TCP_TARGET}"
+    run(cluster, "nft -f -", f"replace rule ip kube-proxy {found[1]} handle {found[2]} {rule}\n")
+
+
+def reload_nft_firewall(cluster: Cluster, web: Exposed) -> None:
+    chain = "type filter hook input priority 10; policy accept; ct state established accept;"
+    text = f"flush ruleset\ntable inet firewalld {{\nchain filter_INPUT {{\n{chain}\n}}\n}}\n"
+    run(cluster, "nft -f -", text)
+
+
+NFTABLES = [flush_ruleset, delete_a_table, empty_a_chain, delete_an_element, edit_an_nft_rule]
+NFTABLES += [reload_nft_firewall]
+
+
+# ebpf
+
+
+def detach_filters(cluster: Cluster, web: Exposed) -> None:
+    run(cluster, "tc qdisc del dev eth0 clsact")
+
+
+def detach_one_filter(cluster: Cluster, web: Exposed) -> None:
+    run(cluster, "tc filter del dev eth0 ingress")
+
+
+def delete_pins(cluster: Cluster, web: Exposed) -> None:
+    for path in cluster.lab.bpffs.glob("v*-*"):
+        shutil.rmtree(path)
+
+
+def unpin_links(cluster: Cluster, web: Exposed) -> None:
+    for pin in (cluster.lab.bpffs / "links").iterdir():
+        pin.unlink()
+
+
+def detach_links(cluster: Cluster, web: Exposed) -> None:
+    for pin in (cluster.lab.bpffs / "links").iterdir():
+        with contextlib.closing(Link.pinned(pin)) as link:
+            bpf.bpf(bpf.LINK_DETACH, struct.pack("=I", link.fd), "cannot detach")
+
+
+EBPF = [detach_filters, detach_one_filter, delete_pins, unpin_links, detach_links]
+
+
+def repaired(
+    cluster: Cluster,
+    load: Load,
+    flags: tuple[str, ...],
+    disturb: Disturbance,
+    record: Callable[[str, object], None],
+) -> None:
+    """Disturb, and await that it is put right, counted and logged, and that clients notice no more of it."""
+    agent = cluster.start(*SELDOM, *flags)
+    web = cluster.service(node_port=True).to(cluster.a)
+    dialled = {
+        cluster.p: load.targets("inside", [(web.v4, 80)]),
+        cluster.lab.outside: load.targets("outside", [(cluster.node.v4, web.node_port)]),
+    }
+    running = [load.start_churn(place, to, rate=100.0) for place, to in dialled.items()]
+    since, counted, began = len(agent.lines), cluster.metric("ebpfproxy_repairs_total"), time.monotonic()
+    disturb(cluster, web)
+    agent.await_line(lambda line: REPAIRED in line.text, since, PATIENCE)
+    took = agent.await_sync(since, PATIENCE).moment - began
+    for address, port in ((cluster.node.v4, web.node_port), (cluster.node.v6, web.node_port)):
+        assert set(answers(cluster.lab.outside, TCP, address, port, 10)) == {"a"}
+    for address in (web.v4, web.v6):
+        assert set(answers(cluster.p, TCP, address, 80, 10)) == {"a"}
+    failed = sum(load.end_churn(each)["failed"] for each in running)
+    record("repaired_s", round(took, 2))
+    record("connections_failed", failed)
+    assert took < PATIENCE
+    assert cluster.metric("ebpfproxy_repairs_total") > counted
+    for place, to in dialled.items():
+        assert load.churn(place, to, count=50)["errors"] == {}
+
+
+@pytest.mark.parametrize(("flavour", "disturb"), IPTABLES)
+def test_what_others_do_to_iptables_is_put_right(
+    rough: Cluster,
+    load: Load,
+    flavour: str,
+    disturb: Callable[[Cluster, Exposed, str], None],
+    record_property: Callable[[str, object], None],
+) -> None:
+    flags = "--proxy-mode=iptables", f"--iptables-flavour={flavour}"
+    repaired(rough, load, flags, lambda of, web: disturb(of, web, flavour), record_property)
+
+
+@pytest.mark.parametrize("disturb", NFTABLES)
+def test_what_others_do_to_nftables_is_put_right(
+    rough: Cluster, load: Load, disturb: Disturbance, record_property: Callable[[str, object], None]
+) -> None:
+    repaired(rough, load, ("--proxy-mode=nftables",), disturb, record_property)
+
+
+@pytest.mark.parametrize("disturb", EBPF)
+def test_what_others_do_to_programs_and_pins_is_put_right(
+    rough: Cluster, load: Load, disturb: Disturbance, record_property: Callable[[str, object], None]
+) -> None:
+    repaired(rough, load, ("--proxy-mode=ebpf",), disturb, record_property)
+
+
+def test_a_pods_device_that_is_made_anew_has_its_classifiers_again(
+    rough: Cluster, load: Load, record_property: Callable[[str, object], None]
+) -> None:
+    """As a container runtime does that starts a pod's sandbox again."""
+    rough.start(*SELDOM, "--socket-lb=off")
+    web = rough.service().to(rough.a)
+    place = rough.lab.pod("again")
+    try:
+        assert set(answers(place, TCP, web.v4, 80, 5)) == {"a"}
+        rough.lab.ip(rough.node, f"link del {place.device}")
+        devices.lead(rough.node, rough.lab.addresses.gateway(0), place, place.device)
+        began = time.monotonic()
+        targets = load.targets("again", [(web.v4, 80)])
+        eventually(lambda: not load.churn(place, targets, count=5)["failed"], "served again", PATIENCE)
+        record_property("repaired_s", round(time.monotonic() - began, 2))
+    finally:
+        rough.lab.forget_pod(place)
+
+
+@pytest.mark.parametrize("disturb", [flush_ruleset, reload_nft_firewall])
+def test_what_becomes_of_the_firewall_is_of_no_concern_to_programs(
+    rough: Cluster, load: Load, disturb: Disturbance
+) -> None:
+    rough.start(*SELDOM)
+    web = rough.service(node_port=True).to(rough.a)
+    targets = load.targets("steady", [(web.v4, 80)])
+    running = load.start_churn(rough.p, targets, rate=200.0)
+    disturb(rough, web)
+    for flavour in ("legacy", "nft"):
+        reload_firewall(rough, web, flavour)
+    assert set(answers(rough.lab.outside, TCP, rough.node.v4, web.node_port, 20)) == {"a"}
+    assert load.end_churn(running)["errors"] == {}

@@ -1,0 +1,180 @@
+"""An agent starts on a node whose Services kube-proxy served until now, while clients go on."""
+
+import contextlib
+import functools
+import re
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from ebpfproxy.bench.load import Load
+from ebpfproxy.kernel import conntrack
+from ebpfproxy.kernel.iptables import Flavour
+from ebpfproxy.lab import Lab, Pod
+from ebpfproxy.model.address import Family
+from ebpfproxy.retirer import ALONE
+from tests.kernel.clients import TCP, outcome
+from tests.kernel.cluster import START_PATIENCE, TCP_TARGET, Cluster, Exposed, eventually
+from tests.kernel.download import Download, offer
+from tests.support import kube_proxy
+
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(600)]
+
+STEMS = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}
+TABLES = ("filter", "nat", "mangle")
+CONNECTIONS_A_SECOND = 200.0  # of each client: enough for each moment, and not all of the machine
+RETIRED_WITHIN = 240.0  # seconds: twice as long as conntrack remembers a connection that was closed
+
+
+class Node:
+    """One that has a Service with two endpoints, and one that sends downloads. No agent runs yet."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.web = cluster.service(node_port=True).to(cluster.a, cluster.b)
+        self.files = cluster.service(node_port=True).to(self._server())
+        # What conntrack remembers of connections that have ended keeps the last nat chain.
+        self.run("sysctl -qw net.netfilter.nf_conntrack_tcp_timeout_time_wait=1")
+        self.run("sysctl -qw net.netfilter.nf_conntrack_tcp_timeout_close=1")
+
+    def _server(self) -> Pod:
+        pod = self.cluster.lab.pod("files")
+        offer(pod, TCP_TARGET)
+        return pod
+
+    def run(self, command: str, text: str = "") -> str:
+        return str(self.cluster.node.run(command.split(), stdin=text).stdout)
+
+    def have_kube_proxy(self, mechanism: str) -> None:
+        """It serves the two Services, and has served hundreds of others."""
+        lab = self.cluster.lab
+        objects = self.web.objects() + self.files.objects()
+        plans = kube_proxy.plans_of(objects, lab.node_name, lab.addresses.all_pods)
+        addresses = [f"{lab.node.v4}/32", f"{lab.node.v6}/128"]
+        if mechanism == "nftables":
+            self.run("nft -f -", kube_proxy.nftables_text(plans, addresses))
+            return
+        for family, stem in STEMS.items():
+            self.run(
+                f"{stem}-{mechanism}-restore --noflush", kube_proxy.iptables_text(plans, family, addresses)
+            )
+
+    def rules(self) -> str:
+        """Those of both flavours of iptables, and of both families."""
+        return "".join(self.run(f"{stem}-{flavour}-save") for stem in STEMS.values() for flavour in Flavour)
+
+    def chains(self) -> set[str]:
+        """The names of those that are kube-proxy's or the kubelet's."""
+        return set(re.findall(r"^:(KUBE-\S+)", self.rules(), re.MULTILINE))
+
+    def ruleset(self) -> str:
+        """All nftables, but for what iptables shows."""
+        tables = re.findall(r"^table (\w+ kube-proxy)$", self.run("nft list tables"), re.MULTILINE)
+        return "".join(self.run(f"nft list table {table}") for table in tables)
+
+    def reset(self) -> None:
+        """No agent, and nothing that one, or kube-proxy, has left."""
+        self.cluster.end()
+        self.cleanup()
+        self.run("nft flush ruleset")
+        for stem in STEMS.values():
+            for table in TABLES:
+                self.run(f"{stem}-legacy -t {table} -F")
+                self.run(f"{stem}-legacy -t {table} -X")
+        self.cluster.node.call(end_all_flows)
+
+    def cleanup(self) -> str:
+        flags = f"--bpffs-root={self.cluster.lab.bpffs} --cgroup-root={self.cluster.lab.cgroup}"
+        return self.run(f"{sys.executable} -m ebpfproxy cleanup {flags}")
+
+
+def end_all_flows() -> None:
+    for flow in conntrack.flows(TCP):
+        conntrack.delete(flow)
+
+
+@pytest.fixture(scope="module")
+def _node() -> Iterator[Node]:
+    with Lab("test-takeover", 4) as lab:
+        cluster = Cluster(lab)
+        try:
+            yield Node(cluster)
+        finally:
+            cluster.end()
+
+
+@pytest.fixture
+def node(_node: Node) -> Iterator[Node]:
+    try:
+        yield _node
+    finally:
+        _node.reset()
+
+
+@contextlib.contextmanager
+def clients(node: Node, load: Load) -> Iterator[None]:
+    """Within the block, connections by all addresses of the Service begin and end, of which none may fail."""
+    host = node.cluster.node
+    inside = load.targets("inside", frontends(node.web), [(host.v4, node.web.node_port)])
+    outside = load.targets("outside", [(address, node.web.node_port) for address in (host.v4, host.v6)])
+    places = {node.cluster.p: inside, node.cluster.node: inside, node.cluster.lab.outside: outside}
+    running = [load.start_churn(place, to, rate=CONNECTIONS_A_SECOND) for place, to in places.items()]
+    try:
+        yield
+    finally:
+        reports = [load.end_churn(each) for each in running]
+    for place, report in zip(places, reports, strict=True):
+        assert (report["failed"], report["errors"]) == (0, {}), place.name
+        assert report["attempts"] > CONNECTIONS_A_SECOND / 4, place.name
+
+
+def frontends(of: Exposed) -> list[tuple[str, int]]:
+    return [(of.v4, 80), (of.v6, 80)]
+
+
+@contextlib.contextmanager
+def downloads(node: Node) -> Iterator[None]:
+    """Within the block, a pod, the node and a client outside have some, which go on to their end."""
+    pod, host, outside = node.cluster.p, node.cluster.node, node.cluster.lab.outside
+    dialed = [(pod, address, 80) for address in (node.files.v4, node.files.v6)]
+    dialed += [(host, address, 80) for address in (node.files.v4, node.files.v6)]
+    dialed += [(outside, address, node.files.node_port) for address in (host.v4, host.v6)]
+    begun = {dial: Download(*dial) for dial in dialed}
+    yield
+    before = {dial: each.received for dial, each in begun.items()}
+    for (place, address, port), each in begun.items():
+        goes_on = functools.partial(lambda of, at: of.received > at, each, before[place, address, port])
+        eventually(goes_on, f"{place.name} hears more of {address} port {port}")
+    for each in begun.values():
+        each.finish()
+
+
+def serves_alone(node: Node, mode: str) -> bool:
+    """Nothing of the former Services is left, and new connections meet nothing that is not this mode's."""
+    rules, ruleset = node.rules(), node.ruleset()
+    own = {"nftables": "@service-ips" in ruleset, "iptables": "-j KUBE-SERVICES" in rules}
+    return "past-" not in rules + ruleset and not any(of != mode and there for of, there in own.items())
+
+
+@pytest.mark.parametrize("mode", ["ebpf", "nftables", "iptables"])
+@pytest.mark.parametrize("mechanism", [*Flavour, "nftables"])
+def test_clients_of_kube_proxy_notice_nothing_and_nothing_of_it_stays(
+    node: Node, load: Load, mechanism: str, mode: str
+) -> None:
+    node.have_kube_proxy(mechanism)
+    kubelets = node.chains() & kube_proxy.KUBELETS - {"KUBE-FIREWALL"}
+    with downloads(node), clients(node, load):
+        agent = node.cluster.launch(f"--proxy-mode={mode}", "--iptables-min-sync-period=0s")
+        agent.await_sync(timeout=START_PATIENCE)
+        eventually(lambda: serves_alone(node, mode), "what kube-proxy left acts no more", RETIRED_WITHIN)
+    agent.await_line(lambda line: ALONE in line.text, timeout=RETIRED_WITHIN)
+    assert serves_alone(node, mode)
+    assert mode == "nftables" or not node.ruleset()
+    assert mode == "iptables" or node.chains() <= kube_proxy.KUBELETS
+    assert outcome(node.cluster.p, TCP, node.web.v6, 80) in ("a", "b")
+    agent.stop()
+    node.cleanup()
+    assert node.chains() - {"KUBE-FIREWALL"} == kubelets
+    assert not node.ruleset()
+    assert outcome(node.cluster.p, TCP, node.web.v4, 80, 0.3) not in ("a", "b")

@@ -1,0 +1,43 @@
+"""What others do to hooks is not forgotten over changes of ours."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from ebpfproxy.dataplanes.delta import diff
+from ebpfproxy.dataplanes.ebpf.dataplane import EbpfDataplane, EbpfSettings
+from ebpfproxy.dataplanes.ebpf.entries import Entry, Key
+from ebpfproxy.dataplanes.interface import Delta
+from ebpfproxy.model.address import parse_network
+from ebpfproxy.plan.service_plan import NodePlan
+from tests.support.bpf_place import BpfPlace, bpf_place
+
+pytestmark = pytest.mark.kernel
+
+
+@pytest.fixture
+def place() -> Iterator[BpfPlace]:
+    with bpf_place() as made:
+        yield made
+
+
+def test_a_disturbance_just_before_our_own_change_is_not_forgotten(place: BpfPlace) -> None:
+    """A proxier remembers the generation after its sync: it must not be that of hooks that were not read."""
+    plane = EbpfDataplane(EbpfSettings(place.cgroup, place.bpffs, devices=False))
+    plane.open()
+    try:
+        wanted: dict[Key, Entry] = plane.render((), NodePlan())
+        assert not plane.apply(diff(plane.read(), wanted))
+        before = plane.generation()
+        assert plane.generation() == before
+        for pin in (place.bpffs / "links").iterdir():
+            pin.unlink()
+        network: dict[Key, Entry] = {parse_network("192.0.2.10/32"): 1}
+        assert not plane.apply(Delta(network, frozenset()))
+        before = plane.generation()
+        assert plane.generation() != before
+        assert not plane.apply(diff(plane.read(), wanted | network))
+        before = plane.generation()
+        assert plane.generation() == before
+    finally:
+        plane.close()

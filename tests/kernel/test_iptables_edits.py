@@ -1,0 +1,119 @@
+"""Changes of iptables-legacy that leave all sizes as they were: noticed when somebody has used the tools."""
+
+import socket
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from ebpfproxy.dataplanes.xtables.legacy_edits import LegacyEdits
+from ebpfproxy.kernel import netns, xtables_legacy
+from ebpfproxy.model.address import Family
+
+pytestmark = pytest.mark.kernel
+
+STEMS = {Family.IPV4: "iptables-legacy", Family.IPV6: "ip6tables-legacy"}
+ROOM = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def nowhere() -> Iterator[None]:
+    """The calling thread is in a network namespace of its own, with loopback up and two chains of rules."""
+    with netns.throw_away():
+        run("ip link set lo up")
+        for stem in STEMS.values():
+            run(f"{stem} -N MINE")
+            run(f"{stem} -A MINE -p udp --dport 53 -m comment --comment one -j ACCEPT")
+            run(f"{stem} -A OUTPUT -j MINE")
+        yield
+
+
+@pytest.fixture(params=list(Family), ids=lambda of: of.value)
+def of(request: pytest.FixtureRequest) -> Family:
+    return Family(request.param)
+
+
+def run(command: str) -> str:
+    return subprocess.run(command.split(), capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+def digest(of: Family, largest: int = ROOM) -> int:
+    return xtables_legacy.digest(of, "filter", largest)
+
+
+def replace(of: Family, port: int) -> None:
+    run(f"{STEMS[of]} -R MINE 1 -p udp --dport {port} -m comment --comment one -j ACCEPT")
+
+
+def test_another_value_in_a_rule_makes_another_digest(of: Family) -> None:
+    before, sizes = digest(of), xtables_legacy.fingerprint(of, "filter")
+    assert before
+    replace(of, 54)
+    assert digest(of) != before
+    assert xtables_legacy.fingerprint(of, "filter") == sizes
+    replace(of, 53)
+    assert digest(of) == before
+
+
+def test_counters_are_in_no_digest(of: Family) -> None:
+    before = digest(of)
+    number, address = {Family.IPV4: (socket.AF_INET, "127.0.0.1"), Family.IPV6: (socket.AF_INET6, "::1")}[of]
+    with socket.socket(number, socket.SOCK_DGRAM) as sender:
+        sender.sendto(b"?", (address, 53))
+    counted = run(f"{STEMS[of]} -v -S OUTPUT")
+    assert "-c 0 0 -j MINE" not in counted
+    assert digest(of) == before
+
+
+def test_a_table_that_is_not_in_use_or_larger_than_wanted_has_none(of: Family) -> None:
+    assert xtables_legacy.digest(of, "raw", ROOM) == 0
+    assert digest(of, 100) == 0
+    assert "raw" not in xtables_legacy.tables(of)
+
+
+def counted(edits: LegacyEdits, moments: list[float]) -> int:
+    """By a look that comes later than any before."""
+    moments[0] += 100.0
+    return edits.count()
+
+
+def test_edits_of_others_count_and_ours_do_not(of: Family) -> None:
+    moments = [0.0]
+    edits = LegacyEdits(list(Family), ["filter", "nat"], clock=lambda: moments[0])
+    try:
+        assert counted(edits, moments) == 0
+        replace(of, 54)
+        assert counted(edits, moments) == 1
+        run(f"{STEMS[of]} -S")  # it takes the lock, too
+        assert counted(edits, moments) == 1
+        replace(of, 55)
+        edits.settle()
+        assert edits.count() == counted(edits, moments) == 1
+        replace(of, 56)
+        assert counted(edits, moments) == 2
+    finally:
+        edits.close()
+        edits.close()
+
+
+def test_nothing_is_compared_until_somebody_has_used_the_tools() -> None:
+    moments, compared = [0.0], []
+
+    def compare(family: Family, table: str, largest: int) -> int:
+        compared.append(table)
+        moments[0] += 1.0  # a second each
+        return 1
+
+    edits = LegacyEdits([Family.IPV4], ["filter"], clock=lambda: moments[0], digest=compare)
+    try:
+        edits.count()
+        assert compared == ["filter"]
+        run("iptables-legacy -S")
+        moments[0] += 9.0
+        edits.count()
+        assert compared == ["filter"], "a second of each ten at most"
+        moments[0] += 1.0
+        edits.count()
+        assert compared == ["filter"] * 2
+    finally:
+        edits.close()

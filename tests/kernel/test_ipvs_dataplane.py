@@ -1,0 +1,325 @@
+"""The IPVS dataplane in a network namespace of its own, where endpoints are the node's own addresses.
+
+Few kernels of containers have IPVS: tests/vm has others.
+"""
+
+import contextlib
+import dataclasses
+import socket
+import struct
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from ebpfproxy.dataplanes.delta import diff
+from ebpfproxy.dataplanes.ipvs import probes, removal
+from ebpfproxy.dataplanes.ipvs.dataplane import IpvsDataplane
+from ebpfproxy.dataplanes.ipvs.settings import IpvsSettings
+from ebpfproxy.errors import Unsupported
+from ebpfproxy.kernel import dummy, ipset, ipvs, netns, sysctl
+from ebpfproxy.kernel.dummy import KUBE_IPVS0
+from ebpfproxy.kernel.ipvs_messages import RealServer, ServerKey, VirtualServer
+from ebpfproxy.model.address import Family, Network, Protocol, format_endpoint, parse_address, parse_network
+from ebpfproxy.model.service import ServicePortName
+from ebpfproxy.plan.service_plan import (
+    Frontend,
+    FrontendKind,
+    FrontendPlan,
+    NodePlan,
+    Otherwise,
+    PlannedEndpoint,
+    Scope,
+    ServicePortPlan,
+    Treatment,
+)
+from tests.golden.ipvs_text import entries_of
+from tests.golden.situation import load
+from tests.kernel.cluster import eventually
+
+pytestmark = pytest.mark.kernel
+
+VIP, ONE, TWO = "10.96.0.10", "192.0.2.101", "192.0.2.102"
+NODE_ADDRESS = "192.0.2.1"
+NODE = NodePlan(node_port_networks=frozenset({parse_network(f"{NODE_ADDRESS}/32")}))
+LASTING = 30.0  # seconds; a connection that was reset is forgotten after ten
+
+
+@pytest.fixture
+def _node() -> Iterator[None]:
+    """The calling thread is on a node of its own, with the addresses of endpoints."""
+    with netns.throw_away():
+        try:
+            ipvs.available()
+        except Unsupported as lack:
+            pytest.skip(lack.message)
+        for command in (
+            "link set lo up",
+            *(f"addr add {address}/32 dev lo" for address in (ONE, TWO, NODE_ADDRESS)),
+        ):
+            subprocess.run(["ip", *command.split()], check=True)
+        yield
+
+
+@pytest.fixture
+def plane(_node: None) -> Iterator[IpvsDataplane]:
+    with run() as made:
+        bring(made)
+        yield made
+
+
+@contextlib.contextmanager
+def run(settings: IpvsSettings = IpvsSettings()) -> Iterator[IpvsDataplane]:  # noqa: B008 -- frozen
+    """One run of the agent."""
+    plane = IpvsDataplane(settings, "nft")
+    plane.open()
+    try:
+        yield plane
+    finally:
+        plane.close()
+
+
+def plan(
+    *endpoints: str, protocol: Protocol = Protocol.TCP, node_port: int = 0, here: bool = True
+) -> ServicePortPlan:
+    """A Service on port 80 of VIP, and a NodePort where one is given, with policy Cluster."""
+    plain, masqueraded = Treatment(Scope.CLUSTER, False), Treatment(Scope.CLUSTER, True)
+    frontends = [(Frontend(parse_address(VIP), 80, protocol), FrontendKind.CLUSTER_IP, plain)]
+    if node_port:
+        dialled = Frontend(parse_address("0.0.0.0"), node_port, protocol)
+        frontends.append((dialled, FrontendKind.NODE_PORT, masqueraded))
+    return ServicePortPlan(
+        ServicePortName("default", "web", "", protocol),
+        Family.IPV4,
+        tuple(FrontendPlan(dialled, kind, how, how, how) for dialled, kind, how in frontends),
+        tuple(PlannedEndpoint(parse_address(each), 8080, True, here, here) for each in endpoints),
+        Otherwise.DROP if endpoints else Otherwise.REJECT,
+    )
+
+
+def bring(plane: IpvsDataplane, *plans: ServicePortPlan, node: NodePlan = NODE) -> None:
+    """From whatever there is; and then nothing is left to do."""
+    wanted = plane.render(plans, node)
+    assert not plane.apply(diff(plane.read(), wanted))
+    assert not diff(plane.read(), wanted)
+
+
+def key(address: str = VIP, port: int = 80, protocol: Protocol = Protocol.TCP) -> ServerKey:
+    return ServerKey(parse_address(address), port, protocol)
+
+
+def weights(at: ServerKey | None = None) -> dict[str, int]:
+    """By the endpoints of the virtual server."""
+    reals = ipvs.read_one(at or key()).reals
+    return {format_endpoint(real.address, real.port): real.weight for real in reals}
+
+
+@contextlib.contextmanager
+def connected(address: str = VIP, port: int = 80) -> Iterator[tuple[socket.socket, socket.socket]]:
+    """A connection to a Service, both ends; the endpoint is ONE. It ends by a reset, soon forgotten."""
+    with socket.create_server((ONE, 8080)) as server:
+        client = socket.create_connection((address, port), timeout=10)
+        served, _ = server.accept()
+    try:
+        yield client, served
+    finally:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()
+        served.close()
+
+
+def converse(client: socket.socket, served: socket.socket) -> None:
+    served.settimeout(10)
+    client.sendall(b"hello")
+    assert served.recv(16) == b"hello"
+    served.sendall(b"there")
+    assert client.recv(16) == b"there"
+
+
+CASES = (
+    "cluster_ip",
+    "dual_stack",
+    "external_local_none_here",
+    "load_balancer_health_check",
+    "masquerade_all",
+    "no_endpoints",
+    "sctp",
+    "session_affinity",
+    "source_ranges_without_the_node",
+    "tcp_and_udp_53",
+)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_a_situation_needs_is_read_back_as_it_was_written(case: str, plane: IpvsDataplane) -> None:
+    wanted = {k: e for of in Family for k, e in entries_of(load(case), of).items()}
+    assert not plane.apply(diff(plane.read(), wanted))
+    assert not diff(plane.read(), wanted)
+
+
+def test_a_connection_outlives_its_endpoint_in_the_plan_and_nobody_else_gets_it(plane: IpvsDataplane) -> None:
+    bring(plane, plan(ONE))
+    with connected() as ends:
+        bring(plane, plan())
+        assert weights() == {f"{ONE}:8080": 0}
+        converse(*ends)
+        with pytest.raises(OSError):
+            socket.create_connection((VIP, 80), timeout=5)
+        with run() as next_run:  # state is read, not remembered
+            bring(next_run, plan())
+            assert weights() == {f"{ONE}:8080": 0}
+        converse(*ends)
+
+    def ended() -> bool:
+        bring(plane, plan())
+        return weights() == {}
+
+    eventually(ended, "the endpoint goes with its last connection", LASTING)
+
+
+def test_an_endpoint_that_comes_back_gets_new_connections_again(plane: IpvsDataplane) -> None:
+    bring(plane, plan(ONE))
+    with connected() as ends:
+        bring(plane, plan(TWO))
+        assert weights() == {f"{ONE}:8080": 0, f"{TWO}:8080": 1}
+        bring(plane, plan(ONE, TWO))
+        converse(*ends)
+        assert weights() == {f"{ONE}:8080": 1, f"{TWO}:8080": 1}
+
+
+def test_an_endpoint_without_connections_goes_at_once(plane: IpvsDataplane) -> None:
+    bring(plane, plan(ONE, TWO))
+    bring(plane, plan(TWO))
+    assert weights() == {f"{TWO}:8080": 1}
+
+
+def test_a_udp_flow_goes_with_its_endpoint_to_another(plane: IpvsDataplane) -> None:
+    bring(plane, plan(ONE, protocol=Protocol.UDP))
+    with contextlib.ExitStack() as sockets:
+        servers = []
+        for address in (ONE, TWO):
+            server = sockets.enter_context(socket.socket(type=socket.SOCK_DGRAM))
+            server.bind((address, 8080))
+            server.settimeout(2)
+            servers.append(server)
+        client = sockets.enter_context(socket.socket(type=socket.SOCK_DGRAM))
+        client.connect((VIP, 80))
+        client.send(b"one")
+        assert servers[0].recv(16) == b"one"
+        bring(plane, plan(TWO, protocol=Protocol.UDP))
+        assert weights(key(protocol=Protocol.UDP)) == {f"{TWO}:8080": 1}
+
+        def arrives() -> bool:
+            with contextlib.suppress(OSError):  # the first one goes with the flow
+                client.send(b"two")
+                return servers[1].recv(16) == b"two"
+            return False
+
+        eventually(arrives, "the client's next datagrams come to the other endpoint")
+
+
+def test_a_node_port_is_answered_on_addresses_of_the_node_as_they_come_and_go(plane: IpvsDataplane) -> None:
+    bring(plane, plan(ONE, node_port=30080))
+    with connected(NODE_ADDRESS, 30080) as ends:
+        converse(*ends)
+    more = dataclasses.replace(
+        NODE, node_port_networks=NODE.node_port_networks | {parse_network(f"{TWO}/32")}
+    )
+    bring(plane, plan(ONE, node_port=30080), node=more)
+    assert key(TWO, 30080) in ipvs.read()
+    bring(plane, plan(ONE, node_port=30080))
+    assert key(TWO, 30080) not in ipvs.read()
+
+
+def test_virtual_servers_of_others_are_neither_changed_nor_removed(plane: IpvsDataplane) -> None:
+    theirs = VirtualServer(key(NODE_ADDRESS, 8443), "wlc")
+    assert not ipvs.apply([ipvs.add_server(theirs)])
+    bring(plane, plan(ONE, node_port=30080))
+    bring(plane)
+    removal.remove(())
+    assert list(ipvs.read()) == [theirs.key]
+
+
+@pytest.mark.usefixtures("_node")
+@pytest.mark.parametrize("excluded", [(), (parse_network("10.96.0.0/16"),)])
+def test_what_is_on_our_device_is_ours_but_in_excluded_networks(excluded: tuple[Network, ...]) -> None:
+    with run(IpvsSettings(exclude_cidrs=excluded)) as plane:
+        bring(plane, plan(ONE))
+        stale = VirtualServer(key(port=81), "rr")
+        assert not ipvs.apply([ipvs.add_server(stale)])
+        bring(plane, plan(ONE))
+        assert (stale.key in ipvs.read()) is bool(excluded)
+
+
+def test_what_somebody_changed_is_noticed_and_repaired(plane: IpvsDataplane) -> None:
+    bring(plane, plan(ONE, node_port=30080))
+    wanted = plane.render((plan(ONE, node_port=30080),), NODE)
+    for harm in (
+        lambda: ipvs.apply([ipvs.delete_server(key())]),
+        lambda: ipvs.apply([ipvs.change_server(VirtualServer(key(), "lc"))]),
+        lambda: ipvs.apply([ipvs.add_real(key(), RealServer(parse_address(TWO), 8080))]),
+        lambda: ipvs.apply([ipvs.delete_server(key(NODE_ADDRESS, 30080))]),
+        lambda: dummy.remove(KUBE_IPVS0),
+        lambda: subprocess.run(["iptables-nft", "-t", "nat", "-F", "KUBE-SERVICES"], check=True),
+    ):
+        before = plane.generation()
+        harm()
+        assert plane.generation() != before
+        assert diff(plane.read(), wanted)
+        bring(plane, plan(ONE, node_port=30080))
+
+
+def test_where_another_mode_serves_only_what_open_connections_need_stays_until_they_end(
+    plane: IpvsDataplane,
+) -> None:
+    bring(plane, plan(ONE, node_port=30080), plan(ONE, protocol=Protocol.UDP))
+    with connected() as ends:
+        removed, left = removal.retire((), lambda of: False)
+        assert removed
+        assert left
+        assert list(ipvs.read()) == [key()]
+        converse(*ends)
+        assert removal.retire((), lambda of: False) == ([], True)
+    eventually(lambda: not removal.retire((), lambda of: False)[1], "nothing is left", LASTING)
+    assert (ipvs.read(), dummy.exists(KUBE_IPVS0), ipset.sets()) == ({}, False, {})
+
+
+def test_a_dry_run_says_what_goes_and_leaves_it(plane: IpvsDataplane) -> None:
+    bring(plane, plan(ONE, node_port=30080))
+    wanted = plane.read()
+    told = removal.remove((), dry_run=True)
+    assert "virtual servers: 2, such as 10.96.0.10:80/TCP" in told
+    assert "device kube-ipvs0 with 1 addresses" in told
+    assert plane.read() == wanted
+    assert removal.remove(()) == told
+    assert removal.remove(()) == []
+
+
+@pytest.mark.usefixtures("_node")
+def test_a_scheduler_that_the_kernel_lacks_is_refused_with_those_it_has() -> None:
+    with pytest.raises(Unsupported, match=r"no scheduler best for IPVS; it has .*rr"):
+        IpvsDataplane(IpvsSettings("best")).open()
+
+
+def test_a_scheduler_can_be_changed_without_losing_a_connection(plane: IpvsDataplane) -> None:
+    bring(plane, plan(ONE))
+    with connected() as ends, run(IpvsSettings("mh")) as other:
+        bring(other, plan(ONE))
+        assert ipvs.read_one(key()).server.scheduler == "mh"
+        converse(*ends)
+
+
+@pytest.mark.usefixtures("_node")
+def test_the_kernel_is_set_up_as_it_has_to_be() -> None:
+    with run(IpvsSettings(strict_arp=True, tcp_timeout=100, udp_timeout=7)):
+        assert sysctl.read("net/ipv4/vs/conntrack") == "1"
+        assert sysctl.read("net/ipv4/vs/expire_nodest_conn") == "1"
+        assert sysctl.read("net/ipv4/ip_forward") == "1"
+        assert sysctl.read("net/ipv4/conf/all/arp_ignore") == "1"
+        assert sysctl.read("net/ipv4/conf/all/arp_announce") == "2"
+        assert (ipvs.timeouts().tcp, ipvs.timeouts().udp) == (100, 7)
+
+
+@pytest.mark.usefixtures("_node")
+def test_a_kernel_with_ipvs_has_all_that_is_tried() -> None:
+    assert [str(finding) for finding in probes.probe() if not finding.present] == []

@@ -1,0 +1,104 @@
+"""What the IPVS dataplane writes by iptables is what the tools of both flavours print; it takes no IPVS."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from ebpfproxy.dataplanes.delta import diff
+from ebpfproxy.dataplanes.iptables import removal as removal_of_iptables
+from ebpfproxy.dataplanes.ipvs import removal
+from ebpfproxy.dataplanes.ipvs.ip_sets import IpSets, make_all
+from ebpfproxy.dataplanes.ipvs.layout import LAYOUT
+from ebpfproxy.dataplanes.ipvs.node_entries import node_entries
+from ebpfproxy.dataplanes.ipvs.sets import NAMES
+from ebpfproxy.dataplanes.ipvs.settings import IpvsSettings
+from ebpfproxy.dataplanes.xtables.entries import FILTER, NAT, Chain, Entry, Key, Rule, SharedChain
+from ebpfproxy.dataplanes.xtables.families import TwoFamilies
+from ebpfproxy.kernel import ipset, iptables, netns
+from ebpfproxy.kernel.ipset_messages import IpSet
+from ebpfproxy.kernel.iptables import Flavour
+from ebpfproxy.model.address import Family, parse_network
+from ebpfproxy.plan.service_plan import LocalTraffic, NodePlan
+from tests.kernel.iptables_ground import empty_node, endpoints
+from tests.support.build import service
+
+pytestmark = pytest.mark.kernel
+
+PODS = {
+    "nothing tells pods": {},
+    "by addresses": {
+        Family.IPV4: LocalTraffic(parse_network("10.1.0.0/16")),
+        Family.IPV6: LocalTraffic(parse_network("fd01::/64")),
+    },
+    "by a device": dict.fromkeys(Family, LocalTraffic(interface="cbr0")),
+    "by everything": {Family.IPV4: LocalTraffic(parse_network("0.0.0.0/0"))},
+}
+
+
+@pytest.fixture
+def _nowhere() -> Iterator[None]:
+    with netns.throw_away():
+        yield
+
+
+def rules(plan: NodePlan, settings: IpvsSettings) -> dict[Key, Entry]:
+    wanted: dict[Key, Entry] = {}
+    for of in Family:
+        for key, entry in node_entries(plan, of, settings).items():
+            if isinstance(key, Chain | SharedChain | Rule):
+                assert isinstance(entry, tuple | int)
+                wanted[key] = entry  # type: ignore[assignment]
+    return wanted
+
+
+def opened(flavour: Flavour) -> TwoFamilies:
+    families = TwoFamilies(LAYOUT, (FILTER, NAT), removal.leftovers, make_all)
+    families.open(flavour)
+    return families
+
+
+@pytest.mark.usefixtures("_nowhere")
+@pytest.mark.parametrize("masquerade_all", [False, True])
+@pytest.mark.parametrize("pods", PODS)
+@pytest.mark.parametrize("flavour", Flavour)
+def test_what_is_written_is_read_back_as_it_was(flavour: Flavour, pods: str, masquerade_all: bool) -> None:
+    for of in Family:
+        make_all(of)
+    wanted = rules(NodePlan(local_traffic=PODS[pods]), IpvsSettings(masquerade_all=masquerade_all))
+    families = opened(flavour)
+    assert not families.apply(diff(families.read(), wanted))
+    assert families.read() == wanted
+    families.close()
+
+
+@pytest.mark.usefixtures("_nowhere")
+def test_all_sets_are_made_and_read_back_and_those_of_others_are_left_alone() -> None:
+    ipset.create(IpSet("mine", "hash:ip", Family.IPV4))
+    for of in Family:
+        make_all(of)
+    sets = IpSets()
+    assert {key.name for key in sets.read(Family)} == set(NAMES)  # type: ignore[union-attr]
+    assert removal.remove(()) == ["ipsets: 40"]
+    assert set(ipset.sets()) == {"mine"}
+    assert removal.remove(()) == []
+
+
+@pytest.mark.parametrize("flavour", Flavour)
+def test_the_modes_iptables_and_ipvs_take_each_others_common_chains_over(flavour: Flavour) -> None:
+    """And each takes away only what is left of itself, whichever comes to do so first."""
+    with empty_node(flavour) as ground:
+        served = ground.wanted(ground.plans(service("web", ips=("10.96.1.1",)), endpoints("web", "10.1.1.1")))
+        assert not ground.bring(served)
+        for of in Family:
+            make_all(of)
+        wanted = rules(NodePlan(), IpvsSettings())
+        families = opened(flavour)
+        assert not families.apply(diff(families.read(), wanted))
+        assert removal_of_iptables.remove()
+        assert families.read() == wanted
+        assert "KUBE-SVC" not in ground.iptables("-t nat -S")
+        assert not ground.bring(served)
+        assert removal.remove(())
+        assert ground.plane.read() == served
+        families.close()
+        assert "KUBE-IPVS" not in iptables.find(Family.IPV4, flavour).save()

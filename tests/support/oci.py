@@ -1,0 +1,258 @@
+"""A pod as a container runtime of Kubernetes starts it: from the pod's spec to a bundle that crun runs.
+
+Only what our own DaemonSet uses is understood; anything else raises ValueError, so that no field of it goes
+untested unseen. The node is a lab's: its network namespace, and a folder for each of its paths that the pod
+mounts. The process namespace is this machine's, as it is the node's with hostPID.
+
+Sources: config.md, config-linux.md and runtime.md of the OCI Runtime Specification 1.0; what is mounted where
+is that of containerd (pkg/cri, WithDefaultMounts, WithPrivilegedDevices) for a privileged container.
+"""
+
+import dataclasses
+import json
+import re
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ebpfproxy.kernel import mounts
+from ebpfproxy.lab import Place
+
+Object = dict[str, Any]
+
+_SECRETS = "/var/run/secrets/kubernetes.io/serviceaccount"
+_VARIABLE = re.compile(r"\$\(([A-Z_]+)\)")
+_PROPAGATION = {"Bidirectional": "rshared", "HostToContainer": "rslave", "None": "rprivate"}
+_OF_THE_RUNTIME: Sequence[tuple[str, str, tuple[str, ...]]] = (
+    ("/proc", "proc", ("nosuid", "noexec", "nodev")),
+    ("/dev", "tmpfs", ("nosuid", "strictatime", "mode=755")),
+    ("/dev/pts", "devpts", ("nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620")),
+    ("/dev/shm", "tmpfs", ("nosuid", "noexec", "nodev", "mode=1777")),
+    ("/sys", "sysfs", ("nosuid", "noexec", "nodev")),
+)
+_CAPABILITIES = (
+    "CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP LINUX_IMMUTABLE "
+    "NET_BIND_SERVICE NET_BROADCAST NET_ADMIN NET_RAW IPC_LOCK IPC_OWNER SYS_MODULE SYS_RAWIO SYS_CHROOT "
+    "SYS_PTRACE SYS_PACCT SYS_ADMIN SYS_BOOT SYS_NICE SYS_RESOURCE SYS_TIME SYS_TTY_CONFIG MKNOD LEASE "
+    "AUDIT_WRITE AUDIT_CONTROL SETFCAP MAC_OVERRIDE MAC_ADMIN SYSLOG WAKE_ALARM BLOCK_SUSPEND AUDIT_READ "
+    "PERFMON BPF CHECKPOINT_RESTORE"
+)
+"""By their bits (include/uapi/linux/capability.h)."""
+_POD_FIELDS = frozenset({
+    "containers", "dnsPolicy", "hostNetwork", "hostPID", "nodeSelector", "priorityClassName",
+    "serviceAccountName", "terminationGracePeriodSeconds", "tolerations", "volumes",
+})  # fmt: skip
+_CONTAINER_FIELDS = frozenset({
+    "args", "env", "image", "livenessProbe", "name", "ports", "readinessProbe", "resources",
+    "securityContext", "startupProbe", "volumeMounts",
+})  # fmt: skip
+_CONTEXT_FIELDS = frozenset({"privileged", "readOnlyRootFilesystem"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Image:
+    """`root`: its file system. `entrypoint` and `environment`: of its configuration. `also`: folders of this
+    machine that it needs besides, at the same place."""
+
+    root: Path
+    entrypoint: Sequence[str]
+    environment: Mapping[str, str]
+    also: Sequence[Path] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Host:
+    """What the node gives to the pod. `paths`: what stands for the node's own paths. `secrets`: the folder of
+    the service account. `config_maps`: by name, their data. `api_host`, `api_port`: of Service kubernetes."""
+
+    place: Place
+    name: str
+    paths: Mapping[str, Path]
+    secrets: Path
+    config_maps: Mapping[str, Mapping[str, str]]
+    api_host: str
+    api_port: int
+
+
+class Pod:
+    """A bundle, in a folder of its own whose name is the container's. `make` makes it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def command(self) -> list[str]:
+        """What runs it, in the cgroup that it is started in, until its end."""
+        return self._crun("run", f"--bundle={self._folder}", self._folder.name)
+
+    def execution(self, arguments: Sequence[str]) -> list[str]:
+        """What runs a command in it while it runs."""
+        return self._crun("exec", self._folder.name, *arguments)
+
+    def pid(self) -> int:
+        """Of its first process, 0 where it has ended."""
+        done = subprocess.run(
+            self._crun("state", self._folder.name), capture_output=True, text=True, check=False
+        )
+        return 0 if done.returncode else int(json.loads(done.stdout)["pid"])
+
+    def update_config_map(self, volume: str, contents: Mapping[str, str]) -> Path:
+        """Have the volume of a ConfigMap hold these files, all at once, as the kubelet does it: behind a link
+        that is replaced (pkg/volume/util/atomic_writer.go). Returns the volume's folder."""
+        folder = self._folder / volume
+        folder.mkdir(exist_ok=True)
+        data = folder / f"..{len(list(folder.iterdir()))}"
+        data.mkdir()
+        for name, text in contents.items():
+            (data / name).write_text(text)
+            if not (folder / name).is_symlink():
+                (folder / name).symlink_to(f"..data/{name}")
+        (folder / "..data_tmp").symlink_to(data.name)
+        (folder / "..data_tmp").rename(folder / "..data")
+        return folder
+
+    def _crun(self, *arguments: str) -> list[str]:
+        """crun refuses the hybrid layout of cgroups: it is shown v2 alone."""
+        unified = shlex.quote(str(mounts.cgroup2_root()))
+        crun = ["crun", "--cgroup-manager=disabled", f"--root={self._folder.parent}/crun", *arguments]
+        unify = f"test {unified} = /sys/fs/cgroup || mount --bind {unified} /sys/fs/cgroup"
+        script = f"{unify}; exec {shlex.join(crun)}"
+        return ["unshare", "--mount", "--propagation=unchanged", "sh", "-c", script]
+
+
+def make(
+    folder: Path,
+    daemon_set: Object,
+    image: Image,
+    host: Host,
+    args: Sequence[str] = (),
+    more: Sequence[str] = (),
+) -> Pod:
+    """A pod of the DaemonSet, in `folder`, which must not exist. `args` instead of its own, `more` behind.
+
+    Raises ValueError for what it does not know.
+    """
+    spec = daemon_set["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    _check(spec, _POD_FIELDS)
+    _check(container, _CONTAINER_FIELDS)
+    _check(container["securityContext"], _CONTEXT_FIELDS)
+    folder.mkdir()
+    pod = Pod(folder)
+    environment = _environment(container, host)
+    variables = dict(each.split("=", 1) for each in environment)
+    given = [_VARIABLE.sub(lambda found: variables[found[1]], each) for each in args or container["args"]]
+    context = container["securityContext"]
+    if not (context["privileged"] and spec["hostNetwork"] and spec["hostPID"]):
+        raise ValueError("only privileged pods with the node's network and processes are understood")
+    capabilities = _all_capabilities()
+    configuration = {
+        "ociVersion": "1.0.2",
+        "process": {
+            "args": [*image.entrypoint, *given, *more],
+            "env": [*(f"{key}={value}" for key, value in image.environment.items()), *environment],
+            "cwd": "/",
+            "user": {"uid": 0, "gid": 0},
+            "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), capabilities),
+        },
+        "root": {
+            "path": str(_layered(folder, image.root)),
+            "readonly": context.get("readOnlyRootFilesystem", False),
+        },
+        "mounts": _mount_points(pod, folder, spec, container, image, host),
+        "linux": {
+            "namespaces": [
+                {"type": "mount"},
+                {"type": "ipc"},
+                {"type": "network", "path": str(host.place.netns)},
+            ],
+            "rootfsPropagation": "rshared",
+        },
+    }
+    (folder / "config.json").write_text(json.dumps(configuration))
+    return pod
+
+
+def _layered(folder: Path, root: Path) -> Path:
+    """The image's files below a layer of the container's own, where its mount points are made."""
+    own, merged = folder / "layer", folder / "root"
+    for path in (own, merged):
+        path.mkdir()
+    _mount("-t", "tmpfs", "tmpfs", own)  # since a layer must not be inside of another, and `root` may be /
+    for path in (own / "upper", own / "work"):
+        path.mkdir()
+    _mount(
+        "-t", "overlay", "-o", f"lowerdir={root},upperdir={own}/upper,workdir={own}/work", "overlay", merged
+    )
+    return merged
+
+
+def _mount(*arguments: str | Path) -> None:
+    subprocess.run(["mount", *arguments], check=True, capture_output=True)
+
+
+def _check(value: Mapping[str, object], known: frozenset[str]) -> None:
+    if strange := value.keys() - known:
+        raise ValueError(f"not understood: {', '.join(sorted(strange))}")
+
+
+def _all_capabilities() -> list[str]:
+    """Those that this process may give, as a privileged container has all that its runtime has."""
+    status = Path("/proc/self/status").read_text()
+    (bounding,) = re.findall(r"^CapBnd:\t([0-9a-f]+)$", status, re.MULTILINE)
+    return [f"CAP_{name}" for bit, name in enumerate(_CAPABILITIES.split()) if int(bounding, 16) >> bit & 1]
+
+
+def _environment(container: Object, host: Host) -> list[str]:
+    fields = {"spec.nodeName": host.name}
+    found = {"KUBERNETES_SERVICE_HOST": host.api_host, "KUBERNETES_SERVICE_PORT": str(host.api_port)}
+    for each in container["env"]:
+        (source,) = each["valueFrom"].items()
+        match source:
+            case ("fieldRef", {"fieldPath": path}):
+                found[each["name"]] = fields[path]
+            case ("configMapKeyRef", {"name": name, "key": key}):
+                found[each["name"]] = host.config_maps[name][key]
+            case _:
+                raise ValueError(f"not understood: {source}")
+    return [f"{key}={value}" for key, value in found.items()]
+
+
+def _mount_points(
+    pod: Pod, folder: Path, spec: Object, container: Object, image: Image, host: Host
+) -> list[Object]:
+    sources = {each["name"]: _volume(pod, each, host) for each in spec["volumes"]}
+    points = [
+        {"destination": where, "type": kind, "source": kind, "options": list(options)}
+        for where, kind, options in _OF_THE_RUNTIME
+    ]
+    for each in container["volumeMounts"]:
+        _check(each, frozenset({"mountPath", "mountPropagation", "name", "readOnly"}))
+        options = ["rbind", "ro" if each.get("readOnly") else "rw"]
+        options.append(_PROPAGATION[each.get("mountPropagation", "None")])
+        points.append(_bind(sources[each["name"]], each["mountPath"], options))
+    points.append(_bind(host.secrets, _SECRETS, ["rbind", "ro", "rprivate"]))
+    points += [_bind(path, str(path), ["rbind", "ro", "rprivate"]) for path in image.also]
+    return points
+
+
+def _bind(source: Path, where: str, options: list[str]) -> Object:
+    return {"destination": where, "type": "bind", "source": str(source), "options": options}
+
+
+def _volume(pod: Pod, volume: Object, host: Host) -> Path:
+    """The folder or file on this machine."""
+    match volume:
+        case {"hostPath": {"path": path, "type": kind}}:
+            source = host.paths[path]
+            if kind == "FileOrCreate":
+                source.touch()
+            elif kind != "Directory" or not source.is_dir():
+                raise ValueError(f"{source} is no {kind}")
+            return source
+        case {"configMap": {"name": name, "items": items}}:
+            contents = {each["path"]: host.config_maps[name][each["key"]] for each in items}
+            return pod.update_config_map(volume["name"], contents)
+        case _:
+            raise ValueError(f"not understood: {volume}")

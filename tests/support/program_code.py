@@ -1,0 +1,91 @@
+"""The BPF programs as clang makes them, before any kernel has seen them; and how loops in them are closed."""
+
+import contextlib
+import os
+import struct
+import sysconfig
+from collections.abc import Iterator, Mapping
+
+from ebpfproxy.dataplanes.ebpf import abi
+from ebpfproxy.dataplanes.ebpf.hooks import CLASSIFIERS, SCHED_CLS, SOCKET_HOOKS
+from ebpfproxy.dataplanes.ebpf.maps import MapSizes
+from ebpfproxy.kernel.compiler import ProgramSpec, expand
+from tests.support.bpf_place import bpf_place
+
+SPECS = (
+    *(ProgramSpec(hook.name, hook.program_type, hook.attach_type) for hook in SOCKET_HOOKS),
+    *(ProgramSpec(name, SCHED_CLS, 0) for name in CLASSIFIERS),
+)
+_SIZES = MapSizes(64, 64, 64, 64, 64, 64, 64)
+_LOAD_64, _EXIT, _CALL, _GOTO = 0x18, 0x95, 0x85, 0x05
+_JUMP_CLASSES = (0x05, 0x06)
+
+
+@contextlib.contextmanager
+def program_code(defines: Mapping[str, str]) -> Iterator[dict[str, bytes]]:
+    """By name, each program's instructions; the maps that they name last as long as the context.
+
+    `defines`: what the kernel is taken to have, as `features.defines`. Needs root. It takes bcc into this
+    process.
+    """
+    import bcc
+
+    sources = [abi.source_directory() / name for name in ("connect.c", "tc.c")]
+    os.environ["BCC_KERNEL_SOURCE"] = str(sources[0].parent / "include")
+    with bpf_place() as place:
+        pins = place.bpffs / "maps"
+        pins.mkdir()
+        macros = _SIZES.defines() | dict(defines) | {"PIN_DIR": f'"{pins}"'}
+        flags = ["-g0", "-w", "-I/usr/include", f"-I/usr/include/{sysconfig.get_config_var('MULTIARCH')}"]
+        flags += [f"-D{key}={text}" for key, text in macros.items()]
+        compiled = bcc.BPF(text=expand(*sources).encode(), cflags=flags)
+        yield {spec.name: compiled.dump_func(spec.name.encode()) for spec in SPECS}
+        compiled.cleanup()
+
+
+def loops_closed_by_falling(code: bytes) -> list[tuple[int, int]]:
+    """From which instruction to which a loop is closed without a jump.
+
+    As check_cfg() of the kernel's verifier walks, which refuses such a loop before 10e14e9652bf ("bpf: fix
+    control-flow graph checking in privileged mode", Linux 6.8).
+
+    >>> loops_closed_by_falling(bytes((0xB7, *bytes(7), 0x55, 0, 0xFE, 0xFF, *bytes(4), 0x95, *bytes(7))))
+    []
+    >>> jump_in = bytes((0x05, 0, 1, 0, *bytes(4)))
+    >>> body, out = bytes((0xB7, *bytes(7))), bytes((0x95, *bytes(7)))
+    >>> head = bytes((0x55, 0, 1, 0, *bytes(4)))
+    >>> back = bytes((0x05, 0, 0xFD, 0xFF, *bytes(4)))
+    >>> loops_closed_by_falling(jump_in + body + head + back + out)
+    [(1, 2)]
+    """
+    open_, done = 1, 2
+    seen = {0: open_}
+    stack = [(0, iter(_next(code, 0)))]
+    found = []
+    while stack:
+        at, ways = stack[-1]
+        for to, by_jump in ways:
+            if to not in seen:
+                seen[to] = open_
+                stack.append((to, iter(_next(code, to))))
+                break
+            if seen[to] == open_ and not by_jump:
+                found.append((at, to))
+        else:
+            seen[at] = done
+            stack.pop()
+    return found
+
+
+def _next(code: bytes, at: int) -> list[tuple[int, bool]]:
+    """Where it may go on from an instruction (struct bpf_insn), and whether by a jump."""
+    operation, _, offset, _ = struct.unpack_from("<BBhi", code, at * 8)
+    if operation == _EXIT:
+        return []
+    if operation == _LOAD_64:
+        return [(at + 2, False)]
+    if operation == _GOTO:
+        return [(at + 1 + offset, True)]
+    if operation & 7 in _JUMP_CLASSES and operation != _CALL:
+        return [(at + 1, True), (at + 1 + offset, True)]
+    return [(at + 1, False)]

@@ -1,0 +1,57 @@
+"""When a cluster is large."""
+
+from ebpfproxy.model.address import Family, Protocol
+from ebpfproxy.model.endpoint import EndpointPort, EndpointSlice
+from ebpfproxy.model.service import Service
+from ebpfproxy.plan.exposure import plan_service
+from ebpfproxy.plan.size import LARGE, ClusterSize
+from tests.support.build import CONTEXT, endpoint, name, port, service, slice_of
+
+WEB = service("web")
+
+
+def many(count: int, of: str = "web", label: str = "", ready: bool = True) -> EndpointSlice:
+    pods = (endpoint(f"10.1.{n >> 8}.{n & 255}", ready=ready) for n in range(count))
+    return slice_of(of, *pods, ports=(EndpointPort(label, Protocol.TCP, 80),))
+
+
+def size(*told: tuple[Service | None, EndpointSlice]) -> frozenset[Family]:
+    cluster = ClusterSize()
+    for of, piece in told:
+        cluster.update(piece.service, of, [piece])
+    return cluster.large
+
+
+def test_a_family_is_large_that_has_more_endpoints_than_so_many() -> None:
+    assert size((WEB, many(LARGE))) == frozenset()
+    assert size((WEB, many(LARGE + 1))) == {Family.IPV4}
+    assert size((WEB, many(LARGE + 1, ready=False))) == {Family.IPV4}, "as kube-proxy counts"
+    assert size((WEB, many(600)), (service("api"), many(401, "api"))) == {Family.IPV4}
+
+
+def test_endpoints_of_nobodys_port_do_not_count() -> None:
+    assert size((WEB, many(LARGE + 1, label="other"))) == frozenset()
+    assert size((None, many(LARGE + 1))) == frozenset()
+
+
+def test_every_port_counts() -> None:
+    two = service("web", port(80, "a"), port(81, "b"))
+    ports = EndpointPort("a", Protocol.TCP, 80), EndpointPort("b", Protocol.TCP, 81)
+    pods = (endpoint(f"10.1.{n >> 8}.{n & 255}") for n in range(501))
+    assert size((two, slice_of("web", *pods, ports=ports))) == {Family.IPV4}
+
+
+def test_what_goes_counts_no_more() -> None:
+    cluster = ClusterSize()
+    cluster.update(name("web"), WEB, [many(LARGE + 1)])
+    cluster.update(name("web"), WEB, [many(1)])
+    assert not cluster.large
+    cluster.update(name("web"), WEB, [many(LARGE + 1)])
+    cluster.update(name("web"), None, [many(LARGE + 1)])
+    assert not cluster.large
+
+
+def test_plans_of_a_large_family_are_terse() -> None:
+    both = service("web", ips=["10.96.0.10", "fd00::10"])
+    plans = plan_service(both, [many(1)], None, CONTEXT, {Family.IPV4})
+    assert {plan.family: plan.terse for plan in plans} == {Family.IPV4: True, Family.IPV6: False}

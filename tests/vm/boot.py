@@ -1,0 +1,201 @@
+"""Run one command of this checkout under another kernel:
+
+    python -m tests.vm.boot 6.1 --modules ip_vs,dummy -- .venv/bin/python -m pytest tests/kernel/test_tc.py
+
+The VM sees this machine's root file system, read only below a layer in its memory: what the command
+writes is gone with it, but for what it puts into the folder $SCRATCH. It has no network but loopback.
+"""
+
+import argparse
+import contextlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.vm.debian import Installed, Unavailable, installed
+from tests.vm.initramfs import initramfs
+from tests.vm.kernels import kernels
+
+_GUEST = Path(__file__).parent / "guest"
+_QEMU = "qemu-system-x86_64"
+_APPEND = (
+    "console=ttyS0 loglevel=4 panic=-1 mitigations=off audit=0 apparmor=0 selinux=0 nokaslr "
+    "no_timer_check cryptomgr.notests random.trust_cpu=on net.ifnames=0 8250.nr_uarts=1 nowatchdog"
+)
+_INHERITED = ("PATH", "PYTHONPATH", "PYTEST_ADDOPTS", "LANG")
+_ENVIRONMENT = {
+    "HOME": "/root",
+    "SCRATCH": "/run/scratch",
+    "CI": "true",  # a test that cannot run in a VM fails, as the table of kernels knows of it otherwise
+    # To find and import all plugins takes ten seconds there.
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    "PYTEST_PLUGINS": "pytest_timeout",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a VM is to do."""
+
+    command: Sequence[str]
+    folder: Path = field(default_factory=Path.cwd)
+    """Where the command runs."""
+    modules: Sequence[str] = ()
+    """That are loaded before it."""
+    seconds: float = 600
+    """After which the VM is ended."""
+    memory_mib: int = 2048
+    cpus: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    status: int | None
+    """The command's; None: the VM ended, or was ended, before the command did."""
+    output: str
+    """What the command wrote, both streams; of an ended one what it had written so far."""
+    console: str
+    """The kernel's messages."""
+    boot_s: float
+    """By the VM's own clock, until the command started; 0.0 if it never did."""
+    took_s: float
+    timed_out: bool
+
+    def verdict(self) -> str:
+        """One line; "" for a command that ended with status 0."""
+        if self.status is not None:
+            return f"the command ended with status {self.status}" if self.status else ""
+        how = f"was ended after {self.took_s:.0f} s" if self.timed_out else f"ended after {self.took_s:.0f} s"
+        last = self.console.rstrip().splitlines()[-5:]
+        return "\n".join((f"the VM {how}, its command had not; its console's last lines:", *last))
+
+
+def run(
+    kernel: Installed, order: Order, scratch: Path, tell: Callable[[str], None] = lambda _: None
+) -> Outcome:
+    """Boot, run the command, and return when the VM is gone. `scratch` is the VM's $SCRATCH.
+
+    `tell` is given the output as it comes. Raises Unavailable where no VM can be had.
+    """
+    if shutil.which(_QEMU) is None:
+        raise Unavailable(f"no program {_QEMU}: apt-get install qemu-system-x86")
+    own = scratch / "vm"
+    own.mkdir()
+    _write_orders(own, kernel, order)
+    (own / "initramfs").write_bytes(initramfs(kernel))
+    started = time.monotonic()
+    with _qemu(kernel, order, own) as qemu:
+        timed_out = not _follow(qemu, own / "output", started + order.seconds, tell)
+    (own / "initramfs").unlink()
+    status, booted = _text(own / "status"), _text(own / "booted")
+    return Outcome(
+        int(status) if status.strip() else None,
+        _text(own / "output"),
+        _text(own / "console") + _text(own / "qemu"),
+        float(booted or 0),
+        time.monotonic() - started,
+        timed_out,
+    )
+
+
+def _write_orders(own: Path, kernel: Installed, order: Order) -> None:
+    settings = {"MODULES_FOLDER": str(kernel.modules), "MODULES": " ".join(order.modules)}
+    (own / "settings").write_text("".join(f"{key}={shlex.quote(text)}\n" for key, text in settings.items()))
+    environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    exports = "".join(
+        f"export {key}={shlex.quote(text)}\n" for key, text in (environment | _ENVIRONMENT).items()
+    )
+    command = f"{exports}cd {shlex.quote(str(order.folder))} && exec {shlex.join(order.command)}\n"
+    (own / "command").write_text(command)
+    shutil.copy(_GUEST / "run", own / "run")
+
+
+@contextlib.contextmanager
+def _qemu(kernel: Installed, order: Order, own: Path) -> Iterator[subprocess.Popen[bytes]]:
+    command = [
+        *("setpriv", "--pdeathsig", "KILL", "--"),  # a VM must not outlive us
+        *(_QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
+        *("-machine", "q35,accel=tcg", "-cpu", "max"),
+        *("-smp", str(order.cpus), "-m", f"{order.memory_mib}M"),
+        *("-kernel", str(kernel.image), "-initrd", str(own / "initramfs"), "-append", _APPEND),
+        *("-serial", f"file:{own / 'console'}"),
+        *_shared("machine", "/", ",readonly=on"),
+        *_shared("scratch", str(own.parent)),
+    ]
+    with (own / "qemu").open("wb") as messages:
+        qemu = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=messages, stderr=messages)
+    try:
+        yield qemu
+    finally:
+        qemu.kill()
+        qemu.wait()
+
+
+def _shared(tag: str, path: str, extra: str = "") -> list[str]:
+    storage = f"local,id={tag},path={path},security_model=none,multidevs=remap{extra}"
+    return ["-fsdev", storage, "-device", f"virtio-9p-pci,fsdev={tag},mount_tag={tag}"]
+
+
+def _follow(
+    qemu: subprocess.Popen[bytes], output: Path, deadline: float, tell: Callable[[str], None]
+) -> bool:
+    """Whether the VM came to an end by itself, in time."""
+    told = 0
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            qemu.wait(0.2)
+        text = _text(output)
+        tell(text[told:])
+        told = len(text)
+        if qemu.returncode is not None:
+            return True
+        if time.monotonic() > deadline:
+            return False
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except FileNotFoundError:
+        return ""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.vm.boot", description="run a command in a VM")
+    parser.add_argument("kernel", choices=kernels())
+    parser.add_argument("--modules", default="", metavar="NAME,NAME", help="to load before")
+    parser.add_argument("--timeout", type=float, default=900, metavar="SECONDS")
+    parser.add_argument("--memory", type=int, default=2048, metavar="MIB")
+    parser.add_argument("--scratch", type=Path, help="a folder for what the command leaves in $SCRATCH")
+    parser.add_argument("--console", action="store_true", help="show the kernel's messages at the end")
+    if "--" not in sys.argv:
+        parser.error("no command: -- COMMAND ...")
+    end = sys.argv.index("--")
+    arguments, command = parser.parse_args(sys.argv[1:end]), sys.argv[end + 1 :]
+    modules = [name for name in arguments.modules.split(",") if name]
+    order = Order(command, modules=modules, seconds=arguments.timeout, memory_mib=arguments.memory)
+    with tempfile.TemporaryDirectory(prefix="ebpfproxy-vm-") as text:
+        scratch = arguments.scratch or Path(text)
+        try:
+            kernel = installed(kernels()[arguments.kernel])
+            outcome = run(kernel, order, scratch, lambda part: print(part, end="", flush=True))
+        except Unavailable as lack:
+            print(lack, file=sys.stderr)
+            return 2
+    if arguments.console:
+        print(outcome.console, file=sys.stderr)
+    verdict = outcome.verdict()
+    line = f"kernel {kernel.release}: booted in {outcome.boot_s:.0f} s, all in {outcome.took_s:.0f} s"
+    print(f"{line}; {verdict}" if verdict else line, file=sys.stderr)
+    return 1 if outcome.status is None else outcome.status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

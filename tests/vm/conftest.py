@@ -1,0 +1,43 @@
+"""Which kernels a run is about.
+
+A test that asks for `kernel` runs once for each. Without `--kernels` that is DEFAULT, and only tests that are
+marked `quick` run: that is for `make test`. `make test-vm` gives `--kernels=all`.
+"""
+
+import os
+
+import pytest
+
+from tests.vm.debian import Unavailable, installed
+from tests.vm.kernels import Kernel, kernels
+
+DEFAULT = "6.1"
+"""It has IPVS, dummy devices and SCTP as modules, and refuses programs that later ones take."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "kernel" in metafunc.fixturenames:
+        table = kernels()
+        wanted = metafunc.config.getoption("kernels") or DEFAULT
+        names = list(table) if wanted == "all" else wanted.split(",")
+        metafunc.parametrize("kernel", [table[name] for name in names], ids=names, indirect=True)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("kernels"):
+        return
+    long = [each for each in items if each.get_closest_marker("vm") and not each.get_closest_marker("quick")]
+    items[:] = [each for each in items if each not in long]
+    config.hook.pytest_deselected(items=long)
+
+
+@pytest.fixture
+def kernel(request: pytest.FixtureRequest) -> Kernel:
+    """One that is in the cache now; where it cannot be had, that is as a machine without qemu."""
+    wanted: Kernel = request.param
+    try:
+        installed(wanted)
+    except Unavailable as lack:
+        outcome = pytest.fail if os.environ.get("CI") else pytest.skip
+        outcome(f"vm level: {lack}")
+    return wanted

@@ -1,0 +1,29 @@
+"""What the probes find on this kernel, as JSON: run in a VM, or anywhere as root.
+
+python -m tests.vm.features features.json
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from ebpfproxy.config import Config
+from ebpfproxy.modes.choice import MODES, choose, look
+
+
+class Features(NamedTuple):
+    mode: str
+    """That `--proxy-mode=auto` takes."""
+    missing: dict[str, list[str]]
+    """By mode: what it lacks, needed or not."""
+
+
+def features() -> Features:
+    config = Config()
+    found = {mode.name: [f.feature for f in look(mode, config) if not f.present] for mode in MODES}
+    return Features(choose(config).mode.name, found)
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(json.dumps(features()._asdict(), indent=1))

@@ -1,0 +1,31 @@
+"""The table of kernels, `kernels.toml`."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+TABLE = Path(__file__).with_name("kernels.toml")
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """See the head of the table."""
+
+    name: str
+    suite: str
+    package: str
+    """One that depends on the kernel's own, whose name changes with each release."""
+    lacks: list[str]
+    cannot: Mapping[str, str]
+    """By the id of a test, or the beginning of one: the reason."""
+
+
+def kernels() -> dict[str, Kernel]:
+    """By name, in the table's order."""
+    table = tomllib.loads(TABLE.read_text())
+    every = table["every"]["cannot"]
+    return {
+        name: Kernel(name, **fields | {"cannot": every | fields.get("cannot", {})})
+        for name, fields in table["kernels"].items()
+    }

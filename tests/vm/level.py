@@ -1,0 +1,85 @@
+"""Tests of the kernel level, run by pytest in a VM, and what became of each."""
+
+import json
+import sys
+import xml.etree.ElementTree as xml
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.vm.boot import Order, Outcome, run
+from tests.vm.debian import installed
+from tests.vm.kernels import Kernel
+
+CHECKOUT = Path(__file__).parents[2]
+_LAST_LINES = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What is run in one VM."""
+
+    tests: Sequence[str]
+    """As pytest is given them: files, folders, ids, options."""
+    modules: Sequence[str] = ()
+    """That are loaded before; those that the kernel loads by itself need not be here."""
+    seconds: float = 1800
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Of the tests that ran in a VM, by their ids."""
+
+    passed: frozenset[str]
+    failed: Mapping[str, str]
+    """With the first line of why."""
+    skipped: Mapping[str, str]
+
+
+def run_python(
+    kernel: Kernel, arguments: Sequence[str], scratch: Path, modules: Sequence[str] = (), seconds: float = 900
+) -> Outcome:
+    """`python ARGUMENTS` in this checkout on a kernel. Raises Unavailable."""
+    order = Order((sys.executable, *arguments), CHECKOUT, modules, seconds)
+    return run(installed(kernel), order, scratch)
+
+
+def answer_of(kernel: Kernel, module: str, scratch: Path) -> Any:
+    """The JSON that a module of ours tells of a kernel when it is run on it."""
+    outcome = run_python(kernel, ["-m", module, "/run/scratch/answer.json"], scratch)
+    assert outcome.status == 0, f"kernel {kernel.name}: {outcome.verdict()}\n{outcome.output}"
+    return json.loads((scratch / "answer.json").read_text())
+
+
+def assert_passes(kernel: Kernel, selection: Selection, scratch: Path) -> None:
+    """That all tests of the selection pass on the kernel, but for those that its table says it cannot.
+
+    Raises AssertionError with what failed and the end of the VM's output, and Unavailable.
+    """
+    left_out = [f"--deselect={test}" for test in kernel.cannot]
+    options = ["-p", "no:cacheprovider", "--timeout=900", "--junitxml=/run/scratch/junit.xml", "-q"]
+    arguments = ["-m", "pytest", *options, *left_out, *selection.tests]
+    outcome = run_python(kernel, arguments, scratch, selection.modules, selection.seconds)
+    end = "\n".join(outcome.output.splitlines()[-_LAST_LINES:])
+    assert outcome.status is not None, f"kernel {kernel.name}: {outcome.verdict()}\n{end}"
+    found = report(scratch / "junit.xml") if (scratch / "junit.xml").exists() else None
+    assert found, f"kernel {kernel.name}: {outcome.verdict()}\n{end}"
+    wrong = [f"{test}: {why}" for test, why in (*found.failed.items(), *found.skipped.items())]
+    assert not wrong, "\n".join((f"kernel {kernel.name}:", *wrong, "", end))
+    assert found.passed, f"kernel {kernel.name}: no test ran\n{end}"
+
+
+def report(path: Path) -> Report:
+    """From the file that pytest's --junitxml writes."""
+    passed, failed, skipped = set(), {}, {}
+    for case in xml.parse(path).getroot().iter("testcase"):
+        name = f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}"
+        outcomes = {each.tag: each.get("message") or "" for each in case}
+        if why := [text for tag, text in outcomes.items() if tag in ("failure", "error")]:
+            failed[name] = (why[0].splitlines() or ["no message"])[0]
+        elif "skipped" in outcomes:
+            skipped[name] = f"skipped: {outcomes['skipped']}"
+        else:
+            passed.add(name)
+    return Report(frozenset(passed), failed, skipped)

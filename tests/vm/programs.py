@@ -1,0 +1,71 @@
+"""What each BPF program costs this kernel to load, as JSON: run in a VM, or anywhere as root.
+
+    python -m tests.vm.programs programs.json
+
+The programs are compiled with what this kernel is found to have, as the agent compiles them; then each is
+given to the kernel alone, so that one which is refused leaves the others to be tried.
+"""
+
+import ctypes
+import json
+import re
+import struct
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from ebpfproxy.dataplanes.ebpf import features
+from ebpfproxy.errors import KernelError
+from ebpfproxy.kernel.bpf import PROG_LOAD, Program, bpf
+from ebpfproxy.kernel.compiler import ProgramSpec
+from tests.support.program_code import SPECS, program_code
+
+_STATISTICS = 4  # BPF_LOG_STATS: what the verifier did, and its reason to refuse; not each step (5.2)
+_PROCESSED = re.compile(r"processed (\d+) insns")
+_LAST_LINES = 6
+
+
+class Cost(NamedTuple):
+    """Of one program; `refusal` is "" for one that was loaded, otherwise the verifier's last lines."""
+
+    name: str
+    load_ms: float
+    instructions: int
+    """That it has when loaded, as the verifier rewrote it."""
+    verified: int
+    """How many the verifier went through, on all ways (the kernel refuses at a million)."""
+    refusal: str = ""
+
+
+def costs() -> list[Cost]:
+    """Of all programs, those too of hooks that this kernel has not: that is their refusal."""
+    with program_code(features.defines()) as code:
+        return [_cost(spec, code[spec.name]) for spec in SPECS]
+
+
+def _cost(spec: ProgramSpec, code: bytes) -> Cost:
+    log = ctypes.create_string_buffer(1 << 20)
+    instructions = ctypes.create_string_buffer(code, len(code))
+    license_ = ctypes.create_string_buffer(b"Dual BSD/GPL")
+    attr = struct.pack(
+        "=IIQQIIQII16sII",
+        *(spec.type, len(code) // 8, ctypes.addressof(instructions), ctypes.addressof(license_)),
+        *(_STATISTICS, len(log), ctypes.addressof(log), 0, 0, spec.name.encode()[:15], 0, spec.attach_type),
+    )
+    started = time.perf_counter()
+    try:
+        fd, _ = bpf(PROG_LOAD, attr, "cannot load")
+    except KernelError as failure:
+        said = log.value.decode(errors="replace").strip().splitlines()[-_LAST_LINES:]
+        return Cost(spec.name, 0, 0, 0, "\n".join((failure.message, *said)))
+    took = time.perf_counter() - started
+    program = Program(fd, spec.name)
+    found = _PROCESSED.search(log.value.decode())
+    translated = struct.unpack_from("=I", program.facts(24), 20)[0]  # xlated_prog_len of struct bpf_prog_info
+    program.close()
+    return Cost(spec.name, round(took * 1000, 1), translated // 8, int(found[1]) if found else 0)
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(json.dumps([cost._asdict() for cost in costs()], indent=1))

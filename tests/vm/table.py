@@ -1,0 +1,92 @@
+"""The tables of docs/kernels.md, measured anew on every kernel of kernels.toml:
+
+python -m tests.vm.table docs/kernels.md
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.vm.debian import Unavailable, installed
+from tests.vm.kernels import Kernel, kernels
+from tests.vm.level import answer_of
+
+BEGIN = "<!-- written by python -m tests.vm.table -->"
+END = "<!-- end -->"
+Costs = Mapping[str, Mapping[str, Any]]
+"""Of tests.vm.programs, by the program's name."""
+
+
+def written(costs: Mapping[str, Costs], features: Mapping[str, Mapping[str, Any]]) -> str:
+    """The text between BEGIN and END; both by the kernel's release."""
+    parts = [
+        _table("what it lacks for mode `ebpf`", features, _lacking),
+        _programs(
+            "Instructions that the verifier went through, of the million that it allows:", costs, _verified
+        ),
+        _programs("Instructions of the program as loaded:", costs, lambda cost: str(cost["instructions"])),
+        _programs("Milliseconds to load it, in software emulation (to compare):", costs, _load_ms),
+    ]
+    return "\n\n".join(parts)
+
+
+def _lacking(found: Mapping[str, Any]) -> str:
+    return ", ".join(f"`{name}`" for name in found["missing"]["ebpf"]) or "nothing"
+
+
+def _verified(cost: Mapping[str, Any]) -> str:
+    return "refused" if cost["refusal"] else f"{cost['verified']:,}".replace(",", " ")
+
+
+def _load_ms(cost: Mapping[str, Any]) -> str:
+    return f"{cost['load_ms']:.0f}"
+
+
+def _table(title: str, rows: Mapping[str, Mapping[str, Any]], cell: Any) -> str:
+    lines = [f"| kernel | mode of `auto` | {title} |", "|---|---|---|"]
+    lines += [f"| {release} | `{found['mode']}` | {cell(found)} |" for release, found in rows.items()]
+    return "\n".join(lines)
+
+
+def _programs(title: str, costs: Mapping[str, Costs], cell: Any) -> str:
+    releases = list(costs)
+    lines = [title, "", f"| program | {' | '.join(releases)} |", "|---" * (len(releases) + 1) + "|"]
+    for name in costs[releases[0]]:
+        lines.append(f"| `{name}` | {' | '.join(cell(costs[each][name]) for each in releases)} |")
+    return "\n".join(lines)
+
+
+def _measured(wanted: Sequence[Kernel]) -> str:
+    costs: dict[str, Costs] = {}
+    features: dict[str, Mapping[str, Any]] = {}
+    for kernel in wanted:
+        release = installed(kernel).release
+        for module, into in (("programs", costs), ("features", features)):
+            with tempfile.TemporaryDirectory(prefix="ebpfproxy-vm-") as scratch:
+                answer = answer_of(kernel, f"tests.vm.{module}", Path(scratch))
+            into[release] = {each["name"]: each for each in answer} if isinstance(answer, list) else answer
+    return written(costs, features)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.vm.table", description="measure, and write a page")
+    parser.add_argument("page", type=Path)
+    page: Path = parser.parse_args().page
+    head, begin, rest = page.read_text().partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not begin or not end:
+        parser.error(f"{page} has no place for the tables: {BEGIN} {END}")
+    try:
+        text = _measured(list(kernels().values()))
+    except Unavailable as lack:
+        print(lack, file=sys.stderr)
+        return 2
+    page.write_text(f"{head}{BEGIN}\n\n{text}\n\n{END}{tail}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# control-plane.sh ADDRESS: the cluster without kube-proxy, ebpfproxy in its place, flannel. May be run again.
+set -euo pipefail
+here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
+# shellcheck source=../versions.env
+source "$here/../versions.env"
+address=$1
+handout=/srv/handout
+export DEBIAN_FRONTEND=noninteractive KUBECONFIG=/etc/kubernetes/admin.conf
+
+# The image, for this node and for the others, which fetch it.
+apt-get install --yes --quiet buildah python3
+mkdir -p "$handout"
+buildah build --file "$here/../../deploy/Dockerfile" --tag "$IMAGE" "$here/../.."
+rm -f "$handout/image.tar"
+buildah push "$IMAGE" "oci-archive:$handout/image.tar:$IMAGE"
+ctr --namespace k8s.io images import "$handout/image.tar"
+
+if ! test -e "$KUBECONFIG"; then
+  kubeadm init --skip-phases=addon/kube-proxy --kubernetes-version="$KUBERNETES_VERSION" \
+    --apiserver-advertise-address="$address" --pod-network-cidr="$POD_NETWORK"
+fi
+mkdir -p /home/vagrant/.kube
+install --owner=vagrant --group=vagrant --mode=600 "$KUBECONFIG" /home/vagrant/.kube/config
+
+# First the Services: flannel finds the API server by one.
+kubectl apply --kustomize "$here/../cluster"
+flannel=https://github.com/flannel-io/flannel/releases/download/$FLANNEL_VERSION/kube-flannel.yml
+curl --fail --silent --show-error --location "$flannel" |
+  sed "s/^\( *\)- --kube-subnet-mgr\$/&\n\1- --iface-can-reach=$address/" |
+  kubectl apply --filename=-
+
+kubeadm token create --print-join-command >"$handout/join"
+cat >/etc/systemd/system/handout.service <<END
+[Unit]
+Description=The image and the way to join, for the workers of this throw-away cluster
+[Service]
+ExecStart=/usr/bin/python3 -m http.server --bind $address --directory $handout $HANDOUT_PORT
+[Install]
+WantedBy=multi-user.target
+END
+systemctl daemon-reload
+systemctl enable --now handout.service
