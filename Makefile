@@ -21,7 +21,7 @@ MODES  := ebpf,nftables,iptables-legacy,iptables-nft
 
 .PHONY: help
 help:  ## show this
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: setup
 setup: $(STAMP)  ## install what is missing: apt packages (as root) and .venv
@@ -78,6 +78,10 @@ check: $(STAMP)  ## formatting, lint, types, layers
 fuzz: $(STAMP)  ## 200 000 broken API objects through parse, plan and render; ten million random packets
 	$(PYTHON) -m pytest -q --timeout=0 --junk=200000 tests/unit/source/test_junk.py tests/unit/plan/test_junk_plans.py
 	$(PYTHON) -m pytest -q --timeout=0 --packets=10000000 tests/kernel/packet_path/test_packet_random.py
+
+.PHONY: differential
+differential: $(STAMP)  ## 500 random histories of Services, drawn anew, through all dataplanes side by side: half an hour
+	$(PYTHON) -m pytest -q --timeout=0 --histories=500 tests/kernel/differential
 
 .PHONY: soak
 soak: $(STAMP)  ## a million connections while endpoints come and go, agents are killed, the API server is away

@@ -47,6 +47,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="how many connections are made while the API server is away (make soak: 1000000)",
     )
     parser.addoption(
+        "--histories",
+        type=int,
+        metavar="N",
+        help="how many random histories all dataplanes are led through (make differential: 500); "
+        "default: 15, always the same",
+    )
+    parser.addoption(
         "--image",
         action="store_true",
         help="build the image, too, and run the tests of the DaemonSet's pod with it (make test-image)",

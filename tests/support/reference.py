@@ -68,9 +68,10 @@ class Client(NamedTuple):
 
 class Reached(NamedTuple):
     """What a new connection of one client meets: by the endpoints that it may get, whether they see the node
-    instead of their client; "reject" or "drop" where there are none."""
+    instead of their client (None: nobody promises either); "reject" or "drop" where there are none,
+    "either" where that is left to chance."""
 
-    targets: Mapping[Target, bool]
+    targets: Mapping[Target, bool | None]
     verdict: str = ""
 
 
@@ -96,13 +97,14 @@ def reached(claim: Claim, client: Client) -> Reached:
     source ranges, which admit the node where they hold its address."""
     q = claim.question
     found = outcome(q, claim.kind, client.source)
-    if found.restricted and not _admitted(q, client):
+    if found.restricted and not admitted(q, client):
         return Reached({}, "drop")
     targets = found.targets or frozenset()
     return Reached({t: found.masquerade or t[0] == client.address for t in targets}, found.verdict)
 
 
-def _admitted(q: Question, client: Client) -> bool:
+def admitted(q: Question, client: Client) -> bool:
+    """Whether the source ranges of the Service hold the client."""
     if client.source == "node":
         return node_admitted(q)
     ranges = (net for net in q.service.source_ranges if network_family(net) is q.of)

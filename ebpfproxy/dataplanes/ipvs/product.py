@@ -1,7 +1,9 @@
 """NodePorts: what Services have on every address of a node, and the addresses, as what the kernel holds.
 Pure.
 
-See `entries` for why they are apart. `general` is what stands for all addresses, `special` what is on one.
+See `entries` for why they are apart. `general` is what stands for all addresses, `special` what is on one. A
+special virtual server takes the place of all that is general there, of members, too: what is said of the
+NodePort is not said of who else has the port on that address.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -9,14 +11,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from ebpfproxy.dataplanes.interface import Delta
 from ebpfproxy.dataplanes.ipvs import sets
 from ebpfproxy.dataplanes.ipvs.entries import Entry, Key, Member, Server
+from ebpfproxy.dataplanes.ipvs.sets import place
 from ebpfproxy.model.address import (
     Address,
+    Protocol,
     family,
     format_address,
     is_unspecified,
     parse_address,
     unspecified,
 )
+from ebpfproxy.plan.service_plan import Frontend
 
 Spread = Server | Member
 """What there may be a general one of."""
@@ -82,12 +87,13 @@ class Product:
             assert isinstance(general, Spread)
             drops |= _specials(general, before - self._addresses)
             new = self._addresses if general in delta.puts else self._addresses - before
-            puts.update(dict.fromkeys(_specials(general, new) - self._special, self._general[general]))
+            puts.update(dict.fromkeys(self._spread(general, new), self._general[general]))
         puts.update((key, entry) for key, entry in delta.puts.items() if not _is_general(key))
+        drops |= self._members_beside(delta.puts.keys() | delta.drops) - puts.keys()
         for key in list(drops):
             if key in self._special:
                 drops.discard(key)
-            elif (covering := self._generalised(key)) in self._general:
+            elif not self._gives_way(key) and (covering := self._generalised(key)) in self._general:
                 assert covering is not None
                 drops.discard(key)
                 puts.setdefault(key, self._general[covering])
@@ -116,7 +122,28 @@ class Product:
 
     def _places(self, general: Spread) -> set[Key]:
         """Where it stands."""
-        return _specials(general, self._addresses) - self._special
+        return self._spread(general, self._addresses)
+
+    def _spread(self, general: Spread, addresses: Iterable[Address]) -> set[Key]:
+        expanded = _specials(general, addresses) - self._special
+        return {key for key in expanded if not self._gives_way(key)}
+
+    def _gives_way(self, key: Key) -> bool:
+        """Whether a member of a general one stands where a special virtual server does."""
+        return isinstance(key, Member) and key not in self._special and _server_at(key) in self._special
+
+    def _members_beside(self, changed: Iterable[Key]) -> set[Key]:
+        """Those of general ones where a special virtual server has come or gone."""
+        places = {
+            place(*key.frontend)
+            for key in changed
+            if isinstance(key, Server) and key.frontend.address in self._addresses
+        }
+        if not places:
+            return set()
+        general = (key for key in self._general if isinstance(key, Member))
+        found = (each for key in general for each in _specials(key, self._addresses))
+        return {key for key in found if isinstance(key, Member) and key.text in places}
 
     def _addresses_after(self, delta: Delta[Key, Entry]) -> set[Address]:
         return (self._addresses - set(_addresses_in(delta.drops))) | set(_addresses_in(delta.puts))
@@ -126,6 +153,15 @@ def is_general(key: Spread) -> bool:
     if isinstance(key, Server):
         return is_unspecified(key.frontend.address)
     return key.text.startswith(sets.ANYWHERE[key.family])
+
+
+def _server_at(member: Member) -> Server | None:
+    """None for a member of a set that has no ports."""
+    if sets.NAMES[member.set][0] not in sets.BY_PLACE:
+        return None
+    address, _, rest = member.text.partition(",")
+    protocol, _, port = rest.partition(":")
+    return Server(member.family, Frontend(parse_address(address), int(port), Protocol[protocol.upper()]))
 
 
 def _is_general(key: Key) -> bool:

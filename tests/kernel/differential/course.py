@@ -16,8 +16,6 @@ from tests.support.reference import SOURCES, Reached
 Adapted = Callable[[str, Case, Reached], Reached]
 """What the reference says of a case, as a mode is known to do it."""
 
-_ENOUGH = 3.0  # seconds for an answer, and until a stale flow has ended
-_SILENCE = 0.06  # seconds in which an answer that ought not to come would be there
 _ROUNDS = 3
 _MOST_KEPT = 4
 _MOST_SHOWN = 20
@@ -51,8 +49,7 @@ class _Asked(NamedTuple):
 
     @property
     def dial(self) -> Dial:
-        patience = _SILENCE if SILENT in self.allowed else _ENOUGH
-        return Dial(self.case.protocol, format_address(self.case.address), self.case.port, patience)
+        return Dial(self.case.protocol, format_address(self.case.address), self.case.port)
 
     @property
     def is_answered(self) -> bool:

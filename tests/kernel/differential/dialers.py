@@ -1,7 +1,11 @@
 """Small processes in a lab: servers that tell who they are and whom they see, and clients that dial by the
-list. Everything is dialed at once and awaited together, so that silence is waited for only once.
+list, all of it at once.
+
+Silence is never a matter of time. A TCP client gives up by itself, after a few attempts; that nobody answers
+a datagram is known by what was sent after it and answered, see `_Fence`.
 """
 
+import collections
 import contextlib
 import errno
 import itertools
@@ -18,42 +22,61 @@ from typing import NamedTuple
 from ebpfproxy.lab import Place, sockets
 from ebpfproxy.model.address import Protocol
 from tests.kernel.clients import KINDS, REFUSED, SILENT, TCP, UDP, family_of
+from tests.kernel.differential import places
 
 BROKEN = "broken"
 """A connected UDP socket that was ended."""
 
 _QUESTION = b"?"
-_PORTS = range(10_000, 29_000)
+_PORTS = [port for port in range(1024, 1 << 16) if port not in places.PORTS]
+_FORGOTTEN = 1.1 * places.REMEMBERED
 _ABORT = struct.pack("=ii", 1, 0)  # SO_LINGER: a reset, so that nothing waits for the port
-_NO_WAY = (errno.EHOSTUNREACH, errno.ENETUNREACH)
+_ATTEMPTS = 1  # TCP_SYNCNT: beside the first one, and tcp_syn_linear_timeouts
+_LAPS = 3
+_NO_ANSWER = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 _ENDED = (errno.ECONNABORTED, errno.EDESTADDRREQ, errno.ENOTCONN)
-_PATIENCE = 60.0  # for a whole list
+_PATIENCE = 60.0  # for what has to come, on however busy a machine
+_STALE = 20.0  # seconds until a thread of the dataplane has ended a stale flow, at the latest
 
 
 # Servers
 
 
-def serve(place: Place, name: str, addresses: Sequence[str], ports: Mapping[Protocol, Sequence[int]]) -> None:
+def serve(
+    place: Place, name: str, addresses: Sequence[str], ports: Mapping[Protocol, Sequence[int]], processor: int
+) -> None:
     """Answer on each of these: whoever connects, and every datagram, is told "name:port client"."""
 
     def child(ready: int) -> None:
+        os.sched_setaffinity(0, {processor})
         with selectors.DefaultSelector() as selector:
             for address, (protocol, numbers) in itertools.product(addresses, ports.items()):
                 for port in numbers:
                     listener = sockets.listening(protocol, port, address)
+                    listener.setblocking(False)
                     selector.register(listener, selectors.EVENT_READ, (protocol, f"{name}:{port} "))
             os.write(ready, b"!")
             os.close(ready)
             while True:
                 for key, _ in selector.select():
-                    with contextlib.suppress(OSError):  # the client's business
-                        _answer(key.fileobj, *key.data)
+                    _answer_all(key.fileobj, *key.data)
 
     place.start_until_ready(child)
 
 
-def _answer(listener: object, protocol: Protocol, who: str) -> None:
+def _answer_all(listener: object, protocol: Protocol, who: str) -> None:
+    """All that are waiting, so that nobody waits longer than who comes next to another port."""
     assert isinstance(listener, socket.socket)
+    while True:
+        try:
+            _answer(listener, protocol, who)
+        except BlockingIOError:
+            return
+        except OSError:
+            continue  # the client's business
+
+
+def _answer(listener: socket.socket, protocol: Protocol, who: str) -> None:
     if protocol is UDP:
         _, peer = listener.recvfrom(64)
         listener.sendto((who + peer[0].removeprefix("::ffff:")).encode(), peer)
@@ -67,17 +90,14 @@ def _answer(listener: object, protocol: Protocol, who: str) -> None:
 
 
 class Dial(NamedTuple):
-    """`patience` in seconds: how long nobody may answer before that is silence."""
-
     protocol: Protocol
     address: str
     port: int
-    patience: float
 
 
 class Kept(NamedTuple):
-    """What a socket that was kept may meet: one of `outcomes`, servers without what they see, within
-    `patience` seconds; where not `eventually`, at once."""
+    """What a socket that was kept may meet: one of `outcomes`, servers without what they see; where not
+    `eventually`, at once."""
 
     dial: Dial
     outcomes: frozenset[str]
@@ -87,13 +107,16 @@ class Kept(NamedTuple):
 class Dialer:
     """A client process in a place. Its methods begin something; `result` awaits it."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, fence: Iterable[tuple[str, int]], processor: int) -> None:
+        """`fence`: address and UDP port of each server."""
         self._place = place
         self._pipe, theirs = multiprocessing.Pipe()
 
         def child(ready: int) -> None:
+            os.sched_setaffinity(0, {processor})
+            ports = _Ports()
+            client = _Client(_Fence(fence, ports), ports)
             os.write(ready, b"!")
-            client = _Client()
             while True:
                 name, arguments = theirs.recv()
                 theirs.send(getattr(client, name)(*arguments))
@@ -115,8 +138,6 @@ class Dialer:
 
     def result(self) -> list[str]:
         """Of `dial` the outcomes of all rounds in one list."""
-        if not self._pipe.poll(_PATIENCE):
-            raise TimeoutError(f"the client in {self._place.name} does not answer")
         try:
             answer: list[str] = self._pipe.recv()
         except EOFError:
@@ -125,68 +146,148 @@ class Dialer:
         return answer
 
 
+class _Fence:
+    """A question to each server, by no Service.
+
+    All that runs in a lab, and so all its packets, is on one processor, which takes them in the order of
+    their coming, one device further each time. So when the answers are here, what was sent before has been
+    answered, if anybody answers it: by a server, or by the kernel, wherever it got to. There is more than
+    one lap since a way by a Service may have more devices, and since a server takes what came together in
+    any order.
+    """
+
+    def __init__(self, servers: Iterable[tuple[str, int]], ports: "_Ports") -> None:
+        self._sockets = []
+        for address, port in servers:
+            sock = socket.socket(family_of(address), socket.SOCK_DGRAM)
+            sock.settimeout(_PATIENCE)
+            sock.bind(("", ports.take()))
+            sock.connect((address, port))
+            self._sockets.append(sock)
+
+    def cross(self) -> None:
+        """Raises TimeoutError."""
+        for _ in range(_LAPS):
+            for sock in self._sockets:
+                sock.send(_QUESTION)
+            for sock in self._sockets:
+                sock.recv(256)
+
+
 class _Client:
-    def __init__(self) -> None:
-        self._ports = itertools.cycle(_PORTS)
-        self._kept: dict[tuple[Protocol, str, int], socket.socket] = {}
+    def __init__(self, fence: _Fence, ports: "_Ports") -> None:
+        self._fence = fence
+        self._ports = ports
+        self._kept: dict[Dial, socket.socket] = {}
 
     def dial(self, rounds: Sequence[Sequence[Dial]]) -> list[str]:
         found: list[str] = []
         for dials in rounds:
             opened = [self._open(each) for each in dials]
-            found += _await(opened)
+            found += self._outcomes(opened)
             for each in opened:
-                each.close()
+                self._close(each.sock)
         return found
 
     def keep(self, dials: Sequence[Dial]) -> list[str]:
         for sock in self._kept.values():
-            sock.close()
+            self._close(sock)
         opened = [self._open(each) for each in dials]
-        found = _await(opened)
-        self._kept = {each.dial[:3]: each.sock for each in opened}
-        return found
+        self._kept = {each.dial: each.sock for each in opened}
+        return self._outcomes(opened)
 
     def go_on(self, wanted: Sequence[Kept]) -> list[str]:
-        return [_go_on(self._kept[each.dial[:3]], each) for each in wanted]
+        found = dict.fromkeys(range(len(wanted)), "")
+        rest = list(found)
+        deadline = time.monotonic() + _STALE
+        while rest:
+            again = [_Conversation(wanted[n].dial, self._kept[wanted[n].dial]) for n in rest]
+            for each in again:
+                each.ask()
+            for n, outcome in zip(rest, self._outcomes(again), strict=True):
+                found[n] = outcome.partition(" ")[0]
+            if time.monotonic() > deadline:
+                break
+            rest = [n for n in rest if wanted[n].eventually and found[n] not in wanted[n].outcomes]
+        return list(found.values())
 
     def _open(self, dial: Dial) -> "_Conversation":
-        """From a port of its own: none that an earlier flow is remembered by."""
         sock = socket.socket(family_of(dial.address), KINDS[dial.protocol])
         sock.setblocking(False)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if dial.protocol is TCP:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORT)
-        sock.bind(("", next(self._ports)))
-        return _Conversation(dial, sock)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_SYNCNT, _ATTEMPTS)
+        sock.bind(("", self._ports.take()))
+        conversation = _Conversation(dial, sock)
+        conversation.begin()
+        return conversation
+
+    def _close(self, sock: socket.socket) -> None:
+        self._ports.give_back(sock.getsockname()[1])
+        sock.close()
+
+    def _outcomes(self, conversations: Sequence["_Conversation"]) -> list[str]:
+        self._fence.cross()
+        for each in conversations:
+            if each.dial.protocol is UDP:
+                each.read()
+        _await([each for each in conversations if each.dial.protocol is TCP])
+        return [each.outcome or SILENT for each in conversations]
+
+
+class _Ports:
+    """Where to dial from: ports that neither another socket has, nor a flow that is remembered.
+
+    A port that was given back comes last, and after `_FORGOTTEN` seconds.
+    """
+
+    def __init__(self) -> None:
+        self._free = collections.deque((port, 0.0) for port in _PORTS)
+
+    def take(self) -> int:
+        port, since = self._free.popleft()
+        time.sleep(max(0.0, since + _FORGOTTEN - time.monotonic()))
+        return port
+
+    def give_back(self, port: int) -> None:
+        self._free.append((port, time.monotonic()))
 
 
 class _Conversation:
-    """One dial: `outcome` is "" until it is known."""
+    """One question by a socket that does not block: `outcome` is "" as long as there is none."""
 
     def __init__(self, dial: Dial, sock: socket.socket) -> None:
         self.dial = dial
         self.sock = sock
-        self.close = sock.close
         self.outcome = ""
-        self._attempt(self._begin)
-        self.ends = time.monotonic() + dial.patience
+
+    def begin(self) -> None:
+        self._attempt(self._connect)
+        if self.dial.protocol is UDP:
+            self.ask()
+
+    def ask(self) -> None:
+        self._attempt(self._send)
 
     def read(self) -> None:
-        self._attempt(self._read)
+        self._attempt(self._receive)
 
-    def _begin(self) -> str:
-        with contextlib.suppress(BlockingIOError):
-            self.sock.connect((self.dial.address, self.dial.port))
-        if self.dial.protocol is UDP:
-            with contextlib.suppress(PermissionError):  # a rule of OUTPUT: a refusal is still to come, or not
-                self.sock.send(_QUESTION)
+    def _connect(self) -> str:
+        self.sock.connect((self.dial.address, self.dial.port))
         return ""
 
-    def _read(self) -> str:
+    def _send(self) -> str:
+        with contextlib.suppress(PermissionError):  # a rule of OUTPUT: a refusal is still to come, or not
+            self.sock.send(_QUESTION)
+        return ""
+
+    def _receive(self) -> str:
         return self.sock.recv(256).decode() or "nothing, and an end"
 
     def _attempt(self, what: Callable[[], str]) -> None:
+        if self.outcome:
+            return
         try:
             self.outcome = what()
         except BlockingIOError:
@@ -198,50 +299,23 @@ class _Conversation:
 def _named(error: OSError) -> str:
     if error.errno == errno.ECONNREFUSED:
         return REFUSED
-    return SILENT if error.errno in _NO_WAY else f"{errno.errorcode.get(error.errno or 0, error.errno)}"
+    if error.errno in _NO_ANSWER:
+        return SILENT
+    return BROKEN if error.errno in _ENDED else f"{errno.errorcode.get(error.errno or 0, error.errno)}"
 
 
-def _await(conversations: Iterable[_Conversation]) -> list[str]:
-    conversations = list(conversations)
-    waiting = {each.sock.fileno(): each for each in conversations if not each.outcome}
+def _await(streams: Iterable[_Conversation]) -> None:
+    """Until each has an answer, a refusal, or has given up."""
+    waiting = {each.sock.fileno(): each for each in streams if not each.outcome}
     with select.epoll() as poll:
         for fd in waiting:
             poll.register(fd, select.EPOLLIN)
         while waiting:
-            rest = min(each.ends for each in waiting.values()) - time.monotonic()
-            for fd, _ in poll.poll(max(rest, 0.0)):
+            ready = poll.poll(_PATIENCE)
+            if not ready:
+                raise TimeoutError(f"connected, and no answer: {[each.dial for each in waiting.values()]}")
+            for fd, _ in ready:
                 waiting[fd].read()
                 if waiting[fd].outcome:
                     poll.unregister(fd)
                     del waiting[fd]
-            now = time.monotonic()
-            for fd in [fd for fd, each in waiting.items() if each.ends <= now]:
-                poll.unregister(fd)
-                waiting.pop(fd).outcome = SILENT
-    return [each.outcome for each in conversations]
-
-
-def _go_on(sock: socket.socket, kept: Kept) -> str:
-    """Ask until the outcome is one that is wanted."""
-    deadline = time.monotonic() + kept.dial.patience
-    while True:
-        outcome = _ask_again(sock).partition(" ")[0]
-        if outcome in kept.outcomes or (not kept.eventually and outcome != SILENT):
-            return outcome
-        if time.monotonic() > deadline:
-            return outcome
-        time.sleep(0.01)  # between two looks at what another thread brings about
-
-
-def _ask_again(sock: socket.socket) -> str:
-    try:
-        with contextlib.suppress(BlockingIOError):  # what came too late for the last question
-            while sock.recv(256):
-                pass
-        with contextlib.suppress(PermissionError):
-            sock.send(_QUESTION)
-        if not select.select([sock], [], [], 0.06)[0]:
-            return SILENT
-        return sock.recv(256).decode()
-    except OSError as error:
-        return BROKEN if error.errno in _ENDED else _named(error)

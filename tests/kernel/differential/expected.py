@@ -29,13 +29,13 @@ from tests.kernel.differential.places import (
     of_family,
 )
 from tests.support import reference
-from tests.support.reference import Claim, Client, Outcome, Place, Reached, Target
+from tests.support.reference import Claim, Client, Outcome, Place, Question, Reached, Target
 
 CONTEXT = PlanContext(node_name=HERE)
 
 _OWN = frozenset(parse_address(text) for pair in (NODE, GATEWAY, LOOPBACK) for text in pair)
 _OTHERS = frozenset(parse_address(text) for text in OTHER_NODE)
-_VERDICTS = {"reject": REFUSED, "drop": SILENT}
+_VERDICTS = {"reject": {REFUSED}, "drop": {SILENT}, "either": {REFUSED, SILENT}}
 
 
 class Case(NamedTuple):
@@ -79,6 +79,11 @@ class Case(NamedTuple):
         return self.claim is not None and self._outcome(self.source).restricted
 
     @property
+    def is_kept_out(self) -> bool:
+        """Whether they keep this client out."""
+        return self.restricted and not reference.admitted(self.question, self.client)
+
+    @property
     def is_without_endpoints(self) -> bool:
         """Whether somebody has it, and no endpoint anywhere."""
         return self.claim is not None and self._outcome(self.source).verdict == "reject"
@@ -99,9 +104,21 @@ class Case(NamedTuple):
         found = reference.endpoints(self.claim.question) if self.claim else {}
         return frozenset(target for target, endpoint in found.items() if endpoint.node == HERE)
 
-    def _outcome(self, source: str) -> Outcome:
+    @property
+    def unsaid_targets(self) -> frozenset[Target]:
+        """Those that are, but do not say so."""
+        found = reference.endpoints(self.claim.question) if self.claim else {}
+        here = frozenset(target for target in found if BY_ADDRESS[target[0]].node == HERE)
+        return here - self.local_targets
+
+    @property
+    def question(self) -> Question:
+        """Of who has it."""
         assert self.claim
-        return reference.outcome(self.claim.question, self.kind, source)
+        return self.claim.question
+
+    def _outcome(self, source: str) -> Outcome:
+        return reference.outcome(self.question, self.kind, source)
 
     def __str__(self) -> str:
         kind = self.kind or "nobody's"
@@ -158,7 +175,7 @@ def by_reference(case: Case) -> Reached:
 def outcomes(case: Case, reached: Reached) -> frozenset[str]:
     """What a client may be told."""
     if not reached.targets:
-        return frozenset({_VERDICTS[reached.verdict]})
+        return frozenset(_VERDICTS[reached.verdict])
     return frozenset(
         f"{name_of(target)} {format_address(seen)}"
         for target, masqueraded in reached.targets.items()
@@ -171,7 +188,7 @@ def name_of(target: Target) -> str:
     return f"{BY_ADDRESS[target[0]].name}:{target[1]}"
 
 
-def _seen(case: Case, server: Server, masqueraded: bool) -> Iterator[Address]:
+def _seen(case: Case, server: Server, masqueraded: bool | None) -> Iterator[Address]:
     """The client's address as the server sees it.
 
     The node is seen at the address by which it leads there. What is delivered to the node itself leaves by no
@@ -182,9 +199,10 @@ def _seen(case: Case, server: Server, masqueraded: bool) -> Iterator[Address]:
             yield from (of_family(pair, case.of) for pair in (NODE, GATEWAY, LOOPBACK))
         else:
             yield case.client.address
-    elif masqueraded or case.source == "node":
+        return
+    if masqueraded is not False or case.source == "node":
         yield of_family(GATEWAY if server.node == HERE else NODE, case.of)
-    else:
+    if not masqueraded and case.source != "node":
         yield case.client.address
 
 
@@ -197,7 +215,7 @@ def of_kept(world: World, before: Case, who: str, reached: Reached) -> tuple[fro
     """
     assert before.claim
     now = world.again(before).claim
-    fresh = frozenset(map(name_of, reached.targets)) or frozenset({_VERDICTS[reached.verdict]})
+    fresh = frozenset(map(name_of, reached.targets)) or frozenset(_VERDICTS[reached.verdict])
     sure, perhaps = _keepers(world, before.claim, before.of)
     if now and now.name == before.claim.name:
         if who in sure:

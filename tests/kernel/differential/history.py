@@ -24,6 +24,7 @@ from tests.kernel.differential.places import (
     EXTERNAL_IPS,
     HERE,
     NODE,
+    NODE_PORTS,
     SERVERS,
     TARGET_PORTS,
     TCP,
@@ -43,7 +44,7 @@ NAMES = tuple(NamespacedName("default", name) for name in ("alpha", "bravo", "ch
 _PORTS = (("http", TCP, 80, 0), ("dns", UDP, 53, 1), ("dns-tcp", TCP, 53, 1), ("quic", UDP, 80, 0))
 """Name, protocol, number, and what its NodePort ends with: one number serves both protocols."""
 
-_CLASH = ("clash", TCP, 30000, 2)
+_CLASH = ("clash", TCP, NODE_PORTS[0], 2)
 """The NodePort of alpha's http: an external IP that is the node's address has it, too."""
 
 _HOSTS = [
@@ -183,7 +184,7 @@ def _services(draw: st.DrawFn, index: int) -> Service:
     pool = (*_PORTS, _CLASH) if index else _PORTS
     chosen = draw(st.lists(st.sampled_from(pool), min_size=1, max_size=2, unique=True))
     ports = tuple(
-        ServicePort(name, protocol, number, draw(st.sampled_from((0, 30000 + 10 * index + last))))
+        ServicePort(name, protocol, number, draw(st.sampled_from((0, NODE_PORTS[10 * index + last]))))
         for name, protocol, number, last in chosen
     )
     own = [of_family(cluster_ips(index), of) for of in Family]
@@ -232,8 +233,8 @@ _ENDPOINTS = {
 
 def history_of_differences() -> tuple[Step, ...]:
     """In which dataplanes that are right meet all that they do in other ways; see test_differential.py."""
-    dns, clash = build.port(53, "dns", protocol=UDP), build.port(30000, "clash")
-    alpha = _by_hand(0, build.port(80, "http", node_port=30000), dns)
+    dns, clash = build.port(53, "dns", protocol=UDP), build.port(NODE_PORTS[0], "clash")
+    alpha = _by_hand(0, build.port(80, "http", node_port=NODE_PORTS[0]), build.port(53, "dns-tcp"))
     bravo = _by_hand(
         1, dns, clash, external=(NODE.v4, *EXTERNAL_IPS[1]), balancer=BALANCER_IPS[0], ranges=["192.0.2.0/24"]
     )

@@ -16,6 +16,13 @@ HERE, THERE = f"node-{NUMBER}", f"node-{NUMBER}-2"
 TCP, UDP = Protocol.TCP, Protocol.UDP
 TARGET_PORTS = {TCP: (8080, 8081), UDP: (5353, 5354)}
 """On which every server answers."""
+NODE_PORTS = range(30_000, 30_100)
+PORTS = frozenset((*TARGET_PORTS[TCP], *TARGET_PORTS[UDP], *NODE_PORTS))
+"""Not for clients."""
+
+REMEMBERED = 60
+"""Seconds for which the first node remembers a flow at the most, after its last packet: longer than any pause
+that a busy machine makes between two steps of a history."""
 
 
 class Server(NamedTuple):

@@ -17,7 +17,7 @@ from tests.kernel.cluster import SERVICE_NETWORKS
 from tests.kernel.differential.dialers import Dialer, serve
 from tests.kernel.differential.history import Change
 from tests.kernel.differential.impatience import try_again_soon
-from tests.kernel.differential.places import CLIENTS, NUMBER, SERVERS, TARGET_PORTS, Server
+from tests.kernel.differential.places import CLIENTS, NUMBER, REMEMBERED, SERVERS, TARGET_PORTS, UDP, Server
 
 T = TypeVar("T")
 
@@ -29,6 +29,12 @@ _ICMP_UNLIMITED = {
 }
 """A refusal by ICMP is one of a few in a second otherwise; the last: of echo requests alone."""
 
+_TIMEOUTS = {
+    f"net/netfilter/nf_conntrack_{key}": str(REMEMBERED)
+    for key in ("udp_timeout_stream", "tcp_timeout_syn_sent", "tcp_timeout_syn_recv")
+}
+"""Those that are longer otherwise."""
+
 
 class Subject:
     """From `with Subject(...) as subject:` to the end of the block.
@@ -36,9 +42,11 @@ class Subject:
     One thread, which is in the node's network namespace, opens the dataplane and brings states into it.
     """
 
-    def __init__(self, name: str, mode: Mode, texts: Mapping[str, Any]) -> None:
-        """`texts`: of the configuration, beside what concerns the lab."""
+    def __init__(self, name: str, mode: Mode, texts: Mapping[str, Any], processor: int) -> None:
+        """`texts`: of the configuration, beside what concerns the lab. `processor`: the one of all its
+        packets, see `dialers`."""
         self.name = name
+        self._processor = processor
         self._mode = mode
         self._texts = texts
         self._lab = Lab(f"diff-{name}", NUMBER, PodNetwork.ROUTED)
@@ -91,13 +99,16 @@ class Subject:
         try_again_soon(lab.cgroup.parent)
         places = [self._place(server) for server in SERVERS]
         for place in (*places, lab.outside):
-            place.call(_lift_limits)
+            place.call(lambda: _set(_ICMP_UNLIMITED))
+        lab.node.call(lambda: _set(_TIMEOUTS))
         for server, place in zip(SERVERS, places, strict=True):
-            serve(place, server.name, server.at if server.host else ("::",), TARGET_PORTS)
+            own = server.at if server.host else ("::",)
+            serve(place, server.name, own, TARGET_PORTS, self._processor)
         clients = {"pod": places[0], "node": lab.node, "outside": lab.outside}
         for source, place in clients.items():
             assert (place.v4, place.v6) == CLIENTS[source]
-        self.dialers = {source: Dialer(place) for source, place in clients.items()}
+        fence = [(address, TARGET_PORTS[UDP][0]) for server in SERVERS for address in server.at]
+        self.dialers = {source: Dialer(place, fence, self._processor) for source, place in clients.items()}
 
     def _place(self, server: Server) -> Pod:
         node = next(node for node in self._lab.nodes if node.name == server.node)
@@ -116,6 +127,7 @@ class Subject:
                 "bpffs_root": str(lab.bpffs),
                 "detect_local_mode": "InterfaceNamePrefix",
                 "pod_interface_name_prefix": "veth",
+                "conntrack_udp_timeout_stream": f"{REMEMBERED}s",
                 **self._texts,
             }
         )
@@ -145,7 +157,7 @@ def _enter(place: Place) -> None:
     os.close(namespace)
 
 
-def _lift_limits() -> None:
-    for key, value in _ICMP_UNLIMITED.items():
+def _set(settings: Mapping[str, str]) -> None:
+    for key, value in settings.items():
         with open(f"/proc/sys/{key}", "w") as setting:
             setting.write(value)

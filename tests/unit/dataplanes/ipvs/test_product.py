@@ -117,6 +117,25 @@ def test_an_external_ip_that_is_an_address_of_the_node_wins_for_its_port() -> No
     assert kernel.held[server(ONE)] == served()
 
 
+def test_where_an_external_ip_wins_it_is_not_dropped_since_the_node_port_has_no_endpoint_here() -> None:
+    kernel = Kernel()
+    own: World = {server(ONE): served("sh")}
+    everywhere: World = {
+        address(ONE): True,
+        address(TWO): True,
+        server("0.0.0.0"): served(),
+        dropped("0.0.0.0"): True,
+    }
+    for before in ({}, own, everywhere):
+        kernel.bring(before)
+        kernel.bring(everywhere | own)
+        assert dropped(TWO) in kernel.held
+        assert dropped(ONE) not in kernel.held
+        assert kernel.read() == everywhere | own
+    kernel.bring(everywhere)
+    assert dropped(ONE) in kernel.held
+
+
 def test_what_kube_proxy_had_on_each_address_is_taken_over_without_a_gap() -> None:
     """It has no set of the addresses: those are virtual servers by themselves, until ours stand there."""
     kernel = Kernel()
@@ -133,6 +152,7 @@ WORLDS = st.fixed_dictionaries(
         address(TWO): st.just(True),
         server("0.0.0.0"): st.sampled_from([served(), served("lc")]),
         server(ONE): st.just(served("sh")),
+        server(TWO): st.just(served()),
         dropped("0.0.0.0"): st.just(True),
         dropped(TWO): st.just(True),
         server("10.96.0.1", 80): st.just(served()),
