@@ -12,9 +12,9 @@ import pytest
 
 from ebpfproxy.bench.load import Load
 from ebpfproxy.errors import Unsupported
-from ebpfproxy.kernel import ipvs
 from ebpfproxy.lab import Lab, PodNetwork
 from tests.kernel.cluster import Cluster
+from tests.kernel.differences import skip_without_ipvs
 from tests.kernel.two_nodes import TwoNodes
 
 # Tests await each change: netfilter's modes would have each of them wait a second for the next sync.
@@ -57,19 +57,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("two_nodes", wanted, indirect=True, scope="session")
 
 
-def _skip_without_ipvs(name: str) -> None:
-    """Few kernels of containers have it; tests/vm has others."""
-    if name == "ipvs":
-        try:
-            ipvs.available()
-        except Unsupported as lack:
-            pytest.skip(lack.message)
-
-
 @pytest.fixture(scope="session")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """One node with a running agent for all tests; each has Services of its own."""
-    _skip_without_ipvs(request.param)
+    skip_without_ipvs(request.param)
     with Lab("test-shared", 1) as lab:
         mode, flags = DATAPLANES[request.param]
         shared = Cluster(lab, mode)
@@ -112,7 +103,7 @@ def _pair() -> Iterator[TwoNodes]:
 @pytest.fixture(scope="session")
 def two_nodes(_pair: TwoNodes, request: pytest.FixtureRequest) -> TwoNodes:
     """Two nodes with running agents, and routed pods, for all tests; each has Services of its own."""
-    _skip_without_ipvs(request.param)
+    skip_without_ipvs(request.param)
     _pair.mode, _pair.flags = WAYS[request.param]
     _pair.start()
     return _pair

@@ -18,6 +18,7 @@ from ebpfproxy.kernel.bpf import Link
 from ebpfproxy.lab import devices
 from tests.kernel.clients import TCP, answers
 from tests.kernel.cluster import TCP_TARGET, Cluster, Exposed, eventually
+from tests.kernel.differences import skip_without_ipvs
 
 pytestmark = pytest.mark.kernel
 
@@ -142,6 +143,46 @@ NFTABLES = [flush_ruleset, delete_a_table, empty_a_chain, delete_an_element, edi
 NFTABLES += [reload_nft_firewall]
 
 
+# ipvs
+
+
+def delete_a_virtual_server(cluster: Cluster, web: Exposed) -> None:
+    run(cluster, f"ipvsadm -D -t {web.v4}:80")
+
+
+def delete_all_virtual_servers(cluster: Cluster, web: Exposed) -> None:
+    run(cluster, "ipvsadm -C")
+
+
+def delete_a_real_server(cluster: Cluster, web: Exposed) -> None:
+    run(cluster, f"ipvsadm -d -t {web.v4}:80 -r {cluster.a.v4}:{TCP_TARGET}")
+
+
+def put_a_real_server_out_of_use(cluster: Cluster, web: Exposed) -> None:
+    run(cluster, f"ipvsadm -e -t {cluster.node.v4}:{web.node_port} -r {cluster.a.v4}:{TCP_TARGET} -m -w 0")
+
+
+def have_another_real_server(cluster: Cluster, web: Exposed) -> None:
+    run(cluster, f"ipvsadm -a -t [{web.v6}]:80 -r [{cluster.b.v6}]:{TCP_TARGET} -m")
+
+
+def delete_the_device(cluster: Cluster, web: Exposed) -> None:
+    run(cluster, "ip link del kube-ipvs0")
+
+
+def empty_a_set(cluster: Cluster, web: Exposed) -> None:
+    """What clients outside are masqueraded by; the Service's endpoint answers them by another way without."""
+    run(cluster, "ipset flush KUBE-NODE-PORT-TCP")
+
+
+def flush_rules(cluster: Cluster, web: Exposed) -> None:
+    flush_everything(cluster, web, "legacy")
+
+
+IPVS = [delete_a_virtual_server, delete_all_virtual_servers, delete_a_real_server, empty_a_set]
+IPVS += [put_a_real_server_out_of_use, have_another_real_server, delete_the_device, flush_rules]
+
+
 # ebpf
 
 
@@ -221,6 +262,14 @@ def test_what_others_do_to_nftables_is_put_right(
     rough: Cluster, load: Load, disturb: Disturbance, record_property: Callable[[str, object], None]
 ) -> None:
     repaired(rough, load, ("--proxy-mode=nftables",), disturb, record_property)
+
+
+@pytest.mark.parametrize("disturb", IPVS)
+def test_what_others_do_to_ipvs_is_put_right(
+    rough: Cluster, load: Load, disturb: Disturbance, record_property: Callable[[str, object], None]
+) -> None:
+    skip_without_ipvs("ipvs")
+    repaired(rough, load, ("--proxy-mode=ipvs", "--iptables-flavour=legacy"), disturb, record_property)
 
 
 @pytest.mark.parametrize("disturb", EBPF)

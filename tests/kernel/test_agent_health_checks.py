@@ -9,6 +9,7 @@ import pytest
 
 from ebpfproxy.lab import Pod
 from tests.kernel.cluster import Cluster, Exposed, elsewhere, eventually, terminating
+from tests.kernel.differences import skip_without_ipvs
 
 pytestmark = pytest.mark.kernel
 
@@ -59,9 +60,10 @@ def test_a_load_balancer_learns_which_endpoints_are_here(cluster: Cluster) -> No
     eventually(lambda: told(outside, node.v4, port) == Told(0), "nobody asks any more")
 
 
-@pytest.mark.parametrize("mode", ["ebpf", "iptables"])
+@pytest.mark.parametrize("mode", ["ebpf", "iptables", "ipvs"])
 def test_no_health_check_outlives_its_service(rough: Cluster, mode: str) -> None:
     """Regression: calico #8112: after a restart of the proxy nobody knew of the sockets of before."""
+    skip_without_ipvs(mode)
     port, flags = PORTS["rough"], (f"--proxy-mode={mode}", "--iptables-min-sync-period=0s")
 
     def heard() -> int:

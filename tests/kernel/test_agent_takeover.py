@@ -16,6 +16,7 @@ from ebpfproxy.model.address import Family
 from ebpfproxy.retirer import ALONE
 from tests.kernel.clients import TCP, outcome
 from tests.kernel.cluster import START_PATIENCE, TCP_TARGET, Cluster, Exposed, eventually
+from tests.kernel.differences import skip_without_ipvs
 from tests.kernel.download import Download, offer
 from tests.support import kube_proxy
 
@@ -47,8 +48,13 @@ class Node:
         return str(self.cluster.node.run(command.split(), stdin=text).stdout)
 
     def have_kube_proxy(self, mechanism: str) -> None:
-        """It serves the two Services, and has served hundreds of others."""
+        """It serves the two Services, and has served hundreds of others; in its mode ipvs only them, and what
+        there is of it was written by an agent."""
         lab = self.cluster.lab
+        if mechanism == "ipvs":
+            self.cluster.start("--proxy-mode=ipvs", "--ipvs-tcpfin-timeout=1s")
+            self.cluster.end()
+            return
         objects = self.web.objects() + self.files.objects()
         plans = kube_proxy.plans_of(objects, lab.node_name, lab.addresses.all_pods)
         addresses = [f"{lab.node.v4}/32", f"{lab.node.v6}/128"]
@@ -153,15 +159,21 @@ def downloads(node: Node) -> Iterator[None]:
 def serves_alone(node: Node, mode: str) -> bool:
     """Nothing of the former Services is left, and new connections meet nothing that is not this mode's."""
     rules, ruleset = node.rules(), node.ruleset()
-    own = {"nftables": "@service-ips" in ruleset, "iptables": "-j KUBE-SERVICES" in rules}
+    own = {
+        "nftables": "@service-ips" in ruleset,
+        "iptables": "-j KUBE-SVC-" in rules,
+        "ipvs": "--match-set KUBE-CLUSTER-IP" in rules,
+    }
     return "past-" not in rules + ruleset and not any(of != mode and there for of, there in own.items())
 
 
-@pytest.mark.parametrize("mode", ["ebpf", "nftables", "iptables"])
-@pytest.mark.parametrize("mechanism", [*Flavour, "nftables"])
+@pytest.mark.parametrize("mode", ["ebpf", "nftables", "iptables", "ipvs"])
+@pytest.mark.parametrize("mechanism", [*Flavour, "nftables", "ipvs"])
 def test_clients_of_kube_proxy_notice_nothing_and_nothing_of_it_stays(
     node: Node, load: Load, mechanism: str, mode: str
 ) -> None:
+    for each in (mode, mechanism):
+        skip_without_ipvs(each)
     node.have_kube_proxy(mechanism)
     kubelets = node.chains() & kube_proxy.KUBELETS - {"KUBE-FIREWALL"}
     with downloads(node), clients(node, load):
@@ -171,7 +183,7 @@ def test_clients_of_kube_proxy_notice_nothing_and_nothing_of_it_stays(
     agent.await_line(lambda line: ALONE in line.text, timeout=RETIRED_WITHIN)
     assert serves_alone(node, mode)
     assert mode == "nftables" or not node.ruleset()
-    assert mode == "iptables" or node.chains() <= kube_proxy.KUBELETS
+    assert mode in ("iptables", "ipvs") or node.chains() <= kube_proxy.KUBELETS
     assert outcome(node.cluster.p, TCP, node.web.v6, 80) in ("a", "b")
     agent.stop()
     node.cleanup()

@@ -12,6 +12,7 @@ from ebpfproxy.lab import Pod
 from ebpfproxy.model.address import format_address
 from tests.kernel.clients import UDP, connected, converse
 from tests.kernel.cluster import UDP_TARGET, Cluster, eventually
+from tests.kernel.differences import skip_without_ipvs
 
 pytestmark = pytest.mark.kernel
 
@@ -19,12 +20,14 @@ MODES = {
     "nftables": ("--proxy-mode=nftables",),
     "iptables-legacy": ("--proxy-mode=iptables", "--iptables-flavour=legacy"),
     "iptables-nft": ("--proxy-mode=iptables", "--iptables-flavour=nft"),
+    "ipvs": ("--proxy-mode=ipvs", "--iptables-flavour=legacy"),
 }
 FOREIGN = "198.51.100.53"
 
 
 @pytest.fixture(params=MODES)
 def flags(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    skip_without_ipvs(request.param)
     return "--iptables-min-sync-period=0s", *MODES[request.param]
 
 

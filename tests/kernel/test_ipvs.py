@@ -230,15 +230,16 @@ def test_what_is_there_already_or_is_not_is_told_by_its_name(node: Namespace, of
 
 
 def test_one_that_is_refused_stops_none_of_the_others(node: Namespace) -> None:
-    """More than one datagram of requests."""
+    """More than one datagram of requests. For each scheduler that it has not, the kernel runs modprobe."""
     names = [key(port=port) for port in range(1, 301)]
-    operations = [ipvs.add_server(VirtualServer(each, "nosuch" if each.port % 7 else "rr")) for each in names]
-    refusals = ipvs.apply(operations)
-    assert [position for position, _ in refusals] == [at for at, each in enumerate(names) if each.port % 7]
+    bad = [each.port % 7 == 0 for each in names]
+    servers = map(VirtualServer, names, ["nosuch" if wrong else "rr" for wrong in bad])
+    refusals = ipvs.apply([ipvs.add_server(each) for each in servers])
+    assert [position for position, _ in refusals] == [at for at, wrong in enumerate(bad) if wrong]
     assert all(isinstance(error, Unsupported) for _, error in refusals)
     assert refusals[0].error.hint == "modprobe ip_vs_nosuch"
-    assert f"{names[0]}" in refusals[0].error.message
-    assert set(ipvs.read()) == {each for each in names if each.port % 7 == 0}
+    assert f"{names[6]}" in refusals[0].error.message
+    assert set(ipvs.read()) == {each for each, wrong in zip(names, bad, strict=True) if not wrong}
 
 
 def test_what_the_kernel_will_not_have_is_rejected(node: Namespace) -> None:

@@ -14,25 +14,48 @@ _MODULES = ("ip_vs", "dummy", "sctp", "ip_set")
 """What the mode ipvs and SCTP take; where a kernel has them not, their tests are skipped, which fails."""
 
 
-def _part(*names: str, hours: float = 1.0) -> Selection:
-    return Selection([_KERNEL + name for name in names] + ["--packets=2000"], _MODULES, hours * 3600)
+def _part(*names: str, only: str = "", hours: float = 1.0) -> Selection:
+    """`only`: as pytest's -k."""
+    options = ["--packets=2000", *(["-k", only] if only else [])]
+    return Selection([_KERNEL + name for name in names] + options, _MODULES, hours * 3600)
 
 
+_AGENTS = ("test_agent_disturbed.py", "test_agent_udp_flows.py", "test_agent_health_checks.py")
 PARTS = {
     "probes": _part("test_ebpf_probes.py", "test_features.py", "test_iptables_tools.py"),
-    "bpf": _part("test_bpf_map.py", "test_bpf_cgroup.py", "test_bpf_compiler.py", "test_sockets.py"),
+    "bpf": _part(
+        "test_bpf_map.py",
+        "test_bpf_cgroup.py",
+        "test_bpf_compiler.py",
+        "test_program_costs.py",
+        "test_sockets.py",
+    ),
     "links": _part("test_tc.py", "test_links.py", "test_local_addresses.py", "test_dummy.py"),
     "connect": _part("test_socket_connect.py", "test_socket_datagrams.py", "test_socket_binds.py", hours=2),
     "affinity": _part("test_socket_affinity.py", "test_socket_changes.py", "test_socket_stale.py", hours=2),
     "policies": _part("test_socket_policies.py", "test_socket_external.py", hours=2),
     "node-ports": _part("test_socket_node_ports.py", "test_socket_lb.py", hours=2),
     "packet-path": _part("packet_path"),
+    "packet-table": _part("test_packet_table.py", hours=2),
     "packet-clients": _part("test_packet_clients.py", "test_packet_changes.py", hours=2),
-    "packet-sizes": _part("test_packet_sizes.py", "test_packet_regressions.py", hours=2),
+    "packet-sizes": _part("test_packet_sizes.py", hours=2),
+    "packet-regressions": _part("test_packet_regressions.py", hours=2),
     "netfilter": _part("test_iptables_traffic.py", "test_nftables_traffic.py"),
-    "ipvs": _part("test_ipvs.py", "test_ipvs_rules.py", "test_ipvs_dataplane.py"),
+    "ipvs": _part(
+        "test_ipvs.py", "test_ipset.py", "test_ipvs_rules.py", "test_ipvs_dataplane.py", "test_ipvs_shown.py"
+    ),
+    "ipvs-agents": _part(*_AGENTS, only="ipvs", hours=2),
+    "ipvs-takeover": _part("test_agent_takeover.py", only="ipvs", hours=2),
 }
 """What of the kernel level is run on every kernel. A module beside this one may have parts of its own."""
+
+QUICK = [
+    _KERNEL + "test_program_costs.py",
+    _KERNEL + "test_features.py",
+    _KERNEL + "test_ipvs_shown.py",
+    *(_KERNEL + name for name in ("test_ipvs_dataplane.py", "test_socket_connect.py")),
+    *("-k", "costs or features or shown or connection and (dataplane or ipvs)"),
+]
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -41,17 +64,9 @@ def test_the_kernel_level_passes(kernel: Kernel, part: str, tmp_path: Path) -> N
 
 
 @pytest.mark.quick
-def test_programs_and_sockets_work_on_an_older_kernel(kernel: Kernel, tmp_path: Path) -> None:
-    """What `make test` has time for: a first start of the agent, whose programs the kernel has to take."""
-    files = [_KERNEL + name for name in ("test_features.py", "test_socket_connect.py")]
-    assert_passes(kernel, Selection([*files, "-k", "features or ebpf"], seconds=900), tmp_path)
-
-
-def test_every_program_is_loaded_well_below_the_verifiers_limit(kernel: Kernel, tmp_path: Path) -> None:
-    """Below half of the million, so that a later kernel that looks at more ways does not refuse at once."""
-    found = answer_of(kernel, "tests.vm.programs", tmp_path)
-    assert {cost["name"]: cost["refusal"] for cost in found if cost["refusal"]} == {}
-    assert {cost["name"]: cost["verified"] for cost in found if cost["verified"] > 500_000} == {}
+def test_programs_and_ipvs_work_on_an_older_kernel(kernel: Kernel, tmp_path: Path) -> None:
+    """What `make test` has time for: that the kernel takes all programs, and what this machine may lack."""
+    assert_passes(kernel, Selection(QUICK, _MODULES, seconds=900), tmp_path)
 
 
 def test_the_probes_find_what_the_kernel_lacks(kernel: Kernel, tmp_path: Path) -> None:
