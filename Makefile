@@ -54,7 +54,7 @@ demo: $(STAMP)  ## pods, a Service and the agent in namespaces of this machine, 
 
 .PHONY: test
 test: check  ## the checks, then every test that this machine can run
-	@$(PYTHON) -m pytest
+	@$(PYTHON) -m pytest -n 2
 
 .PHONY: test-image
 test-image: $(STAMP)  ## build the image from nothing, as its Dockerfile says, and serve from it: ten minutes, as root

@@ -6,6 +6,8 @@ import functools
 import importlib.util
 import os
 import shutil
+from collections.abc import Sequence
+from typing import Any
 
 import hypothesis
 import pytest
@@ -97,14 +99,43 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             outcome(f"{level} level: {lacks()}")
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+_LEFT_TO_TEST_VM = pytest.StashKey[int]()
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    for item in items:
+        if "vm" in item.keywords:
+            item.config.stash[_LEFT_TO_TEST_VM] = item.config.stash.get(_LEFT_TO_TEST_VM, 0) + 1
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker of pytest-xdist tells its controller, which collects no tests itself."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left to test-vm"] = session.config.stash.get(_LEFT_TO_TEST_VM, 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Imported here: without pytest-xdist this hook is not called."""
+    from tests.support.workers import Groups
+
+    return Groups(config, log)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """What a worker has told, unless it crashed. All of them collect the same tests."""
+    if told := getattr(node, "workeroutput", {}):
+        node.config.stash[_LEFT_TO_TEST_VM] = told["left to test-vm"]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     skipped = terminalreporter.stats.get("skipped", ())
-    deselected = terminalreporter.stats.get("deselected", ())
     lines = []
     for level, lacks in LEVELS.items():
         if lacks() and (count := sum(level in report.keywords for report in skipped)):
             lines.append(f"{count} tests of the {level} level: {lacks()}")
-    if long := sum("vm" in item.keywords for item in deselected):
+    if long := config.stash.get(_LEFT_TO_TEST_VM, 0):
         lines.append(f"{long} tests of the vm level, and other kernels: make test-vm")
     if lines:
         terminalreporter.section("left out")

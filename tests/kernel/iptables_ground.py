@@ -51,10 +51,10 @@ class Ground:
 
     def iptables(self, command: str) -> str:
         """Run a command of iptables(8), as somebody else would; what it prints."""
-        return self._run(f"iptables-{self.flavour} {command}")
+        return self._run(f"iptables-{self.flavour} -w {command}")
 
     def restore(self, text: str) -> None:
-        self._run(f"iptables-{self.flavour}-restore --noflush", text)
+        self._run(f"iptables-{self.flavour}-restore -w --noflush", text)
 
     def rules(self, table: str, chain: str) -> list[str]:
         """Without "-A chain " before them."""
@@ -96,7 +96,7 @@ def on_node(lab: Lab, flavour: Flavour) -> Iterator[Ground]:
             for family in ("iptables", "ip6tables"):
                 for table in ("filter", "nat", "mangle"):
                     for flag in ("-F", "-X"):
-                        command = [f"{family}-{flavour}", "-t", table, flag]
+                        command = [f"{family}-{flavour}", "-w", "-t", table, flag]
                         subprocess.run(command, check=True, timeout=60)
 
 

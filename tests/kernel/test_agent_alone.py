@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -177,3 +178,15 @@ def test_a_lock_is_free_again_when_it_is_released(tmp_path: Path) -> None:
     first.release()
     first.release()
     FolderLock(tmp_path).release()
+
+
+def test_a_lock_is_free_soon_where_its_holder_is_killed_while_it_starts_a_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: a mode was not retired, since the agent before held its lock, though it had ended."""
+    first = FolderLock(tmp_path)
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=(first.fd,)) as started:
+        first.release()
+        monkeypatch.setattr(time, "sleep", lambda _seconds: started.communicate())
+        FolderLock(tmp_path).release()
+        assert started.returncode == 0, "until then it was held"

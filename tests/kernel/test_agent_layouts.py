@@ -75,7 +75,7 @@ def test_a_connected_socket_whose_endpoint_goes_later_is_broken(
             while converse(kept) != "b":
                 kept.connect((served.address(family), 53))
             served.to(rough.b)
-            assert is_broken(lost, 5.0)
+            assert is_broken(lost)
             assert converse(kept) == "b"
             assert converse(stream) == "a"
 
@@ -87,7 +87,7 @@ def test_a_connected_socket_whose_endpoint_went_meanwhile_is_broken(rough: Clust
         rough.end()
         served.to(rough.b)
         rough.start("--ebpf-affinity-max=2048")
-        assert is_broken(sock, 5.0)
+        assert is_broken(sock)
 
 
 @both_families

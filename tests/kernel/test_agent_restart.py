@@ -120,7 +120,7 @@ def test_an_endpoint_that_went_while_no_agent_ran(rough: Cluster) -> None:
         rough.end()
         web.to(rough.b)
         rough.start()
-        assert is_broken(sock, 5.0)
+        assert is_broken(sock)
     assert set(answers(rough.p, TCP, web.v4, 80)) == {"b"}
 
 

@@ -63,7 +63,7 @@ class Node:
             return
         for family, stem in STEMS.items():
             self.run(
-                f"{stem}-{mechanism}-restore --noflush", kube_proxy.iptables_text(plans, family, addresses)
+                f"{stem}-{mechanism}-restore -w --noflush", kube_proxy.iptables_text(plans, family, addresses)
             )
 
     def rules(self) -> str:

@@ -150,11 +150,12 @@ def test_an_error_of_a_walk_does_not_end_the_thread(
 
 
 def test_an_end_does_not_wait_for_the_walk(
-    maps: Maps, started: Start, monkeypatch: pytest.MonkeyPatch
+    maps: Maps, started: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It rests after every batch: all of them together would take hours here."""
     monkeypatch.setattr(flow_collector, "_SHARE", 10**9)
     monkeypatch.setattr(flow_collector, "_LONGEST_REST", 60.0)
+    monkeypatch.setattr(flow_collector, "_PATIENCE", 50.0)
     now = time.monotonic_ns()
     maps["flows"].update_all(list(entries(*(a_flow(n, last_seen=now) for n in range(30_000))).items()))
     resting = threading.Event()
@@ -167,6 +168,5 @@ def test_an_end_does_not_wait_for_the_walk(
     monkeypatch.setattr(FlowCollector, "_rest", noted)
     collector = started()
     assert resting.wait(20)
-    began = time.monotonic()
     collector.close()
-    assert time.monotonic() - began < 4.0  # 5 s would be its patience
+    assert "not waiting" not in caplog.text

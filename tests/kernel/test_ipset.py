@@ -93,14 +93,14 @@ def test_many_sets_are_filled_at_once_and_nothing_temporary_stays(node: Namespac
 def test_a_set_is_replaced_as_a_whole_while_a_rule_refers_to_it(node: Namespace) -> None:
     ipset.replace({WEB: ["10.0.0.1,tcp:80", "10.0.0.2,tcp:80"]})
     rule = ["-m", "set", "--match-set", "WEB", "dst,dst", "-j", "DROP"]
-    subprocess.run(["iptables-legacy", "-A", "OUTPUT", *rule], check=True)
+    subprocess.run(["iptables-legacy", "-w", "-A", "OUTPUT", *rule], check=True)
     assert ipset.sets()["WEB"].references == 1
     assert ipset.replace({WEB._replace(max_elements=7): ["10.0.0.3,tcp:80"]}) == {}
     assert ipset.sets() == {"WEB": Listed(WEB._replace(max_elements=7), 1, 1)}
     assert ipset.members("WEB") == {"10.0.0.3,tcp:80"}
     with pytest.raises(Rejected, match="a rule"):
         ipset.destroy("WEB")
-    subprocess.run(["iptables-legacy", "-D", "OUTPUT", *rule], check=True)
+    subprocess.run(["iptables-legacy", "-w", "-D", "OUTPUT", *rule], check=True)
     ipset.destroy("WEB")
     assert ipset.sets() == {}
 
@@ -203,7 +203,7 @@ def test_the_fingerprint_changes_with_members_and_with_nothing_else(node: Namesp
     first = ipset.fingerprint(names)
     tool("create", "other", "hash:ip")
     rule = ["-m", "set", "--match-set", "WEB", "dst,dst", "-j", "DROP"]
-    subprocess.run(["iptables-legacy", "-A", "OUTPUT", *rule], check=True)
+    subprocess.run(["iptables-legacy", "-w", "-A", "OUTPUT", *rule], check=True)
     assert ipset.fingerprint(names) == first
     tool("add", "WEB", "10.0.0.2,tcp:80")
     second = ipset.fingerprint(names)

@@ -12,7 +12,7 @@ from ebpfproxy.model.address import Family
 
 pytestmark = pytest.mark.kernel
 
-STEMS = {Family.IPV4: "iptables-legacy", Family.IPV6: "ip6tables-legacy"}
+STEMS = {Family.IPV4: "iptables-legacy -w", Family.IPV6: "ip6tables-legacy -w"}
 ROOM = 1 << 20
 
 
@@ -108,7 +108,7 @@ def test_nothing_is_compared_until_somebody_has_used_the_tools() -> None:
     try:
         edits.count()
         assert compared == ["filter"]
-        run("iptables-legacy -S")
+        run("iptables-legacy -w -S")
         moments[0] += 9.0
         edits.count()
         assert compared == ["filter"], "a second of each ten at most"

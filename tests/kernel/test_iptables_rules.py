@@ -53,7 +53,7 @@ def flavour(request: pytest.FixtureRequest) -> Iterator[str]:
 
 def tool(flavour: str, family: Family, action: str, text: str = "") -> str:
     """Run the tool's save or restore; what it prints."""
-    options = ["--noflush"] if action == "restore" else []
+    options = ["-w", "--noflush"] if action == "restore" else []
     command = [f"{PREFIX[family]}-{flavour}-{action}", *options]
     done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

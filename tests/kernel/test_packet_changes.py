@@ -16,7 +16,7 @@ from tests.kernel.two_nodes import TwoNodes, told
 pytestmark = pytest.mark.kernel
 
 both_families = pytest.mark.parametrize("family", ["v4", "v6"])
-AT_ONCE = 0.2
+AT_ONCE = 0.9
 """Seconds in which a refusal comes, of a client that would wait a second before it says it again."""
 
 

@@ -1,6 +1,7 @@
 """Session affinity by client: ClientIP, which on the socket path is the client's network namespace."""
 
 import collections
+import itertools
 import time
 from typing import Any
 
@@ -87,11 +88,20 @@ def test_it_ends_after_its_timeout_without_a_connection(cluster: Cluster) -> Non
 
 def test_each_connection_makes_it_last_longer(cluster: Cluster) -> None:
     web = sticky(cluster, timeout=2)
-    end = time.monotonic() + 4.5
-    found: collections.Counter[str] = collections.Counter()
-    while time.monotonic() < end:
-        found += answers(cluster.p, TCP, web.v4, 80, 1)
-        time.sleep(0.5)  # the situation itself: a client that is never silent for the whole timeout
+
+    def dials() -> tuple[float, set[str]]:
+        """The longest silence, in seconds, and who has answered."""
+        found = set()
+        moments = [time.monotonic()]
+        while moments[-1] - moments[0] < 4.5:
+            found.add(only(answers(cluster.p, TCP, web.v4, 80, 1)))
+            moments.append(time.monotonic())
+            time.sleep(0.5)  # the situation itself: a client that is never silent for the whole timeout
+        return max(later - earlier for earlier, later in itertools.pairwise(moments)), found
+
+    silence, found = dials()
+    while silence > 1.5:  # this machine was too busy
+        silence, found = dials()
     assert len(found) == 1
 
 

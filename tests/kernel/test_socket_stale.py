@@ -11,7 +11,7 @@ import socket
 import pytest
 
 from tests.kernel.clients import UDP, connected, converse
-from tests.kernel.cluster import Cluster, eventually, terminating
+from tests.kernel.cluster import PATIENCE, Cluster, eventually, terminating
 
 pytestmark = [pytest.mark.kernel, pytest.mark.dataplanes("ebpf")]
 
@@ -20,7 +20,7 @@ both_clients = pytest.mark.parametrize("client", ["pod", "node"])
 DESTROYED = "ebpfproxy_sockets_destroyed_total"
 
 
-def is_broken(sock: socket.socket, patience: float) -> bool:
+def is_broken(sock: socket.socket, patience: float = PATIENCE) -> bool:
     """Whether the kernel ended the socket within `patience` seconds: a poll wakes up with ECONNABORTED."""
     if not select.select([sock], [], [], patience)[0]:
         return False
@@ -38,7 +38,7 @@ def test_a_socket_connected_to_an_endpoint_that_goes_is_broken(
     with connected(cluster.client(client), UDP, address, 53) as sock:
         assert converse(sock) == "a"
         dns.to(cluster.b)
-        assert is_broken(sock, 5.0)
+        assert is_broken(sock)
         sock.connect((address, 53))
         assert converse(sock) == "b"
         eventually(lambda: cluster.metric(DESTROYED) == before + 1, "the metric counts it")
@@ -48,14 +48,14 @@ def test_a_socket_that_was_connected_with_a_v4_mapped_address(cluster: Cluster) 
     dns = cluster.service().to(cluster.a)
     with connected(cluster.p, UDP, f"::ffff:{dns.v4}", 53) as sock:
         dns.to(cluster.b)
-        assert is_broken(sock, 5.0)
+        assert is_broken(sock)
 
 
 def test_a_socket_of_a_service_that_is_deleted_is_broken(cluster: Cluster) -> None:
     dns = cluster.service().to(cluster.a)
     with connected(cluster.p, UDP, dns.v4, 53) as sock:
         cluster.write(dns.name)
-        assert is_broken(sock, 5.0)
+        assert is_broken(sock)
 
 
 def test_sockets_that_have_nothing_to_do_with_it_stay(cluster: Cluster) -> None:
@@ -74,7 +74,7 @@ def test_sockets_that_have_nothing_to_do_with_it_stay(cluster: Cluster) -> None:
             doomed = [sock for sock in socks if whose[sock] == "a"]
             assert 0 < len(doomed) < 20
             dns.to(cluster.b)
-            assert all(is_broken(sock, 5.0) for sock in doomed)
+            assert all(is_broken(sock) for sock in doomed)
             for sock in (direct, elsewhere, hairpin):
                 assert converse(sock) == "a"
             for sock in set(socks) - set(doomed):
@@ -93,7 +93,7 @@ def test_a_socket_that_went_over_to_a_direct_connection_stays(cluster: Cluster) 
     ):
         sock.connect((cluster.a.v4, 5353))
         dns.to(cluster.b)
-        assert is_broken(doomed, 5.0)
+        assert is_broken(doomed)
         assert converse(sock) == "a"
 
 

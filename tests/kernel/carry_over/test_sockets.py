@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import logging
 import shutil
-import time
 
 import pytest
 
@@ -12,6 +11,7 @@ from ebpfproxy.dataplanes.ebpf import abi
 from ebpfproxy.dataplanes.ebpf.carry_over import CarryOver
 from ebpfproxy.dataplanes.ebpf.entries import ServicePortKey
 from ebpfproxy.dataplanes.ebpf.maps import MapSizes
+from ebpfproxy.kernel import bpf
 from ebpfproxy.model.address import Family
 from tests.kernel.carry_over.layouts import (
     CLIENT,
@@ -262,8 +262,11 @@ def test_another_abi_or_no_layout_at_all_is_left_behind(
     assert vars(record)["values"]["maps"] == "socket_peers,flows,socket_flows,affinity"
 
 
-def test_65536_connected_sockets_take_less_than_half_a_second(place: BpfPlace) -> None:
-    """Of 8192 endpoints, as on a large node; the best of three, since machines are shared."""
+def test_65536_connected_sockets_take_few_system_calls(
+    place: BpfPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 8192 endpoints, as on a large node. They are copied in memory: one call for each would take seconds,
+    in which the former programs go on without the copies."""
     sizes = (
         MapSizes(4096, 16384, 16384, 1024, 131072, 16, 16),
         MapSizes(4096, 16384, 16384, 2048, 262144, 16, 16),
@@ -291,15 +294,9 @@ def test_65536_connected_sockets_take_less_than_half_a_second(place: BpfPlace) -
         sockets = list(zip(range(10_000, 10_000 + 65_536), itertools.cycle(ids)))
         entries = [(U32.pack(n % 131072), peer(n, of, at)) for n, (of, at) in sockets]
         both.former.maps["socket_peers"].update_all(entries)
-        assert min(seconds_to_carry(both, 65_536) for _ in range(3)) < 0.5
+        number, calls = bpf.syscall_number(), itertools.count()
+        monkeypatch.setattr(bpf, "syscall_number", lambda: (next(calls), number)[1])
+        with both.carrying() as carry_over:
+            assert (carry_over.copy(), carry_over.copy()) == (65_536, 0)
+        assert 0 < next(calls) < 65_536 / 10
         assert len(both.present.peers()) == 65_536
-
-
-def seconds_to_carry(both: Both, count: int) -> float:
-    """Of CPU time, for both copies, into maps that are empty before."""
-    with contextlib.closing(both.present.maps["socket_peers"].mapped()) as memory:
-        memory[:] = bytes(len(memory))
-    with both.carrying() as carry_over:
-        begin = time.process_time()
-        assert (carry_over.copy(), carry_over.copy()) == (count, 0)
-        return time.process_time() - begin

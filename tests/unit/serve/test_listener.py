@@ -161,7 +161,7 @@ def test_after_stop_the_port_is_free_and_can_be_listened_on_again() -> None:
 def test_no_thread_is_left_after_stop() -> None:
     before = set(threading.enumerate())
     with listening():
-        assert set(threading.enumerate()) > before
+        assert set(threading.enumerate()) - before
     assert set(threading.enumerate()) <= before
 
 

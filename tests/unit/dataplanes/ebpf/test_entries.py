@@ -1,7 +1,8 @@
 """Plans become entries: what each flag stands for, and that nothing else has a part in it."""
 
 import dataclasses
-import time
+import itertools
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -181,13 +182,17 @@ def many_networks(prefix: int, count: int = 4200) -> frozenset[Network]:
 
 
 @pytest.mark.parametrize("answering", [many_networks(0x80), many_networks(0x90)])
-def test_thousands_of_local_networks_are_rendered_in_no_time(answering: frozenset[Network]) -> None:
-    """A node has an address for each of its Pods and more: comparing each with each took 8 s for these."""
+def test_thousands_of_local_networks_are_not_compared_each_with_each(answering: frozenset[Network]) -> None:
+    """A node has an address for each of its Pods and more: that took 8 s for these."""
     local = many_networks(0x80)
-    began = time.process_time()
-    found = render((), NodePlan(local, answering), ())
-    assert time.process_time() - began < 1.0
+    calls = itertools.count()
+    sys.setprofile(lambda _frame, event, _function: event in ("call", "c_call") and next(calls))
+    try:
+        found = render((), NodePlan(local, answering), ())
+    finally:
+        sys.setprofile(None)
     assert len(found) == len(local | answering)
+    assert 0 < next(calls) < 100 * len(found)
 
 
 NETWORK_TEXTS = (
