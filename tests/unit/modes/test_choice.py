@@ -8,7 +8,7 @@ import pytest
 from ebpfproxy.config import Config
 from ebpfproxy.dataplanes.findings import Finding
 from ebpfproxy.errors import KernelError, Unsupported
-from ebpfproxy.modes.choice import choose, look
+from ebpfproxy.modes.choice import Lack, choose, look
 from tests.support.modes import FakeMode
 
 THERE = Finding("maps")
@@ -29,7 +29,13 @@ def test_auto_says_why_it_passed_over_a_better_one() -> None:
     modes = FakeMode("ebpf", THERE, NO_CAPABILITY, SLOWER), FakeMode("nftables", THERE)
     choice = choose(AUTO, modes)
     assert choice.mode is modes[1]
-    assert choice.why_not == {"ebpf": "bpf(2): programs may not be loaded (EPERM)"}
+    assert choice.why_not == {"ebpf": Lack("bpf(2): programs may not be loaded (EPERM)", "run privileged")}
+
+
+def test_of_several_things_that_are_missing_each_remedy_is_told_once() -> None:
+    lacks = [Finding(name, errno.ENOENT, "none", f"mount {of}") for name, of in ("aa", "bb", "cb")]
+    choice = choose(AUTO, (FakeMode("ebpf", *lacks, Finding("d", errno.ENOENT, "none")), FakeMode("nftables")))
+    assert choice.why_not["ebpf"].remedy == "mount a; mount b"
 
 
 def test_a_mode_that_is_named_is_taken_whatever_it_lacks() -> None:
