@@ -33,9 +33,14 @@ def test_auto_says_why_it_passed_over_a_better_one() -> None:
 
 
 def test_of_several_things_that_are_missing_each_remedy_is_told_once() -> None:
-    lacks = [Finding(name, errno.ENOENT, "none", f"mount {of}") for name, of in ("aa", "bb", "cb")]
-    choice = choose(AUTO, (FakeMode("ebpf", *lacks, Finding("d", errno.ENOENT, "none")), FakeMode("nftables")))
-    assert choice.why_not["ebpf"].remedy == "mount a; mount b"
+    lacks = (
+        Finding("bpffs", errno.EPERM, "none is mounted", "run privileged"),
+        Finding("bcc", errno.ENOENT, "there is none", "install it"),
+        NO_CAPABILITY,
+        Finding("cookie", errno.ENOENT, "there is none"),
+    )
+    choice = choose(AUTO, (FakeMode("ebpf", *lacks), FakeMode("nftables", THERE)))
+    assert choice.why_not["ebpf"].remedy == "run privileged; install it"
 
 
 def test_a_mode_that_is_named_is_taken_whatever_it_lacks() -> None:
