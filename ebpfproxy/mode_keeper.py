@@ -121,8 +121,8 @@ class ModeKeeper:
         self._retirer.retire([other], self.serving.mode)
 
     def _prepare(self, choice: Choice) -> Serving:
-        for name, reason in choice.why_not.items():
-            log.warning("this mode does not work here", mode=name, reason=reason)
+        for name, lack in choice.why_not.items():
+            log.warning("this mode does not work here", mode=name, reason=lack.reason, hint=lack.remedy)
         return Serving(choice.mode, self._config, self._callbacks)
 
     def _retire_others(self) -> None:

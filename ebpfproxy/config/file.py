@@ -25,6 +25,9 @@ _TYPE = {"apiVersion": API_VERSION, "kind": KIND}
 
 _KNOWN = frozenset(_TYPE) | FIELDS | {field for option in OPTIONS.values() for field in option.fields}
 _SECTIONS = frozenset(field[:at] for field in _KNOWN for at, letter in enumerate(field) if letter == ".")
+_SECTIONS_OF = {"ipvs": ("ipvs", "iptables")}
+"""What the section ipvs has no field for, that mode takes from iptables', and from no other
+(Convert_v1alpha1_KubeProxyConfiguration_To_config_KubeProxyConfiguration in pkg/proxy/apis/config)."""
 _BOOLEANS = {"true": "true", "yes": "true", "on": "true", "false": "false", "no": "false", "off": "false"}
 """YAML 1.1's words, which Kubernetes' decoder takes."""
 
@@ -90,8 +93,11 @@ def _is_set(option: Option, node: yaml.Node | None) -> bool:
 
 def _fields_in(option: Option, mode: str) -> tuple[str, ...]:
     """Those that concern a mode: only those in its own section, if the option has one there."""
-    own = tuple(field for field in option.fields if field.startswith(f"{mode}."))
-    return own or option.fields
+    for section in _SECTIONS_OF.get(mode, (mode,)):
+        own = tuple(field for field in option.fields if field.startswith(f"{section}."))
+        if own:
+            return own
+    return option.fields
 
 
 def _text(option: Option, node: yaml.Node) -> Any:

@@ -27,6 +27,16 @@ HEALTHZ_PORT, METRICS_PORT = 10256, 10249
 MODES = ("auto", "ebpf", "nftables", "iptables", "ipvs")
 NOT_BUILT_IN = frozenset({"userspace"})
 _MODE = kinds.one_of(*MODES)
+_OF_NETFILTER, _OF_IPVS = "iptables_min_sync_period", "ipvs_min_sync_period"
+_LEAST_OF = {
+    "auto": (_OF_NETFILTER,),
+    "ebpf": (),
+    "nftables": (_OF_NETFILTER,),
+    "iptables": (_OF_NETFILTER,),
+    "ipvs": (_OF_IPVS,),
+}
+"""By mode: which least times between two syncs must not be longer than --sync-period, beside
+--min-sync-period. As in kube-proxy, auto does not look at what is ipvs' alone."""
 
 
 def _parse_mode(text: str) -> str:
@@ -197,7 +207,7 @@ class Config(EbpfOptions, NetfilterOptions, IpvsOptions):
 
     def _conflicts(self, label: "_Label") -> Iterator[str]:
         """What is wrong between options that are right alone."""
-        for name in "min_sync_period", "iptables_min_sync_period", "ipvs_min_sync_period":
+        for name in "min_sync_period", *_LEAST_OF[self.proxy_mode]:
             least = getattr(self, name)
             if self.sync_period < least != OPTIONS[name].parse(None):  # the default gives way
                 yield f"{label(name)}: is longer than {label('sync_period')} ({self.sync_period:g}s)"

@@ -184,6 +184,7 @@ def _check(what: str, result: int) -> None:
 
 
 def _failure(what: str, number: int) -> KernelError:
-    failure = _ERRORS.get(number, KernelError)(f"{what}: {os.strerror(number)}")
+    hint = "it takes the capability CAP_SYS_ADMIN" if number == errno.EPERM else ""
+    failure = _ERRORS.get(number, KernelError)(f"{what}: {os.strerror(number)}", hint)
     failure.__cause__ = OSError(number, os.strerror(number))
     return failure

@@ -18,6 +18,13 @@ MODES: tuple[Mode, ...] = (EbpfMode(), NftablesMode(), IptablesMode(), IpvsMode(
 """In the order in which `auto` takes them."""
 
 
+class Lack(NamedTuple):
+    """What a mode cannot do without, and what to do about it: a line each."""
+
+    reason: str
+    remedy: str
+
+
 class Choice(NamedTuple):
     """`findings` of every mode that was looked at, by its name, in the order of MODES: with `auto` those up
     to the one taken. `wanted` is what the configuration says."""
@@ -27,8 +34,8 @@ class Choice(NamedTuple):
     findings: Mapping[str, tuple[Finding, ...]]
 
     @property
-    def why_not(self) -> dict[str, str]:
-        """By the modes that would have been preferred: what they lack, in one line."""
+    def why_not(self) -> dict[str, Lack]:
+        """By the modes that would have been preferred: what they lack."""
         passed_over = (name for name in self.findings if name != self.mode.name)
         return {name: _lacking(self.findings[name]) for name in passed_over}
 
@@ -49,7 +56,7 @@ def choose(config: Config, modes: Sequence[Mode] = MODES) -> Choice:
     may_try = rights.NET_ADMIN in rights.capabilities()
     raise Unsupported(
         "no mode works on this machine: "
-        + "; ".join(f"{name}: {_lacking(found)}" for name, found in findings.items()),
+        + "; ".join(f"{name}: {_lacking(found).reason}" for name, found in findings.items()),
         "ebpfproxy doctor shows what each needs" if may_try else "run as root",
     )
 
@@ -68,5 +75,7 @@ def is_usable(findings: Sequence[Finding]) -> bool:
     return all(finding.present or not finding.needed for finding in findings)
 
 
-def _lacking(findings: Sequence[Finding]) -> str:
-    return ", ".join(str(each) for each in findings if each.needed and not each.present)
+def _lacking(findings: Sequence[Finding]) -> Lack:
+    missing = [each for each in findings if each.needed and not each.present]
+    remedies = dict.fromkeys(each.remedy for each in missing if each.remedy)
+    return Lack(", ".join(map(str, missing)), "; ".join(remedies))

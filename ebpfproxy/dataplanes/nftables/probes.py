@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ebpfproxy.dataplanes.findings import Finding
 from ebpfproxy.dataplanes.nftables.entries import nft_family
 from ebpfproxy.errors import KernelError
-from ebpfproxy.kernel import nft_messages
+from ebpfproxy.kernel import nft, nft_messages
 from ebpfproxy.kernel.nft import Session
 from ebpfproxy.kernel.nft_compile import compile_rule
 from ebpfproxy.kernel.nft_messages import Hook, Operation, SetNames, Table
@@ -21,6 +21,7 @@ from ebpfproxy.kernel.nft_sets import parse_declaration
 from ebpfproxy.model.address import Family
 
 _NAME = "ebpfproxy-probe"
+_WITHOUT = "modprobe nf_tables; it takes CONFIG_NF_TABLES"
 
 
 class _Part(NamedTuple):
@@ -84,7 +85,8 @@ def probe() -> tuple[Finding, ...]:
             found = [serves(session, of) for of in Family]
     except KernelError as failure:
         number = getattr(failure.__cause__, "errno", None) or errno.EOPNOTSUPP
-        return (Finding("nftables", number, failure.message, failure.hint),)
+        remedy = _WITHOUT if nft.has_none(failure) else failure.hint
+        return (Finding("nftables", number, failure.message, remedy),)
     any_there = any(each.present for each in found)
     return tuple(each._replace(needed=not any_there) for each in found)
 

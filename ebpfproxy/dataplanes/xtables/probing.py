@@ -4,6 +4,7 @@ They are written where no traffic is, in a network namespace that goes again; th
 read, for the flavour that they are in.
 """
 
+import contextlib
 import errno
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,7 +14,7 @@ from ebpfproxy.dataplanes.findings import Finding
 from ebpfproxy.dataplanes.xtables import flavours
 from ebpfproxy.dataplanes.xtables.entries import FILTER, NAT
 from ebpfproxy.dataplanes.xtables.refusals import nothing
-from ebpfproxy.errors import Unsupported
+from ebpfproxy.errors import KernelError, Unsupported
 from ebpfproxy.kernel import iptables, netns
 from ebpfproxy.kernel.iptables import Flavour, Iptables, LinesRefused
 from ebpfproxy.model.address import Family
@@ -54,7 +55,8 @@ def probe(
 ) -> tuple[Finding, ...]:
     """What is needed comes first. It takes some 100 ms.
 
-    A family that lacks something needed is not needed itself where the other one lacks nothing.
+    A family that lacks something needed is not needed itself where the other one lacks nothing. Rules that
+    cannot be tried, for want of CAP_SYS_ADMIN, are not said to be missing.
 
     `wanted`: see `flavours.choose`. `prepare` makes what rules refer to, in the network namespace that they
     are tried in. Raises KernelError where nothing can be tried at all.
@@ -79,7 +81,14 @@ def _probe(
         yield Finding(f"iptables for {family.value}", errno.ENOENT, lack.message, lack.hint)
         return
     yield Finding(str(tool))
-    with netns.throw_away():
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(netns.throw_away())
+        except KernelError as failure:  # which serving does not take
+            number = getattr(failure.__cause__, "errno", None) or errno.EOPNOTSUPP
+            missing = f"they cannot be tried: {failure.message}"
+            yield Finding(f"rules ({tool})", number, missing, failure.hint, needed=False)
+            return
         prepare(family)
         refused = _refused(tool, sorts)
     for sort in sorts:

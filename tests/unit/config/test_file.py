@@ -177,6 +177,24 @@ def test_the_mode_ipvs_takes_what_its_section_has_not_from_that_of_iptables() ->
     assert (config.iptables_masquerade_bit, config.masquerade_all, config.sync_period) == (3, True, 30.0)
 
 
+def test_the_mode_ipvs_takes_nothing_from_the_section_of_nftables() -> None:
+    text = "mode: ipvs\nnftables: {masqueradeBit: 3, masqueradeAll: true, syncPeriod: 9s}\n"
+    config = config_of(text)
+    assert (config.iptables_masquerade_bit, config.masquerade_all, config.sync_period) == (14, False, 30.0)
+    (remark,) = read(text).remarks
+    assert remark.values["fields"] == "nftables.masqueradeAll, nftables.masqueradeBit, nftables.syncPeriod"
+
+
+@pytest.mark.parametrize(
+    ("mode", "other"), [("ipvs", "iptables"), ("iptables", "ipvs"), ("nftables", "ipvs")]
+)
+def test_a_least_time_between_syncs_of_another_mode_may_be_longer_than_this_ones_sync_period(
+    mode: str, other: str
+) -> None:
+    config = config_of(f"mode: {mode}\n{mode}: {{syncPeriod: 5s}}\n{other}: {{minSyncPeriod: 10s}}\n")
+    assert config.proxy_mode == mode
+
+
 def test_sections_that_agree_are_not_remarked_upon() -> None:
     assert read("iptables: {syncPeriod: 5s}\nnftables: {syncPeriod: 5s}").remarks == ()
 

@@ -8,7 +8,7 @@ import pytest
 from ebpfproxy.config import Config
 from ebpfproxy.dataplanes.findings import Finding
 from ebpfproxy.errors import KernelError, Unsupported
-from ebpfproxy.modes.choice import choose, look
+from ebpfproxy.modes.choice import Lack, choose, look
 from tests.support.modes import FakeMode
 
 THERE = Finding("maps")
@@ -29,7 +29,18 @@ def test_auto_says_why_it_passed_over_a_better_one() -> None:
     modes = FakeMode("ebpf", THERE, NO_CAPABILITY, SLOWER), FakeMode("nftables", THERE)
     choice = choose(AUTO, modes)
     assert choice.mode is modes[1]
-    assert choice.why_not == {"ebpf": "bpf(2): programs may not be loaded (EPERM)"}
+    assert choice.why_not == {"ebpf": Lack("bpf(2): programs may not be loaded (EPERM)", "run privileged")}
+
+
+def test_of_several_things_that_are_missing_each_remedy_is_told_once() -> None:
+    lacks = (
+        Finding("bpffs", errno.EPERM, "none is mounted", "run privileged"),
+        Finding("bcc", errno.ENOENT, "there is none", "install it"),
+        NO_CAPABILITY,
+        Finding("cookie", errno.ENOENT, "there is none"),
+    )
+    choice = choose(AUTO, (FakeMode("ebpf", *lacks), FakeMode("nftables", THERE)))
+    assert choice.why_not["ebpf"].remedy == "run privileged; install it"
 
 
 def test_a_mode_that_is_named_is_taken_whatever_it_lacks() -> None:

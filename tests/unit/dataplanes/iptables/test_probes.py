@@ -7,7 +7,7 @@ import pytest
 
 from ebpfproxy.dataplanes.iptables import probes
 from ebpfproxy.dataplanes.iptables.probes import probe
-from ebpfproxy.errors import Unsupported
+from ebpfproxy.errors import Rejected, Unsupported
 from ebpfproxy.kernel import iptables, netns
 from ebpfproxy.kernel.iptables import Flavour, Iptables, LinesRefused
 from ebpfproxy.model.address import Family
@@ -92,3 +92,18 @@ def test_what_is_needed_comes_first(lacking: Lacking) -> None:
 
 def test_every_sort_is_a_rule_of_its_own() -> None:
     assert len({sort.rule for sort in probes._SORTS}) == len(probes._SORTS)
+
+
+def test_who_may_not_make_a_network_namespace_to_try_rules_in_may_serve_all_the_same(
+    lacking: Lacking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextlib.contextmanager
+    def refused() -> Iterator[None]:
+        raise Rejected("unshare: Operation not permitted", "it takes the capability CAP_SYS_ADMIN")
+        yield
+
+    lacking()
+    monkeypatch.setattr(netns, "throw_away", refused)
+    assert is_usable()
+    assert set(missing().values()) == {False}
+    assert all("cannot be tried" in each.missing and each.remedy for each in probe() if not each.present)
