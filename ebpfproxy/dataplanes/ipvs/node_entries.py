@@ -4,7 +4,8 @@ Chains and their order are kube-proxy's (syncProxyRules and writeIptablesRules i
 kubernetes). What differs:
 
 - rules are there also where a set is empty, so that none of them depends on a Service;
-- to KUBE-NODE-PORT goes what addresses in KUBE-NODE-PORT-IP are sent, and not any address of the node;
+- to KUBE-NODE-PORT goes what addresses in KUBE-NODE-PORT-IP are sent, and not any address of the node; nor
+  what a Service has that very address and port for, which would be masqueraded as the NodePort is;
 - the node's own connections are masqueraded with policy Local, too;
 - what external addresses are sent is accepted wherever it came in, since they all are local;
 - only new connections are held against source ranges;
@@ -145,9 +146,9 @@ class _Chains:
             external = self._noted(base, "dst,dst")
             yield f"{external} {_MARK}" if base == sets.EXTERNAL_IP else f"{external} {_FROM_NODE} {_MARK}"
             yield f"{external} {_TO_NODE} -j ACCEPT"
-        yield f"{self._match(sets.NODE_PORT_IP, 'dst')} -j {names.NODE_PORT}"
         for base in (sets.CLUSTER_IP, sets.LOAD_BALANCER):
             yield f"{self._match(base, 'dst,dst')} -j ACCEPT"
+        yield f"{self._match(sets.NODE_PORT_IP, 'dst')} -j {names.NODE_PORT}"
 
     def _cluster_ip(self) -> Iterator[str]:
         """The node's own packets to an address on kube-ipvs0 have that address as their source, too: so they
