@@ -36,7 +36,7 @@ _LAPS = 3
 _NO_ANSWER = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 _ENDED = (errno.ECONNABORTED, errno.EDESTADDRREQ, errno.ENOTCONN)
 _PATIENCE = 60.0  # for what has to come, on however busy a machine
-_STALE = 20.0  # seconds until a thread of the dataplane has ended a stale flow, at the latest
+_STALE = 75.0  # until a thread of the dataplane has ended a stale flow, which it tries again after 30 seconds
 
 
 # Servers

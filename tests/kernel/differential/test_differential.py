@@ -23,7 +23,7 @@ FEW = 15
 def test_clients_reach_what_the_reference_says(
     subjects: tuple[Subject, ...],
     pytestconfig: pytest.Config,
-    record_property: Callable[[str, object], None],
+    record_testsuite_property: Callable[[str, object], None],
 ) -> None:
     """A few histories, always the same ones, or as many others as --histories says; --junitxml=FILE notes how
     many steps that were, and how many outcomes."""
@@ -41,8 +41,8 @@ def test_clients_reach_what_the_reference_says(
         course.run(history)
 
     follow()
-    record_property("steps", course.steps)
-    record_property("outcomes compared", course.compared)
+    record_testsuite_property("steps", course.steps)
+    record_testsuite_property("outcomes compared", course.compared)
 
 
 def test_a_history_that_meets_all_differences(subjects: tuple[Subject, ...]) -> None:
