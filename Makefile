@@ -81,7 +81,7 @@ fuzz: $(STAMP)  ## 200 000 broken API objects through parse, plan and render; te
 
 .PHONY: differential
 differential: $(STAMP)  ## 500 random histories of Services, drawn anew, through all dataplanes side by side: half an hour
-	$(PYTHON) -m pytest -q --timeout=0 --histories=500 tests/kernel/differential
+	$(PYTHON) -m pytest -q --timeout=0 --histories=500 --log-level=ERROR tests/kernel/differential
 
 .PHONY: soak
 soak: $(STAMP)  ## a million connections while endpoints come and go, agents are killed, the API server is away

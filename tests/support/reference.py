@@ -68,11 +68,15 @@ class Client(NamedTuple):
 
 class Reached(NamedTuple):
     """What a new connection of one client meets: by the endpoints that it may get, whether they see the node
-    instead of their client (None: nobody promises either); "reject" or "drop" where there are none,
-    "either" where that is left to chance."""
+    instead of their client (None: nobody promises either); "reject" or "drop" where there are none, or where
+    it may meet that, too; "either" where it is left to chance which.
+
+    `ends_flows`: UDP flows to other endpoints than these end, though they serve.
+    """
 
     targets: Mapping[Target, bool | None]
     verdict: str = ""
+    ends_flows: bool = False
 
 
 def granted(state: ClusterState, context: PlanContext) -> dict[Place, Claim]:

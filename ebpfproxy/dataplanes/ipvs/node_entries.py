@@ -4,7 +4,7 @@ Chains and their order are kube-proxy's (syncProxyRules and writeIptablesRules i
 kubernetes). What differs:
 
 - rules are there also where a set is empty, so that none of them depends on a Service;
-- to KUBE-NODE-PORT goes what addresses in KUBE-NODE-PORT-IP are sent, and not any address of the node; and not
+- to KUBE-NODE-PORT goes what addresses in KUBE-NODE-PORT-IP are sent, and not any address of the node; nor
   what a Service has that very address and port for, which would be masqueraded as the NodePort is;
 - the node's own connections are masqueraded with policy Local, too;
 - what external addresses are sent is accepted wherever it came in, since they all are local;

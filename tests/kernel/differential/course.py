@@ -22,15 +22,21 @@ _MOST_SHOWN = 20
 
 
 class Course:
-    """The state that all `subjects` are in."""
+    """The state that all `subjects` are in. `steps`: how many it went; `compared`: outcomes, of all."""
 
     def __init__(self, subjects: Sequence[Subject], adapted: Adapted) -> None:
+        self.steps = 0
         self._runs = [_Run(subject, adapted) for subject in subjects]
         self._world = World(NOTHING)
+
+    @property
+    def compared(self) -> int:
+        return sum(run.compared for run in self._runs)
 
     def run(self, history: Iterable[Step]) -> None:
         """Raises AssertionError with a line for all that is not as it should be."""
         for step in history:
+            self.steps += 1
             change = advance(self._world.state, step)
             self._world = World(change.state, self._world)
             under_way = [run.begin(change, self._world) for run in self._runs]
@@ -70,6 +76,7 @@ class _Run:
 
     def __init__(self, subject: Subject, adapted: Adapted) -> None:
         self.subject = subject
+        self.compared = 0
         self._adapted = adapted
         self._dialers = subject.dialers
         self._kept: dict[str, list[tuple[Case, str]]] = {source: [] for source in SOURCES}
@@ -104,6 +111,7 @@ class _Run:
             self._dialers[source].go_on([each for _, each in wanted[source]])
         for source, cases in wanted.items():
             for (case, each), outcome in zip(cases, self._dialers[source].result(), strict=True):
+                self.compared += 1
                 if outcome not in each.outcomes:
                     yield f"{case}, by a socket kept: {outcome}, not {' or '.join(sorted(each.outcomes))}"
 
@@ -118,9 +126,11 @@ class _Run:
         for source, (rounds, sticky) in plans.items():
             outcome = iter(self._dialers[source].result())
             for each in itertools.chain(*rounds):
+                self.compared += 1
                 yield from each.wrong(next(outcome))
             again = [[next(outcome) for _ in sticky] for _ in range(_ROUNDS)]
             for each, *found in zip(sticky, *again, strict=True):
+                self.compared += len(found)
                 if len(set(found)) > 1:
                     yield f"{each.case}: with affinity {', then '.join(found)}"
 

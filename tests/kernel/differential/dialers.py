@@ -36,7 +36,7 @@ _LAPS = 3
 _NO_ANSWER = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 _ENDED = (errno.ECONNABORTED, errno.EDESTADDRREQ, errno.ENOTCONN)
 _PATIENCE = 60.0  # for what has to come, on however busy a machine
-_STALE = 20.0  # seconds until a thread of the dataplane has ended a stale flow, at the latest
+_STALE = 75.0  # until a thread of the dataplane has ended a stale flow, which it tries again after 30 seconds
 
 
 # Servers
@@ -108,7 +108,7 @@ class Dialer:
     """A client process in a place. Its methods begin something; `result` awaits it."""
 
     def __init__(self, place: Place, fence: Iterable[tuple[str, int]], processor: int) -> None:
-        """`fence`: address and UDP port of each server."""
+        """`fence`: each address and UDP port of the servers."""
         self._place = place
         self._pipe, theirs = multiprocessing.Pipe()
 
@@ -147,13 +147,13 @@ class Dialer:
 
 
 class _Fence:
-    """A question to each server, by no Service.
+    """A question to each socket of the servers, by no Service.
 
     All that runs in a lab, and so all its packets, is on one processor, which takes them in the order of
-    their coming, one device further each time. So when the answers are here, what was sent before has been
-    answered, if anybody answers it: by a server, or by the kernel, wherever it got to. There is more than
-    one lap since a way by a Service may have more devices, and since a server takes what came together in
-    any order.
+    their coming, one device further each time; and a socket is read in that order, while nothing is known of
+    two. So when the answers are here, what was sent before has been answered, if anybody answers it: by a
+    server, or by the kernel, wherever it got to. There is more than one lap since a way by a Service may have
+    more devices, there and back.
     """
 
     def __init__(self, servers: Iterable[tuple[str, int]], ports: "_Ports") -> None:

@@ -5,7 +5,7 @@ of that name does the same. Whatever else a mode does in its own way is wrong.
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from ebpfproxy.model.address import Family
+from ebpfproxy.model.address import Family, Protocol
 from tests.kernel.differential.expected import Case, by_reference
 from tests.support.reference import Reached
 
@@ -36,6 +36,16 @@ def _masqueraded_elsewhere(case: Case, it: Reached) -> Reached:
             elif target in case.unsaid_targets:
                 targets[target] = None
     return it._replace(targets=targets)
+
+
+def _as_outside(case: Case, it: Reached) -> Reached:
+    targets = case.outside_targets
+    return it._replace(targets={t: case.is_masqueraded or t[0] == case.client.address for t in targets})
+
+
+def _lost_upon_itself(case: Case, it: Reached) -> Reached:
+    others = {target: seen for target, seen in it.targets.items() if target[0] != case.client.address}
+    return Reached(others, "drop")
 
 
 def _refused(_case: Case, _it: Reached) -> Reached:
@@ -105,7 +115,7 @@ DIFFERENCES = (
     Difference(
         ("nftables",),
         "A port of a ClusterIP that no Service has is refused, as in kube-proxy; else routes decide.",
-        lambda case, _: case.is_unused_cluster_ip,
+        lambda case, _: "ClusterIP" in case.neighbours,
         _refused,
     ),
     Difference(
@@ -151,6 +161,49 @@ DIFFERENCES = (
         "There the one or the other decides, as in kube-proxy: whose rule happens to be the first.",
         lambda case, it: case.is_before_node_port and not it.targets and not case.is_kept_out,
         _by_chance,
+    ),
+    Difference(
+        ("ipvs",),
+        "A virtual server has one list for all, as in kube-proxy: where policy Local gives clients outside "
+        "endpoints on this node, pods and the node are given those, too.",
+        lambda case, it: case.source != "outside" and bool(it.targets and case.outside_targets),
+        _as_outside,
+    ),
+    Difference(
+        ("ipvs",),
+        "The node is refused what a virtual server has no endpoint for: with IPVS its packets never come to "
+        "the table filter, in which others' are dropped.",
+        lambda case, it: case.source == "node" and it.verdict == "drop" and not case.has_targets,
+        _refused,
+    ),
+    Difference(
+        ("ipvs",),
+        "NodePorts do not answer on 127.0.0.1 and ::1, as in kube-proxy: nothing leaves the node from there.",
+        lambda case, _: case.is_loopback,
+        _refused,
+    ),
+    Difference(
+        ("ipvs",),
+        "On an address of a Service a port that none has is refused, as in kube-proxy: it is the node's.",
+        lambda case, _: bool(case.neighbours),
+        _refused,
+    ),
+    Difference(
+        ("ipvs",),
+        "A pod that comes upon itself has no answer where the endpoint does not say that it is here, as in "
+        "kube-proxy: only those that do are in the ipset of who is masqueraded then.",
+        lambda case, it: (
+            not case.is_masqueraded
+            and any(target[0] == case.client.address for target in it.targets)
+            and not any(target[0] == case.client.address for target in case.local_targets)
+        ),
+        _lost_upon_itself,
+    ),
+    Difference(
+        ("ipvs",),
+        "UDP flows end with the real server, as in kube-proxy: when new ones would not get the endpoint.",
+        lambda case, _: case.protocol is Protocol.UDP,
+        lambda _, it: it._replace(ends_flows=True),
     ),
 )
 

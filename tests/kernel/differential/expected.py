@@ -35,12 +35,17 @@ CONTEXT = PlanContext(node_name=HERE)
 
 _OWN = frozenset(parse_address(text) for pair in (NODE, GATEWAY, LOOPBACK) for text in pair)
 _OTHERS = frozenset(parse_address(text) for text in OTHER_NODE)
-_VERDICTS = {"reject": {REFUSED}, "drop": {SILENT}, "either": {REFUSED, SILENT}}
+_VERDICTS = {
+    "": frozenset[str](),
+    "reject": frozenset({REFUSED}),
+    "drop": frozenset({SILENT}),
+    "either": frozenset({REFUSED, SILENT}),
+}
 
 
 class Case(NamedTuple):
-    """What one class of clients dials. `claim`: who has it, None for nobody; `is_unused_cluster_ip`: nobody
-    has the port, but some Service the address. `node_port`: who would have it otherwise.
+    """What one class of clients dials. `claim`: who has it, None for nobody; then `neighbours`: the kinds of
+    frontends that the address has on other ports. `node_port`: who would have it otherwise.
     """
 
     source: str
@@ -48,7 +53,7 @@ class Case(NamedTuple):
     address: Address
     port: int
     claim: Claim | None
-    is_unused_cluster_ip: bool = False
+    neighbours: frozenset[str] = frozenset()
     node_port: Claim | None = None
 
     @property
@@ -99,6 +104,21 @@ class Case(NamedTuple):
         return self.kind not in ("", "NodePort") and self.node_port is not None
 
     @property
+    def outside_targets(self) -> frozenset[Target]:
+        """The endpoints that clients outside may get, but for source ranges."""
+        return (self.claim and self._outcome("outside").targets) or frozenset()
+
+    @property
+    def has_targets(self) -> bool:
+        """Whether anybody may get an endpoint, but for source ranges."""
+        return self.claim is not None and any(self._outcome(each).targets for each in reference.SOURCES)
+
+    @property
+    def is_masqueraded(self) -> bool:
+        """Whoever the endpoint is."""
+        return self.claim is not None and self._outcome(self.source).masquerade
+
+    @property
     def local_targets(self) -> frozenset[Target]:
         """The endpoints that say that they are on the first node."""
         found = reference.endpoints(self.claim.question) if self.claim else {}
@@ -131,11 +151,9 @@ class World:
     def __init__(self, state: ClusterState, former: "World | None" = None) -> None:
         self.state = state
         self.granted: Mapping[Place, Claim] = reference.granted(state, CONTEXT)
-        self._cluster_ips = {
-            address
-            for (address, _, _), claim in self.granted.items()
-            if claim.kind == "ClusterIP"
-        }  # fmt: skip
+        self._kinds: dict[Address, set[str]] = {}
+        for (address, _, _), granted in self.granted.items():
+            self._kinds.setdefault(address, set()).add(granted.kind)
         places = self.granted.keys() | (former.granted.keys() if former else set())
         self.cases = [case for place in sorted(places) for case in self._cases(place)]
 
@@ -146,9 +164,8 @@ class World:
         if address in _OWN:
             node_port = self.granted.get((unspecified(family(address)), port, protocol))
         claim = own or node_port
-        return Case(
-            source, protocol, address, port, claim, not claim and address in self._cluster_ips, node_port
-        )
+        neighbours = frozenset(() if claim else self._kinds.get(address, ()))
+        return Case(source, protocol, address, port, claim, neighbours, node_port)
 
     def again(self, case: Case) -> Case:
         """The same as it is in this state."""
@@ -174,13 +191,11 @@ def by_reference(case: Case) -> Reached:
 
 def outcomes(case: Case, reached: Reached) -> frozenset[str]:
     """What a client may be told."""
-    if not reached.targets:
-        return frozenset(_VERDICTS[reached.verdict])
-    return frozenset(
+    return _VERDICTS[reached.verdict] | {
         f"{name_of(target)} {format_address(seen)}"
         for target, masqueraded in reached.targets.items()
         for seen in _seen(case, BY_ADDRESS[target[0]], masqueraded)
-    )
+    }
 
 
 def name_of(target: Target) -> str:
@@ -215,10 +230,11 @@ def of_kept(world: World, before: Case, who: str, reached: Reached) -> tuple[fro
     """
     assert before.claim
     now = world.again(before).claim
-    fresh = frozenset(map(name_of, reached.targets)) or frozenset(_VERDICTS[reached.verdict])
+    wanted = frozenset(map(name_of, reached.targets))
+    fresh = wanted | _VERDICTS[reached.verdict]
     sure, perhaps = _keepers(world, before.claim, before.of)
     if now and now.name == before.claim.name:
-        if who in sure:
+        if who in (sure & wanted if reached.ends_flows else sure):
             return frozenset({who}), False
         return fresh | {BROKEN} | ({who} & perhaps), True
     if who in perhaps:

@@ -234,13 +234,17 @@ _ENDPOINTS = {
 def history_of_differences() -> tuple[Step, ...]:
     """In which dataplanes that are right meet all that they do in other ways; see test_differential.py."""
     dns, clash = build.port(53, "dns", protocol=UDP), build.port(NODE_PORTS[0], "clash")
-    alpha = _by_hand(0, build.port(80, "http", node_port=NODE_PORTS[0]), build.port(53, "dns-tcp"))
+    http, quic = build.port(80, "http", node_port=NODE_PORTS[0]), build.port(80, "quic", protocol=UDP)
+    alpha = _by_hand(0, http, build.port(53, "dns-tcp"), quic)
     bravo = _by_hand(
         1, dns, clash, external=(NODE.v4, *EXTERNAL_IPS[1]), balancer=BALANCER_IPS[0], ranges=["192.0.2.0/24"]
     )
     charlie = _by_hand(2, clash, balancer=[NODE.v6], ranges=["2001:db8::/32"])
-    a, d = SERVERS[1], SERVERS[2]
-    local = dataclasses.replace(alpha, ports=alpha.ports[:1], external_policy=TrafficPolicy.LOCAL)
+    p, a, d = SERVERS[:3]
+    local = dataclasses.replace(
+        alpha, ports=(http, quic), external_policy=TrafficPolicy.LOCAL, internal_policy=TrafficPolicy.LOCAL
+    )
+    open_ = dataclasses.replace(bravo, source_ranges=(), external_policy=TrafficPolicy.LOCAL)
     return (
         Step(
             {
@@ -251,6 +255,15 @@ def history_of_differences() -> tuple[Step, ...]:
             "",
         ),
         Step({alpha.name: (local, _slices_by_hand(local, d))}, ""),
+        Step(
+            {
+                alpha.name: (alpha, _slices_by_hand(alpha, a)),
+                bravo.name: (open_, _slices_by_hand(open_, a, d)),
+                charlie.name: (charlie, _slices_by_hand(charlie, p._replace(node=""))),
+            },
+            "",
+        ),
+        Step({alpha.name: (alpha, _slices_by_hand(alpha, d, leaving=(a,)))}, ""),
     )
 
 
@@ -272,12 +285,19 @@ def _by_hand(
     )
 
 
-def _slices_by_hand(service: Service, *servers: Server) -> tuple[EndpointSlice, ...]:
+def _slices_by_hand(
+    service: Service, *servers: Server, leaving: Sequence[Server] = ()
+) -> tuple[EndpointSlice, ...]:
+    """`leaving`: those that serve still, but are not ready."""
     ports = [EndpointPort(port.name, port.protocol, TARGET_PORTS[port.protocol][0]) for port in service.ports]
     return tuple(
         build.slice_of(
             str(service.name),
             *(Endpoint(of_family(server.at, of), node=server.node) for server in servers),
+            *(
+                Endpoint(of_family(server.at, of), ready=False, terminating=True, node=server.node)
+                for server in leaving
+            ),
             ports=ports,
             called=f"{service.name.name}-{of.value}",
         )

@@ -107,7 +107,7 @@ class Subject:
         clients = {"pod": places[0], "node": lab.node, "outside": lab.outside}
         for source, place in clients.items():
             assert (place.v4, place.v6) == CLIENTS[source]
-        fence = [(address, TARGET_PORTS[UDP][0]) for server in SERVERS for address in server.at]
+        fence = [(address, port) for server in SERVERS for address in server.at for port in TARGET_PORTS[UDP]]
         self.dialers = {source: Dialer(place, fence, self._processor) for source, place in clients.items()}
 
     def _place(self, server: Server) -> Pod:
