@@ -46,7 +46,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=int,
         default=10_000,
         metavar="N",
-        help="how many connections are made while the API server is away (make soak: 1000000)",
+        help="how many connections are made while the API server is away, and twice as many while endpoints "
+        "come and go (make soak: 1000000)",
     )
     parser.addoption(
         "--histories",
