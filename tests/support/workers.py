@@ -15,14 +15,15 @@ TOGETHER: Sequence[str] = (
     "tests/kernel/test_benches.py",
     "tests/kernel/test_packet_",
     "tests/kernel/test_socket_",
-    "tests/kernel/test_agent_",
 )
-"""Beginnings of files' names: each stands for tests that one worker runs, one after the other. They are begun
-in this order: first what takes minutes, so that no worker has it to itself in the end."""
+"""Beginnings of files' names: each stands for tests that one worker runs, one after the other."""
+FIRST = (*TOGETHER, "tests/kernel/test_agent_", "tests/deploy/")
+"""Beginnings of the names of what takes minutes, in the order in which it is begun: else a worker might have
+it to itself in the end."""
 
 
 class Groups(LoadScopeScheduling):  # type: ignore[misc]
-    """Gives a worker that has nothing left the next group of files, TOGETHER first."""
+    """Gives a worker that has nothing left the next group of files."""
 
     def _split_scope(self, nodeid: str) -> str:
         return group_of(nodeid)
@@ -46,4 +47,4 @@ def group_of(nodeid: str) -> str:
 
 def _turn(group: str) -> int:
     """Those of the same turn keep their order."""
-    return TOGETHER.index(group) if group in TOGETHER else len(TOGETHER)
+    return next((turn for turn, name in enumerate(FIRST) if group.startswith(name)), len(FIRST))
