@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ebpfproxy.bench import modes as modes_of
+from ebpfproxy.bench.sides import PATIENCE
 from ebpfproxy.errors import ConfigError
 from ebpfproxy.lab import Agent, Lab
 from ebpfproxy.lab.agent import AgentFailed, is_sync
@@ -84,7 +85,7 @@ class Life:
         fresh.write_text(json.dumps(body))
         fresh.rename(self._file)
 
-    def _start(self, wait: float = 60.0) -> Agent:
+    def _start(self, wait: float = PATIENCE) -> Agent:
         size = [f"--ebpf-affinity-max={65536 + self._crashes % 2}"] if self._fate.replace else []
         self._seen, self._moving = 0, False
         return self._lab.agent(self._folder, f"--config={self._file}", *self._options, *size, wait=wait)
@@ -92,7 +93,7 @@ class Life:
     def _await_moved(self) -> None:
         """Until the agent has done the last move that it was told. Raises AgentFailed."""
         if self._moving:
-            self._agent.await_line(lambda line: " INFO moved " in line.text, self._seen)
+            self._agent.await_line(lambda line: " INFO moved " in line.text, self._seen, PATIENCE)
         self._seen, self._moving = len(self._agent.lines), False
 
 

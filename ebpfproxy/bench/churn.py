@@ -31,11 +31,16 @@ _TOLD = 10.0
 
 
 class Size(NamedTuple):
-    """Until `connects` were made or `seconds` are over, 0 for no such end; changes are `flap_ms` apart."""
+    """Until `connects` were made or `seconds` are over, 0 for no such end; changes are `flap_ms` apart.
+
+    `rate`: how many new connections each client begins in a second, and at the most how many exchanges it has
+    on those that last; 0: as many as go, which leaves an agent little of a slow machine.
+    """
 
     connects: int
     seconds: float
     flap_ms: float
+    rate: float = 0.0
 
 
 def run(
@@ -80,7 +85,7 @@ def _live(
         flapping.serve(lab, load)
         slices = flapping.Slices(lab.folder / "manifests", [node.name for node in lab.nodes])
         life = Life(lab, slices.folder, modes, fate)
-        crowd = _Crowd(lab, load, clients, size.connects)
+        crowd = _Crowd(lab, load, clients, size)
         _go_on(size, crowd, slices, life, progress)
         crowd.end()
         life.end()
@@ -111,15 +116,18 @@ def _go_on(size: Size, crowd: "_Crowd", slices: flapping.Slices, life: Life, pro
 class _Crowd:
     """The clients. Each makes its part of new connections, has some that last, and a download."""
 
-    def __init__(self, lab: Lab, load: Load, clients: Sequence[str], connects: int) -> None:
+    def __init__(self, lab: Lab, load: Load, clients: Sequence[str], size: Size) -> None:
         """Returns once those that last are open."""
         self._load = load
         dialed = _dialed(lab, load, clients)
         self._clients = clients
-        self._kept = [load.hold(place, targets, _KEPT, busy=_EXCHANGES)[0] for place, targets in dialed]
+        busy = min(size.rate or _EXCHANGES, _EXCHANGES)
+        self._kept = [load.hold(place, targets, _KEPT, busy=busy)[0] for place, targets in dialed]
         self._downloads = [load.start_download(place, targets, _MEGABYTES) for place, targets in dialed]
-        count = -(-connects // len(dialed))
-        self._running = [load.start_churn(place, targets, count=count) for place, targets in dialed]
+        count = -(-size.connects // len(dialed))
+        self._running = [
+            load.start_churn(place, targets, count=count, rate=size.rate) for place, targets in dialed
+        ]
         self.new: Reports = []
         self.lasting: Reports = []
         self.downloads: Reports = []

@@ -189,6 +189,7 @@ def sync_command(
 )
 @options.seconds("--seconds", 300.0, "At the most; 0 for no limit.")
 @options.seconds("--flap-ms", 10.0, "Between two changes.")
+@options.seconds("--rate", 0.0, "New connections of each client in a second; 0: as many as go.")
 @options.seconds("--crash-s", 0.0, "Kill the agent, and start it again, every so many seconds.")
 @click.option("--replace", is_flag=True, help="And let it load other programs and maps each time.")
 @options.seconds("--move-s", 0.0, "Move the agent to the next of --modes every so many seconds.")
@@ -199,6 +200,7 @@ def churn_command(
     connects: int,
     seconds: float,
     flap_ms: float,
+    rate: float,
     crash_s: float,
     replace: bool,
     move_s: float,
@@ -212,7 +214,7 @@ def churn_command(
     lasted all the time, download_failed of n downloads that ran all the time: each has to bring every byte
     and the server's own end. Ends with status 1 if one of all these failed.
     """
-    size = churn.Size(connects, seconds, flap_ms)
+    size = churn.Size(connects, seconds, flap_ms, rate)
     results = list(churn.run(size, Fate(crash_s, replace, move_s), modes, _progress, clients))
     _show("churn", results, output)
     _fail_where_any(results, churn.FAILURES)

@@ -18,7 +18,7 @@ _WORD = re.compile(r'([a-z_]+)=("(?:[^"\\]|\\.)*"|\S+)')
 
 
 _LAST_LINES = 20
-_PROGRAM = (sys.executable, "-m", "ebpfproxy", "run")
+PROGRAM = (sys.executable, "-m", "ebpfproxy", "run")
 
 
 class LogLine(NamedTuple):
@@ -52,7 +52,7 @@ class Agent:
     `program`: what runs it, where that is not this installation.
     """
 
-    def __init__(self, place: Place, flags: Sequence[str], program: Sequence[str] = _PROGRAM) -> None:
+    def __init__(self, place: Place, flags: Sequence[str], program: Sequence[str] = PROGRAM) -> None:
         self.lines: list[LogLine] = []
         self._changed = threading.Condition()
         self._open = True

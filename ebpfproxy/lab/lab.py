@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 import types
+from collections.abc import Sequence
 from pathlib import Path
 
 from ebpfproxy.errors import ConfigError
@@ -110,9 +111,9 @@ class Lab:
         """
         return self._ground.bypassing(pod)
 
-    def agent(self, manifests: Path, *flags: str, wait: float = 60.0) -> Agent:
+    def agent(self, manifests: Path, *flags: str, wait: float = 60.0, before: Sequence[str] = ()) -> Agent:
         """Start the agent on the first node: see `Node.agent`."""
-        return self.nodes[0].agent(manifests, *flags, wait=wait)
+        return self.nodes[0].agent(manifests, *flags, wait=wait, before=before)
 
     def ip(self, place: Pod, *commands: str) -> None:
         """Run `ip` commands in a place, all in one batch. Raises KernelError with what ip said."""

@@ -2,13 +2,14 @@
 
 import contextlib
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 from ebpfproxy.errors import AlreadyExists, ConfigError, KernelError
 from ebpfproxy.kernel import netns
 from ebpfproxy.lab import devices, leftovers
 from ebpfproxy.lab.addresses import Addresses, Pair
-from ebpfproxy.lab.agent import Agent
+from ebpfproxy.lab.agent import PROGRAM, Agent
 from ebpfproxy.lab.ground import Ground
 from ebpfproxy.lab.pod import Pod
 
@@ -62,11 +63,11 @@ class Node:
             devices.ip(self.host, f"link del {pod.device}")
         del self.pods[pod.name]
 
-    def agent(self, manifests: Path, *flags: str, wait: float = 60.0) -> Agent:
+    def agent(self, manifests: Path, *flags: str, wait: float = 60.0, before: Sequence[str] = ()) -> Agent:
         """Start the agent on this node with a folder of manifests, and await its first sync.
 
-        `flags` come last, and win. `wait` is the patience in seconds; 0 returns at once.
-        Raises AgentFailed.
+        `flags` come last, and win. `wait` is the patience in seconds; 0 returns at once. `before`: a command
+        that starts what stands behind it, in another state. Raises AgentFailed.
         """
         agent = Agent(
             self.host,
@@ -81,6 +82,7 @@ class Node:
                 "--metrics-bind-address=127.0.0.1:10249",
                 *flags,
             ],
+            [*before, *PROGRAM],
         )
         if wait:
             agent.await_sync(timeout=wait)

@@ -9,7 +9,7 @@ import itertools
 import shutil
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
@@ -175,10 +175,11 @@ class Cluster:
         agent.await_sync(timeout=START_PATIENCE)
         return agent
 
-    def launch(self, *flags: str) -> Agent:
-        """Start the agent, and await nothing."""
+    def launch(self, *flags: str, before: Sequence[str] = ()) -> Agent:
+        """Start the agent, and await nothing; `before`: see `Node.agent`."""
         self.end()
-        self._agent = self.lab.agent(self.folder, f"--proxy-mode={self.mode}", *flags, wait=0)
+        mode = f"--proxy-mode={self.mode}"
+        self._agent = self.lab.agent(self.folder, mode, *flags, wait=0, before=before)
         return self._agent
 
     def end(self) -> None:

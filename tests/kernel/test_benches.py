@@ -171,6 +171,13 @@ def test_modes_that_do_not_move_have_a_churn_each() -> None:
         assert found[mode, "clusterip", "connects_failed"].n >= 200
 
 
+def test_clients_begin_no_more_connections_than_they_are_told() -> None:
+    size = churn.Size(0, 2.0, 100.0, rate=20.0)
+    found = by_key(churn.run(size, Fate(), ["nftables"], silent, ["pod"]))
+    made = found["nftables", "clusterip", "connects_failed"].n
+    assert 0 < made < 1000, "without a rate it is thousands in each of these seconds"
+
+
 @pytest.fixture
 def downloading() -> Iterator[Downloading]:
     """The load, a server and a client in the middle of a download."""

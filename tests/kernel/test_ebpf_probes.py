@@ -19,6 +19,7 @@ from ebpfproxy.dataplanes.findings import Finding
 from ebpfproxy.errors import Rejected
 from ebpfproxy.kernel import bpf, cgroup, mounts, netlink, netns, tc
 from tests.support.bpf_place import bpf_place
+from tests.support.confined import Refused, refusing, without
 
 pytestmark = pytest.mark.kernel
 
@@ -26,25 +27,12 @@ BPF, CLSACT, COOKIE = "bpf(2)", "clsact with bpf filters", "the network namespac
 BPFFS = "/sys/fs/bpf/ebpfproxy-probes"
 FSOPEN = 430
 SCRIPT = """
-import ctypes, json, os, struct, sys
+import json, os, sys
 from pathlib import Path
 {prelude}
 from ebpfproxy.dataplanes.ebpf.probes import probe
 root, cgroup, devices = json.loads(sys.argv[1])
 print(json.dumps([probe(Path(root), Path(cgroup) if cgroup else None, devices), sorted(sys.modules)]))
-"""
-SECCOMP = """
-def instruction(code, then, other, value):
-    return struct.pack("=HBBI", code, then, other, value)
-
-# Load the system call's number; is it that one: fail with this errno, else allow it (seccomp(2)).
-code = instruction(0x20, 0, 0, 0) + instruction(0x15, 0, 1, {number})
-code += instruction(0x06, 0, 0, 0x00050000 | {refusal}) + instruction(0x06, 0, 0, 0x7FFF0000)
-memory = ctypes.create_string_buffer(code, len(code))
-program = ctypes.create_string_buffer(struct.pack("=HxxxxxxQ", 4, ctypes.addressof(memory)))
-libc = ctypes.CDLL(None, use_errno=True)
-libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
-assert libc.prctl(22, 2, program) == 0, os.strerror(ctypes.get_errno())  # PR_SET_SECCOMP
 """
 
 
@@ -73,10 +61,6 @@ def apart(*commands: str) -> list[str]:
         *("unshare", "--mount", "--pid", "--fork", "--mount-proc"),
         *("sh", "-ec", "; ".join((*commands, 'exec "$0" "$@"'))),
     ]
-
-
-def without(*capabilities: str) -> list[str]:
-    return ["setpriv", "--bounding-set", ",".join(f"-{name}" for name in capabilities)]
 
 
 def missing(found: dict[str, Finding]) -> set[str]:
@@ -145,7 +129,7 @@ def test_without_sys_admin_it_works_where_a_bpffs_is_mounted(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.ENOSYS])
 def test_a_seccomp_filter_is_told_from_a_lack_of_capabilities(number: int) -> None:
-    found = look(prelude=SECCOMP.format(number=bpf.syscall_number(), refusal=number))
+    found = look(*refusing(Refused(bpf.syscall_number(), number)))
     assert found[BPF].failure == number
     assert "seccomp" in found[BPF].missing
     assert "privileged" in found[BPF].remedy
@@ -191,9 +175,9 @@ def test_a_folder_that_is_no_cgroup_is_told_from_one(tmp_path: Path, name: str, 
 
 def test_a_kernel_without_fsopen_is_asked_in_another_way(tmp_path: Path) -> None:
     """It came with Linux 5.2."""
-    hidden = SECCOMP.format(number=FSOPEN, refusal=errno.ENOSYS)
-    assert look(prelude=hidden, root=tmp_path / "agent")["bpffs"].present
-    found = look(*without("sys_admin"), prelude=hidden, root=tmp_path / "agent")
+    hidden = refusing(Refused(FSOPEN, errno.ENOSYS))
+    assert look(*hidden, root=tmp_path / "agent")["bpffs"].present
+    found = look(*without("sys_admin"), *hidden, root=tmp_path / "agent")
     assert found["bpffs"].failure == errno.EPERM
 
 

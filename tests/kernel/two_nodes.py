@@ -138,9 +138,9 @@ class TwoNodes(Cluster):
 
     # The agents
 
-    def launch(self, *flags: str) -> Agent:
-        """Start both agents, and await nothing; `await_second` does of the second."""
-        agent = super().launch(*self._all_flags(flags))
+    def launch(self, *flags: str, before: Sequence[str] = ()) -> Agent:
+        """Start both agents, and await nothing; `await_second` does of the second. `before`: of the first."""
+        agent = super().launch(*self._all_flags(flags), before=before)
         self._second_agent = self._start_second(*flags)
         return agent
 

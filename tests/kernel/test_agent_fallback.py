@@ -1,0 +1,181 @@
+"""A node that does not allow BPF: the agent serves by what there is, and says what is missing."""
+
+import errno
+import platform
+import socket
+import sys
+import urllib.request
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import pytest
+
+from ebpfproxy.kernel import bpf
+from ebpfproxy.kernel.ipset import NETLINK_NETFILTER
+from ebpfproxy.lab import Lab
+from ebpfproxy.lab.agent import LogLine
+from tests.kernel.clients import TCP, UDP, outcome
+from tests.kernel.cluster import START_PATIENCE, Cluster
+from tests.support.confined import Refused, refusing, unmounting, without
+
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(600)]
+
+_SOCKET = {"x86_64": 41, "aarch64": 198}[platform.machine()]
+_NO_BPF = Refused(bpf.syscall_number(), errno.EPERM)
+_NO_NFNETLINK = Refused(_SOCKET, errno.EPROTONOSUPPORT, {0: socket.AF_NETLINK, 2: NETLINK_NETFILTER})
+
+
+class Lack(NamedTuple):
+    """How a process is started that lacks something; what is said to be missing, and to be done about it."""
+
+    before: Sequence[str]
+    missing: str
+    remedy: str
+    flags: tuple[str, ...] = ()
+
+
+LACKS = {
+    "capabilities": Lack(
+        without("bpf", "perfmon", "sys_admin"),
+        "bpf(2): without CAP_BPF and CAP_PERFMON it is not permitted (EPERM)",
+        "run as root, or privileged",
+    ),
+    "seccomp": Lack(
+        refusing(_NO_BPF),
+        "bpf(2): a seccomp filter refuses it (EPERM)",
+        "run the container privileged, or with seccomp unconfined",
+    ),
+    "cgroup v2": Lack(
+        unmounting("umount -a -t cgroup2"),
+        "cgroup v2: cgroup {cgroup}: No such file or directory (ENOENT)",
+        "--cgroup-root",
+    ),
+    "bpffs": Lack(
+        without("sys_admin"),
+        "bpffs: none is mounted for {folder}/none, nor may we mount one (EPERM)",
+        "mount the host's /sys/fs/bpf into the container, or run it with CAP_SYS_ADMIN",
+        ("--bpffs-root={folder}/none",),
+    ),
+}
+
+
+class Node:
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.web = cluster.service(node_port=True).to(cluster.a, cluster.b)
+
+    def filled(self, text: str) -> str:
+        lab = self.cluster.lab
+        return text.format(folder=lab.folder, cgroup=lab.cgroup)
+
+    def flags(self, lack: Lack) -> list[str]:
+        return ["--iptables-min-sync-period=0s", "--oom-score-adj=0", *map(self.filled, lack.flags)]
+
+    def doctor(self, lack: Lack) -> str:
+        """What the agent's flags and rights amount to."""
+        lab = self.cluster.lab
+        command = [*lack.before, sys.executable, "-m", "ebpfproxy", "doctor", f"--bpffs-root={lab.bpffs}"]
+        command += [f"--cgroup-root={lab.cgroup}", *self.flags(lack)]
+        return str(self.cluster.node.run(command, check=False).stdout)
+
+    def get(self, path: str) -> str:
+        url = f"http://127.0.0.1:10249/{path}"
+        return self.cluster.node.call(lambda: str(urllib.request.urlopen(url, timeout=5).read().decode()))
+
+    def tells_mode(self, mode: str) -> bool:
+        info = [line for line in self.get("metrics").splitlines() if line.startswith("ebpfproxy_info{")]
+        return self.get("proxyMode") == mode and len(info) == 1 and f'mode="{mode}"' in info[0]
+
+    def serves(self) -> None:
+        """Whom it dials, a client is answered; also once endpoints have changed."""
+        cluster, web = self.cluster, self.web
+        for backends in ((cluster.a, cluster.b), (cluster.c,)):
+            web.to(*backends)
+            names = {pod.name for pod in backends}
+            for client in (cluster.p, cluster.node):
+                for protocol, port in ((TCP, 80), (UDP, 53)):
+                    assert outcome(client, protocol, web.v4, port) in names, (client.name, protocol)
+                    assert outcome(client, protocol, web.v6, port) in names, (client.name, protocol)
+            assert outcome(cluster.lab.outside, TCP, cluster.node.v4, web.node_port) in names
+
+
+@pytest.fixture(scope="module")
+def _node() -> Iterator[Node]:
+    with Lab("test-fallback", 5) as lab:
+        cluster = Cluster(lab, "auto")
+        try:
+            yield Node(cluster)
+        finally:
+            cluster.end()
+
+
+@pytest.fixture
+def node(_node: Node) -> Iterator[Node]:
+    """Without an agent, and without what one has left."""
+    try:
+        yield _node
+    finally:
+        _node.cluster.end()
+        lab = _node.cluster.lab
+        flags = [f"--bpffs-root={lab.bpffs}", f"--cgroup-root={lab.cgroup}"]
+        lab.node.run([sys.executable, "-m", "ebpfproxy", "cleanup", *flags])
+
+
+def passed_over(lines: Sequence[LogLine]) -> dict[str, LogLine]:
+    """By mode, the one line that says why it does not serve."""
+    told = [line for line in lines if " WARNING this mode does not work here " in line.text]
+    found = {line.values["mode"]: line for line in told}
+    assert len(found) == len(told)
+    return found
+
+
+def troubles(lines: Sequence[LogLine]) -> list[str]:
+    """What else the agent complains of."""
+    grades = (line.text.split(" ")[1] for line in lines)
+    return [
+        line.text
+        for grade, line in zip(grades, lines, strict=True)
+        if grade in ("WARNING", "ERROR") and "this mode does not work here" not in line.text
+    ]
+
+
+@pytest.mark.parametrize("lack", LACKS.values(), ids=LACKS)
+def test_a_node_that_lacks_what_bpf_needs_is_served_by_nftables_and_told_why(node: Node, lack: Lack) -> None:
+    agent = node.cluster.launch(*node.flags(lack), before=lack.before)
+    agent.await_sync(timeout=START_PATIENCE)
+    node.serves()
+    assert node.tells_mode("nftables")
+    (reason,) = passed_over(agent.lines).values()
+    assert reason.values["mode"] == "ebpf"
+    assert node.filled(lack.missing) in reason.values["reason"]
+    assert lack.remedy in reason.values["hint"]
+    assert troubles(agent.lines) == []
+    assert "mode: nftables (the first that has all it needs)" in node.doctor(lack)
+
+
+@pytest.mark.parametrize("lack", [LACKS["capabilities"], LACKS["seccomp"]], ids=["capabilities", "seccomp"])
+def test_a_node_without_nftables_too_is_served_by_iptables(node: Node, lack: Lack) -> None:
+    both = lack._replace(before=(*lack.before, *refusing(_NO_NFNETLINK)))
+    agent = node.cluster.launch(*node.flags(both), "--iptables-flavour=legacy", before=both.before)
+    agent.await_sync(timeout=START_PATIENCE)
+    node.serves()
+    assert node.tells_mode("iptables")
+    why = passed_over(agent.lines)
+    assert set(why) == {"ebpf", "nftables"}
+    assert lack.missing in why["ebpf"].values["reason"]
+    assert "Protocol not supported (EPROTONOSUPPORT)" in why["nftables"].values["reason"]
+    assert "modprobe nf_tables" in why["nftables"].values["hint"]
+    assert "mode: iptables (the first that has all it needs)" in node.doctor(both)
+
+
+def test_programs_that_an_agent_may_not_remove_any_more_are_told_of(node: Node) -> None:
+    """It had the rights when it was started before; the programs go on as they were told then."""
+    node.cluster.launch(*node.flags(LACKS["seccomp"])).await_sync(timeout=START_PATIENCE)
+    assert node.tells_mode("ebpf")
+    lack = LACKS["seccomp"]
+    agent = node.cluster.launch(*node.flags(lack), before=lack.before)
+    agent.await_sync(timeout=START_PATIENCE)
+    told = agent.await_line(lambda line: " WARNING what another mode left is not removed yet " in line.text)
+    assert told.values["mode"] == "ebpf"
+    assert told.values["hint"]
+    assert node.tells_mode("nftables")

@@ -1,0 +1,60 @@
+"""Commands that start a process which may do less: in front of its own."""
+
+import struct
+import sys
+from collections.abc import Mapping
+from typing import NamedTuple
+
+_LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06  # BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_RET|K: classic BPF
+_NUMBER, _ARGUMENTS = 0, 16  # where they are in struct seccomp_data
+_ALLOW, _ERRNO = 0x7FFF0000, 0x00050000  # SECCOMP_RET_*
+
+_START = """
+import ctypes, os, struct, sys
+code = bytes.fromhex({code!r})
+memory = ctypes.create_string_buffer(code, len(code))
+program = ctypes.create_string_buffer(struct.pack("=HxxxxxxQ", len(code) // 8, ctypes.addressof(memory)))
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
+assert libc.prctl(22, 2, program) == 0, os.strerror(ctypes.get_errno())  # PR_SET_SECCOMP
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
+
+class Refused(NamedTuple):
+    """A system call, by its number, that fails with this errno, where it has these arguments (their lower 32
+    bits, by position)."""
+
+    number: int
+    errno: int
+    arguments: Mapping[int, int] = {}
+
+
+def without(*capabilities: str) -> list[str]:
+    """It does not have these, named as by setpriv(1)."""
+    return ["setpriv", "--bounding-set", ",".join(f"-{name}" for name in capabilities)]
+
+
+def refusing(*calls: Refused) -> list[str]:
+    """A seccomp filter refuses these to it, and to what it starts; see seccomp(2)."""
+    code = b"".join(map(_refusal, calls)) + _instruction(_RETURN, 0, _ALLOW)
+    return [sys.executable, "-c", _START.format(code=code.hex())]
+
+
+def unmounting(*commands: str) -> list[str]:
+    """It has mounts of its own, which these commands of a shell have changed."""
+    return ["unshare", "--mount", "sh", "-ec", "; ".join((*commands, 'exec "$0" "$@"'))]
+
+
+def _refusal(call: Refused) -> bytes:
+    tests = [(_NUMBER, call.number)]
+    tests += [(_ARGUMENTS + 8 * position, value) for position, value in call.arguments.items()]
+    code = b""
+    for left, (place, value) in zip(range(len(tests), 0, -1), tests, strict=True):
+        code += _instruction(_LOAD, 0, place) + _instruction(_EQUAL, 2 * left - 1, value)
+    return code + _instruction(_RETURN, 0, _ERRNO | call.errno)
+
+
+def _instruction(code: int, otherwise: int, value: int) -> bytes:
+    """struct sock_filter; `otherwise`: how many to pass over where a comparison fails."""
+    return struct.pack("=HBBI", code, 0, otherwise, value)
