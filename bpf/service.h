@@ -9,23 +9,25 @@
 
 #define NSEC_PER_SEC 1000000000ULL
 
-/* Copy the entry of `key`; false: there is none.
+/* Copy the entry of `key`, which is `found`; false: there is none any more.
  *
  * The kernel frees a replaced element to other keys at once, so what a lookup returned may become
  * another service's under our hands. It did not if the same element is found again afterwards.
  */
-static __always_inline bool service_copy(struct service_key *key, struct service *copy)
+static __always_inline bool service_copy(struct service_key *key, struct service *found,
+					 struct service *copy)
 {
-#pragma unroll
-	for (int attempt = 0; attempt < 3; attempt++) {
-		struct service *found = services.lookup(key);
+#pragma nounroll
+	for (int attempt = 0; attempt < 3; again(attempt, 1)) {
+		struct service *before = found;
 
-		if (!found)
-			return false;
 		*copy = *found;
 		barrier();
-		if (services.lookup(key) == found)
+		found = services.lookup(key);
+		if (found == before)
 			return true;
+		if (!found)
+			return false;
 	}
 	count(COUNTER_INCONSISTENT);
 	return false;
@@ -70,21 +72,24 @@ static __always_inline bool service_find(const struct service_key *dialed, bool 
 					 struct service *service)
 {
 	struct service_key key = *dialed;
+	struct service *found;
 
 	if (!port_is_served(key.protocol, key.port))
 		return false;
-	if (address_is_unspecified(&key.address)) /* the very key of a NodePort */
-		return on_node && service_copy(&key, service) &&
-		       node_ports_on_loopback(&key.address);
-	if (service_copy(&key, service))
-		return true;
-	if (!on_node && address_is_loopback(&key.address))
-		return false;
-	address_unspecified_like(&key.address, &dialed->address);
-	/* The hash lookup comes first: most connections are to ports that are no NodePort. */
-	if (!services.lookup(&key) || !(network_flags(&dialed->address) & NETWORK_NODE_PORTS))
-		return false;
-	return service_copy(&key, service);
+	found = services.lookup(&key);
+	if (address_is_unspecified(&key.address)) { /* the very key of a NodePort */
+		if (!found || !on_node || !node_ports_on_loopback(&key.address))
+			return false;
+	} else if (!found) {
+		if (!on_node && address_is_loopback(&key.address))
+			return false;
+		address_unspecified_like(&key.address, &dialed->address);
+		found = services.lookup(&key);
+		/* The trie comes last: most connections are to ports that are no NodePort. */
+		if (!found || !(network_flags(&dialed->address) & NETWORK_NODE_PORTS))
+			return false;
+	}
+	return service_copy(&key, found, service);
 }
 
 /* The endpoint `id`, if it belongs to `service` and has one of `flags`; NULL otherwise. */
