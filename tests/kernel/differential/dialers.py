@@ -1,8 +1,8 @@
 """Small processes in a lab: servers that tell who they are and whom they see, and clients that dial by the
 list, all of it at once.
 
-Silence is never a matter of time. A TCP client gives up by itself, after a few attempts; that nobody answers
-a datagram is known by what was sent after it and answered, see `_Fence`.
+Silence is never a matter of time: that nobody answers a datagram, or a few SYNs, is known by what was sent
+after them and answered, see `_Fence`.
 """
 
 import collections
@@ -31,7 +31,10 @@ _QUESTION = b"?"
 _PORTS = [port for port in range(1024, 1 << 16) if port not in places.PORTS]
 _FORGOTTEN = 1.1 * places.REMEMBERED
 _ABORT = struct.pack("=ii", 1, 0)  # SO_LINGER: a reset, so that nothing waits for the port
-_ATTEMPTS = 1  # TCP_SYNCNT: beside the first one, and tcp_syn_linear_timeouts
+_ATTEMPTS = 3  # of SYNs, beside the first one
+_MOST_ATTEMPTS = 100  # TCP_SYNCNT: it is not for the kernel to give up
+_SYN_SENT = 2  # TCP_SYN_SENT
+_PAUSE = 0.01  # seconds, in which SYNs are sent
 _LAPS = 3
 _NO_ANSWER = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 _ENDED = (errno.ECONNABORTED, errno.EDESTADDRREQ, errno.ENOTCONN)
@@ -217,7 +220,7 @@ class _Client:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if dial.protocol is TCP:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORT)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_SYNCNT, _ATTEMPTS)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_SYNCNT, _MOST_ATTEMPTS)
         sock.bind(("", self._ports.take()))
         conversation = _Conversation(dial, sock)
         conversation.begin()
@@ -232,7 +235,7 @@ class _Client:
         for each in conversations:
             if each.dial.protocol is UDP:
                 each.read()
-        _await([each for each in conversations if each.dial.protocol is TCP])
+        _await([each for each in conversations if each.dial.protocol is TCP], self._fence)
         return [each.outcome or SILENT for each in conversations]
 
 
@@ -273,6 +276,11 @@ class _Conversation:
     def read(self) -> None:
         self._attempt(self._receive)
 
+    def is_unheard(self) -> bool:
+        """Whether SYNs were sent, as many as have to be, and nobody said anything."""
+        state, _, attempts = self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 3)
+        return state == _SYN_SENT and attempts >= _ATTEMPTS
+
     def _connect(self) -> str:
         self.sock.connect((self.dial.address, self.dial.port))
         return ""
@@ -304,18 +312,24 @@ def _named(error: OSError) -> str:
     return BROKEN if error.errno in _ENDED else f"{errno.errorcode.get(error.errno or 0, error.errno)}"
 
 
-def _await(streams: Iterable[_Conversation]) -> None:
-    """Until each has an answer, a refusal, or has given up."""
+def _await(streams: Iterable[_Conversation], fence: _Fence) -> None:
+    """Until each has an answer or a refusal, or is not heard."""
     waiting = {each.sock.fileno(): each for each in streams if not each.outcome}
+    deadline = time.monotonic() + _PATIENCE
     with select.epoll() as poll:
         for fd in waiting:
             poll.register(fd, select.EPOLLIN)
         while waiting:
-            ready = poll.poll(_PATIENCE)
-            if not ready:
-                raise TimeoutError(f"connected, and no answer: {[each.dial for each in waiting.values()]}")
+            unheard = all(each.is_unheard() for each in waiting.values())
+            if unheard:
+                fence.cross()
+            ready = poll.poll(0 if unheard else _PAUSE)
             for fd, _ in ready:
                 waiting[fd].read()
                 if waiting[fd].outcome:
                     poll.unregister(fd)
                     del waiting[fd]
+            if unheard and all(each.is_unheard() for each in waiting.values()):
+                return
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no answer: {[each.dial for each in waiting.values()]}")
