@@ -32,29 +32,31 @@ static __always_inline bool is_first(const struct packet *packet)
 }
 
 static __always_inline bool source_admitted(const struct service *service,
-					    const struct address *source)
+					    const struct address *source,
+					    struct source_range_key *key)
 {
-	struct source_range_key key = {.length = 160, .service_id = service->id, .source = *source};
-
-	return source_ranges.lookup(&key) != NULL;
+	key->length = 160;
+	key->service_id = service->id;
+	key->source = *source;
+	return source_ranges.lookup(key) != NULL;
 }
 
 /* A UDP socket of this node that is connected to the sender gets its datagrams, be its port a
  * NodePort or not: the kernel gives such a port out where ip_local_port_range has it.
  */
 static __always_inline bool is_for_connected_socket(struct __sk_buff *skb,
-						    const struct packet *packet)
+						    const struct packet *packet,
+						    struct bpf_sock_tuple *tuple)
 {
 #if defined(HAVE_SKC_LOOKUP_TCP) && defined(HAVE_SK_LOOKUP_UDP)
 	const struct flow_key *key = &packet->tuple;
-	struct bpf_sock_tuple tuple = {};
 	u32 size;
 
 	if (key->protocol != IPPROTO_UDP)
 		return false;
-	size = socket_tuple(&tuple, &key->source, key->source_port, &key->destination,
+	size = socket_tuple(tuple, &key->source, key->source_port, &key->destination,
 			    key->destination_port);
-	return udp_socket_gets(skb, &tuple, size, true);
+	return udp_socket_gets(skb, tuple, size, true);
 #else
 	return false;
 #endif
@@ -88,10 +90,8 @@ static __always_inline enum standing admit(struct __sk_buff *skb, const struct p
 					   enum client_class class, struct scratch *scratch)
 {
 	const struct flow_key *tuple = &packet->tuple;
-	struct service_key dialed = {.address = tuple->destination,
-				     .port = tuple->destination_port,
-				     .protocol = tuple->protocol};
-	struct affinity_key client = {.client = tuple->source, .client_kind = CLIENT_ADDRESS};
+	struct service_key *dialed = &scratch->dialed;
+	struct affinity_key *client = &scratch->affinity;
 	struct flow *flow = &scratch->flow;
 	struct service service;
 	struct slot_range range;
@@ -102,13 +102,18 @@ static __always_inline enum standing admit(struct __sk_buff *skb, const struct p
 	/* What a device overhears; a pod's port of a bridge sees what is for the bridge. */
 	if (class == OUTSIDE && skb->pkt_type == PACKET_OTHERHOST)
 		return NO_FLOW;
-	if (!service_find(&dialed, class == NODE, &service))
+	dialed->address = tuple->destination;
+	dialed->port = tuple->destination_port;
+	dialed->protocol = tuple->protocol;
+	dialed->pad = 0;
+	if (!service_find(dialed, class == NODE, &service))
 		return NO_FLOW;
-	if (service.kind == KIND_NODE_PORT && class != NODE && is_for_connected_socket(skb, packet))
+	if (service.kind == KIND_NODE_PORT && class != NODE &&
+	    is_for_connected_socket(skb, packet, &scratch->sockets))
 		return NO_FLOW;
 	if (service.flags & SERVICE_RESTRICTED &&
 	    !(class == NODE && service.flags & SERVICE_NODE_ADMITTED) &&
-	    !source_admitted(&service, &tuple->source)) {
+	    !source_admitted(&service, &tuple->source, &scratch->source)) {
 		count(COUNTER_SOURCE_REFUSED);
 		return DROPPED;
 	}
@@ -121,13 +126,15 @@ static __always_inline enum standing admit(struct __sk_buff *skb, const struct p
 	}
 	local = class == OUTSIDE ? SERVICE_EXTERNAL_LOCAL : SERVICE_INTERNAL_LOCAL;
 	usable = service.flags & local ? ENDPOINT_LOCAL : ENDPOINT_CLUSTER;
-	client.service_id = service.id;
-	endpoint = endpoint_choose(&service, &range, usable, &client, &id);
+	client->client = tuple->source;
+	client->client_kind = CLIENT_ADDRESS;
+	client->service_id = service.id;
+	endpoint = endpoint_choose(&service, &range, usable, client, &id);
 	if (!endpoint) {
 		count(COUNTER_INCONSISTENT);
 		return DROPPED;
 	}
-	if (tuple->protocol == IPPROTO_SCTP && endpoint->port != dialed.port) {
+	if (tuple->protocol == IPPROTO_SCTP && endpoint->port != dialed->port) {
 		count(COUNTER_PORT_UNEQUAL);
 		return DROPPED;
 	}
@@ -160,18 +167,20 @@ static __always_inline bool endpoint_is_in_force(const struct flow *flow)
 }
 
 /* Whether the frontend is still that Service's. */
-static __always_inline bool frontend_is_in_force(const struct flow *flow)
+static __always_inline bool frontend_is_in_force(const struct flow *flow, struct service_key *key)
 {
-	struct service_key key = {
-	    .address = flow->frontend, .port = flow->frontend_port, .protocol = flow->protocol};
 	struct service *service;
 
 	if (flow->flags & FLOW_DIRECT)
 		return true;
-	service = services.lookup(&key);
+	key->address = flow->frontend;
+	key->port = flow->frontend_port;
+	key->protocol = flow->protocol;
+	key->pad = 0;
+	service = services.lookup(key);
 	if (!service) {
-		address_unspecified_like(&key.address, &flow->frontend);
-		service = services.lookup(&key);
+		address_unspecified_like(&key->address, &flow->frontend);
+		service = services.lookup(key);
 	}
 	return service && service->id == flow->service_id;
 }
@@ -180,10 +189,11 @@ static __always_inline bool frontend_is_in_force(const struct flow *flow)
  * datagram does where endpoint or frontend are gone, since UDP itself never ends. A SYN does after
  * the end of the flow, or where its endpoint is gone, unless that has just answered.
  */
-static __always_inline bool goes_on(const struct flow *flow, const struct packet *packet)
+static __always_inline bool goes_on(const struct flow *flow, const struct packet *packet,
+				    struct scratch *scratch)
 {
 	if (flow->protocol == IPPROTO_UDP)
-		return endpoint_is_in_force(flow) && frontend_is_in_force(flow);
+		return endpoint_is_in_force(flow) && frontend_is_in_force(flow, &scratch->dialed);
 	if (!is_first(packet))
 		return true;
 	if (flow_is_closed(flow))
@@ -206,12 +216,11 @@ static __always_inline enum client_class class_of(struct __sk_buff *skb)
  */
 static __always_inline bool direct_flow(const struct packet *packet, struct scratch *scratch)
 {
-	u64 now;
 	struct flow *taken;
 
 	tuple_reverse(&scratch->key, &packet->tuple);
 	scratch->key.side = AT_INGRESS;
-	taken = flow_find(&scratch->key, &now);
+	taken = flow_find(&scratch->key, scratch);
 	if (!taken || taken->way != FROM_ENDPOINT) /* a closed flow still translates what comes */
 		return false;
 	__builtin_memset(&scratch->flow, 0, sizeof(scratch->flow));

@@ -52,3 +52,9 @@
 
 /* Of bytes on the stack that are also written in words. */
 #define ALIGNED __attribute__((aligned(4)))
+
+/* A key of 32 bits on the stack, of which the verifier keeps account by words of 64: one that is
+ * written by half still counts for what was in it before, and the same instructions are followed
+ * again for each thing that may have been.
+ */
+#define WORD_KEY(name, value) u32 name[2] __attribute__((aligned(8))) = {value}

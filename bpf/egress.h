@@ -43,31 +43,30 @@ static __always_inline void note_bypass(struct __sk_buff *skb, const struct pack
 
 /* The flow that a quoted packet at egress belongs to, and what it is taken for. */
 static __always_inline struct flow *flow_of_quoted(struct __sk_buff *skb, struct packet *quoted,
-						   struct flow_key *as)
+						   struct flow_key *as, struct scratch *scratch)
 {
 	struct flow *flow;
-	u64 now;
 
 	if (mark_get(skb) == MARK_FORWARD) { /* of a client, about what the endpoint sent */
-		flow = flow_find(&quoted->tuple, &now);
+		flow = flow_find(&quoted->tuple, scratch);
 		tuple_reverse(as, &quoted->tuple);
 		return flow && flow->masquerade_port ? flow : NULL;
 	}
 	tuple_reverse(as, &quoted->tuple);
-	return flow_find(as, &now);
+	return flow_find(as, scratch);
 }
 
 static __always_inline int icmp_egress(struct __sk_buff *skb, struct packet *packet,
 				       struct scratch *scratch)
 {
-	struct packet quoted = {.l3 = packet->l4 + ICMP_HEADER, .tuple.side = AT_EGRESS};
-	struct flow_key as;
+	struct packet *quoted = packet_begin(&scratch->quoted, packet->l4 + ICMP_HEADER, AT_EGRESS);
+	struct flow_key *as = &scratch->as;
 	struct flow *flow;
 
-	if (!parse_quoted(skb, packet, &quoted))
+	if (!parse_quoted(skb, packet, quoted))
 		return PASS_ON;
-	flow = flow_of_quoted(skb, &quoted, &as);
-	if (!flow || !address_equal(&packet->tuple.destination, &as.destination))
+	flow = flow_of_quoted(skb, quoted, as, scratch);
+	if (!flow || !address_equal(&packet->tuple.destination, &as->destination))
 		return PASS_ON;
 	/* The node's own stack complains of what it was given back, to nobody who would know it; or
 	 * knows of a better way to an endpoint whose address its client never saw.
@@ -78,7 +77,7 @@ static __always_inline int icmp_egress(struct __sk_buff *skb, struct packet *pac
 		flow_to_endpoint(&scratch->to, flow);
 	else
 		flow_to_client(&scratch->to, flow);
-	return rewrite_icmp_error(skb, packet, &quoted, &scratch->to, scratch) ? PASS_ON : DROP;
+	return rewrite_icmp_error(skb, packet, quoted, &scratch->to, scratch) ? PASS_ON : DROP;
 }
 
 /* By which device a packet to an endpoint leaves, which for the node's own is not the one that led
@@ -98,21 +97,21 @@ static __always_inline u32 way_to_endpoint(struct __sk_buff *skb, const struct p
 }
 
 static __always_inline int translate_at_egress(struct __sk_buff *skb, struct packet *packet,
-					       struct scratch *scratch, bool to_endpoint, u64 now)
+					       struct scratch *scratch, bool to_endpoint)
 {
 	struct flow *flow = &scratch->mine;
 	struct flow_key *to = &scratch->to;
 	bool masqueraded = to_endpoint && flow->flags & FLOW_MASQUERADE;
 	u32 device = 0;
 
-	flow_seen(flow, packet->tcp_flags, to_endpoint, now, scratch);
+	flow_seen(flow, packet->tcp_flags, to_endpoint, scratch);
 	if (masqueraded) {
 		device = way_to_endpoint(skb, packet, flow);
 		if (!device) {
 			count(COUNTER_NO_ROUTE);
 			return DROP;
 		}
-		if (!flow->masquerade_port && !masquerade(skb, flow, device, now, scratch))
+		if (!flow->masquerade_port && !masquerade(skb, flow, device, scratch))
 			return DROP;
 	}
 	if (!to_endpoint || flow->way == FROM_CLIENT) /* others were counted at ingress */
@@ -132,12 +131,12 @@ static __always_inline int translate_at_egress(struct __sk_buff *skb, struct pac
 
 /* What a packet that the stack marked to be masqueraded has to do with flows. */
 static __always_inline enum standing standing_of_forwarded(const struct packet *packet,
-							   struct scratch *scratch, u64 *now)
+							   struct scratch *scratch)
 {
 	struct flow *flow;
 
 	tuple_reverse(&scratch->key, &packet->tuple);
-	flow = flow_find(&scratch->key, now);
+	flow = flow_find(&scratch->key, scratch);
 	if (flow && flow->way == BETWEEN && flow->flags & FLOW_MASQUERADE) {
 		scratch->mine = *flow;
 		return KNOWN;
@@ -169,20 +168,19 @@ standing_of_node(struct __sk_buff *skb, const struct packet *packet, struct scra
 }
 
 /* What a packet that goes out has to do with flows. */
-static __always_inline enum standing standing_at_egress(struct __sk_buff *skb,
-							struct packet *packet,
-							struct scratch *scratch, u32 mark, u64 *now)
+static __always_inline enum standing
+standing_at_egress(struct __sk_buff *skb, struct packet *packet, struct scratch *scratch, u32 mark)
 {
 	struct flow *flow;
 
 	if (mark == MARK_FORWARD)
-		return standing_of_forwarded(packet, scratch, now);
-	flow = flow_find(&packet->tuple, now);
+		return standing_of_forwarded(packet, scratch);
+	flow = flow_find(&packet->tuple, scratch);
 	/* A masqueraded flow's replies came in by our ingress; what else looks so is none. */
 	if (flow && flow->way == BETWEEN && flow->masquerade_port && mark != MARK_REPLY)
 		return NO_FLOW;
 	if (flow && flow->way == BETWEEN ? !(packet->tcp_flags & TCP_SYN && flow_is_closed(flow))
-					 : flow && goes_on(flow, packet)) {
+					 : flow && goes_on(flow, packet, scratch)) {
 		scratch->mine = *flow;
 		return KNOWN;
 	}
@@ -200,43 +198,43 @@ static __always_inline enum standing standing_at_egress(struct __sk_buff *skb,
 
 static __always_inline int egress(struct __sk_buff *skb, u32 l3)
 {
-	struct packet packet = {.l3 = l3, .tuple.side = AT_EGRESS};
 	struct scratch *scratch = scratch_get();
+	struct packet *packet;
 	u32 mark = mark_get(skb);
-	u64 now = 0;
 	bool to_endpoint;
 
 	if (mark == MARK_DONE || !scratch)
 		return PASS_ON;
-	switch (parse(skb, &packet)) {
+	packet = packet_begin(&scratch->packet, l3, AT_EGRESS);
+	switch (parse(skb, packet)) {
 	case TRANSPORT:
 		break;
 	case ICMP:
-		if (is_icmp_error(&packet) || is_icmp_redirect(&packet))
-			return icmp_egress(skb, &packet, scratch);
-		if (is_echo_of_ours(&packet))
-			return answer_echo(skb, &packet) ? back_in(skb) : DROP;
+		if (is_icmp_error(packet) || is_icmp_redirect(packet))
+			return icmp_egress(skb, packet, scratch);
+		if (is_echo_of_ours(packet))
+			return answer_echo(skb, packet) ? back_in(skb) : DROP;
 		return PASS_ON;
 	default:
 		return PASS_ON;
 	}
-	if (packet.fragment != WHOLE && !fragment_ports(&packet))
+	if (packet->fragment != WHOLE && !fragment_ports(packet))
 		return PASS_ON;
-	switch (standing_at_egress(skb, &packet, scratch, mark, &now)) {
+	switch (standing_at_egress(skb, packet, scratch, mark)) {
 	case KNOWN:
 		break;
 	case OPENS:
-		now = time_now();
-		if (!flow_open(skb, &packet, scratch, now))
+		scratch->now = time_now();
+		if (!flow_open(skb, packet, scratch))
 			return DROP;
 		break;
 	case REJECTED:
-		return answer_refusal(skb, &packet, scratch) ? back_in(skb) : DROP;
+		return answer_refusal(skb, packet, scratch) ? back_in(skb) : DROP;
 	case DROPPED:
 		return DROP;
 	default:
 		return PASS_ON;
 	}
 	to_endpoint = mark == MARK_FORWARD || scratch->mine.way == FROM_CLIENT;
-	return translate_at_egress(skb, &packet, scratch, to_endpoint, now);
+	return translate_at_egress(skb, packet, scratch, to_endpoint);
 }

@@ -12,23 +12,42 @@
 #define CLOSED_BY_BOTH (FLOW_CLIENT_FIN | FLOW_ENDPOINT_FIN)
 #define EBUSY_NEGATIVE (-16)
 
-/* Room for what does not fit on a stack of 512 bytes. One program at a time uses it on a CPU: tc
- * runs with bottom halves off.
+/* Room for what does not fit on a stack of 512 bytes, and for whatever is known of a packet beyond
+ * a few instructions: the verifier knows nothing of what is read from here, so ways that differ in
+ * it alone are one to it (docs/decisions/0019). One program at a time uses it on a CPU: tc runs
+ * with bottom halves off.
  */
 struct scratch {
 	struct flow flow; /* what is written into the map */
 	struct flow mine; /* the flow that the packet is of */
+	struct packet packet;
+	struct packet quoted; /* by `packet`, an ICMP error */
+	u64 now;	      /* from when a flow is found or opened on */
 	struct flow_key key;
-	struct flow_key to;
+	struct flow_key to; /* what the packet becomes */
+	struct flow_key as; /* what the quoted packet is taken for */
+	struct service_key dialed;
+	struct affinity_key affinity;
+	struct source_range_key source;
+	struct bpf_sock_tuple sockets;
 	u8 bytes[128];
 };
 BPF_PERCPU_ARRAY(scratches, struct scratch, 1);
 
 static __always_inline struct scratch *scratch_get(void)
 {
-	u32 zero = 0;
+	WORD_KEY(zero, 0);
 
-	return scratches.lookup(&zero);
+	return scratches.lookup(zero);
+}
+
+/* `packet`, all zero but for where it begins, and the side. */
+static __always_inline struct packet *packet_begin(struct packet *packet, u32 l3, u8 side)
+{
+	__builtin_memset(packet, 0, sizeof(*packet));
+	packet->l3 = l3;
+	packet->tuple.side = side;
+	return packet;
 }
 
 /* Seconds after which a flow without packets is over. flow_state.py tells the same to people. */
@@ -45,9 +64,9 @@ static __always_inline u32 flow_timeout(const struct flow *flow, const struct no
 
 static __always_inline struct node *node_get(void)
 {
-	u32 zero = 0;
+	WORD_KEY(zero, 0);
 
-	return node.lookup(&zero);
+	return node.lookup(zero);
 }
 
 /* Over for good, or so long without a packet that it counts as over. */
@@ -57,19 +76,19 @@ static __always_inline bool flow_is_over(const struct flow *flow, u64 now)
 
 	if (!settings)
 		return false;
-	return now > flow->last_seen &&
-	       now - flow->last_seen > flow_timeout(flow, settings) * NSEC_PER_SEC;
+	/* Signed: another CPU may have seen it after this one has looked at the clock. */
+	return (s64)(now - flow->last_seen) > (s64)(flow_timeout(flow, settings) * NSEC_PER_SEC);
 }
 
 /* The entry that has this key, unless it is over. */
-static __always_inline struct flow *flow_find(struct flow_key *key, u64 *now)
+static __always_inline struct flow *flow_find(struct flow_key *key, struct scratch *scratch)
 {
 	struct flow *flow = flows.lookup(key);
 
 	if (!flow)
 		return NULL;
-	*now = time_now(); /* it costs as much as parsing: not for packets of no flow */
-	if (*now - flow->last_seen >= NSEC_PER_SEC && flow_is_over(flow, *now))
+	scratch->now = time_now(); /* it costs as much as parsing: not for packets of no flow */
+	if (scratch->now - flow->last_seen >= NSEC_PER_SEC && flow_is_over(flow, scratch->now))
 		return NULL;
 	return flow;
 }
@@ -222,7 +241,7 @@ static __always_inline void flow_tell_all(struct flow *known, struct scratch *sc
  * lives once a second: so a busy one costs nothing to keep, and no half of it is forgotten. `mine`
  * is a copy.
  */
-static __always_inline void flow_seen(struct flow *mine, u8 tcp_flags, bool from_client, u64 now,
+static __always_inline void flow_seen(struct flow *mine, u8 tcp_flags, bool from_client,
 				      struct scratch *scratch)
 {
 	u16 flags = mine->flags;
@@ -237,10 +256,10 @@ static __always_inline void flow_seen(struct flow *mine, u8 tcp_flags, bool from
 		if (from_client && tcp_flags & TCP_ACK && flags & FLOW_REPLIED)
 			flags |= FLOW_ESTABLISHED;
 	}
-	if (flags == mine->flags && now - mine->last_seen < NSEC_PER_SEC)
+	if (flags == mine->flags && scratch->now - mine->last_seen < NSEC_PER_SEC)
 		return;
 	mine->flags = flags;
-	mine->last_seen = now;
+	mine->last_seen = scratch->now;
 	flow_tell_all(mine, scratch);
 }
 

@@ -62,17 +62,17 @@ static __always_inline int to_node(struct __sk_buff *skb, const struct packet *p
 }
 
 static __always_inline int translate_at_ingress(struct __sk_buff *skb, struct packet *packet,
-						struct scratch *scratch, u64 now)
+						struct scratch *scratch)
 {
 	struct flow *flow = &scratch->mine;
 	struct flow_key *to = &scratch->to;
 	bool to_endpoint = flow->way == FROM_CLIENT;
 	u32 device;
 
-	flow_seen(flow, packet->tcp_flags, to_endpoint, now, scratch);
+	flow_seen(flow, packet->tcp_flags, to_endpoint, scratch);
 	device = way_past_stack(skb, packet, flow, to_endpoint);
 	if (device && to_endpoint && !flow->masquerade_port &&
-	    !masquerade(skb, flow, device, now, scratch))
+	    !masquerade(skb, flow, device, scratch))
 		return DROP;
 	if (to_endpoint || device || flow->flags & FLOW_NODE) /* others are counted at egress */
 		carried(flow->service_id, packet->length, to_endpoint, packet->opens);
@@ -95,19 +95,19 @@ static __always_inline int translate_at_ingress(struct __sk_buff *skb, struct pa
 static __always_inline int icmp_ingress(struct __sk_buff *skb, struct packet *packet,
 					struct scratch *scratch)
 {
-	struct packet quoted = {.l3 = packet->l4 + ICMP_HEADER, .tuple.side = AT_INGRESS};
-	struct flow_key as;
+	struct packet *quoted =
+	    packet_begin(&scratch->quoted, packet->l4 + ICMP_HEADER, AT_INGRESS);
+	struct flow_key *as = &scratch->as;
 	struct flow *flow;
-	u64 now;
 
-	if (!parse_quoted(skb, packet, &quoted))
+	if (!parse_quoted(skb, packet, quoted))
 		return PASS_ON;
-	tuple_reverse(&as, &quoted.tuple);
-	flow = flow_find(&as, &now);
-	if (!flow || !address_equal(&packet->tuple.destination, &as.destination))
+	tuple_reverse(as, &quoted->tuple);
+	flow = flow_find(as, scratch);
+	if (!flow || !address_equal(&packet->tuple.destination, &as->destination))
 		return PASS_ON;
 	ingress_target(&scratch->to, flow, false);
-	if (!rewrite_icmp_error(skb, packet, &quoted, &scratch->to, scratch))
+	if (!rewrite_icmp_error(skb, packet, quoted, &scratch->to, scratch))
 		return DROP;
 	if (flow->flags & FLOW_NODE)
 		return to_node(skb, packet, flow);
@@ -118,12 +118,12 @@ static __always_inline int icmp_ingress(struct __sk_buff *skb, struct packet *pa
 
 /* What a packet that came in has to do with flows. */
 static __always_inline enum standing
-standing_at_ingress(struct __sk_buff *skb, struct packet *packet, struct scratch *scratch, u64 *now)
+standing_at_ingress(struct __sk_buff *skb, struct packet *packet, struct scratch *scratch)
 {
-	struct flow *flow = flow_find(&packet->tuple, now);
+	struct flow *flow = flow_find(&packet->tuple, scratch);
 	enum standing standing;
 
-	if (flow && (flow->way != FROM_CLIENT || goes_on(flow, packet))) {
+	if (flow && (flow->way != FROM_CLIENT || goes_on(flow, packet, scratch))) {
 		scratch->mine = *flow;
 		return KNOWN;
 	}
@@ -137,42 +137,42 @@ standing_at_ingress(struct __sk_buff *skb, struct packet *packet, struct scratch
 
 static __always_inline int ingress(struct __sk_buff *skb, u32 l3)
 {
-	struct packet packet = {.l3 = l3, .tuple.side = AT_INGRESS};
 	struct scratch *scratch = scratch_get();
-	u64 now = 0;
+	struct packet *packet;
 
 	if (mark_get(skb) || !scratch) /* a device above has done it, as a bridge's port */
 		return PASS_ON;
 	if (skb->pkt_type == PACKET_BROADCAST || skb->pkt_type == PACKET_MULTICAST)
 		return PASS_ON;
-	switch (parse(skb, &packet)) {
+	packet = packet_begin(&scratch->packet, l3, AT_INGRESS);
+	switch (parse(skb, packet)) {
 	case TRANSPORT:
 		break;
 	case ICMP:
-		if (is_icmp_error(&packet))
-			return icmp_ingress(skb, &packet, scratch);
-		if (is_echo_of_ours(&packet))
-			return answer_echo(skb, &packet) ? back_out(skb) : DROP;
+		if (is_icmp_error(packet))
+			return icmp_ingress(skb, packet, scratch);
+		if (is_echo_of_ours(packet))
+			return answer_echo(skb, packet) ? back_out(skb) : DROP;
 		return PASS_ON;
 	default:
 		return PASS_ON;
 	}
-	if (packet.fragment != WHOLE && !fragment_ports(&packet))
+	if (packet->fragment != WHOLE && !fragment_ports(packet))
 		return PASS_ON;
-	switch (standing_at_ingress(skb, &packet, scratch, &now)) {
+	switch (standing_at_ingress(skb, packet, scratch)) {
 	case KNOWN:
 		break;
 	case OPENS:
-		now = time_now();
-		if (!flow_open(skb, &packet, scratch, now))
+		scratch->now = time_now();
+		if (!flow_open(skb, packet, scratch))
 			return DROP;
 		break;
 	case REJECTED:
-		return answer_refusal(skb, &packet, scratch) ? back_out(skb) : DROP;
+		return answer_refusal(skb, packet, scratch) ? back_out(skb) : DROP;
 	case DROPPED:
 		return DROP;
 	default:
 		return PASS_ON;
 	}
-	return translate_at_ingress(skb, &packet, scratch, now);
+	return translate_at_ingress(skb, packet, scratch);
 }

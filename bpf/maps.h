@@ -7,6 +7,7 @@
 #pragma once
 
 #include "abi.h"
+#include "compat.h"
 
 #define PINNED(type, key, value, name, size, flags)                                                \
 	BPF_TABLE_PINNED(type, key, value, name, size, PIN_DIR "/" #name, flags)
@@ -45,7 +46,8 @@ PINNED("percpu_array", u32, struct traffic, traffic, SERVICES_MAX + 1, 0);
 
 static __always_inline void count(u32 counter)
 {
-	u64 *value = counters.lookup(&counter);
+	WORD_KEY(key, counter);
+	u64 *value = counters.lookup(key);
 
 	if (value)
 		*value += 1; /* per CPU; where tc interrupts a socket hook, one may be lost */

@@ -38,6 +38,7 @@ enum fragment_place {
 	LATER, /* has no ports of its own */
 };
 
+/* Aligned, so that it is zeroed by words. */
 struct packet {
 	struct flow_key tuple; /* ports are 0 where it has none */
 	u32 l3;		       /* where the IP header begins, in bytes from the packet's begin */
@@ -52,7 +53,7 @@ struct packet {
 	u16 checksum;	      /* of the IPv4 header */
 	u8 ttl;		      /* or hop limit */
 	bool opens;	      /* it is the first of its flow */
-};
+} __attribute__((aligned(8)));
 
 struct ipv4_header {
 	u8 version_length;

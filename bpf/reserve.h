@@ -76,17 +76,18 @@ static __always_inline bool tcp_socket_gets(struct __sk_buff *skb, struct bpf_so
 #endif
 
 /* Whether a socket of this node talks to the endpoint from where `flow` is masqueraded to. */
-static __always_inline bool socket_uses(struct __sk_buff *skb, const struct flow *flow)
+static __always_inline bool socket_uses(struct __sk_buff *skb, const struct flow *flow,
+					struct scratch *scratch)
 {
 #if defined(HAVE_SKC_LOOKUP_TCP) && defined(HAVE_SK_LOOKUP_UDP)
-	struct bpf_sock_tuple tuple = {};
-	u32 size = socket_tuple(&tuple, &flow->endpoint, flow->endpoint_port, &flow->masquerade,
+	struct bpf_sock_tuple *tuple = &scratch->sockets;
+	u32 size = socket_tuple(tuple, &flow->endpoint, flow->endpoint_port, &flow->masquerade,
 				flow->masquerade_port);
 
 	if (flow->protocol == IPPROTO_TCP)
-		return tcp_socket_gets(skb, &tuple, size);
+		return tcp_socket_gets(skb, tuple, size);
 	if (flow->protocol == IPPROTO_UDP)
-		return udp_socket_gets(skb, &tuple, size, false);
+		return udp_socket_gets(skb, tuple, size, false);
 #endif
 	return false;
 }
@@ -97,11 +98,11 @@ enum place {
 	TAKEN,
 };
 
-/* What is at the key by which `scratch->flow` would be known for `way`. Being closed is not enough
- * to be over: who was connected may not know yet, and what is on its way would come to somebody
- * else's connection.
+/* What is at `scratch->key`, by which `scratch->flow` would be known for `way`. Being closed is not
+ * enough to be over: who was connected may not know yet, and what is on its way would come to
+ * somebody else's connection.
  */
-static __always_inline enum place place_of(struct scratch *scratch, u8 way, u64 now)
+static __always_inline enum place place_of(struct scratch *scratch, u8 way)
 {
 	const struct flow *flow = &scratch->flow;
 	struct flow *present;
@@ -110,11 +111,11 @@ static __always_inline enum place place_of(struct scratch *scratch, u8 way, u64 
 	if (way == BETWEEN && flow->between_port == flow->endpoint_port &&
 	    address_equal(&flow->client, &flow->endpoint))
 		return TAKEN;
-	flow_key_of(&scratch->key, flow, way);
 	present = flows.lookup(&scratch->key);
 	if (!present)
 		return VACANT;
-	return flow_is_same(present, flow) || flow_is_over(present, now) ? REUSABLE : TAKEN;
+	return flow_is_same(present, flow) || flow_is_over(present, scratch->now) ? REUSABLE
+										  : TAKEN;
 }
 
 /* Reserve for `scratch->flow` the port that its entry for `way` is known by, at first the one that
@@ -122,25 +123,27 @@ static __always_inline enum place place_of(struct scratch *scratch, u8 way, u64 
  * why not.
  */
 static __always_inline bool reserve(struct __sk_buff *skb, struct scratch *scratch, u8 way,
-				    __be16 *port, u64 now)
+				    __be16 *port)
 {
 	struct flow *flow = &scratch->flow;
 	int failed = EEXIST_NEGATIVE;
 
 	flow->way = way;
+	flow_key_of(&scratch->key, flow, way);
 #pragma nounroll
 	for (int round = 0; round < ROUNDS; again(round, 1)) {
 		enum place place = TAKEN;
 
 #pragma nounroll
 		for (int try = 0; try < TRIES; again(try, 1)) {
-			place = place_of(scratch, way, now);
+			scratch->key.destination_port = *port;
+			place = place_of(scratch, way);
 			/* SCTP's checksum covers the ports. */
 			if (place != TAKEN || flow->protocol == IPPROTO_SCTP)
 				break;
 			*port = any_port();
 		}
-		if (place != TAKEN && !(way == FROM_ENDPOINT && socket_uses(skb, flow))) {
+		if (place != TAKEN && !(way == FROM_ENDPOINT && socket_uses(skb, flow, scratch))) {
 			failed = flow_write(&scratch->key, flow, place == VACANT);
 			if (failed != EEXIST_NEGATIVE)
 				break;
@@ -156,14 +159,14 @@ static __always_inline bool reserve(struct __sk_buff *skb, struct scratch *scrat
 }
 
 /* Reserve the port by which the node's stack will know this flow, and no other between the two. */
-static __always_inline bool reserve_between(struct __sk_buff *skb, struct scratch *scratch, u64 now)
+static __always_inline bool reserve_between(struct __sk_buff *skb, struct scratch *scratch)
 {
 	struct flow *flow = &scratch->flow;
 
 	flow->between_port = flow->client_port;
 	if (!flow_has(flow, BETWEEN))
 		return true;
-	if (!reserve(skb, scratch, BETWEEN, &flow->between_port, now))
+	if (!reserve(skb, scratch, BETWEEN, &flow->between_port))
 		return false;
 	if (flow->between_port != flow->client_port)
 		count(COUNTER_PORT_CHANGED);
@@ -172,12 +175,12 @@ static __always_inline bool reserve_between(struct __sk_buff *skb, struct scratc
 
 /* Remember `scratch->flow`: what undoes it first, so that no reply is met by surprise. */
 static __always_inline bool flow_open(struct __sk_buff *skb, struct packet *packet,
-				      struct scratch *scratch, u64 now)
+				      struct scratch *scratch)
 {
 	struct flow *flow = &scratch->flow;
 
-	flow->last_seen = now;
-	if (!reserve_between(skb, scratch, now))
+	flow->last_seen = scratch->now;
+	if (!reserve_between(skb, scratch))
 		return false;
 	flow->way = FROM_CLIENT;
 	flow_key_of(&scratch->key, flow, FROM_CLIENT);
@@ -195,7 +198,7 @@ static __always_inline bool flow_open(struct __sk_buff *skb, struct packet *pack
  * entries. `ifindex` is the device towards the endpoint. False: it is counted why not.
  */
 static __always_inline bool masquerade(struct __sk_buff *skb, struct flow *mine, u32 ifindex,
-				       u64 now, struct scratch *scratch)
+				       struct scratch *scratch)
 {
 	struct device *device = devices.lookup(&ifindex);
 	struct flow *flow = &scratch->flow;
@@ -207,14 +210,14 @@ static __always_inline bool masquerade(struct __sk_buff *skb, struct flow *mine,
 		count(COUNTER_NO_ADDRESS);
 		return false;
 	}
-	flow->last_seen = now;
+	flow->last_seen = scratch->now;
 	/* A socket of this node itself has the port by which a direct flow came. */
 	flow->masquerade_port = mine->flags & FLOW_DIRECT ? any_port() : mine->between_port;
-	if (!reserve(skb, scratch, FROM_ENDPOINT, &flow->masquerade_port, now))
+	if (!reserve(skb, scratch, FROM_ENDPOINT, &flow->masquerade_port))
 		return false;
 	mine->masquerade = flow->masquerade;
 	mine->masquerade_port = flow->masquerade_port;
-	mine->last_seen = now;
+	mine->last_seen = scratch->now;
 	flow_tell_all(mine, scratch);
 	return true;
 }
