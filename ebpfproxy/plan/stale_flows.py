@@ -64,6 +64,8 @@ class TrackedFlow(typing.Protocol):
     @property
     def reply_source_port(self) -> int: ...
     @property
+    def is_dnated(self) -> bool: ...
+    @property
     def zone(self) -> int: ...
 
 
@@ -152,8 +154,8 @@ class StaleFlows:
             return False
         for place in places:
             if owner := self._owners.get(place):
-                return target not in self._plans[owner].targets and (_is_translated(flow) or not flow.zone)
-        return _is_translated(flow) and not self._gone.isdisjoint(places)
+                return target not in self._plans[owner].targets and (flow.is_dnated or not flow.zone)
+        return flow.is_dnated and not self._gone.isdisjoint(places)
 
     def _places(self, flow: TrackedFlow) -> tuple[Place, ...]:
         """The frontends by which the flow may have been served, the likelier first."""
@@ -194,11 +196,6 @@ class StaleFlows:
         self._local_singles = frozenset(net.address for net in networks if net.length == _SINGLE)
         self._local_ranges = tuple(net for net in networks if net.length != _SINGLE)
         return {family(address) for address, _ in self._owners if is_unspecified(address)} & more
-
-
-def _is_translated(flow: TrackedFlow) -> bool:
-    """By whatever. For IPVS the kernel does not set IPS_DST_NAT (ip_vs_update_conntrack in ip_vs_nfct.c)."""
-    return (flow.reply_source, flow.reply_source_port) != (flow.destination, flow.destination_port)
 
 
 def _served(plan: ServicePortPlan) -> _Served:

@@ -36,7 +36,7 @@ class World:
                 self.foreign.add(key)
             elif targets:
                 address, number = targets[choice % len(targets)]
-                self.entries[key] = Flow(UDP, *place(to), address, number)
+                self.entries[key] = Flow(UDP, *place(to), address, number, True)
             else:
                 self.entries[key] = flow(to)
 
@@ -60,7 +60,7 @@ class World:
             answers = entry.reply_source, entry.reply_source_port
             if targets and answers not in targets:
                 yield entry
-            if not targets and entry.is_translated and (client, to) not in self.foreign:
+            if not targets and entry.is_dnated and (client, to) not in self.foreign:
                 yield entry
 
     def _targets(self, to: str) -> list[tuple[Address, int]] | None:

@@ -23,11 +23,8 @@ class Flow(NamedTuple):
     destination_port: int
     reply_source: Address
     reply_source_port: int
+    is_dnated: bool
     zone: int = 0
-
-    @property
-    def is_translated(self) -> bool:
-        return (self.reply_source, self.reply_source_port) != (self.destination, self.destination_port)
 
 
 def place(text: str) -> tuple[Address, int]:
@@ -38,7 +35,7 @@ def place(text: str) -> tuple[Address, int]:
 
 def flow(sent: str, answers: str = "", *, protocol: int = UDP, zone: int = 0) -> Flow:
     """Sent there, and answered from somewhere else, or by whom it was sent to."""
-    return Flow(protocol, *place(sent), *place(answers or sent), zone)
+    return Flow(protocol, *place(sent), *place(answers or sent), bool(answers), zone)
 
 
 def plan(
