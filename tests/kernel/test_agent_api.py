@@ -53,7 +53,7 @@ def put(server: ApiServer, web: Exposed, *backends: Pod) -> Exposed:
 
 
 def answer(rough: Cluster, web: Exposed) -> str:
-    return outcome(rough.p, TCP, web.v4, 80, 0.1)
+    return outcome(rough.p, TCP, web.v4, 80, 1.0)
 
 
 def test_services_of_an_api_server(rough: Cluster, server: ApiServer, tmp_path: Path) -> None:

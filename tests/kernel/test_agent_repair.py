@@ -187,7 +187,7 @@ def singles(rough: Cluster, count: int) -> list[manifests.Object]:
 
 def served(rough: Cluster, count: int) -> int:
     """How many of the Services of `singles` answer."""
-    return sum(outcome(rough.p, TCP, f"10.96.230.{number}", 80, 0.1) == "a" for number in range(1, count + 1))
+    return sum(outcome(rough.p, TCP, f"10.96.230.{number}", 80, 1.0) == "a" for number in range(1, count + 1))
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_what_does_not_fit_is_named_and_the_rest_is_served(
 def served_one(rough: Cluster, count: int) -> tuple[int, str]:
     """Of the Services of `singles`, one that answers: where its two objects stand, and its name."""
     for number in range(1, count + 1):
-        if outcome(rough.p, TCP, f"10.96.230.{number}", 80, 0.1) == "a":
+        if outcome(rough.p, TCP, f"10.96.230.{number}", 80, 1.0) == "a":
             return 2 * (number - 1), f"single-{number}"
     raise AssertionError("none of them is served")
 

@@ -12,6 +12,7 @@ import pytest
 
 from ebpfproxy.errors import AlreadyExists
 from ebpfproxy.kernel import inlet, sysctl
+from tests.kernel.cluster import eventually
 from tests.support.namespace import Namespace, namespace
 
 pytestmark = pytest.mark.kernel
@@ -78,6 +79,10 @@ def test_the_pair_is_made_up_and_quiet(node: Namespace) -> None:
 
 def test_what_is_there_already_is_not_touched(node: Namespace) -> None:
     index = inlet.ensure_inlet()
+    eventually(
+        lambda: {end["operstate"] for end in shown(node).values()} == {"UP"}, "the kernel sees the link"
+    )
+    node.ip("link set lo up")  # under the lock that the kernel reports that under: it has, by now
     with Changes() as changes:
         assert inlet.ensure_inlet() == index
         assert not changes.any()

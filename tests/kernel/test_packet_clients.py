@@ -113,10 +113,9 @@ def test_source_ranges_admit_those_that_they_hold(two_nodes: TwoNodes, family: s
     for protocol in PROTOCOLS:
         for place in admitted:
             assert told(outcome(place, protocol, vip, PORTS[protocol], 2.0))[0] in names, place.name
-        sources = [(getattr(each, family), 0) for each in further]
-        first, second = outcomes(
-            pair.x, [Dial(protocol, vip, PORTS[protocol], 0.3, source) for source in sources]
-        )
+        inside, beyond = ((getattr(each, family), 0) for each in further)
+        at_vip = protocol, vip, PORTS[protocol]
+        first, second = outcomes(pair.x, [Dial(*at_vip, source=inside), Dial(*at_vip, 0.3, beyond)])
         assert told(first)[0] in names
         assert second == SILENT
         assert outcome(pair.q, protocol, vip, PORTS[protocol], 0.3) == SILENT
@@ -131,7 +130,8 @@ def test_the_node_is_refused_where_no_range_holds_it(two_nodes: TwoNodes, family
     dials = [web.dial("LoadBalancer", family, protocol, 0.3) for protocol in PROTOCOLS]
     differences = DIFFERENCES[two_nodes.mode]
     assert outcomes(two_nodes.node, dials) == [differences.to_node(each, SILENT) for each in PROTOCOLS]
-    assert set(outcomes(two_nodes.x, dials)) == {f"a {two_nodes.seen_here(two_nodes.x, family)}"}
+    patient = [web.dial("LoadBalancer", family, protocol) for protocol in PROTOCOLS]
+    assert set(outcomes(two_nodes.x, patient)) == {f"a {two_nodes.seen_here(two_nodes.x, family)}"}
 
 
 def test_a_source_range_that_is_added_is_in_force_at_once(two_nodes: TwoNodes) -> None:

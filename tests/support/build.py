@@ -121,7 +121,11 @@ def slice_object(
     owner = name(of)
     own = NamespacedName(owner.namespace, called or f"{owner.name}-1")
     labels = {"labels": {"kubernetes.io/service-name": owner.name}}
-    fields = {"addressType": address_type, "endpoints": list(endpoints), "ports": list(ports)}
+    fields = {
+        "addressType": address_type,
+        "endpoints": list(endpoints),
+        "ports": [dict(port) for port in ports],
+    }
     return _object("discovery.k8s.io/v1", "EndpointSlice", own, labels) | fields
 
 
