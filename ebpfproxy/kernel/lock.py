@@ -13,8 +13,8 @@ from ebpfproxy.errors import AlreadyExists, NotFound, Rejected
 
 _POLL_SECONDS = 0.05
 EXEC_SECONDS = 1.0
-"""The least patience. A process that is killed while it starts another one has its descriptors there, too,
-until that one is its program (O_CLOEXEC): 20 ms were seen on a busy machine."""
+"""Patience where no other is asked for. A process that is killed while it starts another one has its
+descriptors there, too, until that one is its program (O_CLOEXEC): 20 ms were seen on a busy machine."""
 
 
 class FolderLock:

@@ -7,6 +7,8 @@ that comes into force after it.
 import contextlib
 import itertools
 import shutil
+import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -135,6 +137,12 @@ class Cluster:
         self._written: dict[str, set[tuple[str, str]]] = {}
         self.write_node()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
     @property
     def node(self) -> Pod:
         return self.lab.node
@@ -188,11 +196,24 @@ class Cluster:
             self._agent.kill()
             self._agent = None
 
+    def ebpfproxy(
+        self, *arguments: str, before: Sequence[str] = (), check: bool = True
+    ) -> "subprocess.CompletedProcess[str]":
+        """Run a command of ours on the node, with the lab's roots; `before`: see `Node.agent`."""
+        roots = [f"--bpffs-root={self.lab.bpffs}", f"--cgroup-root={self.lab.cgroup}"]
+        name, *rest = arguments
+        command = [*before, sys.executable, "-m", "ebpfproxy", name, *roots, *rest]
+        return self.node.run(command, check=check)
+
+    def told(self, path: str) -> str:
+        """What the agent's HTTP server of metrics says."""
+        url = f"http://127.0.0.1:10249/{path}"
+        return self.node.call(lambda: str(urllib.request.urlopen(url, timeout=5).read().decode()))
+
     def metric(self, name: str) -> float:
         """The sum of a metric over its labels; 0 where there is none."""
-        url = "http://127.0.0.1:10249/metrics"
-        text = self.node.call(lambda: urllib.request.urlopen(url, timeout=5).read().decode())
-        found = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
+        lines = self.told("metrics").splitlines()
+        found = [line.rpartition(" ") for line in lines if not line.startswith("#")]
         return sum(float(value) for key, _, value in found if key.partition("{")[0] == name)
 
     # Services

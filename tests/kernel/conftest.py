@@ -14,7 +14,7 @@ from ebpfproxy.bench.load import Load
 from ebpfproxy.errors import Unsupported
 from ebpfproxy.lab import Lab, PodNetwork
 from tests.kernel.cluster import Cluster
-from tests.kernel.differences import skip_without_ipvs
+from tests.kernel.ipvs_here import skip_without_ipvs
 from tests.kernel.two_nodes import TwoNodes
 
 # Tests await each change: netfilter's modes would have each of them wait a second for the next sync.
@@ -61,14 +61,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """One node with a running agent for all tests; each has Services of its own."""
     skip_without_ipvs(request.param)
-    with Lab("test-shared", 1) as lab:
-        mode, flags = DATAPLANES[request.param]
-        shared = Cluster(lab, mode)
+    mode, flags = DATAPLANES[request.param]
+    with Lab("test-shared", 1) as lab, Cluster(lab, mode) as shared:
         shared.start("--sync-period=2s", *flags)
-        try:
-            yield shared
-        finally:
-            shared.end()
+        yield shared
 
 
 @pytest.fixture(scope="module")
@@ -91,13 +87,9 @@ def rough(_rough: Cluster) -> Iterator[Cluster]:
 @pytest.fixture(scope="session")
 def _pair() -> Iterator[TwoNodes]:
     """One lab for all ways: what takes its time is to compile and load the programs, for each lab anew."""
-    with Lab("test-pair", 61, PodNetwork.ROUTED) as lab:
-        pair = TwoNodes(lab)
-        try:
-            yield pair
-            assert pair.bad_checksums() == {}
-        finally:
-            pair.end()
+    with Lab("test-pair", 61, PodNetwork.ROUTED) as lab, TwoNodes(lab) as pair:
+        yield pair
+        assert pair.bad_checksums() == {}
 
 
 @pytest.fixture(scope="session")

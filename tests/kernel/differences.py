@@ -7,10 +7,6 @@ import socket
 from collections.abc import Callable
 from typing import NamedTuple
 
-import pytest
-
-from ebpfproxy.errors import Unsupported
-from ebpfproxy.kernel import ipvs
 from ebpfproxy.model.address import Protocol
 from tests.kernel.clients import DENIED, REFUSED, SILENT
 from tests.kernel.cluster import eventually
@@ -115,12 +111,3 @@ DIFFERENCES = {
     "ipvs": _NFTABLES._replace(leaves_terminating=True, at_output=True, one_list=True, answers_pings=True),
 }
 """By the name of the mode."""
-
-
-def skip_without_ipvs(mode: str) -> None:
-    """Where the mode is that one, and the kernel lacks it: few of containers have it; tests/vm has others."""
-    if mode == "ipvs":
-        try:
-            ipvs.available()
-        except Unsupported as lack:
-            pytest.skip(lack.message)

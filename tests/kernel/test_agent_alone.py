@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,23 +27,14 @@ pytestmark = pytest.mark.kernel
 @pytest.fixture
 def fresh() -> Iterator[Cluster]:
     """A node that nothing was ever loaded on."""
-    with Lab("test-alone", 3) as lab:
-        cluster = Cluster(lab)
-        try:
-            yield cluster
-        finally:
-            cluster.end()
+    with Lab("test-alone", 3) as lab, Cluster(lab) as cluster:
+        yield cluster
 
 
 @pytest.fixture
 def place() -> Iterator[BpfPlace]:
     with bpf_place() as made:
         yield made
-
-
-def ebpfproxy(cluster: Cluster, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    flags = [f"--bpffs-root={cluster.lab.bpffs}", f"--cgroup-root={cluster.lab.cgroup}"]
-    return cluster.node.run([sys.executable, "-m", "ebpfproxy", *arguments, *flags], check=False)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +50,7 @@ def test_a_second_agent_gives_way(rough: Cluster, flags: list[str], reason: str)
     rough.start()
     web = rough.service().to(rough.a)
     ports = "--healthz-port=0", "--metrics-port=0"
-    second = ebpfproxy(rough, "run", f"--manifests={rough.folder}", *ports, *flags)
+    second = rough.ebpfproxy("run", f"--manifests={rough.folder}", *ports, *flags, check=False)
     assert second.returncode == 4
     assert reason.format(root=rough.lab.bpffs) in second.stderr
     assert outcome(rough.p, TCP, web.v4, 80) == "a"
@@ -69,12 +59,12 @@ def test_a_second_agent_gives_way(rough: Cluster, flags: list[str], reason: str)
 def test_cleanup_gives_way_to_an_agent_that_runs(rough: Cluster) -> None:
     rough.start()
     web = rough.service().to(rough.a)
-    refused = ebpfproxy(rough, "cleanup")
+    refused = rough.ebpfproxy("cleanup", check=False)
     assert refused.returncode == 4
     assert "stop the agent" in refused.stderr
     assert outcome(rough.p, TCP, web.v4, 80) == "a"
     rough.agent.stop()
-    done = ebpfproxy(rough, "cleanup")
+    done = rough.ebpfproxy("cleanup", check=False)
     assert done.returncode == 0
     assert "removed link connect4" in done.stdout
     assert "removed program" not in done.stdout

@@ -47,12 +47,8 @@ def newcomer(rough: Cluster) -> Iterator[Pod]:
 @pytest.fixture
 def bypassing() -> Iterator[Cluster]:
     """A node of its own: which pods were served is remembered as long as they exist."""
-    with Lab("test-bypassing", 80) as lab:
-        cluster = Cluster(lab)
-        try:
-            yield cluster
-        finally:
-            cluster.end()
+    with Lab("test-bypassing", 80) as lab, Cluster(lab) as cluster:
+        yield cluster
 
 
 def test_the_devices_of_pods_are_left_alone_until_a_service_needs_them(

@@ -18,7 +18,7 @@ from ebpfproxy.kernel.bpf import Link
 from ebpfproxy.lab import devices
 from tests.kernel.clients import TCP, answers
 from tests.kernel.cluster import TCP_TARGET, Cluster, Exposed, eventually
-from tests.kernel.differences import skip_without_ipvs
+from tests.kernel.ipvs_here import skip_without_ipvs
 
 pytestmark = pytest.mark.kernel
 

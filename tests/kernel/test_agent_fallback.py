@@ -3,8 +3,6 @@
 import errno
 import platform
 import socket
-import sys
-import urllib.request
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -73,18 +71,12 @@ class Node:
 
     def doctor(self, lack: Lack) -> str:
         """What the agent's flags and rights amount to."""
-        lab = self.cluster.lab
-        command = [*lack.before, sys.executable, "-m", "ebpfproxy", "doctor", f"--bpffs-root={lab.bpffs}"]
-        command += [f"--cgroup-root={lab.cgroup}", *self.flags(lack)]
-        return str(self.cluster.node.run(command, check=False).stdout)
-
-    def get(self, path: str) -> str:
-        url = f"http://127.0.0.1:10249/{path}"
-        return self.cluster.node.call(lambda: str(urllib.request.urlopen(url, timeout=5).read().decode()))
+        return self.cluster.ebpfproxy("doctor", *self.flags(lack), before=lack.before, check=False).stdout
 
     def tells_mode(self, mode: str) -> bool:
-        info = [line for line in self.get("metrics").splitlines() if line.startswith("ebpfproxy_info{")]
-        return self.get("proxyMode") == mode and len(info) == 1 and f'mode="{mode}"' in info[0]
+        told = self.cluster.told
+        info = [line for line in told("metrics").splitlines() if line.startswith("ebpfproxy_info{")]
+        return told("proxyMode") == mode and len(info) == 1 and f'mode="{mode}"' in info[0]
 
     def serves(self) -> None:
         """Whom it dials, a client is answered; also once endpoints have changed."""
@@ -101,12 +93,8 @@ class Node:
 
 @pytest.fixture(scope="module")
 def _node() -> Iterator[Node]:
-    with Lab("test-fallback", 5) as lab:
-        cluster = Cluster(lab, "auto")
-        try:
-            yield Node(cluster)
-        finally:
-            cluster.end()
+    with Lab("test-fallback", 5) as lab, Cluster(lab, "auto") as cluster:
+        yield Node(cluster)
 
 
 @pytest.fixture
@@ -116,9 +104,7 @@ def node(_node: Node) -> Iterator[Node]:
         yield _node
     finally:
         _node.cluster.end()
-        lab = _node.cluster.lab
-        flags = [f"--bpffs-root={lab.bpffs}", f"--cgroup-root={lab.cgroup}"]
-        lab.node.run([sys.executable, "-m", "ebpfproxy", "cleanup", *flags])
+        _node.cluster.ebpfproxy("cleanup")
 
 
 def passed_over(lines: Sequence[LogLine]) -> dict[str, LogLine]:

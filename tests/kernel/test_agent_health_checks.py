@@ -9,7 +9,7 @@ import pytest
 
 from ebpfproxy.lab import Pod
 from tests.kernel.cluster import Cluster, Exposed, elsewhere, eventually, terminating
-from tests.kernel.differences import skip_without_ipvs
+from tests.kernel.ipvs_here import skip_without_ipvs
 
 pytestmark = pytest.mark.kernel
 

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import re
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -16,8 +15,8 @@ from ebpfproxy.model.address import Family
 from ebpfproxy.retirer import ALONE
 from tests.kernel.clients import TCP, outcome
 from tests.kernel.cluster import START_PATIENCE, TCP_TARGET, Cluster, Exposed, eventually
-from tests.kernel.differences import skip_without_ipvs
 from tests.kernel.download import Download, offer
+from tests.kernel.ipvs_here import skip_without_ipvs
 from tests.support import kube_proxy
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(600)]
@@ -91,8 +90,7 @@ class Node:
         self.cluster.node.call(end_all_flows)
 
     def cleanup(self) -> str:
-        flags = f"--bpffs-root={self.cluster.lab.bpffs} --cgroup-root={self.cluster.lab.cgroup}"
-        return self.run(f"{sys.executable} -m ebpfproxy cleanup {flags}")
+        return self.cluster.ebpfproxy("cleanup").stdout
 
 
 def end_all_flows() -> None:
@@ -102,12 +100,8 @@ def end_all_flows() -> None:
 
 @pytest.fixture(scope="module")
 def _node() -> Iterator[Node]:
-    with Lab("test-takeover", 4) as lab:
-        cluster = Cluster(lab)
-        try:
-            yield Node(cluster)
-        finally:
-            cluster.end()
+    with Lab("test-takeover", 4) as lab, Cluster(lab) as cluster:
+        yield Node(cluster)
 
 
 @pytest.fixture

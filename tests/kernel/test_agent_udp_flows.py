@@ -12,7 +12,7 @@ from ebpfproxy.lab import Pod
 from ebpfproxy.model.address import format_address
 from tests.kernel.clients import UDP, connected, converse
 from tests.kernel.cluster import UDP_TARGET, Cluster, eventually
-from tests.kernel.differences import skip_without_ipvs
+from tests.kernel.ipvs_here import skip_without_ipvs
 
 pytestmark = pytest.mark.kernel
 

@@ -9,11 +9,11 @@ from ebpfproxy.bench import churn, connect, crossing, flows, nodeport, overhead,
 from ebpfproxy.bench.agent_life import Fate
 from ebpfproxy.bench.load import Load
 from ebpfproxy.bench.samples import Result
-from ebpfproxy.errors import ConfigError, Unsupported
-from ebpfproxy.kernel import ipvs
+from ebpfproxy.errors import ConfigError
 from ebpfproxy.lab import Lab, Place, Pod
 from ebpfproxy.modes import choice
 from tests.kernel.cluster import eventually
+from tests.kernel.ipvs_here import lacks_ipvs
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(600)]
 
@@ -21,12 +21,7 @@ pytestmark = [pytest.mark.kernel, pytest.mark.timeout(600)]
 @pytest.fixture(scope="module")
 def modes() -> list[str]:
     """All but ipvs where the kernel lacks it."""
-    names = [mode.name for mode in choice.MODES]
-    try:
-        ipvs.available()
-    except Unsupported:
-        names.remove("ipvs")
-    return names
+    return [mode.name for mode in choice.MODES if mode.name != "ipvs" or not lacks_ipvs()]
 
 
 def by_key(results: Iterable[Result]) -> dict[tuple[str, str, str], Result]:

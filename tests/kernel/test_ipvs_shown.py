@@ -18,7 +18,7 @@ from ebpfproxy.lab import manifests
 from ebpfproxy.lab.manifests import Object
 from ebpfproxy.model.address import Family, parse_network
 from ebpfproxy.plan.service_plan import LocalTraffic, NodePlan
-from tests.kernel.differences import skip_without_ipvs
+from tests.kernel.ipvs_here import skip_without_ipvs
 from tests.support import kube_proxy
 
 pytestmark = pytest.mark.kernel

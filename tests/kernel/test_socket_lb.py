@@ -32,13 +32,9 @@ def mode(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def separate(mode: str) -> Iterator[Cluster]:
-    with Lab(f"test-lb-{mode}", {"host": 30, "off": 31}[mode]) as lab:
-        made = Cluster(lab)
+    with Lab(f"test-lb-{mode}", {"host": 30, "off": 31}[mode]) as lab, Cluster(lab) as made:
         made.start(f"--socket-lb={mode}", "--sync-period=1s")
-        try:
-            yield made
-        finally:
-            made.end()
+        yield made
 
 
 @pytest.fixture(scope="module")

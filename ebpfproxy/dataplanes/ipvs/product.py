@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from ebpfproxy.dataplanes.interface import Delta
 from ebpfproxy.dataplanes.ipvs import sets
 from ebpfproxy.dataplanes.ipvs.entries import Entry, Key, Member, Server
-from ebpfproxy.dataplanes.ipvs.sets import place
 from ebpfproxy.model.address import (
     Address,
     Protocol,
@@ -135,7 +134,7 @@ class Product:
     def _members_beside(self, changed: Iterable[Key]) -> set[Key]:
         """Those of general ones where a special virtual server has come or gone."""
         places = {
-            place(*key.frontend)
+            sets.place(*key.frontend)
             for key in changed
             if isinstance(key, Server) and key.frontend.address in self._addresses
         }
@@ -156,7 +155,7 @@ def is_general(key: Spread) -> bool:
 
 
 def _server_at(member: Member) -> Server | None:
-    """None for a member of a set that has no ports."""
+    """The inverse of `sets.place`; None for a member of a set that has no ports."""
     if sets.NAMES[member.set][0] not in sets.BY_PLACE:
         return None
     address, _, rest = member.text.partition(",")

@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import itertools
 import os
 from socket import htons
 
@@ -19,6 +18,7 @@ from ebpfproxy.model.address import Address
 from tests.kernel.carry_over.layouts import DNS, ONE, OTHER, TCP, TWO, UDP, VIP, Both, Layout, service
 from tests.support.bpf_place import BpfPlace, build_maps, create_map
 from tests.support.flows import NS, a_flow, entries
+from tests.support.system_calls import counted
 
 pytestmark = pytest.mark.kernel
 
@@ -216,13 +216,12 @@ def test_400000_entries_of_200000_flows_take_a_system_call_for_a_hundred_of_them
         assert known > 390_000  # such a map evicts a few before it is full
         ids = Translation(layout.maps["service_names"], layout.table.ids_of)
         present = create_map(LRU_HASH, abi.FLOW_KEY.size, abi.FLOW.size, former.shape.max_entries)
-        number, calls = bpf.syscall_number(), itertools.count()
-        monkeypatch.setattr(bpf, "syscall_number", lambda: (next(calls), number)[1])
+        calls = counted(monkeypatch)
         with contextlib.closing(present):
             carried = CarriedFlows(former, present)
             assert carried.copy(ids) == known
             assert carried.copy(ids) == 0
-        assert 0 < next(calls) < known / 100
+        assert 0 < calls() < known / 100
 
 
 def many(count: int, ids: tuple[int, int]) -> list[tuple[bytes, bytes]]:

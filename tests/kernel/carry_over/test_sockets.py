@@ -11,7 +11,6 @@ from ebpfproxy.dataplanes.ebpf import abi
 from ebpfproxy.dataplanes.ebpf.carry_over import CarryOver
 from ebpfproxy.dataplanes.ebpf.entries import ServicePortKey
 from ebpfproxy.dataplanes.ebpf.maps import MapSizes
-from ebpfproxy.kernel import bpf
 from ebpfproxy.model.address import Family
 from tests.kernel.carry_over.layouts import (
     CLIENT,
@@ -31,6 +30,7 @@ from tests.kernel.carry_over.layouts import (
 from tests.kernel.service_table.samples import endpoint, entry, frontend
 from tests.support.bpf_place import ARRAY, MMAPABLE, BpfPlace, build_maps, create_map
 from tests.support.flows import a_flow
+from tests.support.system_calls import counted
 
 pytestmark = pytest.mark.kernel
 
@@ -294,9 +294,8 @@ def test_65536_connected_sockets_take_few_system_calls(
         sockets = list(zip(range(10_000, 10_000 + 65_536), itertools.cycle(ids)))
         entries = [(U32.pack(n % 131072), peer(n, of, at)) for n, (of, at) in sockets]
         both.former.maps["socket_peers"].update_all(entries)
-        number, calls = bpf.syscall_number(), itertools.count()
-        monkeypatch.setattr(bpf, "syscall_number", lambda: (next(calls), number)[1])
+        calls = counted(monkeypatch)
         with both.carrying() as carry_over:
             assert (carry_over.copy(), carry_over.copy()) == (65_536, 0)
-        assert 0 < next(calls) < 65_536 / 10
+        assert 0 < calls() < 65_536 / 10
         assert len(both.present.peers()) == 65_536

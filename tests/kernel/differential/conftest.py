@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpfproxy.errors import Unsupported
 from ebpfproxy.modes.choice import MODES
 from tests.kernel.differential.places import REMEMBERED
 from tests.kernel.differential.subject import Subject
+from tests.kernel.ipvs_here import lacks_ipvs, skip_without_ipvs
 
 SUBJECTS = {
     "ebpf": ("ebpf", {}),
@@ -29,32 +29,29 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="module")
-def _labs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Subject | Unsupported]]:
-    """What each mode lacks where it has no lab. The lock that iptables takes is the machine's; the rules in a
-    lab are nobody else's."""
+def _labs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Subject]]:
+    """By name; without ipvs where the kernel lacks it. The lock that iptables takes is the machine's; the
+    rules in a lab are nobody else's."""
     modes = {mode.name: mode for mode in MODES}
+    lacking = "ipvs" if lacks_ipvs() else ""
     processors = itertools.cycle(sorted(os.sched_getaffinity(0)))
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as opened:
         patch.setenv("XTABLES_LOCKFILE", str(tmp_path_factory.mktemp("lock") / "xtables"))
-        made: dict[str, Subject | Unsupported] = {}
-        for name, (mode, texts) in SUBJECTS.items():
-            try:
-                made[name] = opened.enter_context(Subject(name, modes[mode], texts, next(processors)))
-            except Unsupported as lack:
-                made[name] = lack
-        yield made
+        yield {
+            name: opened.enter_context(Subject(name, modes[mode], texts, next(processors)))
+            for name, (mode, texts) in SUBJECTS.items()
+            if mode != lacking
+        }
 
 
 @pytest.fixture(scope="module")
-def subjects(_labs: dict[str, Subject | Unsupported]) -> tuple[Subject, ...]:
-    """All that this kernel has; what it has not is told by the tests of one subject."""
-    return tuple(each for each in _labs.values() if isinstance(each, Subject))
+def subjects(_labs: dict[str, Subject]) -> tuple[Subject, ...]:
+    """All at once; one that is left out is told by the tests of one subject."""
+    return tuple(_labs.values())
 
 
 @pytest.fixture(scope="module")
-def subject(_labs: dict[str, Subject | Unsupported], request: pytest.FixtureRequest) -> Subject:
+def subject(_labs: dict[str, Subject], request: pytest.FixtureRequest) -> Subject:
     """One after the other."""
-    found = _labs[request.param]
-    if isinstance(found, Unsupported):
-        pytest.skip(f"no histories in the mode {request.param}: {found.message}")
-    return found
+    skip_without_ipvs(request.param)
+    return _labs[request.param]
