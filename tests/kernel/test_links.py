@@ -51,9 +51,10 @@ def leading(devices: Devices) -> set[str]:
     return {name for name, device in devices.items() if device.default_route}
 
 
-def test_a_new_namespace_has_loopback_only_and_that_is_down(bare: Namespace) -> None:
+def test_a_new_namespace_has_loopback_and_that_is_down(bare: Namespace) -> None:
+    """Behind it may come tunl0 and such, which a kernel with those modules puts into each namespace."""
     with bare.entered():
-        assert links.read() == (Device(ifindex=1, name="lo", kind="", link_type=LOOPBACK, up=False),)
+        assert links.read()[0] == Device(ifindex=1, name="lo", kind="", link_type=LOOPBACK, up=False)
 
 
 def test_devices_come_sorted_by_ifindex_whatever_the_order_they_were_made_in(node: Namespace) -> None:
@@ -163,10 +164,11 @@ def test_default_routes_of_other_tables_unreachable_ones_and_other_routes_mark_n
 
 def test_a_thousand_devices_are_all_read(node: Namespace) -> None:
     """More than one datagram of a dump; addresses too."""
+    before = read(node)
     node.ip(*(f"link add v{number} type veth peer name w{number}" for number in range(500)))
     node.ip(*(f"addr add 10.1.{number // 250}.{number % 250}/32 dev v{number}" for number in range(500)))
     found = read(node)
-    assert len(found) == 3 + 1000
+    assert len(found) == len(before) + 1000
     assert addresses(found["v499"]) == ["10.1.1.249"]
 
 
@@ -198,7 +200,7 @@ class Watch:
 
 def test_the_first_report_comes_at_once_and_later_ones_upon_changes(node: Namespace) -> None:
     with Watch(node) as watch:
-        assert set(watch.next()) == {"lo", "n0", "n1"}
+        assert watch.next() == read(node)
         node.ip("tuntap add tap0 mode tap")
         assert "tap0" in watch.next()
         node.ip("addr add 10.0.0.1/24 dev n0")
