@@ -15,6 +15,9 @@ pytestmark = pytest.mark.kernel
 
 both_families = pytest.mark.parametrize("family", ["v4", "v6"])
 both_clients = pytest.mark.parametrize("client", ["pod", "node"])
+but_ipvs = pytest.mark.dataplanes("ebpf", "nftables", "iptables")
+"""IPVS knows an answer's connection by the client and the endpoint (ip_vs_conn_out_get), so that one of two
+Services answers, or a Service where its endpoint was asked; and no source port of NAT is changed for it."""
 
 
 def disconnect(sock: socket.socket) -> None:
@@ -48,6 +51,7 @@ def test_an_ipv6_socket_may_send_to_an_ipv4_service(cluster: Cluster, client: st
         assert ask_from(sock, dns.v6, 53) == ("a", (dns.v6, 53))
 
 
+@but_ipvs
 def test_one_socket_asks_two_services_of_one_endpoint(cluster: Cluster) -> None:
     one, two = cluster.service().to(cluster.a), cluster.service().to(cluster.a)
     with socket_in(cluster.p, UDP) as sock:
@@ -55,6 +59,7 @@ def test_one_socket_asks_two_services_of_one_endpoint(cluster: Cluster) -> None:
             assert ask_from(sock, service.v4, 53) == ("a", (service.v4, 53))
 
 
+@but_ipvs
 def test_one_socket_asks_a_service_and_its_endpoint(cluster: Cluster) -> None:
     """What was asked directly answers as itself, also after it answered for a Service."""
     dns = cluster.service().to(cluster.a)
