@@ -173,6 +173,7 @@ def main() -> int:
     parser.add_argument("--modules", default="", metavar="NAME,NAME", help="to load before")
     parser.add_argument("--timeout", type=float, default=900, metavar="SECONDS")
     parser.add_argument("--memory", type=int, default=2048, metavar="MIB")
+    parser.add_argument("--cpus", type=int, default=2, help="one of them does where two VMs share two CPUs")
     parser.add_argument("--scratch", type=Path, help="a folder for what the command leaves in $SCRATCH")
     parser.add_argument("--console", action="store_true", help="show the kernel's messages at the end")
     if "--" not in sys.argv:
@@ -180,7 +181,9 @@ def main() -> int:
     end = sys.argv.index("--")
     arguments, command = parser.parse_args(sys.argv[1:end]), sys.argv[end + 1 :]
     modules = [name for name in arguments.modules.split(",") if name]
-    order = Order(command, modules=modules, seconds=arguments.timeout, memory_mib=arguments.memory)
+    order = Order(
+        command, modules=modules, seconds=arguments.timeout, memory_mib=arguments.memory, cpus=arguments.cpus
+    )
     with tempfile.TemporaryDirectory(prefix="ebpfproxy-vm-") as text:
         scratch = arguments.scratch or Path(text)
         try:
