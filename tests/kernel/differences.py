@@ -52,6 +52,9 @@ class Differences(NamedTuple):
     """With externalTrafficPolicy Local and endpoints on this node, pods and the node are given those alone: a
     virtual server has one list of real servers for all."""
 
+    ends_with_service: bool
+    """Open connections do when it is deleted, since they are its virtual server's; so with kube-proxy."""
+
     answers_pings: bool
     """At the addresses of Services. For netfilter, no rule of kube-proxy's translates ICMP."""
 
@@ -88,6 +91,7 @@ _NFTABLES = Differences(
     leaves_terminating=False,
     at_output=False,
     one_list=False,
+    ends_with_service=False,
     answers_pings=False,
 )
 DIFFERENCES = {
@@ -101,6 +105,7 @@ DIFFERENCES = {
         leaves_terminating=True,
         at_output=False,
         one_list=False,
+        ends_with_service=False,
         answers_pings=True,
     ),
     "nftables": _NFTABLES,
@@ -108,6 +113,8 @@ DIFFERENCES = {
         loopback=frozenset({socket.AF_INET}), other_port=SILENT, own_external=SILENT
     ),
     # A real server of UDP that is not wanted is deleted with its flows; all addresses are the node's own.
-    "ipvs": _NFTABLES._replace(leaves_terminating=True, at_output=True, one_list=True, answers_pings=True),
+    "ipvs": _NFTABLES._replace(
+        leaves_terminating=True, at_output=True, one_list=True, ends_with_service=True, answers_pings=True
+    ),
 }
 """By the name of the mode."""

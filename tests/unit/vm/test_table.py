@@ -21,7 +21,8 @@ JUNIT = """<testsuites><testsuite>
 def test_what_a_kernel_cannot_names_tests_that_exist_and_says_why(name: str) -> None:
     for test, why in kernels()[name].cannot.items():
         path, _, function = test.partition("::")
-        assert f"def {function.partition('[')[0]}(" in (CHECKOUT / path).read_text()
+        assert (CHECKOUT / path).exists()
+        assert not function or f"def {function.partition('[')[0]}(" in (CHECKOUT / path).read_text()
         assert why
 
 
