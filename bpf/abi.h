@@ -183,7 +183,7 @@ enum node_flag {
 
 /* The one entry of `node`: what holds for all programs. Timeouts in seconds. */
 struct node {
-	__u64 netns_cookie; /* of the namespace that counts as the node; 0: the initial one */
+	__u64 netns_cookie; /* of the namespace that counts as the node; 0: none does yet */
 	__u32 flags;	    /* enum node_flag */
 	__u32 inlet;	    /* index of the device by which replies reach the node; 0: none */
 	__u32 tcp_established;

@@ -85,19 +85,14 @@ enum socket_owner {
 	OF_NODE,
 };
 
-/* A cookie of 0 stands for the initial namespace: kernels before 5.14 do not tell the agent what
- * its cookie is, but tell us, asked for no socket's in particular (5.7, f318903c0bf4).
- */
 static __always_inline enum socket_owner socket_owner(u64 netns_cookie)
 {
 	u32 zero = 0;
 	struct node *found = node.lookup(&zero);
-	u64 nodes;
 
 	if (!found)
 		return UNSERVED;
-	nodes = found->netns_cookie ? found->netns_cookie : bpf_get_netns_cookie(NULL);
-	if (nodes == netns_cookie)
+	if (found->netns_cookie == netns_cookie)
 		return OF_NODE;
 	return found->flags & NODE_SOCKETS_OF_PODS ? OF_POD : UNSERVED;
 }

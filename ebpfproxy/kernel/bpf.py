@@ -291,7 +291,7 @@ class Program(_Object):
 
     @classmethod
     def load(cls, type_: int, attach_type: int, instructions: bytes) -> "Program":
-        """From instructions (struct bpf_insn) that need no map. Raises KernelError."""
+        """From instructions (struct bpf_insn), in which a map is its file descriptor. Raises KernelError."""
         code = ctypes.create_string_buffer(instructions, len(instructions))
         license_ = ctypes.create_string_buffer(b"Dual BSD/GPL")
         attr = struct.pack(

@@ -1,17 +1,26 @@
-"""Attaching programs to a cgroup of version 2: by links where the kernel has them, by PROG_ATTACH before."""
+"""Attaching programs to a cgroup of version 2: by links where the kernel has them, by PROG_ATTACH before; and
+a cgroup of our own to try them in."""
 
 import ctypes
 import os
 import struct
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ebpfproxy.errors import KernelError, NotFound
+from ebpfproxy.errors import KernelError, NotFound, Rejected
 from ebpfproxy.kernel.bpf import PROG_ATTACH, PROG_DETACH, PROG_QUERY, Link, Program, bpf
 
 _ALLOW_MULTI, _REPLACE = 2, 4  # BPF_F_ALLOW_MULTI, BPF_F_REPLACE
 _QUERY_EFFECTIVE = 1  # BPF_F_QUERY_EFFECTIVE
+_CONNECT = (  # "0" is whoever writes it; the hooks are run before the socket is looked at
+    "import socket, sys\n"
+    "open(sys.argv[1], 'w').write('0')\n"
+    "socket.socket(socket.AF_INET, socket.SOCK_DGRAM).connect_ex(('127.0.0.1', 9))\n"
+)
 _ROOM = 1024  # programs: BPF_CGROUP_MAX_PROGS (64) of each cgroup from here to the root
 
 
@@ -94,3 +103,27 @@ def detach(program: Program, cgroup: Path, attach_type: int) -> bool:
         except NotFound:
             return False
     return True
+
+
+@contextmanager
+def temporary(parent: Path) -> Iterator[Path]:
+    """A cgroup below `parent` within the block. What is attached to it goes with it. Raises Rejected."""
+    try:
+        made = Path(tempfile.mkdtemp(prefix="ebpfproxy-", dir=parent))
+    except OSError as failure:
+        hint = "mount it writable" if parent.is_dir() else "name the root of cgroup v2 with --cgroup-root"
+        raise Rejected(f"no cgroup can be made below {parent}: {failure.strerror}", hint) from failure
+    try:
+        yield made
+    finally:
+        made.rmdir()
+
+
+def connect_in(cgroup: Path) -> None:
+    """Have a process in that cgroup, and in the calling thread's network namespace, call connect(2). It
+    connects a datagram's socket to loopback: no packet is sent. Raises Rejected."""
+    command = [sys.executable, "-I", "-S", "-c", _CONNECT, str(cgroup / "cgroup.procs")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        why = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+        raise Rejected(f"no process can be run in cgroup {cgroup}: {why}")

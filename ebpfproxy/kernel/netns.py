@@ -145,27 +145,6 @@ def cookie() -> int:
     return int.from_bytes(raw, sys.byteorder)
 
 
-def cookie_or_initial(proc_root: Path) -> int:
-    """As `cookie`; on a kernel that does not tell it, 0 in the initial network namespace.
-
-    `proc_root` is the host's /proc: its process 1 is in the initial namespace. Raises Unsupported where
-    the kernel does not tell it and the calling thread is elsewhere, or that cannot be seen.
-    """
-    try:
-        return cookie()
-    except Unsupported as failure:
-        try:
-            if Path(_OWN).stat().st_ino == (proc_root / "1/ns/net").stat().st_ino:
-                return 0
-        except OSError as error:
-            where = f"and {proc_root}/1/ns/net cannot be looked at: {error.strerror}"
-        else:
-            where = "and this is not the initial network namespace"
-        raise Unsupported(
-            f"{failure.message}, {where}", "run it with hostNetwork and hostPID, or on Linux 5.14 or newer"
-        ) from None
-
-
 def _share_folder() -> None:
     """Make FOLDER a shared mount, as `ip netns add` does: else its first run would bury our mounts."""
     FOLDER.mkdir(mode=0o755, exist_ok=True)

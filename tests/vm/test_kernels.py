@@ -16,7 +16,7 @@ _MODULES = ("ip_vs", "dummy", "sctp", "ip_set")
 
 def _part(*names: str, only: str = "", hours: float = 1.0) -> Selection:
     """`only`: as pytest's -k."""
-    options = ["--packets=2000", "--connects=500", *(["-k", only] if only else [])]
+    options = ["--packets=20000", "--connects=500", *(["-k", only] if only else [])]
     return Selection([_KERNEL + name for name in names] + options, _MODULES, hours * 3600)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from ebpfproxy.dataplanes.ebpf import abi, entries
+from ebpfproxy.dataplanes.ebpf import abi, entries, netns_cookie
 from ebpfproxy.dataplanes.ebpf.carry_over import CarryOver
 from ebpfproxy.dataplanes.ebpf.devices import DeviceTable, former_clsacts, former_pods
 from ebpfproxy.dataplanes.ebpf.entries import (
@@ -33,7 +33,7 @@ from ebpfproxy.dataplanes.ebpf.stale_sockets import StaleSockets
 from ebpfproxy.dataplanes.generation import Generation
 from ebpfproxy.dataplanes.interface import Delta
 from ebpfproxy.errors import KernelError
-from ebpfproxy.kernel import mounts, netns
+from ebpfproxy.kernel import mounts
 from ebpfproxy.kernel.lock import FolderLock
 from ebpfproxy.log import Logger
 from ebpfproxy.model.address import Address, Network
@@ -137,7 +137,7 @@ class EbpfDataplane:
             self._pods_bypass(pods)
 
     def _open_rest(self, opened: contextlib.ExitStack) -> None:
-        cookie = netns.cookie_or_initial(self._settings.proc_root)
+        cookie = netns_cookie.own(self._settings.cgroup_root)
         self._node = NodeEntry(self._maps["node"], self._settings, cookie)
         self._node.write()
         pins = self._programs.maps

@@ -12,7 +12,8 @@ from ebpfproxy.kernel import bpf
 
 _FRAME = 10  # the register that points to the end of the stack
 _TUPLE, _FIB = 16, 64  # bytes: struct bpf_sock_tuple with IPv4, padded, and struct bpf_fib_lookup
-_SK_RELEASE = 86
+_SK_RELEASE, _MAP_UPDATE_ELEM = 86, 2
+_PSEUDO_MAP_FD = 1  # in place of a register: what is loaded is a map, by its file descriptor
 
 
 def _instruction(code: int, to: int = 0, source: int = 0, offset: int = 0, immediate: int = 0) -> bytes:
@@ -36,6 +37,7 @@ def _call(helper: int) -> bytes:
 _EXIT = _instruction(0x95)
 RETURN_0 = _set(0, 0) + _EXIT
 RETURN_1 = _set(0, 1) + _EXIT
+GET_NETNS_COOKIE = _call(122)
 
 
 def _stack(register: int, size: int) -> bytes:
@@ -50,6 +52,18 @@ def _lookup(helper: int) -> bytes:
     release = _copy(1, 0) + _call(_SK_RELEASE)
     none_found = _instruction(0x15, 0, offset=len(release) // 8)  # if r0 == 0 skip the release
     return arguments + _call(helper) + none_found + release + RETURN_0
+
+
+def stores_netns_cookie(array_fd: int) -> bytes:
+    """A program for connect4 that writes bpf_get_netns_cookie(ctx) to entry 0 of a BPF_MAP_TYPE_ARRAY."""
+    cookie = GET_NETNS_COOKIE + _instruction(0x7B, _FRAME, 0, offset=-8)
+    key = _instruction(0x7A, _FRAME, offset=-16)
+    array = _instruction(0x18, 1, _PSEUDO_MAP_FD, immediate=array_fd) + _instruction(0)
+    pointers = b"".join(
+        _copy(register, _FRAME) + _instruction(0x07, register, immediate=offset)
+        for register, offset in ((2, -16), (3, -8))
+    )
+    return cookie + key + array + pointers + _set(4, 0) + _call(_MAP_UPDATE_ELEM) + RETURN_1
 
 
 class Probe(NamedTuple):

@@ -17,7 +17,7 @@ from pathlib import Path
 from socket import AF_INET
 from typing import NamedTuple
 
-from ebpfproxy.dataplanes.ebpf import abi, features
+from ebpfproxy.dataplanes.ebpf import abi, features, netns_cookie
 from ebpfproxy.dataplanes.ebpf.hooks import SCHED_CLS, SOCKET_HOOKS
 from ebpfproxy.dataplanes.findings import Finding
 from ebpfproxy.errors import KernelError, NotFound
@@ -33,7 +33,6 @@ _CONNECT = next(hook for hook in SOCKET_HOOKS if hook.name == "connect4")
 _FORWARD = re.compile(r'#include "(/usr/include/[^"]+)"')
 
 _COMPARE_POINTERS = bytes((0x1D, 0xA1, *bytes(6)))  # struct bpf_insn: if r1 == r10 goto +0
-_GET_NETNS_COOKIE = bytes((0x85, 0, 0, 0, 122, 0, 0, 0))  # r0 = bpf_get_netns_cookie(r1)
 
 _NEWER = "use a newer kernel: Linux {} has it"
 _BCC_REMEDY = "apt-get install python3-bpfcc, and make the venv with --system-site-packages"
@@ -82,7 +81,7 @@ def probe(bpffs_root: Path, cgroup_root: Path | None, devices: bool) -> tuple[Fi
     if not allowed.present:
         return allowed, *files
     packets = (_clsact(),) if devices else ()
-    needed = (allowed, *_maps(), *_hooks(), _netns_cookie(), *packets, *files)
+    needed = (allowed, *_maps(), *_hooks(), _netns_cookie(cgroup_root), *packets, *files)
     return (*needed, *_helpers(), _links(), _destroying())
 
 
@@ -185,14 +184,14 @@ def _hooks() -> Iterator[Finding]:
         )
 
 
-def _netns_cookie() -> Finding:
+def _netns_cookie(root: Path | None) -> Finding:
     """By which the programs tell the node's sockets from those of pods, once we told them which it is."""
     name = "the network namespace's cookie"
-    attempt = partial(_load_connect, _GET_NETNS_COOKIE + features.RETURN_1)
+    attempt = partial(_load_connect, features.GET_NETNS_COOKIE + features.RETURN_1)
     for_programs = _tried(attempt, name, "programs cannot ask for it", _NEWER.format("5.7"))
     if not for_programs.present:
         return for_programs
-    return _tried(partial(netns.cookie_or_initial, Path("/proc")), name, "", "")
+    return _tried(partial(netns_cookie.own, root), name, "", "")
 
 
 def _clsact() -> Finding:
