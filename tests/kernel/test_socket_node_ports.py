@@ -1,15 +1,10 @@
 """NodePorts as pods and the node dial them: on which addresses, and what else lives there."""
 
-import contextlib
-from pathlib import Path
-
 import pytest
 
 from ebpfproxy.dataplanes.ebpf import abi
 from ebpfproxy.dataplanes.ebpf.pins import Pins
-from ebpfproxy.dataplanes.ebpf.view import View
 from ebpfproxy.kernel.bpf import Map
-from ebpfproxy.lab import Place
 from ebpfproxy.model.address import Protocol
 from tests.kernel.clients import (
     REFUSED,
@@ -128,13 +123,9 @@ def test_a_node_port_that_changes_leaves_the_old_one(cluster: Cluster) -> None:
     assert outcome(cluster.p, TCP, cluster.node.v4, former) == "refused"
 
 
-_INITIAL_INODE = 0xEFFFFFF9
-"""That of the initial network namespace, NET_NS_INIT_INO in include/uapi/linux/nsfs.h (Linux 6.18)."""
-
-
 @pytest.fixture
-def untold(rough: Cluster) -> Cluster:
-    """The node as an agent leaves it that could not learn its namespace's cookie (Linux before 5.14)."""
+def unwritten(rough: Cluster) -> Cluster:
+    """A node whose agent has not written yet which network namespace is the node's."""
     rough.start()
     node = Map.pinned(Pins(rough.lab.bpffs).hooked_in() / "maps" / "node")
     try:
@@ -145,21 +136,9 @@ def untold(rough: Cluster) -> Cluster:
     return rough
 
 
-def test_without_a_cookie_no_other_namespace_is_the_node(untold: Cluster) -> None:
-    web = untold.service(node_port=True).to(untold.a)
-    assert outcome(untold.node, TCP, web.v4, 80) == "a"
-    assert outcome(untold.node, TCP, untold.node.v4, web.node_port) == "a"  # as for a pod
+def test_before_the_node_is_written_its_sockets_are_as_a_pods(unwritten: Cluster) -> None:
+    web = unwritten.service(node_port=True).to(unwritten.a)
+    assert outcome(unwritten.node, TCP, web.v4, 80) == "a"
+    assert outcome(unwritten.node, TCP, unwritten.node.v4, web.node_port) == "a"  # as for a pod
     for address in ("127.0.0.1", "::1", "0.0.0.0"):
-        assert outcome(untold.node, TCP, address, web.node_port) == "refused"
-
-
-@pytest.mark.skipif(
-    Path("/proc/self/ns/net").stat().st_ino != _INITIAL_INODE, reason="not in the initial network namespace"
-)
-def test_without_a_cookie_the_initial_namespace_is_the_node(untold: Cluster) -> None:
-    web = untold.service(node_port=True).to(untold.a)
-    initial = Place("initial", "/proc/self/ns/net", untold.node.cgroup)
-    with socket_in(initial, UDP) as sock, contextlib.closing(View(untold.lab.bpffs)) as view:
-        with contextlib.suppress(OSError):  # from there, no route leads into the lab
-            sock.connect(("127.0.0.1", web.node_port))
-        assert f"127.0.0.1:{web.node_port}" in {row.dialed for row in view.sockets()}
+        assert outcome(unwritten.node, TCP, address, web.node_port) == "refused"
