@@ -5,11 +5,14 @@ descriptors are owned by the objects here and closed by `close`. See include/uap
 the layout of `union bpf_attr`, of which each call packs the part it uses.
 """
 
+import contextlib
 import ctypes
 import errno
+import functools
 import mmap
 import os
 import platform
+import resource
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,6 +76,14 @@ def errno_of(failure: KernelError) -> int:
     """The errno behind an error of this module; 0 where there is none."""
     cause = failure.__cause__
     return cause.errno or 0 if isinstance(cause, OSError) else 0
+
+
+@functools.cache
+def _unlimit() -> None:
+    """Before Linux 5.11 maps and programs count as locked memory, all that root has in the kernel together: an
+    agent that starts anew, its maps being there, could not make one more."""
+    with contextlib.suppress(OSError, ValueError):  # without CAP_SYS_RESOURCE it is as the kernel says then
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 
 class MapFacts(NamedTuple):
@@ -150,6 +161,7 @@ class Map(_Object):
     @classmethod
     def create(cls, type_: int, key_size: int, value_size: int, max_entries: int, flags: int = 0) -> "Map":
         """One that is gone when it is closed, unless it was pinned. Raises KernelError."""
+        _unlimit()
         attr = struct.pack("=IIIII", type_, key_size, value_size, max_entries, flags)
         return cls(bpf(MAP_CREATE, attr, f"cannot make a map of type {type_}")[0], "unnamed")
 
@@ -292,6 +304,7 @@ class Program(_Object):
     @classmethod
     def load(cls, type_: int, attach_type: int, instructions: bytes) -> "Program":
         """From instructions (struct bpf_insn), in which a map is its file descriptor. Raises KernelError."""
+        _unlimit()
         code = ctypes.create_string_buffer(instructions, len(instructions))
         license_ = ctypes.create_string_buffer(b"Dual BSD/GPL")
         attr = struct.pack(

@@ -71,6 +71,17 @@ def no_descriptor_is_left(place: BpfPlace) -> Iterator[None]:
     assert len(descriptors()) == before
 
 
+def test_locked_memory_has_no_limit_once_a_map_is_made() -> None:
+    """Regression: on Linux 5.10, where maps are locked memory, an agent whose maps were there failed (EPERM)."""
+    script = (
+        "import resource as r; from ebpfproxy.kernel.bpf import Map\n"
+        "r.setrlimit(r.RLIMIT_MEMLOCK, (65536, 65536))\n"
+        f"Map.create({ARRAY}, 4, 4, 1 << 20).close()\n"
+        "assert r.getrlimit(r.RLIMIT_MEMLOCK) == (r.RLIM_INFINITY, r.RLIM_INFINITY)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
 def test_what_is_written_is_read_until_it_is_deleted() -> None:
     with hash_map(4) as made:
         assert made.lookup(u32(1)) is None

@@ -22,7 +22,9 @@ def _part(*names: str, only: str = "", hours: float = 1.0) -> Selection:
 
 _AGENTS = ("test_agent_disturbed.py", "test_agent_udp_flows.py", "test_agent_health_checks.py")
 PARTS = {
-    "probes": _part("test_ebpf_probes.py", "test_features.py", "test_iptables_tools.py"),
+    "probes": _part(
+        "test_ebpf_probes.py", "test_features.py", "test_netns_cookie.py", "test_iptables_tools.py"
+    ),
     "bpf": _part(
         "test_bpf_map.py",
         "test_bpf_cgroup.py",
