@@ -80,9 +80,11 @@ def errno_of(failure: KernelError) -> int:
 
 @functools.cache
 def _unlimit() -> None:
-    """Before Linux 5.11 maps and programs count as locked memory, all that root has in the kernel together: an
-    agent that starts anew, its maps being there, could not make one more."""
-    with contextlib.suppress(OSError, ValueError):  # without CAP_SYS_RESOURCE it is as the kernel says then
+    """Before Linux 5.11 maps and programs count as locked memory, all that root has there together: an agent
+    that starts anew, its maps being there, could not make one more."""
+    _, most = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (most, most))
+    with contextlib.suppress(OSError, ValueError):  # more than that takes CAP_SYS_RESOURCE
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 

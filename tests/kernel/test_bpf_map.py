@@ -71,13 +71,14 @@ def no_descriptor_is_left(place: BpfPlace) -> Iterator[None]:
     assert len(descriptors()) == before
 
 
-def test_locked_memory_has_no_limit_once_a_map_is_made() -> None:
-    """Regression: on Linux 5.10, where maps are locked memory, an agent whose maps were there failed (EPERM)."""
+def test_once_a_map_is_made_as_much_memory_is_locked_as_we_may() -> None:
+    """Regression: on Linux 5.10, where maps are locked memory, none could be made beside our pinned ones."""
     script = (
         "import resource as r; from ebpfproxy.kernel.bpf import Map\n"
-        "r.setrlimit(r.RLIMIT_MEMLOCK, (65536, 65536))\n"
+        "_, most = r.getrlimit(r.RLIMIT_MEMLOCK)\n"
+        "r.setrlimit(r.RLIMIT_MEMLOCK, (4096, most))\n"
         f"Map.create({ARRAY}, 4, 4, 1 << 20).close()\n"
-        "assert r.getrlimit(r.RLIMIT_MEMLOCK) == (r.RLIM_INFINITY, r.RLIM_INFINITY)"
+        "assert r.getrlimit(r.RLIMIT_MEMLOCK)[0] in (most, r.RLIM_INFINITY)"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
 
