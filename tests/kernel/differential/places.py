@@ -20,7 +20,7 @@ NODE_PORTS = range(30_000, 30_100)
 PORTS = frozenset((*TARGET_PORTS[TCP], *TARGET_PORTS[UDP], *NODE_PORTS))
 """Not for clients."""
 
-REMEMBERED = 60
+REMEMBERED = 180
 """Seconds for which the first node remembers a flow at the most, after its last packet: longer than any pause
 that a busy machine makes between two steps of a history."""
 

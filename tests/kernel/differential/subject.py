@@ -30,10 +30,9 @@ _ICMP_UNLIMITED = {
 """A refusal by ICMP is one of a few in a second otherwise; the last: of echo requests alone."""
 
 _TIMEOUTS = {
-    f"net/netfilter/nf_conntrack_{key}": str(REMEMBERED)
-    for key in ("udp_timeout_stream", "tcp_timeout_syn_sent", "tcp_timeout_syn_recv")
+    f"net/netfilter/nf_conntrack_{key}": str(REMEMBERED) for key in ("udp_timeout", "udp_timeout_stream")
 }
-"""Those that are longer otherwise."""
+"""The former is that of a flow with one exchange. What TCP leaves without an answer goes earlier."""
 
 
 class Subject:
@@ -127,6 +126,7 @@ class Subject:
                 "bpffs_root": str(lab.bpffs),
                 "detect_local_mode": "InterfaceNamePrefix",
                 "pod_interface_name_prefix": "veth",
+                "conntrack_udp_timeout": f"{REMEMBERED}s",
                 "conntrack_udp_timeout_stream": f"{REMEMBERED}s",
                 **self._texts,
             }
