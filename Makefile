@@ -16,7 +16,8 @@ STAMP  := $(VENV)/.installed
 APT    := python3 python3-venv python3-bpfcc linux-libc-dev iproute2 mount gcc libc6-dev iperf3 iptables nftables \
   ipset ipvsadm crun qemu-system-x86 busybox-static kmod
 C      := $(wildcard bpf/*.c bpf/*.h ebpfproxy/bench/*.c ebpfproxy/bench/c/*.[ch])
-# What the benches compare, and what `make soak` moves among; where the kernel has IPVS: make soak MOVES=ebpf,iptables,nftables,ipvs.
+# What the benches compare, and what `make soak` moves among; where the kernel has IPVS:
+# make soak MOVES=ebpf,iptables,nftables,ipvs
 MODES  := ebpf,nftables,iptables-legacy,iptables-nft
 MOVES  := ebpf,iptables,nftables
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ebpfproxy.errors import KernelError, NotFound, Rejected
@@ -21,6 +21,7 @@ _CONNECT = (  # "0" is whoever writes it; the hooks are run before the socket is
     "open(sys.argv[1], 'w').write('0')\n"
     "socket.socket(socket.AF_INET, socket.SOCK_DGRAM).connect_ex(('127.0.0.1', 9))\n"
 )
+_TEMPORARY = "ebpfproxy-temporary-"
 _ROOM = 1024  # programs: BPF_CGROUP_MAX_PROGS (64) of each cgroup from here to the root
 
 
@@ -109,7 +110,7 @@ def detach(program: Program, cgroup: Path, attach_type: int) -> bool:
 def temporary(parent: Path) -> Iterator[Path]:
     """A cgroup below `parent` within the block. What is attached to it goes with it. Raises Rejected."""
     try:
-        made = Path(tempfile.mkdtemp(prefix="ebpfproxy-", dir=parent))
+        made = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=parent))
     except OSError as failure:
         hint = "mount it writable" if parent.is_dir() else "name the root of cgroup v2 with --cgroup-root"
         raise Rejected(f"no cgroup can be made below {parent}: {failure.strerror}", hint) from failure
@@ -117,6 +118,17 @@ def temporary(parent: Path) -> Iterator[Path]:
         yield made
     finally:
         made.rmdir()
+
+
+def remove_temporary(parent: Path, dry_run: bool = False) -> list[str]:
+    """The names of those that a process left behind which was killed; with a process in it one stays."""
+    removed = []
+    for left in sorted(parent.glob(f"{_TEMPORARY}*")):
+        with suppress(OSError):
+            if not dry_run:
+                left.rmdir()
+            removed.append(left.name)
+    return removed
 
 
 def connect_in(cgroup: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ebpfproxy.dataplanes.ebpf import netns_cookie
+from ebpfproxy.dataplanes.ebpf import netns_cookie, removal
 from ebpfproxy.errors import Rejected, Unsupported
 from ebpfproxy.kernel import netns
 from tests.support.bpf_place import bpf_place
@@ -29,12 +29,8 @@ def untold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(netns, "cookie", cookie)
 
 
-def told(monkeypatch: pytest.MonkeyPatch, cookie: int) -> None:
-    monkeypatch.setattr(netns, "cookie", lambda: cookie)
-
-
 def test_a_kernel_that_tells_it_is_believed(group: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told(monkeypatch, 4711)
+    monkeypatch.setattr(netns, "cookie", lambda: 4711)
     assert netns_cookie.own(group) == 4711
 
 
@@ -61,6 +57,16 @@ def test_a_program_tells_what_the_kernel_tells(group: Path) -> None:
 def test_nothing_stays_of_the_cgroup_that_it_takes(group: Path) -> None:
     netns_cookie.own(group)
     assert [entry.name for entry in group.iterdir() if entry.is_dir()] == []
+
+
+def test_what_an_agent_left_that_was_killed_meanwhile_is_cleaned_up(group: Path) -> None:
+    left = group / "ebpfproxy-temporary-left"
+    left.mkdir()
+    with netns.throw_away():
+        assert f"cgroup {left.name}" in removal.remove(group / "none", group, dry_run=True)
+        assert left.is_dir()
+        assert f"cgroup {left.name}" in removal.remove(group / "none", group)
+    assert not left.exists()
 
 
 @pytest.mark.usefixtures("untold")

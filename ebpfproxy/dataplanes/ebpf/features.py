@@ -7,7 +7,7 @@ refuse it.
 
 from typing import NamedTuple
 
-from ebpfproxy.dataplanes.ebpf.hooks import SCHED_CLS, SOCKET_HOOKS
+from ebpfproxy.dataplanes.ebpf.hooks import CONNECT4, SCHED_CLS
 from ebpfproxy.kernel import bpf
 
 _FRAME = 10  # the register that points to the end of the stack
@@ -92,8 +92,7 @@ def defines() -> dict[str, str]:
 
     Raises Rejected where we may not load programs at all.
     """
-    connect = next(hook for hook in SOCKET_HOOKS if hook.name == "connect4")
     found = [probe for probe in PROBES if bpf.loads(SCHED_CLS, 0, probe.code)]
-    if bpf.loads(connect.program_type, connect.attach_type, SET_RETVAL.code):
+    if bpf.loads(CONNECT4.program_type, CONNECT4.attach_type, SET_RETVAL.code):
         found.append(SET_RETVAL)
     return {probe.define: "1" for probe in found}

@@ -5,13 +5,12 @@ import sys
 from pathlib import Path
 
 from ebpfproxy.dataplanes.ebpf import features
-from ebpfproxy.dataplanes.ebpf.hooks import SOCKET_HOOKS
+from ebpfproxy.dataplanes.ebpf.hooks import CONNECT4
 from ebpfproxy.errors import Rejected, Unsupported
 from ebpfproxy.kernel import cgroup, mounts, netns
 from ebpfproxy.kernel.bpf import Map, Program
 
 _ARRAY = 2  # BPF_MAP_TYPE_ARRAY
-_CONNECT = next(hook for hook in SOCKET_HOOKS if hook.name == "connect4")
 
 
 def own(cgroup_root: Path | None) -> int:
@@ -27,15 +26,15 @@ def own(cgroup_root: Path | None) -> int:
 
 
 def told_by_program(cgroup_root: Path) -> int:
-    """As `own`, on every kernel that has bpf_get_netns_cookie (5.7, f318903c0bf4). It takes some 50 ms."""
+    """As `own`, on every kernel that has bpf_get_netns_cookie (5.7, f318903c0bf4). Takes 13 to 20 ms."""
     with contextlib.ExitStack() as stack:
         told = Map.create(_ARRAY, 4, 8, 1)
         stack.callback(told.close)
         code = features.stores_netns_cookie(told.fd)
-        program = Program.load(_CONNECT.program_type, _CONNECT.attach_type, code)
+        program = Program.load(CONNECT4.program_type, CONNECT4.attach_type, code)
         stack.callback(program.close)
         below = stack.enter_context(cgroup.temporary(cgroup_root))
-        cgroup.attach_multi(program, below, _CONNECT.attach_type, None)
+        cgroup.attach_multi(program, below, CONNECT4.attach_type, None)
         cgroup.connect_in(below)
         cookie = int.from_bytes(told.lookup(bytes(4)) or b"", sys.byteorder)
     if not cookie:

@@ -18,7 +18,7 @@ from socket import AF_INET
 from typing import NamedTuple
 
 from ebpfproxy.dataplanes.ebpf import abi, features, netns_cookie
-from ebpfproxy.dataplanes.ebpf.hooks import SCHED_CLS, SOCKET_HOOKS
+from ebpfproxy.dataplanes.ebpf.hooks import CONNECT4, SCHED_CLS, SOCKET_HOOKS
 from ebpfproxy.dataplanes.findings import Finding
 from ebpfproxy.errors import KernelError, NotFound
 from ebpfproxy.kernel import cgroup, mounts, netns, rights, sockets, tc
@@ -29,7 +29,6 @@ _HASH, _ARRAY, _LRU_HASH, _LPM_TRIE = 1, 2, 9, 11  # BPF_MAP_TYPE_*
 _NO_PREALLOC, _MMAPABLE = 1, 1 << 10  # BPF_F_*
 _LOOPBACK = 1  # its index in every network namespace
 _NO_FILE = 1 << 30  # a descriptor that nobody has
-_CONNECT = next(hook for hook in SOCKET_HOOKS if hook.name == "connect4")
 _FORWARD = re.compile(r'#include "(/usr/include/[^"]+)"')
 
 _COMPARE_POINTERS = bytes((0x1D, 0xA1, *bytes(6)))  # struct bpf_insn: if r1 == r10 goto +0
@@ -112,7 +111,7 @@ def _load(type_: int, attach_type: int, code: bytes) -> None:
     Program.load(type_, attach_type, code).close()
 
 
-_load_connect = partial(_load, _CONNECT.program_type, _CONNECT.attach_type)
+_load_connect = partial(_load, CONNECT4.program_type, CONNECT4.attach_type)
 
 
 # bpf(2)
@@ -230,10 +229,10 @@ def _links() -> Finding:
 
 def _attach_nowhere() -> None:
     """A kernel that has links only does not find the cgroup."""
-    program = Program.load(_CONNECT.program_type, _CONNECT.attach_type, features.RETURN_1)
+    program = Program.load(CONNECT4.program_type, CONNECT4.attach_type, features.RETURN_1)
     with contextlib.closing(program):
         try:
-            Link.create(program, _NO_FILE, _CONNECT.attach_type).close()
+            Link.create(program, _NO_FILE, CONNECT4.attach_type).close()
         except KernelError as failure:
             if _number(failure) != errno.EBADF:
                 raise
@@ -266,7 +265,7 @@ def _cgroup(root: Path | None, allowed: bool) -> Finding:
     def attempt() -> None:
         found = root or mounts.cgroup_root_of_all()
         if allowed:
-            cgroup.programs(found, _CONNECT.attach_type)
+            cgroup.programs(found, CONNECT4.attach_type)
         elif not found.is_dir():
             raise NotFound(f"cgroup {found} does not exist") from OSError(errno.ENOENT, "")
 

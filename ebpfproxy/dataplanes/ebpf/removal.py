@@ -8,7 +8,7 @@ from pathlib import Path
 from ebpfproxy.dataplanes.ebpf import devices, programs
 from ebpfproxy.dataplanes.ebpf.pins import Pins
 from ebpfproxy.errors import AlreadyExists, Rejected
-from ebpfproxy.kernel import inlet, mounts
+from ebpfproxy.kernel import cgroup, inlet, mounts
 from ebpfproxy.kernel.lock import FolderLock
 
 
@@ -18,7 +18,8 @@ def remove(bpffs_root: Path, cgroup_root: Path | None, dry_run: bool = False) ->
     Hooks and filters first, so that no connection meets a program without its maps. Devices are those of
     the calling thread's network namespace; their filters are known by what they are called, so they go
     also where the bpffs went before. A clsact goes where the maps say that it is ours, and nobody uses it.
-    `cgroup_root` is only needed where the kernel has no cgroup links. Sockets that are connected already go
+    `cgroup_root` is only needed where the kernel has no cgroup links or an agent was killed while it asked a
+    program for its network namespace. Sockets that are connected already go
     on; flows whose packets were translated end.
 
     With `dry_run` nothing is touched, and what is returned is what would be removed; an agent may run.
@@ -61,6 +62,8 @@ def remove_held(pins: Pins | None, cgroup_root: Path | None, dry_run: bool = Fal
     clsacts = (devices.former_clsacts(layout / "maps") for layout in layouts)
     removed += _remove_devices(frozenset().union(*clsacts), dry_run)
     removed += [f"maps and programs {layout.name}" for layout in layouts]
+    if cgroup_root:
+        removed += [f"cgroup {name}" for name in cgroup.remove_temporary(cgroup_root, dry_run)]
     if pins and not dry_run:
         _unpin(pins)
     return removed
