@@ -141,8 +141,12 @@ class StaleFlows:
         self._gone |= places
 
     def forget_gone(self, of: Family) -> None:
-        """No flow of this family to a frontend that is gone is left; nothing came into force meanwhile."""
-        self._gone = {place for place in self._gone if family(place[0]) is not of}
+        """No stale flow of this family to a frontend that is gone is left; nothing came into force meanwhile.
+
+        Not forgotten is a frontend that is expected back: its flows are not stale yet, and are again if it
+        does not come, as where the sync fails and the next one is to be without it.
+        """
+        self._gone = {place for place in self._gone if family(place[0]) is not of or place in self._allowed}
 
     def is_stale(self, flow: TrackedFlow) -> bool:
         """Whether the flow is to be ended, so that its next packet is treated as the plans in force say."""

@@ -263,6 +263,16 @@ def test_a_frontend_on_its_way_back_does_not_lose_the_flows_of_its_new_rules(flo
     assert not flows.is_stale(flow(f"{NODE}:30053", "10.1.0.2:5353"))
 
 
+def test_a_frontend_that_was_expected_back_and_never_came_loses_its_flows(flows: StaleFlows) -> None:
+    """The sync that was to bring it back failed, and flows were looked for before the next one."""
+    bring(flows, plan(ONE))
+    bring(flows, gone(plan(ONE)))
+    flows.expect(plan(ONE))
+    flows.forget_gone(Family.IPV4)
+    assert bring(flows, gone(plan(ONE))) == V4
+    assert flows.is_stale(TO_ONE)
+
+
 def test_a_plan_that_the_kernel_refused_leaves_the_former_one_in_force(flows: StaleFlows) -> None:
     first, second = plan(ONE), plan(TWO)
     bring(flows, first)
