@@ -51,7 +51,7 @@ class Pod(Place):
 
         return self._serve(protocol, port, address, lambda listener: sockets.tell(listener, speak))
 
-    def ask(self, protocol: Protocol, address: str, port: int, timeout: float = 3.0) -> str:
+    def ask(self, protocol: Protocol, address: str, port: int, timeout: float = sockets.ANSWERED) -> str:
         """What the server there answers to a client here. Raises OSError."""
         return self.call(lambda: sockets.ask(protocol, address, port, timeout))
 

@@ -20,6 +20,9 @@ _TYPES = {
 }
 _BACKLOG = 4096
 
+ANSWERED = 20.0
+"""Seconds for what is sure to be answered, on however busy a machine. Who expects silence waits less."""
+
 
 def listening(protocol: Protocol, port: int, address: str = "::") -> socket.socket:
     """A bound socket, listening where the protocol has that; "::" takes IPv4 too."""
@@ -132,7 +135,7 @@ def serve_http(listener: socket.socket, body: str) -> None:
 
 
 def dial(
-    protocol: Protocol, address: str, port: int, timeout: float = 3.0, source: tuple[str, int] = ("", 0)
+    protocol: Protocol, address: str, port: int, timeout: float = ANSWERED, source: tuple[str, int] = ("", 0)
 ) -> socket.socket:
     """A connected socket; for UDP one that has a peer. Raises OSError, TimeoutError included.
 
@@ -153,7 +156,7 @@ def dial(
 
 
 def ask(
-    protocol: Protocol, address: str, port: int, timeout: float = 3.0, source: tuple[str, int] = ("", 0)
+    protocol: Protocol, address: str, port: int, timeout: float = ANSWERED, source: tuple[str, int] = ("", 0)
 ) -> str:
     """Dial, say something, and return the answer. Raises OSError; ConnectionResetError for none."""
     with dial(protocol, address, port, timeout, source) as client:
@@ -164,7 +167,7 @@ def ask(
     return answer.decode()
 
 
-def ask_unconnected(address: str, port: int, timeout: float = 3.0) -> tuple[str, tuple[str, int]]:
+def ask_unconnected(address: str, port: int, timeout: float = ANSWERED) -> tuple[str, tuple[str, int]]:
     """Ask by UDP from a socket without a peer; return the answer, and whom it came from."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as client:

@@ -4,6 +4,7 @@ import collections
 import concurrent.futures
 import contextlib
 import errno
+import itertools
 import socket
 import struct
 import time
@@ -19,6 +20,10 @@ _NO_WAY = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN)
 TCP, UDP = Protocol.TCP, Protocol.UDP
 FAMILIES = {"v4": socket.AF_INET, "v6": socket.AF_INET6}
 KINDS = {TCP: socket.SOCK_STREAM, UDP: socket.SOCK_DGRAM}
+
+_new_ports = itertools.cycle(range(11_000, 30_000))
+"""Neither servers', nor NodePorts, nor any that the kernel chooses: one of those may be that of a flow which
+is still remembered, and goes on to its endpoint."""
 
 
 def socket_in(place: Place, protocol: Protocol, family: int = socket.AF_INET) -> socket.socket:
@@ -72,7 +77,9 @@ def ask_from(client: socket.socket, address: str, port: int) -> tuple[str, tuple
     return answer.decode(), (peer[0], peer[1])
 
 
-def outcome(place: Place, protocol: Protocol, address: str, port: int, timeout: float = 2.0) -> str:
+def outcome(
+    place: Place, protocol: Protocol, address: str, port: int, timeout: float = sockets.ANSWERED
+) -> str:
     """The server's answer, REFUSED, SILENT where nobody says anything (no way included), or DENIED where
     sending it is not permitted (EPERM).
 
@@ -104,7 +111,7 @@ class Dial(NamedTuple):
     protocol: Protocol
     address: str
     port: int
-    timeout: float = 2.0
+    timeout: float = sockets.ANSWERED
     source: tuple[str, int] = ("", 0)
 
 
@@ -140,9 +147,13 @@ def ping(place: Place, address: str, payload: bytes = b"ebpfproxy", timeout: flo
 def answers(
     place: Place, protocol: Protocol, address: str, port: int, count: int = 30
 ) -> collections.Counter[str]:
-    """How often each server answered `count` new connections of one process. Raises OSError."""
+    """How often each server answered `count` new connections, or flows, of one process. Raises OSError."""
+    sources = list(itertools.islice(_new_ports, count)) if protocol is UDP else [0] * count
     return place.call(
-        lambda: collections.Counter(sockets.ask(protocol, address, port) for _ in range(count)), timeout=90
+        lambda: collections.Counter(
+            sockets.ask(protocol, address, port, source=("", source)) for source in sources
+        ),
+        timeout=90,
     )
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ebpfproxy.lab import Pod
+from ebpfproxy.lab import Pod, sockets
 from ebpfproxy.model.address import Protocol
 from tests.kernel.clients import REFUSED, SILENT, TCP, UDP, Dial, outcome, outcomes, ping
 from tests.kernel.cluster import TCP_TARGET
@@ -15,7 +15,7 @@ both_families = pytest.mark.parametrize("family", ["v4", "v6"])
 PROTOCOLS = (TCP, UDP)
 
 
-def everybody(web: Everywhere, place: Pod, family: str, timeout: float = 2.0) -> set[str]:
+def everybody(web: Everywhere, place: Pod, family: str, timeout: float = sockets.ANSWERED) -> set[str]:
     """What all frontends answer over both protocols."""
     dials = [web.dial(kind, family, protocol, timeout) for kind in FRONTENDS for protocol in PROTOCOLS]
     return set(outcomes(place, dials))

@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from ebpfproxy.lab import Pod
+from ebpfproxy.lab import Pod, sockets
 from ebpfproxy.model.address import Protocol
 from tests.kernel.clients import (
     FAMILIES,
@@ -99,7 +99,7 @@ def test_a_load_balancers_address_that_is_the_nodes_own(
     try:
         expected = {"some": "a", "none": REFUSED, "elsewhere": SILENT}[endpoints]
         for protocol in (TCP, UDP):
-            timeout = 0.3 if expected == SILENT else 2.0
+            timeout = 0.3 if expected == SILENT else sockets.ANSWERED
             assert name_of(outcome(pair.x, protocol, address, PORTS[protocol], timeout)) == expected
             assert name_of(outcome(pair.x, protocol, address, TARGETS[protocol])) == "host"
         assert outcome(pair.x, TCP, address, 9) == REFUSED

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from ebpfproxy.lab import Pod
+from ebpfproxy.lab import Pod, sockets
 from ebpfproxy.model.address import Protocol
 from tests.kernel.clients import REFUSED, SILENT, TCP, UDP, Dial, outcomes
 from tests.kernel.differences import DIFFERENCES, Differences
@@ -130,5 +130,5 @@ def test_every_frontend_serves_whom_its_policy_says(
 
 
 def _dial(table: Table, row: Row, expected: str) -> Dial:
-    timeout = SILENCE if expected == SILENT else 3.0
+    timeout = SILENCE if expected == SILENT else sockets.ANSWERED
     return table.webs[row.policy, row.place].dial(row.frontend, row.family, row.protocol, timeout)

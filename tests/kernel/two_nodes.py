@@ -62,7 +62,7 @@ class Everywhere(Exposed):
         }
         return pairs[kind][family == "v6"], PORTS[protocol]
 
-    def dial(self, kind: str, family: str, protocol: Protocol, timeout: float = 2.0) -> Dial:
+    def dial(self, kind: str, family: str, protocol: Protocol, timeout: float = sockets.ANSWERED) -> Dial:
         return Dial(protocol, *self.frontend(kind, family, protocol), timeout)
 
     def _addresses(self, four: int, six: int) -> tuple[str, str]:
