@@ -55,6 +55,10 @@ class Differences(NamedTuple):
     ends_with_service: bool
     """Open connections do when it is deleted, since they are its virtual server's; so with kube-proxy."""
 
+    takes_answers: bool
+    """Of UDP: what comes to a NodePort is a call for the Service, be it the answer to what the node has asked
+    from that port. IPVS looks at each packet that it knows no connection of."""
+
     answers_pings: bool
     """At the addresses of Services. For netfilter, no rule of kube-proxy's translates ICMP."""
 
@@ -92,6 +96,7 @@ _NFTABLES = Differences(
     at_output=False,
     one_list=False,
     ends_with_service=False,
+    takes_answers=False,
     answers_pings=False,
 )
 DIFFERENCES = {
@@ -106,6 +111,7 @@ DIFFERENCES = {
         at_output=False,
         one_list=False,
         ends_with_service=False,
+        takes_answers=False,
         answers_pings=True,
     ),
     "nftables": _NFTABLES,
@@ -114,7 +120,12 @@ DIFFERENCES = {
     ),
     # A real server of UDP that is not wanted is deleted with its flows; all addresses are the node's own.
     "ipvs": _NFTABLES._replace(
-        leaves_terminating=True, at_output=True, one_list=True, ends_with_service=True, answers_pings=True
+        leaves_terminating=True,
+        at_output=True,
+        one_list=True,
+        ends_with_service=True,
+        takes_answers=True,
+        answers_pings=True,
     ),
 }
 """By the name of the mode."""

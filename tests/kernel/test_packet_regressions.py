@@ -149,6 +149,7 @@ def test_a_clients_endpoint_is_kept_by_syncs_and_restarts(two_nodes: TwoNodes, f
     assert chosen() == mine
 
 
+@pytest.mark.ways("ebpf-on", "ebpf-off", "nftables", "iptables")  # IPVS knows flows by client and endpoint
 @both_families
 @both_protocols
 @pytest.mark.parametrize("place", ["here", "there"])
@@ -221,6 +222,7 @@ def test_a_node_port_that_the_node_has_a_connection_from(
     """Regression: cilium #10261. NodePorts and ephemeral ports may overlap (kubernetes #111823), and the
     connection may be older than the Service: what comes back to it is no call for the Service."""
     pair, web = two_nodes, two_nodes.everywhere()
+    taken = protocol is UDP and DIFFERENCES[pair.mode].takes_answers
     server = pair.x.tell(protocol, 7070, getattr(pair.x, family))
     source, to = (getattr(pair.node, family), web.node_port), (getattr(pair.x, family), 7070)
     try:
@@ -228,7 +230,7 @@ def test_a_node_port_that_the_node_has_a_connection_from(
             assert name_of(converse(own)) == "outside"
             web.to(pair.a)
             for _ in range(3):
-                assert name_of(converse(own)) == "outside"
+                assert name_of(converse(own)) == (SILENT if taken else "outside")
                 assert name_of(outcome(pair.x, protocol, source[0], web.node_port)) == "a"
     finally:
         server.kill()
