@@ -7,7 +7,7 @@ errors it knows that way whom they may go to. Whatever is not allowed raises Ass
 import dataclasses
 import ipaddress
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from ebpfproxy.model.address import Address, Family, family, unspecified
 from tests.support import headers
@@ -123,7 +123,8 @@ class Judge:
             return
         assert verdict == UNSPEC, f"verdict {verdict} at egress"
         if before.fragment == "later":
-            self._later("egress", frame, before, verdict, out)
+            gets = self._devices[device] if mark == MARK_FORWARD and _may_lack_ports(before) else ()
+            self._later("egress", frame, before, verdict, out, gets)
             return
         is_, becomes = before.tuple, self._unharmed(frame, out)
         if becomes in self._known.get(("egress", is_), ()):
@@ -148,11 +149,21 @@ class Judge:
         assert rest(frame, before) == rest(out, after), "something else changed"
         return after.outer.tuple
 
-    def _later(self, side: str, frame: bytes, before: Headers, verdict: int, out: bytes) -> None:
-        """A later fragment goes where the first one went."""
+    def _later(
+        self,
+        side: str,
+        frame: bytes,
+        before: Headers,
+        verdict: int,
+        out: bytes,
+        masqueraded_as: Collection[Address] = (),
+    ) -> None:
+        """A later fragment goes where the first one went; or, where that lacked a port which another flow
+        has given back since, to where it would have gone."""
         assert verdict == UNSPEC
         becomes = self._unharmed(frame, out)
-        known = self._pairs.get((side, before.tuple.source, before.tuple.destination), ())
+        known = self._pairs.get((side, before.tuple.source, before.tuple.destination), set())
+        known = known | {(address, before.tuple.destination) for address in masqueraded_as}
         assert (becomes.source, becomes.destination) in known, "a fragment of nobody's was changed"
         self.judged["later fragments"] += 1
 
