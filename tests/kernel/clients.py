@@ -21,9 +21,9 @@ TCP, UDP = Protocol.TCP, Protocol.UDP
 FAMILIES = {"v4": socket.AF_INET, "v6": socket.AF_INET6}
 KINDS = {TCP: socket.SOCK_STREAM, UDP: socket.SOCK_DGRAM}
 
-_new_ports = itertools.cycle(range(11_000, 30_000))
+new_ports = itertools.cycle(range(11_000, 30_000))
 """Neither servers', nor NodePorts, nor any that the kernel chooses: one of those may be that of a flow which
-is still remembered, and goes on to its endpoint."""
+is still remembered, and goes on to its endpoint. TCP keeps those of connections that were closed, too."""
 
 
 def socket_in(place: Place, protocol: Protocol, family: int = socket.AF_INET) -> socket.socket:
@@ -148,7 +148,7 @@ def answers(
     place: Place, protocol: Protocol, address: str, port: int, count: int = 30
 ) -> collections.Counter[str]:
     """How often each server answered `count` new connections, or flows, of one process. Raises OSError."""
-    sources = list(itertools.islice(_new_ports, count)) if protocol is UDP else [0] * count
+    sources = list(itertools.islice(new_ports, count)) if protocol is UDP else [0] * count
     return place.call(
         lambda: collections.Counter(
             sockets.ask(protocol, address, port, source=("", source)) for source in sources

@@ -72,5 +72,5 @@ def test_a_node_whose_addresses_change(rough: Cluster) -> None:
     web = rough.service(node_port=True).to(rough.a)
     moved = manifests.node(rough.lab.node_name, [gateway(rough)])
     manifests.write(rough.folder / "node.yaml", moved)
-    eventually(lambda: outcome(rough.p, TCP, gateway(rough), web.node_port) == "a", "the new address")
+    eventually(lambda: outcome(rough.p, TCP, gateway(rough), web.node_port, 2.0) == "a", "the new address")
     assert outcome(rough.p, TCP, rough.node.v4, web.node_port) == REFUSED

@@ -112,7 +112,7 @@ def test_source_ranges_admit_those_that_they_hold(two_nodes: TwoNodes, family: s
     vip, names = web.balancer_ips[family == "v6"], {"a", "d"}
     for protocol in PROTOCOLS:
         for place in admitted:
-            assert told(outcome(place, protocol, vip, PORTS[protocol], 2.0))[0] in names, place.name
+            assert told(outcome(place, protocol, vip, PORTS[protocol]))[0] in names, place.name
         inside, beyond = ((getattr(each, family), 0) for each in further)
         at_vip = protocol, vip, PORTS[protocol]
         first, second = outcomes(pair.x, [Dial(*at_vip, source=inside), Dial(*at_vip, 0.3, beyond)])

@@ -1,7 +1,6 @@
 """What others' packet paths got wrong, one test each. Those about sizes are in test_packet_sizes.py."""
 
 import contextlib
-import itertools
 import socket
 import struct
 
@@ -17,6 +16,7 @@ from tests.kernel.clients import (
     UDP,
     connected,
     converse,
+    new_ports,
     outcome,
     outcomes,
     ping,
@@ -30,7 +30,6 @@ pytestmark = pytest.mark.kernel
 
 both_families = pytest.mark.parametrize("family", ["v4", "v6"])
 both_protocols = pytest.mark.parametrize("protocol", [TCP, UDP], ids=["tcp", "udp"])
-_PORTS = itertools.count(25000)  # below those that the kernel gives out; none twice, since TCP keeps them
 TARGETS = {TCP: TCP_TARGET, UDP: UDP_TARGET}
 
 
@@ -161,7 +160,7 @@ def test_one_client_port_reaches_one_endpoint_by_several_addresses(
     pair, pod = two_nodes, two_nodes.a if place == "here" else two_nodes.d
     web = pair.everywhere().to(pod)
     dialed = [web.frontend(kind, family, protocol) for kind in FRONTENDS]
-    source = (getattr(pair.x, family), next(_PORTS))
+    source = (getattr(pair.x, family), next(new_ports))
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(dialed_from(pair.x, protocol, source, to)) for to in dialed]
         for _ in range(2):
@@ -178,7 +177,7 @@ def test_a_client_outside_and_the_node_may_use_one_port_to_one_endpoint(
 ) -> None:
     """Regression: cilium #23604. What is masqueraded and what the node sends itself have one address;
     neither may get the other's answers, whoever comes first."""
-    pair, port = two_nodes, next(_PORTS)
+    pair, port = two_nodes, next(new_ports)
     web = pair.everywhere().to(pair.d)
     node, endpoint = getattr(pair.node, family), (getattr(pair.d, family), TARGETS[protocol])
 
@@ -203,7 +202,7 @@ def test_a_port_that_a_connection_was_masqueraded_with_is_the_nodes_again(
     two_nodes: TwoNodes, family: str, end: str
 ) -> None:
     """What remains of a connection that is over gets no answers to the node's own, which is alive."""
-    pair, port = two_nodes, next(_PORTS)
+    pair, port = two_nodes, next(new_ports)
     web = pair.everywhere().to(pair.d)
     node, endpoint = getattr(pair.node, family), (getattr(pair.d, family), TCP_TARGET)
     with dialed_from(pair.x, TCP, (getattr(pair.x, family), port), (node, web.node_port)) as former:

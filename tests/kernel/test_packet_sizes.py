@@ -130,9 +130,9 @@ def test_endpoints_behind_a_tunnel(two_nodes: TwoNodes, tunnel: PodNetwork, fami
     by_tunnel = family == "v4" or tunnel is not PodNetwork.IPIP
     seen = getattr(own, family) if by_tunnel else pair.node.v6
     # The agents learn of the device by an event.
-    eventually(lambda: outcome(pair.x, TCP, address, port) == f"d {seen}", "the tunnel is looked after")
+    eventually(lambda: outcome(pair.x, TCP, address, port, 2.0) == f"d {seen}", "the tunnel is looked after")
     for protocol in (TCP, UDP):
-        assert outcome(pair.x, protocol, address, port, 2.0) == f"d {seen}"
+        assert outcome(pair.x, protocol, address, port) == f"d {seen}"
         for client in (pair.p, pair.node):
             assert told(outcome(client, protocol, web.address(family), PORTS[protocol]))[0] == "d"
     assert streamed(pair.x, address, port, STREAM[: 1 << 19]) == STREAM[: 1 << 19]

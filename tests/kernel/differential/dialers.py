@@ -216,7 +216,8 @@ class _Client:
             if time.monotonic() > deadline:
                 break
             rest = [n for n in rest if wanted[n].eventually and found[n] not in wanted[n].outcomes]
-            time.sleep(_LEISURE if rest else 0)
+            if rest:
+                time.sleep(_LEISURE)
         return list(found.values())
 
     def _open(self, dial: Dial) -> "_Conversation":
