@@ -7,7 +7,7 @@ errors it knows that way whom they may go to. Whatever is not allowed raises Ass
 import dataclasses
 import ipaddress
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from ebpfproxy.model.address import Address, Family, family, unspecified
 from tests.support import headers
@@ -117,14 +117,15 @@ class Judge:
             self._icmp("egress", frame, before, verdict, out)
             return
         if verdict == SHOT and mark == MARK_FORWARD:
-            # The few entries that a small LRU map forgot; a packet without its way back is no use.
-            if not _may_lack_ports(before):
+            if _may_lack_ports(before):
+                self._lacked_its_port(before)
+            else:
+                # The few entries that a small LRU map forgot; a packet without its way back is no use.
                 self.judged["forgotten by half"] += 1
             return
         assert verdict == UNSPEC, f"verdict {verdict} at egress"
         if before.fragment == "later":
-            gets = self._devices[device] if mark == MARK_FORWARD and _may_lack_ports(before) else ()
-            self._later("egress", frame, before, verdict, out, gets)
+            self._later("egress", frame, before, verdict, out)
             return
         is_, becomes = before.tuple, self._unharmed(frame, out)
         if becomes in self._known.get(("egress", is_), ()):
@@ -132,11 +133,24 @@ class Judge:
         elif mark == MARK_FORWARD:
             assert becomes.source in self._devices[device], f"{is_} was masqueraded as {becomes} at {device}"
             assert becomes[1::2] == is_[1::2], "masquerade changed the destination"
-            self._learn("egress", is_, becomes)
-            self._learn("ingress", becomes.reversed(), is_.reversed())
+            self._learn_masqueraded(is_, becomes)
         else:
             raise AssertionError(f"{is_} became {becomes}")
         self.judged["translated at egress"] += 1
+
+    def _lacked_its_port(self, before: Headers) -> None:
+        """When the flow that has the port is over, the first packet that gets it may be a later fragment.
+        What it becomes does not show its ports; but then they are those that it has."""
+        is_ = before.tuple
+        if before.fragment == "later":
+            return
+        for address in frozenset().union(*self._devices.values()):
+            if family(address) is family(is_.source):
+                self._learn_masqueraded(is_, is_._replace(source=address))
+
+    def _learn_masqueraded(self, is_: Tuple, becomes: Tuple) -> None:
+        self._learn("egress", is_, becomes)
+        self._learn("ingress", becomes.reversed(), is_.reversed())
 
     # Both
 
@@ -149,21 +163,11 @@ class Judge:
         assert rest(frame, before) == rest(out, after), "something else changed"
         return after.outer.tuple
 
-    def _later(
-        self,
-        side: str,
-        frame: bytes,
-        before: Headers,
-        verdict: int,
-        out: bytes,
-        masqueraded_as: Collection[Address] = (),
-    ) -> None:
-        """A later fragment goes where the first one went; or, where that lacked a port which another flow
-        has given back since, to where it would have gone."""
+    def _later(self, side: str, frame: bytes, before: Headers, verdict: int, out: bytes) -> None:
+        """A later fragment goes where the first one went."""
         assert verdict == UNSPEC
         becomes = self._unharmed(frame, out)
-        known = self._pairs.get((side, before.tuple.source, before.tuple.destination), set())
-        known = known | {(address, before.tuple.destination) for address in masqueraded_as}
+        known = self._pairs.get((side, before.tuple.source, before.tuple.destination), ())
         assert (becomes.source, becomes.destination) in known, "a fragment of nobody's was changed"
         self.judged["later fragments"] += 1
 

@@ -17,7 +17,7 @@ import socket
 import struct
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -248,10 +248,10 @@ class PacketPath:
         """All entries, by key."""
         return {key: Flow.unpack(value) for key, value in self.maps["flows"].items()}
 
-    def age(self, seconds: float, client: str = "") -> None:
-        """All flows, or those of one client, have seen no packet for so much longer."""
+    def age(self, seconds: float, which: Callable[[Flow], bool] = lambda _: True) -> None:
+        """Entries have seen no packet for so much longer."""
         for key, flow in self.flows().items():
-            if client and flow.client != parse_address(client):
+            if not which(flow):
                 continue
             older = flow._replace(last_seen=max(0, flow.last_seen - int(seconds * 1e9)))
             self.maps["flows"].update(key, older.pack())

@@ -83,7 +83,7 @@ def test_the_port_that_a_first_fragment_lacked_is_free_when_a_later_one_comes(pa
         return at_egress
 
     assert [forwarded(first).verdict, forwarded(second).verdict] == [SHOT, SHOT]
-    path.age(1000, client="198.51.100.8")
+    path.age(1000, lambda flow: flow.client == parse_address("198.51.100.8"))
     assert forwarded(second).packet.payload.src == V4.masquerade
 
 

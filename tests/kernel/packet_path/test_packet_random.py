@@ -27,6 +27,7 @@ from tests.support.packet_path import (
     MARK_FORWARD,
     NODE_V4,
     NODE_V6,
+    TIMEOUTS,
     UNSPEC,
     PacketPath,
 )
@@ -39,9 +40,12 @@ _TCP, _UDP, _SCTP = Protocol.TCP, Protocol.UDP, Protocol.SCTP
 _HERE = ("10.244.1.5", "fd00:1::5")
 _ELSEWHERE = ("10.244.2.5", "fd00:2::5")
 _ENOUGH = 1_000_000
-_ETHERNET = bytes.fromhex(packets.HERE.replace(":", ""))
 """Packets after which flows are forgotten, before the map has to evict any: what then becomes of replies
 is another test's matter."""
+_PAUSE = 50_000
+"""Packets after which half of all flows' entries have had none for so long that most are over."""
+_LONG = TIMEOUTS["udp"] + 10
+_ETHERNET = bytes.fromhex(packets.HERE.replace(":", ""))
 
 
 def _serve(path: PacketPath) -> dict[Dialed, Offer]:
@@ -121,6 +125,8 @@ class _Run:
                 for came_in in ("net", "pod") for to in ("net", "tunnel", "pod")]  # fmt: skip
         of_node = self.path.runs_out("net", "").run
         for number in range(count):
+            if not number % _PAUSE:
+                self.path.age(_LONG, lambda _: chance() < 0.5)
             frame = make()
             way = ways[int(chance() * 6)]
             came_in, ingress, to, egress = way
