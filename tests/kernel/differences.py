@@ -44,8 +44,7 @@ class Differences(NamedTuple):
     any more, as kube-proxy does (pkg/proxy/conntrack/cleanup.go), and a terminating one may well serve."""
 
     at_output: bool
-    """What the node itself sends is for IPVS where it is sent, before the table filter (ip_vs_ops[]). And it
-    can only refuse: what policy Local leaves without an endpoint is not dropped, and a NodePort without any
+    """What the node itself sends is for IPVS where it is sent (ip_vs_ops[]): so a NodePort without endpoints
     gives EPERM like other addresses."""
 
     one_list: bool
@@ -64,8 +63,6 @@ class Differences(NamedTuple):
 
     def to_node(self, protocol: Protocol, outcome: str) -> str:
         """What comes of it for a client that is the node itself."""
-        if self.at_output and protocol is Protocol.TCP and outcome == SILENT:
-            return REFUSED
         told_by_errno = self.by_packet and protocol is Protocol.UDP and outcome in (REFUSED, SILENT)
         return DENIED if told_by_errno else outcome
 

@@ -1,5 +1,8 @@
 """What the IPVS dataplane writes by iptables is what the tools of both flavours print; it takes no IPVS."""
 
+import contextlib
+import socket
+import subprocess
 from collections.abc import Iterator
 
 import pytest
@@ -7,12 +10,19 @@ import pytest
 from ebpfproxy.dataplanes.delta import diff
 from ebpfproxy.dataplanes.iptables import removal as removal_of_iptables
 from ebpfproxy.dataplanes.ipvs import removal
+from ebpfproxy.dataplanes.ipvs.entries import Member
 from ebpfproxy.dataplanes.ipvs.ip_sets import IpSets, make_all
 from ebpfproxy.dataplanes.ipvs.layout import LAYOUT
 from ebpfproxy.dataplanes.ipvs.node_entries import node_entries
-from ebpfproxy.dataplanes.ipvs.sets import NAMES
+from ebpfproxy.dataplanes.ipvs.sets import (
+    LOAD_BALANCER_FW,
+    LOAD_BALANCER_SOURCE_CIDR,
+    LOAD_BALANCER_SOURCE_IP,
+    NAMES,
+    set_name,
+)
 from ebpfproxy.dataplanes.ipvs.settings import IpvsSettings
-from ebpfproxy.dataplanes.xtables.entries import FILTER, NAT, Chain, Entry, Key, Rule, SharedChain
+from ebpfproxy.dataplanes.xtables.entries import FILTER, MANGLE, NAT, Chain, Entry, Key, Rule
 from ebpfproxy.dataplanes.xtables.families import TwoFamilies
 from ebpfproxy.kernel import ipset, iptables, netns
 from ebpfproxy.kernel.ipset_messages import IpSet
@@ -38,6 +48,7 @@ PODS = {
 @pytest.fixture
 def _nowhere() -> Iterator[None]:
     with netns.throw_away():
+        subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
         yield
 
 
@@ -45,14 +56,14 @@ def rules(plan: NodePlan, settings: IpvsSettings) -> dict[Key, Entry]:
     wanted: dict[Key, Entry] = {}
     for of in Family:
         for key, entry in node_entries(plan, of, settings).items():
-            if isinstance(key, Chain | SharedChain | Rule):
+            if isinstance(key, Chain | Rule):
                 assert isinstance(entry, tuple | int)
                 wanted[key] = entry  # type: ignore[assignment]
     return wanted
 
 
 def opened(flavour: Flavour) -> TwoFamilies:
-    families = TwoFamilies(LAYOUT, (FILTER, NAT), removal.leftovers, make_all)
+    families = TwoFamilies(LAYOUT, (FILTER, NAT, MANGLE), removal.leftovers, make_all)
     families.open(flavour)
     return families
 
@@ -68,6 +79,61 @@ def test_what_is_written_is_read_back_as_it_was(flavour: Flavour, pods: str, mas
     families = opened(flavour)
     assert not families.apply(diff(families.read(), wanted))
     assert families.read() == wanted
+    families.close()
+
+
+@pytest.mark.usefixtures("_nowhere")
+@pytest.mark.parametrize("flavour", Flavour)
+def test_a_rule_for_each_load_balancer_that_kube_proxy_has_in_the_table_filter_goes(flavour: Flavour) -> None:
+    for of in Family:
+        make_all(of)
+    tool = iptables.find(Family.IPV4, flavour)
+    tool.restore(
+        "*filter\n:KUBE-IPVS-OUT-FILTER - [0:0]\n"
+        "-A OUTPUT -j KUBE-IPVS-OUT-FILTER\n-A KUBE-IPVS-OUT-FILTER -s 203.0.113.5/32 -j DROP\nCOMMIT\n"
+    )
+    families = opened(flavour)
+    assert not families.apply(diff(families.read(), rules(NodePlan(), IpvsSettings())))
+    families.close()
+    tables = [part for part in tool.save().split("*") if "KUBE-IPVS-OUT-FILTER" in part]
+    assert [part.split()[0] for part in tables] == ["mangle"]
+
+
+@pytest.mark.usefixtures("_nowhere")
+@pytest.mark.parametrize("flavour", Flavour)
+@pytest.mark.parametrize("of", Family)
+def test_source_ranges_keep_the_nodes_own_connections_out(flavour: Flavour, of: Family) -> None:
+    """Here without IPVS: somebody on the node listens at the load balancer's address."""
+    vip, own = {Family.IPV4: ("203.0.113.5", "192.0.2.1"), Family.IPV6: ("2001:db8::5", "2001:db8:1::1")}[of]
+    for each in Family:
+        make_all(each)
+    for address in (vip, own):
+        subprocess.run(["ip", "addr", "add", address, "dev", "lo", "nodad"], check=True)
+    families = opened(flavour)
+    assert not families.apply(diff(families.read(), rules(NodePlan(), IpvsSettings())))
+
+    def connects(source: str = "") -> bool:
+        bound = (source, 0) if source else None
+        with contextlib.suppress(TimeoutError), socket.create_connection((vip, 80), 0.2, bound):
+            return True
+        return False
+
+    def put(base: str, text: str) -> None:
+        assert not sets.change([Member(of, set_name(base, of), text)], ())
+
+    sets = IpSets()
+    sets.read(Family)
+    where = socket.AF_INET if of is Family.IPV4 else socket.AF_INET6
+    with socket.create_server((vip, 80), family=where):
+        assert connects()
+        put(LOAD_BALANCER_FW, f"{vip},tcp:80")
+        assert not connects()
+        assert not connects(own)
+        put(LOAD_BALANCER_SOURCE_CIDR, f"{vip},tcp:80,{own}")
+        assert not connects()
+        assert connects(own)
+        put(LOAD_BALANCER_SOURCE_IP, f"{vip},tcp:80,{vip}")
+        assert connects()
     families.close()
 
 

@@ -2,7 +2,7 @@
 
 from ebpfproxy.dataplanes.findings import Finding
 from ebpfproxy.dataplanes.xtables import flavours, probing
-from ebpfproxy.dataplanes.xtables.entries import MANGLE, NAT
+from ebpfproxy.dataplanes.xtables.entries import NAT
 from ebpfproxy.dataplanes.xtables.probing import Sort
 
 _RECENT = "-m recent --set --name EBPFPROXY --rsource"
@@ -16,7 +16,7 @@ _SORTS = (
     probing.ADDRESS_TYPES,
     probing.STATES,
     probing.REFUSING,
-    Sort("the table mangle", MANGLE, "-j RETURN", "iptable_mangle or ip6table_mangle"),
+    probing.MANGLING,
     probing.RANDOM_PORTS,
     Sort(
         "recent clients",

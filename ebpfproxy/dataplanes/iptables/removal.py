@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from ebpfproxy.dataplanes.iptables.layout import LAYOUT
 from ebpfproxy.dataplanes.xtables import names, removal
-from ebpfproxy.dataplanes.xtables.entries import FILTER, NAT
+from ebpfproxy.dataplanes.xtables.entries import FILTER, MANGLE, NAT
 from ebpfproxy.dataplanes.xtables.layout import TableAndName
 from ebpfproxy.dataplanes.xtables.removal import COMMON_CHAINS, are_of_ipvs
 from ebpfproxy.model.address import Family
@@ -22,6 +22,7 @@ _OF_IPVS = {
     (FILTER, names.NODE_PORT),
     (FILTER, names.SOURCE_RANGES_FIREWALL),
     (FILTER, names.IPVS_OUT_FILTER),
+    (MANGLE, names.IPVS_OUT_FILTER),
 }
 
 _NAMES = (LAYOUT.shared | LAYOUT.whole | _OF_IPVS) - LAYOUT.partly.keys()

@@ -17,7 +17,7 @@ from ebpfproxy.dataplanes.ipvs.service_entries import service_entries
 from ebpfproxy.dataplanes.ipvs.settings import IpvsSettings
 from ebpfproxy.dataplanes.xtables import entries as xtables
 from ebpfproxy.dataplanes.xtables import flavours
-from ebpfproxy.dataplanes.xtables.entries import FILTER, NAT
+from ebpfproxy.dataplanes.xtables.entries import FILTER, MANGLE, NAT
 from ebpfproxy.dataplanes.xtables.families import TwoFamilies
 from ebpfproxy.errors import KernelError
 from ebpfproxy.kernel import dummy, ipset, ipvs, local_addresses
@@ -46,7 +46,7 @@ class IpvsDataplane:
         """`flavour`: see `flavours.choose`."""
         self._settings = settings
         self._wanted = flavour
-        self._families = TwoFamilies(LAYOUT, (FILTER, NAT), removal.leftovers, make_all)
+        self._families = TwoFamilies(LAYOUT, (FILTER, NAT, MANGLE), removal.leftovers, make_all)
         self._forget()
 
     def open(self) -> None:

@@ -1,7 +1,7 @@
 """Which chains the mode ipvs has, and what in them is ours. Pure."""
 
 from ebpfproxy.dataplanes.xtables import names
-from ebpfproxy.dataplanes.xtables.entries import FILTER, NAT
+from ebpfproxy.dataplanes.xtables.entries import FILTER, MANGLE, NAT
 from ebpfproxy.dataplanes.xtables.layout import Layout
 from ebpfproxy.dataplanes.xtables.removal import COMMON_CHAINS
 
@@ -12,16 +12,15 @@ OWN_CHAINS = frozenset(
         (FILTER, names.NODE_PORT),
         (FILTER, names.SOURCE_RANGES_FIREWALL),
         (FILTER, names.IPVS_FILTER),
-        (FILTER, names.IPVS_OUT_FILTER),
+        (FILTER, names.IPVS_OUT_FILTER),  # kube-proxy's
+        (MANGLE, names.IPVS_OUT_FILTER),
     }
 )
 """Table and name of those that no other mode has."""
 
-SHARED_CHAINS = frozenset({(FILTER, names.IPVS_OUT_FILTER)})
-
 LAYOUT = Layout(
-    shared=SHARED_CHAINS,
-    whole=(OWN_CHAINS | COMMON_CHAINS) - SHARED_CHAINS,
+    shared=frozenset(),
+    whole=OWN_CHAINS | COMMON_CHAINS,
     jump_targets={
         NAT: (names.SERVICES, names.POSTROUTING),
         FILTER: (
@@ -31,6 +30,7 @@ LAYOUT = Layout(
             names.IPVS_FILTER,
             names.IPVS_OUT_FILTER,
         ),
+        MANGLE: (names.IPVS_OUT_FILTER,),
     },
 )
 """Jumps are prepended as kube-proxy does it, so the last one of a built-in chain comes to stand first."""

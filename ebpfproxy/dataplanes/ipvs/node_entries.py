@@ -9,6 +9,9 @@ kubernetes). What differs:
 - the node's own connections are masqueraded with policy Local, too;
 - what external addresses are sent is accepted wherever it came in, since they all are local;
 - only new connections are held against source ranges;
+- KUBE-IPVS-OUT-FILTER is in the table mangle, and drops of the node's own connections what the other filters
+  drop of others'. There a packet still has the address that was dialed, which sets know; kube-proxy has a
+  rule for each load balancer in the table filter;
 - pings of a Service's address are answered.
 """
 
@@ -20,7 +23,7 @@ from ebpfproxy.dataplanes.ipvs.entries import Entry, Key, Member, Set
 from ebpfproxy.dataplanes.ipvs.sets import SETS, set_name
 from ebpfproxy.dataplanes.ipvs.settings import IpvsSettings
 from ebpfproxy.dataplanes.xtables import names
-from ebpfproxy.dataplanes.xtables.entries import FILTER, NAT, Chain, Place, Rule, SharedChain
+from ebpfproxy.dataplanes.xtables.entries import FILTER, MANGLE, NAT, Chain, Place, Rule
 from ebpfproxy.dataplanes.xtables.rule_text import (
     REJECT,
     comment,
@@ -53,6 +56,7 @@ _MARK = f"-j {names.MARK_MASQ}"
 _NEW = "-m conntrack --ctstate NEW"
 _FROM_NODE = "-m addrtype --src-type LOCAL"
 _TO_NODE = "-m addrtype --dst-type LOCAL"
+_ADMITTED = (sets.LOAD_BALANCER_SOURCE_CIDR, sets.LOAD_BALANCER_SOURCE_IP)
 
 
 class _Jump(NamedTuple):
@@ -73,7 +77,7 @@ _JUMPS = (
     _Jump(FILTER, "INPUT", names.PROXY_FIREWALL, "kube-proxy firewall rules"),
     _Jump(FILTER, "FORWARD", names.PROXY_FIREWALL, "kube-proxy firewall rules"),
     _Jump(FILTER, "INPUT", names.IPVS_FILTER, "kubernetes ipvs access filter"),
-    _Jump(FILTER, "OUTPUT", names.IPVS_OUT_FILTER, "kubernetes ipvs access filter"),
+    _Jump(MANGLE, "OUTPUT", names.IPVS_OUT_FILTER, "kubernetes ipvs access filter"),
 )
 
 
@@ -89,7 +93,6 @@ def node_entries(
         entries[Member(family, set_name(sets.NODE_PORT_IP, family), format_address(address))] = True
     chains = _Chains(plan, family, settings, random_fully)
     entries |= {Chain(family, *place): tuple(rules) for place, rules in chains.by_place().items()}
-    entries[SharedChain(family, FILTER, names.IPVS_OUT_FILTER)] = ()
     for jump in _JUMPS:
         text = f"{comment(jump.comment)} -j {jump.target}"
         entries[Rule(family, jump.table, jump.source, text)] = Place.FIRST
@@ -129,6 +132,7 @@ class _Chains:
             (FILTER, names.PROXY_FIREWALL): self._proxy_firewall(),
             (FILTER, names.SOURCE_RANGES_FIREWALL): self._source_ranges(),
             (FILTER, names.IPVS_FILTER): self._ipvs_filter(),
+            (MANGLE, names.IPVS_OUT_FILTER): self._ipvs_out_filter(),
         }
 
     def _match(self, base: str, fields: str) -> str:
@@ -187,15 +191,25 @@ class _Chains:
         yield f"{_NEW} {self._noted(sets.LOAD_BALANCER_FW, 'dst,dst')} -j {names.SOURCE_RANGES_FIREWALL}"
 
     def _source_ranges(self) -> Iterator[str]:
-        for base in (sets.LOAD_BALANCER_SOURCE_CIDR, sets.LOAD_BALANCER_SOURCE_IP):
+        for base in _ADMITTED:
             yield f"{self._noted(base, 'dst,dst,src')} -j RETURN"
         yield "-j DROP"
+
+    def _ipvs_out_filter(self) -> Iterator[str]:
+        """The node's own connections, which pass neither INPUT nor FORWARD. At an address on kube-ipvs0 they
+        come from that very address, unless they are bound to another."""
+        others = (f"-m set ! --match-set {set_name(base, self._family)} dst,dst,src" for base in _ADMITTED)
+        yield " ".join([_NEW, self._noted(sets.LOAD_BALANCER_FW, "dst,dst"), *others, "-j DROP"])
+        yield self._no_local()
+
+    def _no_local(self) -> str:
+        return f"{_NEW} {self._noted(sets.NO_LOCAL, 'dst,dst')} -j DROP"
 
     def _ipvs_filter(self) -> Iterator[str]:
         """What policy Local leaves without an endpoint; then what is sent to addresses of Services, and to
         none of their ports: it would come to whatever listens on all addresses of this node (kubernetes
         issue 72236)."""
-        yield f"{_NEW} {self._noted(sets.NO_LOCAL, 'dst,dst')} -j DROP"
+        yield self._no_local()
         others = not_from_pods(self._pods) if self._pods else ""
         if others is not None:
             no_pods = f"{_NEW} {self._noted(sets.NO_LOCAL_BUT_PODS, 'dst,dst')} -j DROP"

@@ -10,7 +10,7 @@ from ebpfproxy.dataplanes.ipvs import schedulers
 from ebpfproxy.dataplanes.ipvs.ip_sets import make_all
 from ebpfproxy.dataplanes.ipvs.settings import DEFAULT_SCHEDULER
 from ebpfproxy.dataplanes.xtables import flavours, probing
-from ebpfproxy.dataplanes.xtables.entries import FILTER, NAT
+from ebpfproxy.dataplanes.xtables.entries import NAT
 from ebpfproxy.dataplanes.xtables.probing import Sort
 from ebpfproxy.errors import AlreadyExists, KernelError
 from ebpfproxy.kernel import dummy, ipset, ipvs, netns
@@ -28,14 +28,8 @@ _SORTS = (
     probing.ADDRESS_TYPES,
     probing.STATES,
     probing.REFUSING,
+    probing.MANGLING,
     probing.RANDOM_PORTS,
-    Sort(
-        "matching virtual servers",
-        FILTER,
-        "-m ipvs --vproto 6 --vport 80 -j DROP",
-        "xt_ipvs",
-        "source ranges of load balancers that do not admit the node do not keep it out",
-    ),
 )
 
 

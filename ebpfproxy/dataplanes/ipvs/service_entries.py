@@ -18,9 +18,7 @@ from ebpfproxy.dataplanes.ipvs import sets
 from ebpfproxy.dataplanes.ipvs.entries import Entry, Key, Local, Member, Server, ServerEntry
 from ebpfproxy.dataplanes.ipvs.sets import place, set_name
 from ebpfproxy.dataplanes.ipvs.settings import IpvsSettings
-from ebpfproxy.dataplanes.xtables import names
-from ebpfproxy.dataplanes.xtables.entries import FILTER, Place, Rule
-from ebpfproxy.dataplanes.xtables.rule_text import comment, is_everything
+from ebpfproxy.dataplanes.xtables.rule_text import is_everything
 from ebpfproxy.kernel.ipvs_messages import Flag, RealServer
 from ebpfproxy.model.address import Address, Network, format_address, format_network
 from ebpfproxy.plan.service_plan import (
@@ -53,8 +51,6 @@ def service_entries(plan: ServicePortPlan, settings: IpvsSettings) -> dict[Key, 
             entries[Local(plan.family, each.frontend.address)] = True
         for base, text in _members(plan, each):
             entries[_member(plan, base, text)] = True
-        if each.restricted and not each.node_admitted:
-            entries[_node_not_admitted(plan, each)] = Place.ANYWHERE
     for endpoint in plan.endpoints:
         if endpoint.on_node and (endpoint.cluster or endpoint.local):
             own = place(endpoint.address, endpoint.port, plan.name.protocol)
@@ -101,8 +97,7 @@ def _members(plan: ServicePortPlan, frontend: FrontendPlan) -> Iterator[tuple[st
         if frontend.node_admitted:
             yield sets.LOAD_BALANCER_SOURCE_IP, f"{dialled},{dialled.partition(',')[0]}"
     if plan.otherwise is Otherwise.DROP and not _usable(plan, frontend.outside.scope):
-        pods_have_some = _usable(plan, frontend.pod.scope)
-        yield (sets.NO_LOCAL_BUT_PODS if pods_have_some else sets.NO_LOCAL), dialled
+        yield (sets.NO_LOCAL_BUT_PODS if _endpoints(plan, frontend) else sets.NO_LOCAL), dialled
 
 
 def _storable(net: Network) -> Iterator[str]:
@@ -116,15 +111,6 @@ def _storable(net: Network) -> Iterator[str]:
         yield format_address(net.address)
     else:
         yield format_network(net)
-
-
-def _node_not_admitted(plan: ServicePortPlan, frontend: FrontendPlan) -> Rule:
-    """What the node sends itself is translated before the table filter sees it, but known by what it was."""
-    address, port, protocol = frontend.frontend
-    note = comment(f"{plan.name} does not admit this node")
-    dialled = f"-m ipvs --vproto {int(protocol)} --vaddr {format_address(address)} --vport {port}"
-    text = f"{note} -m addrtype --src-type LOCAL {dialled} -j DROP"
-    return Rule(plan.family, FILTER, names.IPVS_OUT_FILTER, text)
 
 
 def _member(plan: ServicePortPlan, base: str, text: str) -> Member:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ebpfproxy.dataplanes.findings import Finding
 from ebpfproxy.dataplanes.xtables import flavours
-from ebpfproxy.dataplanes.xtables.entries import FILTER, NAT
+from ebpfproxy.dataplanes.xtables.entries import FILTER, MANGLE, NAT
 from ebpfproxy.dataplanes.xtables.refusals import nothing
 from ebpfproxy.errors import KernelError, Unsupported
 from ebpfproxy.kernel import iptables, netns
@@ -41,6 +41,7 @@ COMMENTS = Sort("comments", NAT, "-m comment --comment tried -j RETURN", "xt_com
 ADDRESS_TYPES = Sort("types of addresses", NAT, "-m addrtype --dst-type LOCAL -j RETURN", "xt_addrtype")
 STATES = Sort("states of connections", FILTER, "-m conntrack --ctstate NEW -j RETURN", "xt_conntrack")
 REFUSING = Sort("refusing", FILTER, "-p udp -m udp -j REJECT", "nft_reject, ipt_REJECT or ip6t_REJECT")
+MANGLING = Sort("the table mangle", MANGLE, "-j RETURN", "iptable_mangle or ip6table_mangle")
 RANDOM_PORTS = Sort(
     "ports at random",
     NAT,

@@ -171,13 +171,6 @@ DIFFERENCES = (
     ),
     Difference(
         ("ipvs",),
-        "The node is refused what a virtual server has no endpoint for: with IPVS its packets never come to "
-        "the table filter, in which others' are dropped.",
-        lambda case, it: case.source == "node" and it.verdict == "drop" and not case.has_targets,
-        _refused,
-    ),
-    Difference(
-        ("ipvs",),
         "NodePorts do not answer on 127.0.0.1 and ::1, as in kube-proxy: nothing leaves the node from there.",
         lambda case, _: case.is_loopback,
         _refused,

@@ -6,7 +6,6 @@ from ebpfproxy.dataplanes.ipvs import sets
 from ebpfproxy.dataplanes.ipvs.entries import Entry, Key, Local, Member, Server, ServerEntry
 from ebpfproxy.dataplanes.ipvs.service_entries import service_entries
 from ebpfproxy.dataplanes.ipvs.settings import IpvsSettings
-from ebpfproxy.dataplanes.xtables.entries import Rule
 from ebpfproxy.kernel.ipvs_messages import Flag
 from ebpfproxy.model.address import Family, Protocol, format_endpoint, parse_address, parse_network
 from ebpfproxy.model.service import ServicePortName
@@ -89,6 +88,17 @@ def test_external_policy_local_without_an_endpoint_here_is_for_pods_and_the_node
     assert not members(entries, sets.NO_LOCAL)
 
 
+def test_where_nothing_tells_pods_the_node_alone_has_those_of_other_nodes() -> None:
+    """So it is not dropped where the node's own is, too."""
+    local, all_ = Treatment(Scope.LOCAL, False), Treatment(Scope.CLUSTER, True)
+    entries = rendered(
+        frontend(FrontendKind.EXTERNAL_IP)._replace(pod=local, node=all_, outside=local), here=False
+    )
+    assert reals(entries) == [f"{THERE}:8080"]
+    assert members(entries, sets.NO_LOCAL_BUT_PODS) == [f"{VIP},tcp:80"]
+    assert not members(entries, sets.NO_LOCAL)
+
+
 def test_where_nobody_has_an_endpoint_ipvs_refuses_and_nothing_is_dropped() -> None:
     entries = rendered(frontend(FrontendKind.EXTERNAL_IP, local=True), here=False, there=False)
     assert reals(entries) == []
@@ -128,14 +138,12 @@ def test_source_ranges_are_stored_as_a_set_has_them(ranges: list[str], stored: l
     entries = rendered(restricted)
     assert members(entries, sets.LOAD_BALANCER_SOURCE_CIDR) == [f"{VIP},tcp:80,{net}" for net in stored]
     assert members(entries, sets.LOAD_BALANCER_FW) == [f"{VIP},tcp:80"]
-    assert not [key for key in entries if isinstance(key, Rule)]
 
 
-def test_a_node_that_is_not_admitted_is_kept_out_by_a_rule_of_its_own() -> None:
+def test_a_node_that_is_not_admitted_is_not_a_member() -> None:
     restricted = frontend(FrontendKind.LOAD_BALANCER)._replace(
         restricted=True, source_ranges=(parse_network("192.0.2.0/24"),), node_admitted=False
     )
     entries = rendered(restricted)
-    (rule,) = (key for key in entries if isinstance(key, Rule))
-    assert rule.text.endswith(f"-m ipvs --vproto 6 --vaddr {VIP} --vport 80 -j DROP")
+    assert members(entries, sets.LOAD_BALANCER_FW) == [f"{VIP},tcp:80"]
     assert not members(entries, sets.LOAD_BALANCER_SOURCE_IP)
