@@ -103,7 +103,7 @@ class _Left:
         stay = set(staying)
         lines = []
         if gone := [key for key in self.servers if key not in stay]:
-            lines.append(f"virtual servers: {len(gone)}, such as {gone[0]}")
+            lines.append(f"virtual servers: {len(gone)}, such as {min(gone)}")
         if self.has_device and not stay:
             lines.append(f"device {KUBE_IPVS0} with {len(self.device)} addresses")
         elif loose := self.device - _addresses(stay):

@@ -28,30 +28,40 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("subject", SUBJECTS, indirect=True, scope="module")
 
 
+class _Labs:
+    """Each is made when it is asked for. The lock that iptables takes is the machine's; the rules in a lab
+    are nobody else's."""
+
+    def __init__(self, opened: contextlib.ExitStack) -> None:
+        self._opened = opened
+        self._modes = {mode.name: mode for mode in MODES}
+        self._made: dict[str, Subject] = {}
+        self._processors = itertools.cycle(sorted(os.sched_getaffinity(0)))
+
+    def get(self, name: str) -> Subject:
+        if name not in self._made:
+            mode, texts = SUBJECTS[name]
+            made = Subject(name, self._modes[mode], texts, next(self._processors))
+            self._made[name] = self._opened.enter_context(made)
+        return self._made[name]
+
+
 @pytest.fixture(scope="module")
-def _labs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Subject]]:
-    """By name; without ipvs where the kernel lacks it. The lock that iptables takes is the machine's; the
-    rules in a lab are nobody else's."""
-    modes = {mode.name: mode for mode in MODES}
-    lacking = "ipvs" if lacks_ipvs() else ""
-    processors = itertools.cycle(sorted(os.sched_getaffinity(0)))
+def _labs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Labs]:
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as opened:
         patch.setenv("XTABLES_LOCKFILE", str(tmp_path_factory.mktemp("lock") / "xtables"))
-        yield {
-            name: opened.enter_context(Subject(name, modes[mode], texts, next(processors)))
-            for name, (mode, texts) in SUBJECTS.items()
-            if mode != lacking
-        }
+        yield _Labs(opened)
 
 
 @pytest.fixture(scope="module")
-def subjects(_labs: dict[str, Subject]) -> tuple[Subject, ...]:
-    """All at once; one that is left out is told by the tests of one subject."""
-    return tuple(_labs.values())
+def subjects(_labs: _Labs) -> tuple[Subject, ...]:
+    """All at once; one that the kernel lacks is told by the tests of one subject."""
+    lacking = "ipvs" if lacks_ipvs() else ""
+    return tuple(_labs.get(name) for name in SUBJECTS if name != lacking)
 
 
 @pytest.fixture(scope="module")
-def subject(_labs: dict[str, Subject], request: pytest.FixtureRequest) -> Subject:
+def subject(_labs: _Labs, request: pytest.FixtureRequest) -> Subject:
     """One after the other."""
     skip_without_ipvs(request.param)
-    return _labs[request.param]
+    return _labs.get(request.param)

@@ -255,6 +255,7 @@ def history_of_differences() -> tuple[Step, ...]:
             "",
         ),
         Step({alpha.name: (local, _slices_by_hand(local, d))}, ""),
+        Step({bravo.name: (open_, _slices_by_hand(open_, d))}, ""),
         Step(
             {
                 alpha.name: (alpha, _slices_by_hand(alpha, a)),
