@@ -57,6 +57,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "default: 15, always the same",
     )
     parser.addoption(
+        "--subjects",
+        default="",
+        metavar="NAMES",
+        help="which dataplanes these are, as SUBJECTS in tests/kernel/differential has them; default: all",
+    )
+    parser.addoption(
         "--image",
         action="store_true",
         help="build the image, too, and run the tests of the DaemonSet's pod with it (make test-image)",

@@ -14,9 +14,10 @@ _MODULES = ("ip_vs", "dummy", "sctp", "ip_set")
 """What the mode ipvs and SCTP take; where a kernel has them not, their tests are skipped, which fails."""
 
 
-def _part(*names: str, only: str = "", hours: float = 1.0) -> Selection:
-    """`only`: as pytest's -k."""
+def _part(*names: str, only: str = "", subjects: str = "", hours: float = 1.0) -> Selection:
+    """`only`: as pytest's -k. `subjects`: of the differential test."""
     options = ["--packets=20000", "--connects=500", *(["-k", only] if only else [])]
+    options += [f"--subjects={subjects}"] if subjects else []
     return Selection([_KERNEL + name for name in names] + options, _MODULES, hours * 3600)
 
 
@@ -47,6 +48,7 @@ PARTS = {
         "test_ipvs.py", "test_ipset.py", "test_ipvs_rules.py", "test_ipvs_dataplane.py", "test_ipvs_shown.py"
     ),
     "ipvs-agents": _part(*_AGENTS, only="ipvs", hours=2),
+    "ipvs-differential": _part("differential", subjects="ipvs"),
     "ipvs-takeover": _part("test_agent_takeover.py", only="ipvs", hours=2),
 }
 """What of the kernel level is run on every kernel. A module beside this one may have parts of its own."""

@@ -25,7 +25,17 @@ SUBJECTS = {
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "subject" in metafunc.fixturenames:
-        metafunc.parametrize("subject", SUBJECTS, indirect=True, scope="module")
+        metafunc.parametrize("subject", _chosen(metafunc.config), indirect=True, scope="module")
+
+
+def _chosen(config: pytest.Config) -> list[str]:
+    """Raises UsageError."""
+    named: str = config.getoption("--subjects")
+    if not named:
+        return [*SUBJECTS]
+    if unknown := set(named.split(",")) - SUBJECTS.keys():
+        raise pytest.UsageError(f"--subjects: no {', '.join(unknown)}; there are {', '.join(SUBJECTS)}")
+    return named.split(",")
 
 
 class _Labs:
@@ -54,10 +64,10 @@ def _labs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Labs]:
 
 
 @pytest.fixture(scope="module")
-def subjects(_labs: _Labs) -> tuple[Subject, ...]:
+def subjects(_labs: _Labs, pytestconfig: pytest.Config) -> tuple[Subject, ...]:
     """All at once; one that the kernel lacks is told by the tests of one subject."""
     lacking = "ipvs" if lacks_ipvs() else ""
-    return tuple(_labs.get(name) for name in SUBJECTS if name != lacking)
+    return tuple(_labs.get(name) for name in _chosen(pytestconfig) if name != lacking)
 
 
 @pytest.fixture(scope="module")
