@@ -49,7 +49,7 @@ def rules(installed: Installed) -> str:
 
 def mode(installed: Installed) -> str:
     url = "http://127.0.0.1:10249/proxyMode"
-    body: bytes = installed.cluster.node.call(lambda: urllib.request.urlopen(url, timeout=5).read())
+    body: bytes = installed.cluster.node.call(lambda: urllib.request.urlopen(url, timeout=60).read())
     return body.decode()
 
 

@@ -38,7 +38,7 @@ def answers(installed: Installed, exposed: Exposed) -> list[str]:
 
 def get(installed: Installed, path: str, port: int) -> str:
     url = f"http://127.0.0.1:{port}{path}"
-    body: bytes = installed.cluster.node.call(lambda: urllib.request.urlopen(url, timeout=5).read())
+    body: bytes = installed.cluster.node.call(lambda: urllib.request.urlopen(url, timeout=60).read())
     return body.decode()
 
 

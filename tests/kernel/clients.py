@@ -5,6 +5,7 @@ import concurrent.futures
 import contextlib
 import errno
 import itertools
+import logging
 import socket
 import struct
 import time
@@ -13,6 +14,8 @@ from typing import NamedTuple
 
 from ebpfproxy.lab import Place, sockets
 from ebpfproxy.model.address import Protocol
+
+_log = logging.getLogger(__name__)
 
 REFUSED, SILENT, DENIED = "refused", "silent", "denied"
 _NO_WAY = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN)
@@ -95,12 +98,12 @@ def _outcome(
         return sockets.ask(protocol, address, port, timeout, source)
     except ConnectionRefusedError:
         return REFUSED
-    except TimeoutError:
-        return SILENT
     except PermissionError:
         return DENIED
     except OSError as error:
-        if error.errno in _NO_WAY:
+        if isinstance(error, TimeoutError) or error.errno in _NO_WAY:
+            # Shown where a test fails: silence that is no network's is another matter than a lost packet.
+            _log.warning("%s %s %s: %s", protocol.name, address, port, error)
             return SILENT
         raise
 

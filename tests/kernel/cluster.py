@@ -208,7 +208,7 @@ class Cluster:
     def told(self, path: str) -> str:
         """What the agent's HTTP server of metrics says."""
         url = f"http://127.0.0.1:10249/{path}"
-        return self.node.call(lambda: str(urllib.request.urlopen(url, timeout=5).read().decode()))
+        return self.node.call(lambda: str(urllib.request.urlopen(url, timeout=60).read().decode()))
 
     def metric(self, name: str) -> float:
         """The sum of a metric over its labels; 0 where there is none."""
@@ -279,7 +279,7 @@ def eventually(condition: Callable[[], bool], what: str, patience: float = PATIE
 def local_address(cluster: Cluster, address: str) -> Iterator[None]:
     """One more address of the node, within the block."""
     place = cluster.node
-    cluster.lab.ip(place, f"addr add {address} dev lo")
+    cluster.lab.ip(place, f"addr add {address} dev lo nodad")
     try:
         yield
     finally:

@@ -70,9 +70,8 @@ def place() -> Iterator[Namespace]:
         made.ip("link set lo up", "addr add 192.0.2.10/32 dev lo", "route add local 10.1.0.0/16 dev lo")
         made.ip("link add uplink type veth peer name nowhere", "link set uplink up", "link set nowhere up")
         made.ip("route add default dev uplink src 192.0.2.10")
-        made.ip(
-            *(f"addr add {each}/128 dev lo" for each in ("2001:db8::10", "fd01::1", "fd01::2", "fd01::3"))
-        )
+        own = ("2001:db8::10", "fd01::1", "fd01::2", "fd01::3")
+        made.ip(*(f"addr add {each}/128 dev lo nodad" for each in own))
         made.ip("route add default dev uplink src 2001:db8::10")
         yield made
 
