@@ -142,6 +142,7 @@ _VICTIM = textwrap.dedent(
     import signal, sys
     from ebpfproxy.lab import Lab
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background inherits SIG_IGN
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and so does what nohup runs
     with Lab(sys.argv[1]) as lab:
         lab.pod("server").serve_http(80)
         print(lab.identity, flush=True)
