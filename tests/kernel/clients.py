@@ -102,7 +102,7 @@ def _outcome(
         return DENIED
     except OSError as error:
         if isinstance(error, TimeoutError) or error.errno in _NO_WAY:
-            # Shown where a test fails: silence that is no network's is another matter than a lost packet.
+            # Shown where a test fails: that there is no way is another matter than a lost packet.
             _log.warning("%s %s %s: %s", protocol.name, address, port, error)
             return SILENT
         raise

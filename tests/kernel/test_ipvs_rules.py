@@ -27,6 +27,7 @@ from ebpfproxy.dataplanes.xtables.families import TwoFamilies
 from ebpfproxy.kernel import ipset, iptables, netns
 from ebpfproxy.kernel.ipset_messages import IpSet
 from ebpfproxy.kernel.iptables import Flavour
+from ebpfproxy.lab import sockets
 from ebpfproxy.model.address import Family, parse_network
 from ebpfproxy.plan.service_plan import LocalTraffic, NodePlan
 from tests.kernel.iptables_ground import empty_node, endpoints
@@ -112,9 +113,9 @@ def test_source_ranges_keep_the_nodes_own_connections_out(flavour: Flavour, of: 
     families = opened(flavour)
     assert not families.apply(diff(families.read(), rules(NodePlan(), IpvsSettings())))
 
-    def connects(source: str = "") -> bool:
+    def connects(source: str = "", patience: float = sockets.ANSWERED) -> bool:
         bound = (source, 0) if source else None
-        with contextlib.suppress(TimeoutError), socket.create_connection((vip, 80), 0.2, bound):
+        with contextlib.suppress(TimeoutError), socket.create_connection((vip, 80), patience, bound):
             return True
         return False
 
@@ -127,10 +128,10 @@ def test_source_ranges_keep_the_nodes_own_connections_out(flavour: Flavour, of: 
     with socket.create_server((vip, 80), family=where):
         assert connects()
         put(LOAD_BALANCER_FW, f"{vip},tcp:80")
-        assert not connects()
-        assert not connects(own)
+        assert not connects(patience=0.2)
+        assert not connects(own, patience=0.2)
         put(LOAD_BALANCER_SOURCE_CIDR, f"{vip},tcp:80,{own}")
-        assert not connects()
+        assert not connects(patience=0.2)
         assert connects(own)
         put(LOAD_BALANCER_SOURCE_IP, f"{vip},tcp:80,{vip}")
         assert connects()

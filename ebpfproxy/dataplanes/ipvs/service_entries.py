@@ -3,9 +3,9 @@
 As syncProxyRules in pkg/proxy/ipvs/proxier.go of kubernetes, but for what breaks Kubernetes' rules there:
 
 - a frontend whose policy leaves it no endpoint here is not given those of other nodes instead: it is dropped
-  (`sets.NO_LOCAL`). Where policy Local does that to others, but not to pods of the cluster and the node, the
-  virtual server has the endpoints of all nodes, and only what comes from elsewhere is dropped
-  (`sets.NO_LOCAL_BUT_PODS`);
+  (`sets.NO_LOCAL`). Where policy Local does that to others, but not to the node, nor to pods of the cluster
+  if anything tells which those are, the virtual server has the endpoints of all nodes, and only what comes
+  from elsewhere is dropped (`sets.NO_LOCAL_BUT_PODS`);
 - each frontend has a virtual server of its own, so policies of one do not leak into another.
 
 A virtual server has one list of real servers for all sources. So where policy Local finds endpoints on this

@@ -109,11 +109,6 @@ class Case(NamedTuple):
         return (self.claim and self._outcome("outside").targets) or frozenset()
 
     @property
-    def has_targets(self) -> bool:
-        """Whether anybody may get an endpoint, but for source ranges."""
-        return self.claim is not None and any(self._outcome(each).targets for each in reference.SOURCES)
-
-    @property
     def is_masqueraded(self) -> bool:
         """Whoever the endpoint is."""
         return self.claim is not None and self._outcome(self.source).masquerade

@@ -44,7 +44,7 @@ _ENOUGH = 1_000_000
 is another test's matter."""
 _PAUSE = 50_000
 """Packets after which half of all flows' entries have had none for so long that most are over."""
-_LONG = TIMEOUTS["udp"] + 10
+_LONG = TIMEOUTS["udp"] + 10  # seconds
 _ETHERNET = bytes.fromhex(packets.HERE.replace(":", ""))
 
 
