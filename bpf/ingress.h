@@ -176,3 +176,36 @@ static __always_inline int ingress(struct __sk_buff *skb, u32 l3)
 	}
 	return translate_at_ingress(skb, packet, scratch);
 }
+
+/* Whether a packet of a device without Ethernet begins with something else than its IP header: up
+ * to Linux 5.13 tunnels leave there what they took off it ("net: reset MAC header consistently
+ * across L3 virtual devices", 5.14). What has no 8 bytes has no such thing either.
+ */
+static __always_inline bool has_outer_headers(struct __sk_buff *skb)
+{
+	u64 begin, ip;
+
+	return !bpf_skb_load_bytes_relative(skb, 0, &ip, sizeof(ip), BPF_HDR_START_NET) &&
+	       load_header(skb, 0, &begin, sizeof(begin)) && begin != ip;
+}
+
+/* Let the kernel take those headers off, as it does with whatever is redirected to a device without
+ * Ethernet, and see the packet again at the same place. Once: what still has some then goes its
+ * way.
+ */
+static __always_inline int come_in_bare(struct __sk_buff *skb)
+{
+	if (mark_get(skb))
+		return PASS_ON;
+	mark_set(skb, MARK_BARE);
+	return bpf_redirect(skb->ifindex, BPF_F_INGRESS);
+}
+
+static __always_inline int ingress_without_ethernet(struct __sk_buff *skb)
+{
+	if (has_outer_headers(skb))
+		return come_in_bare(skb);
+	if (mark_get(skb) == MARK_BARE)
+		mark_word(skb) = MARK_NONE;
+	return ingress(skb, 0);
+}

@@ -21,6 +21,7 @@
 #define MARK_FORWARD 1 /* is to be masqueraded */
 #define MARK_REPLY   2 /* was masqueraded, and goes to the client */
 #define MARK_DONE    3 /* needs nothing any more */
+#define MARK_BARE    4 /* comes in by a tunnel for the second time (come_in_bare()) */
 
 #ifdef MARK_IN_CB
 #define mark_word(skb) ((skb)->cb[0])

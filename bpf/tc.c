@@ -20,7 +20,7 @@ int from_any(struct __sk_buff *skb)
 
 int from_any_l3(struct __sk_buff *skb)
 {
-	return ingress(skb, 0);
+	return ingress_without_ethernet(skb);
 }
 
 int to_any(struct __sk_buff *skb)

@@ -44,7 +44,7 @@ from tests.support.clock import Clock
 from tests.support.packets import HERE
 
 UNSPEC, SHOT, REDIRECT = -1, 2, 7  # TC_ACT_*: other filters go on; dropped; sent out of a device
-MARK_FORWARD, MARK_REPLY, MARK_DONE = 0xEB01, 0xEB02, 0xEB03
+MARK_FORWARD, MARK_REPLY, MARK_DONE, MARK_BARE = 0xEB01, 0xEB02, 0xEB03, 0xEB04
 
 SIZES = MapSizes(
     services=512,
@@ -55,7 +55,7 @@ SIZES = MapSizes(
     flows=131072,  # room for one entry for each port of an address
     source_ranges=256,
 )
-PROGRAMS = ("from_any", "to_any")
+PROGRAMS = ("from_any", "from_any_l3", "to_any")
 NODE_V4, NODE_V6 = "192.0.2.10", "2001:db8::10"
 
 _SCHED_CLS = 3
@@ -69,14 +69,12 @@ class Side(NamedTuple):
     v4: str
     v6: str
     flags: int
-    program: str
-    """The one at its ingress."""
 
 
 DEVICES = {
-    "net": Side(NODE_V4, NODE_V6, 0, "from_any"),
-    "pod": Side("10.244.1.1", "fd00:1::1", abi.DEVICE_POD, "from_any"),
-    "tunnel": Side("10.244.1.2", "fd00:1::2", 0, "from_any"),
+    "net": Side(NODE_V4, NODE_V6, 0),
+    "pod": Side("10.244.1.1", "fd00:1::1", abi.DEVICE_POD),
+    "tunnel": Side("10.244.1.2", "fd00:1::2", 0),
 }
 
 _ROUTES = {
@@ -204,9 +202,12 @@ class PacketPath:
 
     # Packets
 
-    def ingress(self, packet: Packet | bytes, device: str = "net", mark: int = 0) -> Outcome:
-        """A packet comes in by a device."""
-        return self._run(self.runs_in(device, mark), packet)
+    def ingress(
+        self, packet: Packet | bytes, device: str = "net", mark: int = 0, program: str = "from_any"
+    ) -> Outcome:
+        """A packet comes in by a device. With `from_any_l3` its Ethernet header is taken for something that a
+        tunnel left, since a test run begins with that in any case."""
+        return self._run(self._programs.runs(program, device, device, mark), packet)
 
     def egress(
         self, packet: Packet | bytes, device: str = "net", mark: int = 0, came_in: str = "pod"
@@ -221,7 +222,7 @@ class PacketPath:
 
     def runs_in(self, device: str, mark: int = 0) -> TestRuns:
         """For many packets: all of the same device and mark."""
-        return self._programs.runs(DEVICES[device].program, device, device, mark)
+        return self._programs.runs("from_any", device, device, mark)
 
     def runs_out(self, device: str, came_in: str, mark: int = 0) -> TestRuns:
         return self._programs.runs("to_any", device, came_in, mark)
@@ -234,7 +235,7 @@ class PacketPath:
     @contextlib.contextmanager
     def wire(self, device: str) -> Iterator[socket.socket]:
         """What the socket sends comes in by the device itself, at whose ingress its program is meanwhile."""
-        tc.attach(self.indices[device], tc.Side.INGRESS, self._programs.loaded[DEVICES[device].program])
+        tc.attach(self.indices[device], tc.Side.INGRESS, self._programs.loaded["from_any"])
         try:
             with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as sock:
                 sock.bind((f"{device}-peer", 0))

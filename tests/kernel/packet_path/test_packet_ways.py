@@ -10,7 +10,7 @@ from ebpfproxy.dataplanes.ebpf import abi
 from ebpfproxy.model.address import Protocol
 from tests.kernel.packet_path import served
 from tests.kernel.packet_path.served import CLIENT_PORT, PORTS, TARGETS, families, protocols, serve
-from tests.support.packet_path import MARK_DONE, REDIRECT, SHOT, UNSPEC, PacketPath
+from tests.support.packet_path import MARK_BARE, MARK_DONE, REDIRECT, SHOT, UNSPEC, PacketPath
 from tests.support.packets import V6, Places, become, ip, transport
 
 pytestmark = pytest.mark.kernel
@@ -108,3 +108,20 @@ def test_a_pod_that_bypassed_all_programs_is_noted(path: PacketPath, at: Places)
     assert path.egress(request, came_in="pod") == (UNSPEC, bytes(request), 0)
     assert path.counted() == {"bypassed": 1}
     assert dict(path.maps["bypassing"].items()).keys() == {path.indices["pod"].to_bytes(4, "little")}
+
+
+@families
+def test_what_a_tunnel_left_in_front_is_taken_off_by_coming_in_again(path: PacketPath, at: Places) -> None:
+    serve(path, at, at.here)
+    request = ip(at.client, at.external) / transport(served.UDP, CLIENT_PORT, PORTS[served.UDP])
+    first = path.ingress(request, "tunnel", program="from_any_l3")
+    assert first == (REDIRECT, bytes(request), MARK_BARE)
+
+
+@families
+def test_a_packet_that_kept_what_was_in_front_goes_its_way(path: PacketPath, at: Places) -> None:
+    serve(path, at, at.here)
+    request = ip(at.client, at.external) / transport(served.UDP, CLIENT_PORT, PORTS[served.UDP])
+    again = path.ingress(request, "tunnel", MARK_BARE, program="from_any_l3")
+    assert again[:2] == (UNSPEC, bytes(request))
+    assert not path.flows()
