@@ -10,7 +10,11 @@ from ebpfproxy.lab import Pod, sockets
 from ebpfproxy.lab.place import Call
 from tests.kernel.clients import TCP, connected
 
-_BLOCK = bytes(range(256)) * 32
+_PERIOD = bytes(range(256))
+_BLOCK = _PERIOD * 32
+_AT_ONCE = 1 << 18  # received
+_EXPECTED = _PERIOD * (_AT_ONCE // len(_PERIOD) + 2)  # as much, from anywhere in the period on
+_LENGTH = 8  # bytes at the end that tell how many there were before
 _PAUSE_MS = 2  # between two blocks: 4 MB a second are many packets, and leave the machine to others
 _PATIENCE = 30.0
 
@@ -38,17 +42,19 @@ def _send(connection: socket.socket) -> None:
         while not closed.poll(_PAUSE_MS):
             connection.sendall(_BLOCK)
             sent += len(_BLOCK)
-        connection.sendall(sent.to_bytes(8))
+        connection.sendall(sent.to_bytes(_LENGTH))
 
 
 class Download:
-    """One that has begun."""
+    """One that has begun. What has come is looked at and not kept, so that one may last."""
 
     def __init__(self, place: Pod, address: str, port: int) -> None:
         """Raises OSError."""
         self._socket = connected(place, TCP, address, port)
         self._socket.settimeout(_PATIENCE)
-        self._received = bytearray()
+        self._compared = 0  # bytes
+        self._broken = False
+        self._tail = b""  # not compared yet: it may be the length
         self._error: OSError | None = None
         self._began = threading.Event()
         self._thread = threading.Thread(target=self._receive, daemon=True)
@@ -57,27 +63,34 @@ class Download:
 
     def finish(self) -> int:
         """Have it end; how many bytes it was. Raises OSError where it broke, AssertionError where some of it
-        is missing."""
+        is missing, or not what was sent."""
         with self._socket:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_WR)
             self._thread.join(_PATIENCE)
         if self._error:
             raise self._error
-        body, told = self._received[:-8], int.from_bytes(self._received[-8:])
-        assert len(body) == told, f"{len(body)} bytes of {told}"
-        assert body == _BLOCK * (told // len(_BLOCK))
+        told = int.from_bytes(self._tail)
+        assert self._compared == told, f"{self._compared} bytes of {told}"
+        assert not self._broken, f"not the {told} bytes that were sent"
         return told
 
     @property
     def received(self) -> int:
         """How many bytes, so far."""
-        return len(self._received)
+        return self._compared + len(self._tail)
 
     def _receive(self) -> None:
         try:
-            while chunk := self._socket.recv(1 << 18):
-                self._received += chunk
+            while chunk := self._socket.recv(_AT_ONCE):
+                self._compare(self._tail + chunk)
                 self._began.set()
         except OSError as error:
             self._error = error
+
+    def _compare(self, come: bytes) -> None:
+        whole = max(0, len(come) - _LENGTH)
+        begin = self._compared % len(_PERIOD)
+        self._broken |= come[:whole] != _EXPECTED[begin : begin + whole]
+        self._compared += whole
+        self._tail = come[whole:]
