@@ -15,12 +15,23 @@ import pytest
 from ebpfproxy.dataplanes.delta import diff
 from ebpfproxy.dataplanes.ipvs import probes, removal
 from ebpfproxy.dataplanes.ipvs.dataplane import IpvsDataplane
+from ebpfproxy.dataplanes.ipvs.entries import Server, ServerEntry
+from ebpfproxy.dataplanes.ipvs.servers import Servers
+from ebpfproxy.dataplanes.ipvs.service_entries import service_entries
 from ebpfproxy.dataplanes.ipvs.settings import IpvsSettings
 from ebpfproxy.errors import Unsupported
 from ebpfproxy.kernel import dummy, ipset, ipvs, netns, sysctl
 from ebpfproxy.kernel.dummy import KUBE_IPVS0
 from ebpfproxy.kernel.ipvs_messages import RealServer, ServerKey, VirtualServer
-from ebpfproxy.model.address import Family, Network, Protocol, format_endpoint, parse_address, parse_network
+from ebpfproxy.model.address import (
+    Family,
+    Network,
+    Protocol,
+    family,
+    format_endpoint,
+    parse_address,
+    parse_network,
+)
 from ebpfproxy.model.service import ServicePortName
 from ebpfproxy.plan.service_plan import (
     Frontend,
@@ -323,3 +334,25 @@ def test_the_kernel_is_set_up_as_it_has_to_be() -> None:
 @pytest.mark.usefixtures("_node")
 def test_a_kernel_with_ipvs_has_all_that_is_tried() -> None:
     assert [str(finding) for finding in probes.probe() if not finding.present] == []
+
+
+@pytest.mark.usefixtures("_node")
+def test_real_servers_are_counted_through_all_changes() -> None:
+    servers = Servers()
+
+    def put(*endpoints: str) -> None:
+        entries = service_entries(plan(*endpoints), IpvsSettings()).items()
+        assert not servers.put(
+            {k: e for k, e in entries if isinstance(k, Server) and isinstance(e, ServerEntry)}
+        )
+
+    def counted() -> bool:
+        return servers.reals == sum(len(listed.reals) for listed in ipvs.read().values())
+
+    for endpoints in [(ONE, TWO), (ONE,), (), (TWO,)]:
+        put(*endpoints)
+        assert counted()
+    servers.read(lambda _: True)
+    assert counted()
+    assert not servers.drop(Server(family(key.address), Frontend(*key)) for key in ipvs.read())
+    assert servers.reals == 0

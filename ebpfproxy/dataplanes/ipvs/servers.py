@@ -37,11 +37,8 @@ class Servers:
     def __init__(self) -> None:
         self._held: dict[Frontend, _Held] = {}
         self._read = False  # since the last look at those that are let go of
-
-    @property
-    def reals(self) -> int:
-        """About how many real servers there are: as many as the fullest virtual server has, times all."""
-        return len(self._held) * max((len(each.reals) for each in self._held.values()), default=0)
+        self.reals = 0
+        """How many real servers all have together, those that are let go of included."""
 
     def read(self, ours: Callable[[Frontend], bool]) -> dict[Server, ServerEntry]:
         """Those that are `ours`, or were put by us. Raises KernelError."""
@@ -51,6 +48,7 @@ class Servers:
             for frontend, listed in found.items()
             if frontend in self._held or ours(frontend)
         }
+        self.reals = sum(len(held.reals) for held in self._held.values())
         self._read = True
         return {Server(family(each.address), each): _entry(held) for each, held in self._held.items()}
 
@@ -86,7 +84,7 @@ class Servers:
         }
         for key in gone:
             if key not in failed:
-                del self._held[key.frontend]
+                self._hold(key.frontend, None)
         return failed
 
     def let_go(self) -> None:
@@ -137,16 +135,24 @@ class Servers:
             leaving = tuple(
                 each._replace(weight=0) for each in held.reals if (each.address, each.port) not in wanted
             )
-        self._held[frontend] = _Held(_server(frontend, entry), entry.reals + leaving)
+        self._hold(frontend, _Held(_server(frontend, entry), entry.reals + leaving))
 
     def _read_one(self, frontend: Frontend) -> Listed | None:
         try:
             listed = ipvs.read_one(ServerKey(*frontend))
         except NotFound:
-            self._held.pop(frontend, None)
+            self._hold(frontend, None)
             return None
-        self._held[frontend] = _held(listed)
+        self._hold(frontend, _held(listed))
         return listed
+
+    def _hold(self, frontend: Frontend, held: _Held | None) -> None:
+        former = self._held.pop(frontend, None)
+        if former:
+            self.reals -= len(former.reals)
+        if held:
+            self._held[frontend] = held
+            self.reals += len(held.reals)
 
     @staticmethod
     def _carry_out(operations: Mapping[Frontend, list[Operation]]) -> dict[Frontend, KernelError]:
