@@ -156,7 +156,8 @@ def serves_alone(node: Node, mode: str) -> bool:
     own = {
         "nftables": "@service-ips" in ruleset,
         "iptables": "-j KUBE-SVC-" in rules,
-        "ipvs": "--match-set KUBE-CLUSTER-IP" in rules,
+        # KUBE-IPVS-FILTER matches it, too, and stays as long as IPVS has connections.
+        "ipvs": bool(re.search("^-A KUBE-SERVICES .*--match-set KUBE-CLUSTER-IP ", rules, re.MULTILINE)),
     }
     return "past-" not in rules + ruleset and not any(of != mode and there for of, there in own.items())
 
