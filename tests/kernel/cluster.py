@@ -5,6 +5,7 @@ that comes into force after it.
 """
 
 import contextlib
+import functools
 import itertools
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
+from ebpfproxy.kernel import sysctl
 from ebpfproxy.lab import Agent, Lab, Pod, manifests
 from ebpfproxy.lab.manifests import Object
 from ebpfproxy.model.address import Protocol
@@ -160,7 +162,8 @@ class Cluster:
         """Have the kernel refuse whatever is to be refused: by default, six ICMP errors to one address in a
         row, and then one each second (icmpv4_xrlim_allow, icmpv6_xrlim_allow)."""
         for node in self.lab.nodes:
-            node.host.run(["sysctl", "-q", "net.ipv4.icmp_ratelimit=0", "net.ipv6.icmp.ratelimit=0"])
+            for name in ("net/ipv4/icmp_ratelimit", "net/ipv6/icmp/ratelimit"):
+                node.host.call(functools.partial(sysctl.ensure, name, "0"))
 
     def node_of(self, pod: Pod) -> str:
         """The name of the node that the pod is on."""

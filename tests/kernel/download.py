@@ -11,11 +11,11 @@ from ebpfproxy.lab.place import Call
 from tests.kernel.clients import TCP, connected
 
 _PERIOD = bytes(range(256))
-_BLOCK = _PERIOD * 32
+_BLOCK = _PERIOD * 8
 _AT_ONCE = 1 << 18  # received
 _EXPECTED = _PERIOD * (_AT_ONCE // len(_PERIOD) + 2)  # as much, from anywhere in the period on
 _LENGTH = 8  # bytes at the end that tell how many there were before
-_PAUSE_MS = 2  # between two blocks: 4 MB a second are many packets, and leave the machine to others
+_PAUSE_MS = 10  # between two blocks: 200 KB a second show a break, and leave even a slow VM to others
 _PATIENCE = 30.0
 
 

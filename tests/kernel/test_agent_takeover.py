@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from ebpfproxy.bench.load import Load
-from ebpfproxy.kernel import conntrack
+from ebpfproxy.kernel import conntrack, sysctl
 from ebpfproxy.kernel.iptables import Flavour
 from ebpfproxy.lab import Lab, Pod
 from ebpfproxy.model.address import Family
@@ -35,8 +35,9 @@ class Node:
         self.web = cluster.service(node_port=True).to(cluster.a, cluster.b)
         self.files = cluster.service(node_port=True).to(self._server())
         # What conntrack remembers of connections that have ended keeps the last nat chain.
-        self.run("sysctl -qw net.netfilter.nf_conntrack_tcp_timeout_time_wait=1")
-        self.run("sysctl -qw net.netfilter.nf_conntrack_tcp_timeout_close=1")
+        for state in ("time_wait", "close"):
+            name = f"net/netfilter/nf_conntrack_tcp_timeout_{state}"
+            self.cluster.node.call(functools.partial(sysctl.ensure, name, "1"))
 
     def _server(self) -> Pod:
         pod = self.cluster.lab.pod("files")
