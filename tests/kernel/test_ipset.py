@@ -5,6 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from ebpfproxy.dataplanes.delta import diff
+from ebpfproxy.dataplanes.ipvs.entries import Member, Set
+from ebpfproxy.dataplanes.ipvs.ip_sets import IpSets
+from ebpfproxy.dataplanes.ipvs.product import Product
 from ebpfproxy.errors import AlreadyExists, NotFound, Rejected, TableFull, Unsupported
 from ebpfproxy.kernel import ipset
 from ebpfproxy.kernel.ipset import Change
@@ -222,3 +226,39 @@ def test_tens_of_thousands_of_members_are_all_written_and_read(node: Namespace) 
     assert ipset.members("WEB") == wanted
     assert ipset.change([Change(WEB, drop=wanted)]) == {}
     assert ipset.members("WEB") == frozenset()
+
+
+# What the mode ipvs makes of them
+
+
+@pytest.mark.parametrize(
+    ("command", "member", "there"),
+    [
+        ("hash:ip,port,ip family inet", "10.0.0.1,tcp:80,10.0.0.1", "hash:ip,port,ip of IPv4"),
+        ("hash:ip,port family inet6", "fd00::1,tcp:80", "hash:ip,port of IPv6"),
+        ("bitmap:port range 0-65535", "80", "bitmap:port"),
+        ("hash:net family inet", "10.0.0.0/8", "hash:net of IPv4"),
+    ],
+)
+def test_a_set_of_another_sort_is_refused_with_a_remedy_and_its_members_are_nobodys(
+    node: Namespace, command: str, member: str, there: str
+) -> None:
+    tool("create", "KUBE-CLUSTER-IP", *command.split())
+    tool("add", "KUBE-CLUSTER-IP", member)
+    sets, key = IpSets(), Set(Family.IPV4, "KUBE-CLUSTER-IP")
+    assert sets.read(Family) == {key: False}
+    refusal = sets.create([key])[key]
+    assert refusal.message == f"ipset KUBE-CLUSTER-IP is there as {there}, not hash:ip,port of IPv4"
+    assert "ipset destroy KUBE-CLUSTER-IP" in refusal.hint
+    assert sets.change([Member(*key, "10.0.0.2,tcp:80")], ())
+
+
+def test_a_member_of_a_protocol_that_no_service_has_goes_as_any_other(node: Namespace) -> None:
+    sets, key = IpSets(), Set(Family.IPV4, "KUBE-CLUSTER-IP")
+    assert not sets.create([key])
+    tool("add", "KUBE-CLUSTER-IP", "10.0.0.1,udplite:80")
+    product = Product()
+    found = product.collapsed(sets.read(Family))
+    change = product.expanded(diff(found, {key: found[key]}))
+    assert not sets.change((), (each for each in change.drops if isinstance(each, Member)))
+    assert shown("KUBE-CLUSTER-IP") == set()

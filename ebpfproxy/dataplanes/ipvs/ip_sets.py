@@ -26,16 +26,18 @@ class IpSets:
         self._held: dict[str, IpSet] = {}
 
     def read(self, families: Iterable[Family]) -> dict[Key, Entry]:
-        """Raises KernelError."""
+        """Of a set that is there as another type, or for the other family, nothing but that. Raises
+        KernelError."""
         served = tuple(families)
         self._held = {}
         found: dict[Key, Entry] = {}
         for name, listed in ipset.sets().items():
-            _, of = NAMES.get(name, ("", None))
+            base, of = NAMES.get(name, ("", None))
             if of in served and of is not None:
                 self._held[name] = listed.set
-                found[Set(of, name)] = listed.set.type
-                found.update(dict.fromkeys(self._members(of, name), True))
+                alike = _is_alike(listed.set, ip_set(base, of))
+                found[Set(of, name)] = listed.set.type if alike else False
+                found.update(dict.fromkeys(self._members(of, name) if alike else (), True))
         return found
 
     def create(self, keys: Iterable[Set]) -> Refused:
@@ -53,9 +55,10 @@ class IpSets:
                     refused[key] = failure
                     continue
                 self._held[key.name] = held or made
-            if held and held.type != made.type:
+            if held and not _is_alike(held, made):
                 hint = f"see who refers to it by iptables-save, remove that, then: ipset destroy {key.name}"
-                refused[key] = Rejected(f"ipset {key.name} is there as {held.type}, not {made.type}", hint)
+                there, wanted = map(_described, (held, made))
+                refused[key] = Rejected(f"ipset {key.name} is there as {there}, not {wanted}", hint)
         return refused
 
     def change(self, puts: Iterable[Member], drops: Iterable[Member]) -> Refused:
@@ -68,8 +71,7 @@ class IpSets:
                 by_set.setdefault((key.family, key.set), ([], []))[1].append(key.text)
         families = {name: of for of, name in by_set}
         failed = ipset.change(
-            Change(self._held.get(name) or ip_set(*NAMES[name]), add, drop)
-            for (_, name), (add, drop) in by_set.items()
+            Change(ip_set(*NAMES[name]), add, drop) for (_, name), (add, drop) in by_set.items()
         )
         return {Member(families[name], name, text): why for (name, text), why in failed.items()}
 
@@ -95,6 +97,15 @@ class IpSets:
         try:
             texts = ipset.members(name)
         except (NotFound, Unsupported):
-            return  # it is gone, or of another type: then its own entry differs
+            return  # it is gone, or was made anew meanwhile: then its own entry differs
         for text in texts:
             yield Member(of, name, text)
+
+
+def _is_alike(one: IpSet, other: IpSet) -> bool:
+    """Whether the same members can be said of both."""
+    return (one.type, one.family) == (other.type, other.family)
+
+
+def _described(one: IpSet) -> str:
+    return f"{one.type} of {one.family.value}" if one.family else one.type

@@ -155,12 +155,14 @@ def is_general(key: Spread) -> bool:
 
 
 def _server_at(member: Member) -> Server | None:
-    """The inverse of `sets.place`; None for a member of a set that has no ports."""
+    """The inverse of `sets.place`; None for a member of a set that has no ports, or of a protocol that no
+    Service has, which somebody else has put there."""
     if sets.NAMES[member.set][0] not in sets.BY_PLACE:
         return None
     address, _, rest = member.text.partition(",")
-    protocol, _, port = rest.partition(":")
-    return Server(member.family, Frontend(parse_address(address), int(port), Protocol[protocol.upper()]))
+    name, _, port = rest.partition(":")
+    protocol = Protocol.__members__.get(name.upper())
+    return Server(member.family, Frontend(parse_address(address), int(port), protocol)) if protocol else None
 
 
 def _is_general(key: Key) -> bool:
