@@ -75,14 +75,15 @@ class _Reload(NamedTuple):
 _Item = _Received | _Died | _Stop | _Reload
 
 
-def run(config: Config, reread: Callable[[], Config] | None = None) -> None:
+def run(config: Config, reread: Callable[[], Config] | None = None, content: bytes | None = None) -> None:
     """Run until a signal comes; the kernel then goes on as it was told last. Raises EbpfProxyError.
 
     `reread` gives the configuration as it is now; it is asked at SIGHUP, and where the file has changed.
+    `content`: of the file, as `config` was made from it: what has become of it since is a change, too.
     """
     _adjust_oom_score(config.oom_score_adj)
     gc.disable()  # nothing of the first state is garbage; collecting it costs more than parsing it
-    agent = _Agent(config, reread or (lambda: config))
+    agent = _Agent(config, reread or (lambda: config), content)
     try:
         agent.open()
         agent.loop()
@@ -93,9 +94,10 @@ def run(config: Config, reread: Callable[[], Config] | None = None) -> None:
 class _Agent:
     """The parts, and the loop of the thread that owns them."""
 
-    def __init__(self, config: Config, reread: Callable[[], Config]) -> None:
+    def __init__(self, config: Config, reread: Callable[[], Config], content: bytes | None) -> None:
         self._config = config
         self._reread = reread
+        self._content = content
         self._inbox: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._thread = threading.get_ident()
@@ -303,7 +305,7 @@ class _Agent:
         local_addresses.watch(changed, stop)
 
     def _watch_file(self, path: Path, stop: threading.Event) -> None:
-        follow(path, stop, lambda: self._inbox.put(_Reload(f"{path} has changed")))
+        follow(path, stop, lambda: self._inbox.put(_Reload(f"{path} has changed")), self._content)
 
     def _watch_devices(self, stop: threading.Event) -> None:
         def changed(devices: tuple[Device, ...]) -> None:

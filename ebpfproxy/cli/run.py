@@ -29,7 +29,7 @@ def command(loaded: Loaded) -> None:
     else:
         from ebpfproxy import daemon  # only now: --help and a wrong flag need none of its libraries
 
-        daemon.run(config, lambda: _reread(loaded))
+        daemon.run(config, lambda: _reread(loaded), loaded.content)
 
 
 def _reread(loaded: Loaded) -> Config:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import click
 import pytest
@@ -17,10 +18,10 @@ from ebpfproxy.errors import EbpfProxyError, KernelError, SourceError
 @pytest.fixture
 def ending(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
     """`ebpfproxy run`, whose daemon ends as `ending.error` says; `ending.config` is what it was given."""
-    end = types.SimpleNamespace(error=None, config=None)
+    end = types.SimpleNamespace(error=None, config=None, content=None)
 
-    def run(config: Config, reread: object = None) -> None:
-        end.config = config
+    def run(config: Config, reread: object, content: bytes | None) -> None:
+        end.config, end.content = config, content
         if end.error:
             raise end.error
 
@@ -35,6 +36,15 @@ def ending(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
 def test_run_gives_the_daemon_its_configuration(ending: types.SimpleNamespace) -> None:
     assert cli.main(["run", "--proxy-mode=ebpf", "-v=2"]) == 0
     assert ending.config == Config.parse({"proxy_mode": "ebpf", "verbosity": "2"})
+
+
+def test_run_tells_the_daemon_what_it_read_so_that_no_change_since_is_lost(
+    ending: types.SimpleNamespace, tmp_path: Path
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n")
+    assert cli.main(["run", f"--config={file}"]) == 0
+    assert ending.content == file.read_bytes()
 
 
 @pytest.mark.parametrize(("kind", "code"), [(SourceError, 3), (KernelError, 4), (EbpfProxyError, 1)])
