@@ -4,6 +4,7 @@ See proc_sys_net(5) and Documentation/networking/ip-sysctl.rst.
 """
 
 import errno
+import os
 from pathlib import Path
 
 from ebpfproxy.errors import KernelError, NotFound, Rejected
@@ -20,6 +21,14 @@ def read(name: str) -> str:
         return (ROOT / name).read_text().strip()
     except OSError as error:
         raise _failure(f"sysctl {name} cannot be read", error) from error
+
+
+def may_be(name: str, value: str) -> bool:
+    """Whether it is so, or could be set: false of what there is not, and of what may not be written here."""
+    try:
+        return read(name) == value or os.access(ROOT / name, os.W_OK)
+    except KernelError:
+        return False
 
 
 def ensure(name: str, value: str) -> bool:

@@ -8,6 +8,7 @@ import dataclasses
 import socket
 import struct
 import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -295,6 +296,29 @@ def test_where_another_mode_serves_only_what_open_connections_need_stays_until_t
     assert (ipvs.read(), dummy.exists(KUBE_IPVS0), ipset.sets()) == ({}, False, {})
 
 
+def test_an_address_that_somebody_takes_off_kube_ipvs0_is_noticed(plane: IpvsDataplane) -> None:
+    bring(plane, plan(ONE))
+    before = plane.generation()
+    assert plane.generation() == before
+    subprocess.run(["ip", "addr", "del", f"{VIP}/32", "dev", KUBE_IPVS0], check=True)
+    assert plane.generation() != before
+
+
+def test_what_the_node_dials_anew_while_connections_last_comes_from_an_address_that_answers_reach(
+    plane: IpvsDataplane,
+) -> None:
+    """The address is still on kube-ipvs0, and what the node dials from itself would have it as its source."""
+    bring(plane, plan(ONE))
+    with connected(), socket.create_server((TWO, 8080)) as server:
+        removal.retire((), lambda of: False)
+        serving = f"-t nat -A OUTPUT -d {VIP} -p tcp --dport 80 -j DNAT --to-destination {TWO}:8080"
+        subprocess.run(["iptables-nft", *serving.split()], check=True)
+        with socket.create_connection((VIP, 80), timeout=10):
+            served, (source, _) = server.accept()
+            served.close()
+    assert source != VIP
+
+
 def test_a_dry_run_says_what_goes_and_leaves_it(plane: IpvsDataplane) -> None:
     bring(plane, plan(ONE, node_port=30080))
     wanted = plane.read()
@@ -310,6 +334,21 @@ def test_a_dry_run_says_what_goes_and_leaves_it(plane: IpvsDataplane) -> None:
 def test_a_scheduler_that_the_kernel_lacks_is_refused_with_those_it_has() -> None:
     with pytest.raises(Unsupported, match=r"no scheduler best for IPVS; it has .*rr"):
         IpvsDataplane(IpvsSettings("best")).open()
+
+
+@pytest.mark.usefixtures("_node")
+def test_a_scheduler_whose_name_no_kernel_takes_is_refused_alike() -> None:
+    with pytest.raises(Unsupported, match=r"no scheduler weighted-round-robin for IPVS; it has .*rr"):
+        IpvsDataplane(IpvsSettings("weighted-round-robin")).open()
+
+
+@pytest.mark.usefixtures("_node")
+def test_timeouts_that_the_kernel_refuses_are_warned_of_and_the_others_serve(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with run(IpvsSettings(tcp_timeout=2**31 - 1)) as plane:
+        bring(plane, plan(ONE))
+    assert "timeouts of IPVS: Invalid argument" in caplog.text
 
 
 def test_a_scheduler_can_be_changed_without_losing_a_connection(plane: IpvsDataplane) -> None:
@@ -334,6 +373,34 @@ def test_the_kernel_is_set_up_as_it_has_to_be() -> None:
 @pytest.mark.usefixtures("_node")
 def test_a_kernel_with_ipvs_has_all_that_is_tried() -> None:
     assert [str(finding) for finding in probes.probe() if not finding.present] == []
+
+
+_LACKING = """
+from ebpfproxy.dataplanes.ipvs import probes
+for finding in probes.probe():
+    if not finding.present:
+        print(finding.missing, finding.remedy, sep=": ")
+"""
+
+
+@pytest.mark.usefixtures("_node")
+def test_where_proc_sys_is_read_only_the_probes_say_so() -> None:
+    """As in a container that is not privileged."""
+    readonly = "mount --bind /proc/sys /proc/sys; mount -o remount,bind,ro /proc/sys"
+    command = [
+        "unshare",
+        "--mount",
+        "sh",
+        "-ec",
+        f'{readonly}; exec "$@"',
+        "-",
+        sys.executable,
+        "-c",
+        _LACKING,
+    ]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "sysctl net/ipv4/vs/conntrack is not 1" in said
+    assert "make /proc/sys writable" in said
 
 
 @pytest.mark.usefixtures("_node")

@@ -19,7 +19,7 @@ from ebpfproxy.dataplanes.xtables import entries as xtables
 from ebpfproxy.dataplanes.xtables import flavours
 from ebpfproxy.dataplanes.xtables.entries import FILTER, MANGLE, NAT
 from ebpfproxy.dataplanes.xtables.families import TwoFamilies
-from ebpfproxy.errors import KernelError
+from ebpfproxy.errors import KernelError, Rejected
 from ebpfproxy.kernel import dummy, ipset, ipvs, local_addresses
 from ebpfproxy.kernel.dummy import KUBE_IPVS0
 from ebpfproxy.kernel.ipvs import Timeouts
@@ -60,13 +60,21 @@ class IpvsDataplane:
         ipset.available()
         ipvs.available()
         sysctls.apply(self._settings.strict_arp)
-        settings = self._settings
-        timeouts = Timeouts(settings.tcp_timeout, settings.tcp_fin_timeout, settings.udp_timeout)
-        if any(timeouts):
-            ipvs.set_timeouts(timeouts)
+        self._set_timeouts()
         tools = self._families.open(self._wanted)
         self._random_fully = all(tool.has_random_fully() for tool in tools)
         self._forget()
+
+    def _set_timeouts(self) -> None:
+        """What is too long for the kernel depends on its HZ; as with kube-proxy it serves all the same."""
+        settings = self._settings
+        timeouts = Timeouts(settings.tcp_timeout, settings.tcp_fin_timeout, settings.udp_timeout)
+        try:
+            if any(timeouts):
+                ipvs.set_timeouts(timeouts)
+        except Rejected as failure:
+            hint = "give shorter ones: --ipvs-tcp-timeout, --ipvs-tcpfin-timeout, --ipvs-udp-timeout"
+            log.warning("a setting of the kernel stays as it is", reason=failure.message, hint=hint)
 
     def _forget(self) -> None:
         self._sets = IpSets()
@@ -119,13 +127,13 @@ class IpvsDataplane:
         return {self._product.asked_for(key): why for each in refused for key, why in each.items()}
 
     def generation(self) -> Hashable:
-        """Of sets it notices how many members they have, of kube-ipvs0 whether it is there; of very many real
-        servers nothing, of others all."""
+        """Of sets it notices how many members they have. Of very many real servers nothing, and of kube-ipvs0
+        whether it is there; of fewer all but flags of virtual servers, and all its addresses."""
         few = self._servers.reals <= _FEW
         return (
             self._families.generation(),
             tuple(sorted(self._sets.generation().items())),
-            dummy.exists(KUBE_IPVS0),
+            addresses.on_device() if few else dummy.exists(KUBE_IPVS0),
             ipvs.fingerprint() if few else b"",
         )
 

@@ -9,6 +9,7 @@ OWN_CHAINS = frozenset(
     {
         (NAT, names.LOAD_BALANCER),
         (NAT, names.NODE_PORT),
+        (NAT, names.IPVS_POSTROUTING),
         (FILTER, names.NODE_PORT),
         (FILTER, names.SOURCE_RANGES_FIREWALL),
         (FILTER, names.IPVS_FILTER),
@@ -22,7 +23,7 @@ LAYOUT = Layout(
     shared=frozenset(),
     whole=OWN_CHAINS | COMMON_CHAINS,
     jump_targets={
-        NAT: (names.SERVICES, names.POSTROUTING),
+        NAT: (names.SERVICES, names.POSTROUTING, names.IPVS_POSTROUTING),
         FILTER: (
             names.FORWARD,
             names.NODE_PORT,

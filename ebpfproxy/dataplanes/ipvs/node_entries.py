@@ -12,6 +12,8 @@ kubernetes). What differs:
 - KUBE-IPVS-OUT-FILTER is in the table mangle, and drops of the node's own connections what the other filters
   drop of others'. There a packet still has the address that was dialed, which sets know; kube-proxy has a
   rule for each load balancer in the table filter;
+- what leaves this node with a Service's address as its source is masqueraded in a chain of its own,
+  KUBE-IPVS-POSTROUTING, which stays with the addresses when another mode takes over (see `removal.retire`);
 - pings of a Service's address are answered.
 """
 
@@ -72,6 +74,7 @@ _JUMPS = (
     _Jump(NAT, "OUTPUT", names.SERVICES, "kubernetes service portals"),
     _Jump(NAT, "PREROUTING", names.SERVICES, "kubernetes service portals"),
     _Jump(NAT, "POSTROUTING", names.POSTROUTING, "kubernetes postrouting rules"),
+    _Jump(NAT, "POSTROUTING", names.IPVS_POSTROUTING, "kubernetes ipvs service ips of this node"),
     _Jump(FILTER, "FORWARD", names.FORWARD, "kubernetes forwarding rules"),
     _Jump(FILTER, "INPUT", names.NODE_PORT, "kubernetes health check rules"),
     _Jump(FILTER, "INPUT", names.PROXY_FIREWALL, "kube-proxy firewall rules"),
@@ -127,6 +130,7 @@ class _Chains:
             (NAT, names.NODE_PORT): self._node_port(),
             (NAT, names.MARK_MASQ): iter((marking_rule(mark),)),
             (NAT, names.POSTROUTING): self._postrouting(mark),
+            (NAT, names.IPVS_POSTROUTING): self._own_addresses(),
             (FILTER, names.FORWARD): iter(forwarding_rules(mark)),
             (FILTER, names.NODE_PORT): self._health_checks(),
             (FILTER, names.PROXY_FIREWALL): self._proxy_firewall(),
@@ -183,6 +187,11 @@ class _Chains:
         """An endpoint that came upon itself would answer itself past this node."""
         yield f"{self._noted(sets.LOOP_BACK, 'dst,dst,src')} -j MASQUERADE"
         yield from masquerading_rules(mark, self._random_fully)
+
+    def _own_addresses(self) -> Iterator[str]:
+        """The node dials an address on kube-ipvs0 from that very address, by which no answer would come."""
+        masquerade = f"MASQUERADE{' --random-fully' * self._random_fully}"
+        yield f"{self._noted(sets.IPVS_IPS, 'src')} -j {masquerade}"
 
     def _health_checks(self) -> Iterator[str]:
         yield f"{self._noted(sets.HEALTH_CHECK_NODE_PORT, 'dst')} -j ACCEPT"

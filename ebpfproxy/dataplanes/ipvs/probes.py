@@ -6,7 +6,7 @@ import errno
 from collections.abc import Callable, Iterator
 
 from ebpfproxy.dataplanes.findings import Finding
-from ebpfproxy.dataplanes.ipvs import schedulers
+from ebpfproxy.dataplanes.ipvs import schedulers, sysctls
 from ebpfproxy.dataplanes.ipvs.ip_sets import make_all
 from ebpfproxy.dataplanes.ipvs.settings import DEFAULT_SCHEDULER
 from ebpfproxy.dataplanes.xtables import flavours, probing
@@ -48,6 +48,7 @@ def _own(scheduler: str) -> Iterator[Finding]:
         yield _tried("dummy devices", lambda: dummy.ensure(KUBE_IPVS0))
         for of in Family:
             yield _tried(f"ipset for {of.value}", lambda of=of: make_all(of))  # type: ignore[misc]
+    yield _tried("the sysctls of IPVS", sysctls.check)  # of the node's own namespace
 
 
 def _make_set(of: Family) -> None:

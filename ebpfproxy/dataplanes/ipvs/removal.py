@@ -13,7 +13,7 @@ from ebpfproxy.dataplanes.ipvs.ip_sets import IpSets
 from ebpfproxy.dataplanes.ipvs.layout import OWN_CHAINS
 from ebpfproxy.dataplanes.ipvs.ownership import ownership
 from ebpfproxy.dataplanes.xtables import flavours, names, removal
-from ebpfproxy.dataplanes.xtables.entries import FILTER
+from ebpfproxy.dataplanes.xtables.entries import FILTER, NAT
 from ebpfproxy.dataplanes.xtables.layout import TableAndName
 from ebpfproxy.dataplanes.xtables.removal import COMMON_CHAINS, are_of_ipvs
 from ebpfproxy.errors import Unsupported
@@ -25,7 +25,8 @@ from ebpfproxy.kernel.ipvs_messages import Listed, ServerKey
 from ebpfproxy.model.address import Address, Family, Network, Protocol
 from ebpfproxy.plan.service_plan import Frontend
 
-_GUARD = (FILTER, names.IPVS_FILTER)
+_GUARDS = frozenset({(FILTER, names.IPVS_FILTER), (NAT, names.IPVS_POSTROUTING)})
+"""What addresses on kube-ipvs0 need, whoever serves."""
 
 
 def leftovers(chains: Mapping[TableAndName, list[str]]) -> set[TableAndName]:
@@ -49,8 +50,9 @@ def retire(excluded: tuple[Network, ...], translates: Callable[[Family], bool]) 
     """What new connections may need, at once: all but virtual servers that have connections, and their
     addresses, which stay until those are gone. What was removed, and whether something is left.
 
-    With them stays the chain KUBE-IPVS-FILTER. It keeps new connections to these addresses off what listens
-    on all of the node's; and asks for connection tracking.
+    With them stay two chains. KUBE-IPVS-FILTER keeps new connections to these addresses off what listens on
+    all of the node's, and asks for connection tracking. KUBE-IPVS-POSTROUTING masquerades what the node sends
+    to these addresses, and so from them, which the mode that serves need not do.
 
     Nobody comes to those anew: the mode that serves translates what they are sent before IPVS sees it.
     UDP flows do not keep a virtual server: the mode that serves ends, or takes over, what its plans do not
@@ -60,7 +62,7 @@ def retire(excluded: tuple[Network, ...], translates: Callable[[Family], bool]) 
     """
     left = _Left(excluded)
     busy = {key for key, listed in left.servers.items() if _is_busy(listed)}
-    kept = {_GUARD} if busy else frozenset()
+    kept = _GUARDS if busy else frozenset()
     lines: list[str] = []
     held = False
     if _has_rules(but=kept):

@@ -6,6 +6,9 @@ from ebpfproxy.kernel import ipvs, netns
 KNOWN = ("rr", "wrr", "lc", "wlc", "fo", "ovf", "lblc", "lblcr", "dh", "sh", "mh", "sed", "nq", "twos")
 """Those of Linux 6.12. What another one is called may be said all the same."""
 
+_LONGEST = 15
+"""IP_VS_SCHEDNAME_MAXLEN without the zero byte: a message with a longer name is no message to the kernel."""
+
 
 def check(wanted: str) -> None:
     """Raises Unsupported where the kernel has no such scheduler, and then says which ones it has; or where
@@ -22,6 +25,8 @@ def check(wanted: str) -> None:
 
 
 def _has(scheduler: str) -> bool:
+    if len(scheduler) > _LONGEST:
+        return False
     try:
         ipvs.probe_scheduler(scheduler)
     except Unsupported:

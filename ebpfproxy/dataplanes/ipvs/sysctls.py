@@ -46,6 +46,18 @@ _STRICT_ARP = (
 _REMEDY = "make /proc/sys writable to the agent (a privileged container), or set it on the node"
 
 
+def check() -> None:
+    """Sets nothing. Raises Unsupported, as `apply` would, for what is needed, is not so, and is not to be
+    written here."""
+    lacking = [
+        f"sysctl {each.name} is not {each.value}, so {each.without}"
+        for each in _ALWAYS
+        if each.needed and not sysctl.may_be(each.name, each.value)
+    ]
+    if lacking:
+        raise Unsupported("; ".join(lacking), _REMEDY)
+
+
 def apply(strict_arp: bool) -> None:
     """Set what is not right, in the calling thread's network namespace, where IPVS is loaded.
 
