@@ -118,8 +118,10 @@ def machine(tmp_path: Path) -> Iterator[Path]:
         options = f"lowerdir=/,upperdir={own}/upper,workdir={own}/work"
         subprocess.run(["mount", "-t", "overlay", "-o", options, "overlay", root], check=True)
         stubs = root / "stubs"
-        for path in (stubs, root / "ebpfproxy", root / "etc/kubernetes"):
-            path.mkdir(exist_ok=True)
+        of_systemd = ("modules-load.d", "sysctl.d", "systemd/system")  # which a container may do without
+        there = [root / "etc" / name for name in ("kubernetes", *of_systemd)]
+        for path in (stubs, root / "ebpfproxy", *there):
+            path.mkdir(parents=True, exist_ok=True)
         for name in _STUBBED.split():
             (stubs / name).write_text(_STUB)
             (stubs / name).chmod(0o755)

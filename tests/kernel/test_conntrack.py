@@ -11,6 +11,7 @@ from ebpfproxy.dataplanes.netfilter_sysctls import NetfilterSettings, Sysctl
 from ebpfproxy.kernel import conntrack, sysctl
 from ebpfproxy.model.address import Family, parse_address
 from tests.kernel.nat_ground import DNS, PATIENCE, TARGET, UDP, Ground, answers, forget, nat_grounds
+from tests.support.confined import as_nobody
 
 pytestmark = pytest.mark.kernel
 
@@ -133,10 +134,7 @@ except Unsupported as failure:
 
 def test_without_the_capability_the_remedy_is_named() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", _AS_NOBODY],
-        user=65534,
-        group=65534,
-        extra_groups=[],
+        [*as_nobody(), sys.executable, "-c", _AS_NOBODY],
         capture_output=True,
         text=True,
         timeout=PATIENCE,

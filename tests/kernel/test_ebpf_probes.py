@@ -19,7 +19,7 @@ from ebpfproxy.dataplanes.findings import Finding
 from ebpfproxy.errors import Rejected
 from ebpfproxy.kernel import bpf, cgroup, mounts, netlink, netns, tc
 from tests.support.bpf_place import bpf_place
-from tests.support.confined import Refused, refusing, without
+from tests.support.confined import Refused, as_nobody, refusing, without
 
 pytestmark = pytest.mark.kernel
 
@@ -145,8 +145,7 @@ def test_who_is_in_a_user_namespace_is_told_so() -> None:
 
 def test_who_is_nobody_is_told_to_be_root() -> None:
     with bpf_place() as place:
-        nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
-        found = look(*nobody, root=place.bpffs / "agent")
+        found = look(*as_nobody(), root=place.bpffs / "agent")
     assert found["bpffs"].failure == errno.EACCES
     assert found["bpffs"].remedy == "run as root"
 

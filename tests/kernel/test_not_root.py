@@ -8,19 +8,14 @@ from pathlib import Path
 import pytest
 
 from tests.support.bpf_place import ARRAY, bpf_place, create_map
+from tests.support.confined import as_nobody
 
 pytestmark = pytest.mark.kernel
 
-_NOBODY = 65534
 
-
-def as_nobody(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    """Run Python with our rights gone."""
+def python_as_nobody(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, *arguments],
-        user=_NOBODY,
-        group=_NOBODY,
-        extra_groups=[],
+        [*as_nobody(), sys.executable, *arguments],
         capture_output=True,
         text=True,
         timeout=60,
@@ -37,7 +32,7 @@ def test_a_bpffs_that_only_root_may_look_into_asks_for_root(command: str) -> Non
         flags = [f"--bpffs-root={place.bpffs}/agent"]
         if command.startswith("run"):
             flags += [f"--manifests={manifests}", f"--cgroup-root={place.cgroup}"]
-        done = as_nobody("-m", "ebpfproxy", *command.split(), *flags)
+        done = python_as_nobody("-m", "ebpfproxy", *command.split(), *flags)
     assert done.returncode == 4, done.stderr
     *_, message, hint = done.stderr.splitlines()
     assert hint == "  hint: run as root"
@@ -64,5 +59,5 @@ def test_a_pin_that_may_be_seen_but_not_opened_asks_for_root() -> None:
         pinned = create_map(ARRAY, 4, 4, 1)
         pinned.pin(place.bpffs / "one")
         pinned.close()
-        done = as_nobody("-c", _OPEN, str(place.bpffs / "one"))
+        done = python_as_nobody("-c", _OPEN, str(place.bpffs / "one"))
     assert done.stdout.startswith("run as root"), done.stderr

@@ -3,7 +3,20 @@
 import struct
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NamedTuple
+
+_REPOSITORY = Path(__file__).resolve().parents[2]
+_NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+_UNCOVERED = """
+mount --bind "$1" /mnt
+mount -t tmpfs -o mode=755 tmpfs "$2"
+mkdir -p "$1"
+mount --move /mnt "$1"
+cd "$1"
+shift 2
+exec "$@"
+"""
 
 _LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06  # BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_RET|K: classic BPF
 _NUMBER, _ARGUMENTS = 0, 16  # where they are in struct seccomp_data
@@ -33,6 +46,15 @@ class Refused(NamedTuple):
 def without(*capabilities: str) -> list[str]:
     """It does not have these, named as by setpriv(1)."""
     return ["setpriv", "--bounding-set", ",".join(f"-{name}" for name in capabilities)]
+
+
+def as_nobody() -> list[str]:
+    """Its user and group are nobody's. Where the checkout lies in a folder that only root may look into, such
+    as /root, it sees nothing of that folder but the checkout."""
+    closed = [each for each in reversed(_REPOSITORY.parents) if not each.stat().st_mode & 0o001]
+    if not closed:
+        return _NOBODY
+    return ["unshare", "--mount", "sh", "-ec", _UNCOVERED, "sh", str(_REPOSITORY), str(closed[0]), *_NOBODY]
 
 
 def refusing(*calls: Refused) -> list[str]:
