@@ -65,8 +65,8 @@ test-image: $(STAMP)  ## build the image from nothing, as its Dockerfile says, a
 
 .PHONY: test-vm
 test-vm: $(STAMP)  ## the kernel's tests in VMs, on every kernel of tests/vm/kernels.toml: some hours
-	@$(PYTHON) -m pytest --timeout=0 --kernels=all tests/vm
-	@$(PYTHON) -m tests.vm.table docs/kernels.md
+	@$(PYTHON) -m pytest --timeout=0 --kernels=all tests/vm; failed=$$?; \
+	$(PYTHON) -m tests.vm.table docs/kernels.md && exit $$failed
 
 .PHONY: check
 check: $(STAMP)  ## formatting, lint, types, layers

@@ -1,4 +1,5 @@
-"""A configuration written as a KubeProxyConfiguration, which `--config` and kube-proxy can read."""
+"""A configuration written as a KubeProxyConfiguration, which `--config` can read; kube-proxy, too, where the
+mode is one of its own."""
 
 from pathlib import Path
 from typing import Any

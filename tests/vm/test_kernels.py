@@ -21,6 +21,7 @@ def _part(*names: str, only: str = "", subjects: str = "", hours: float = 1.0) -
     return Selection([_KERNEL + name for name in names] + options, _MODULES, hours * 3600)
 
 
+_IPTABLES = ("rules", "removal", "refusals", "drift", "edits", "open")
 _AGENTS = ("test_agent_disturbed.py", "test_agent_udp_flows.py", "test_agent_health_checks.py")
 PARTS = {
     "probes": _part(
@@ -43,7 +44,20 @@ PARTS = {
     "packet-clients": _part("test_packet_clients.py", "test_packet_changes.py", hours=2),
     "packet-sizes": _part("test_packet_sizes.py", hours=2),
     "packet-regressions": _part("test_packet_regressions.py", hours=2),
+    "maps": _part("service_table", "device_table", "carry_over", "test_ebpf_generation.py", hours=2),
+    "flows": _part(
+        "test_flow_collector.py",
+        "test_ebpf_retirement.py",
+        "test_inlet.py",
+        "test_conntrack.py",
+        "test_stale_conntrack.py",
+        "test_packet_path_view.py",
+        "test_view.py",
+        hours=2,
+    ),
     "netfilter": _part("test_iptables_traffic.py", "test_nftables_traffic.py"),
+    "nftables": _part("nftables_table", "test_nftables_objects.py", hours=2),
+    "iptables": _part(*(f"test_iptables_{name}.py" for name in _IPTABLES), hours=2),
     "ipvs": _part(
         "test_ipvs.py", "test_ipset.py", "test_ipvs_rules.py", "test_ipvs_dataplane.py", "test_ipvs_shown.py"
     ),
