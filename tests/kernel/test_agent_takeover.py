@@ -19,7 +19,7 @@ from tests.kernel.download import Download, offer
 from tests.kernel.ipvs_here import skip_without_ipvs
 from tests.support import kube_proxy
 
-pytestmark = [pytest.mark.kernel, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(1200)]
 
 STEMS = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}
 TABLES = ("filter", "nat", "mangle")
