@@ -26,7 +26,7 @@ from tests.vm.kernels import kernels
 _GUEST = Path(__file__).parent / "guest"
 _QEMU = "qemu-system-x86_64"
 _APPEND = (
-    "console=ttyS0 loglevel=4 panic=-1 mitigations=off audit=0 apparmor=0 selinux=0 nokaslr "
+    "console=ttyS0 loglevel=4 oops=panic panic=-1 mitigations=off audit=0 apparmor=0 selinux=0 nokaslr "
     "no_timer_check cryptomgr.notests random.trust_cpu=on net.ifnames=0 8250.nr_uarts=1 nowatchdog"
 )
 _INHERITED = ("PATH", "PYTHONPATH", "PYTEST_ADDOPTS", "LANG")
