@@ -79,11 +79,15 @@ class Iptables:
             raise self._failure("cannot read the tables", done)
         return done.output
 
-    def has_chain(self, table: str, chain: str) -> bool:
-        """Whether there is such a chain, which does not take the reading of a table, nor makes one."""
+    def show(self, table: str, chain: str) -> list[str]:
+        """The lines that make this chain, from -N or -P on; empty where there is none such.
+
+        That does not take the reading of a table, nor makes one.
+        """
         if self.flavour is Flavour.LEGACY and table not in xtables_legacy.tables(self.family):
-            return False
-        return not _run((self._stem, "-t", table, "-S", chain)).code
+            return []
+        done = _run((self._stem, "-t", table, "-S", chain))
+        return [] if done.code else done.output.splitlines()
 
     def restore(self, text: str) -> None:
         """Bring in what iptables-restore reads, without emptying what it does not name (--noflush).

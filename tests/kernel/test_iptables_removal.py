@@ -131,6 +131,29 @@ def test_what_open_connections_need_is_one_rule_that_goes_with_the_last_of_them(
     assert removal.retire(lambda of: translated) == ([], False)
 
 
+def test_what_open_connections_need_after_mode_ipvs_goes_with_the_last_of_them(ground: Ground) -> None:
+    """It stands in a chain that is not of that mode alone, and with rules that are of none."""
+    ground.restore(
+        "*filter\n:KUBE-IPVS-FILTER - [0:0]\n-A INPUT -j KUBE-IPVS-FILTER\nCOMMIT\n"
+        "*nat\n:KUBE-LOAD-BALANCER - [0:0]\nCOMMIT\n"
+    )
+    assert removal_of_ipvs.retire((), lambda of: True)[1]
+    assert removal.retire(lambda of: True) == ([], True)
+    assert set(re.findall("KUBE-[A-Z-]+", everything(ground.flavour))) == {"KUBE-FORWARD"}
+    assert removal_of_ipvs.retire((), lambda of: True) == ([], True)
+    removed, left = removal_of_ipvs.retire((), lambda of: False)
+    assert ([line.rpartition(" ")[2] for line in removed], left) == (["KUBE-FORWARD"], False)
+    assert "KUBE-FORWARD" not in everything()
+    assert removal_of_ipvs.retire((), lambda of: False) == ([], False)
+
+
+def test_rules_of_a_mode_iptables_that_serves_are_none_of_mode_ipvs(ground: Ground) -> None:
+    serve(ground, "one")
+    before = everything()
+    assert removal_of_ipvs.retire((), lambda of: True) == ([], False)
+    assert everything() == before
+
+
 def test_each_family_waits_for_its_own_connections(ground: Ground) -> None:
     serve(ground, "one")
     assert removal.retire(lambda of: of is Family.IPV6)[1]

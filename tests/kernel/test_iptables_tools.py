@@ -39,9 +39,9 @@ def run(command: str) -> None:
 def test_what_is_restored_is_saved(tool: Iptables) -> None:
     tool.restore('*nat\n:ONE - [0:0]\n-A ONE -p tcp -m comment --comment "a  b" -j ACCEPT\nCOMMIT\n')
     assert '\n-A ONE -p tcp -m comment --comment "a  b" -j ACCEPT\n' in tool.save()
-    assert tool.has_chain("nat", "ONE")
-    assert not tool.has_chain("nat", "TWO")
-    assert not tool.has_chain("mangle", "ONE")
+    assert tool.show("nat", "ONE")
+    assert not tool.show("nat", "TWO")
+    assert not tool.show("mangle", "ONE")
 
 
 def test_a_comment_that_is_no_utf_8_is_saved_as_it_is(tool: Iptables) -> None:
@@ -57,7 +57,7 @@ def test_what_is_not_named_is_not_emptied(tool: Iptables) -> None:
 
 def test_saving_makes_no_table(tool: Iptables) -> None:
     tool.save()
-    assert not tool.has_chain("mangle", "ONE")
+    assert not tool.show("mangle", "ONE")
     assert xtables_legacy.tables(tool.family) == frozenset()
     assert subprocess.run(["nft", "list", "tables"], capture_output=True, check=True).stdout == b""
 
@@ -66,7 +66,7 @@ def test_a_line_that_the_tool_refuses_is_named(tool: Iptables) -> None:
     with pytest.raises(LinesRefused, match="refused line 4, -A ONE -m no-such") as failure:
         tool.restore("*nat\n:ONE - [0:0]\n-A ONE -j ACCEPT\n-A ONE -m no-such -j ACCEPT\nCOMMIT\n")
     assert list(failure.value.lines) == [4]
-    assert not tool.has_chain("nat", "ONE")
+    assert not tool.show("nat", "ONE")
 
 
 def test_lines_that_the_kernel_refuses_are_named_or_the_table_they_are_in(tool: Iptables) -> None:
@@ -76,8 +76,8 @@ def test_lines_that_the_kernel_refuses_are_named_or_the_table_they_are_in(tool: 
             f"*nat\n:ONE - [0:0]\n-A ONE {REFUSED}\n-A ONE -j ACCEPT\n-A ONE {REFUSED}\nCOMMIT\n"
         )
     assert list(failure.value.lines) == ([9] if tool.flavour is Flavour.LEGACY else [6, 8])
-    assert tool.has_chain("filter", "ONE")
-    assert not tool.has_chain("nat", "ONE")
+    assert tool.show("filter", "ONE")
+    assert not tool.show("nat", "ONE")
 
 
 def test_a_table_that_the_kernel_has_not_got_is_not_supported(tool: Iptables) -> None:

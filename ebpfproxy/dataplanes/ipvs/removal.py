@@ -5,21 +5,20 @@ Never IPVS' whole table, as kube-proxy --cleanup does: of virtual servers those 
 `ownership` has it, and none of somebody else's, with or without --ipvs-exclude-cidrs.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from ebpfproxy.dataplanes.ipvs import addresses
 from ebpfproxy.dataplanes.ipvs.entries import Key, Set
 from ebpfproxy.dataplanes.ipvs.ip_sets import IpSets
 from ebpfproxy.dataplanes.ipvs.layout import OWN_CHAINS
 from ebpfproxy.dataplanes.ipvs.ownership import ownership
-from ebpfproxy.dataplanes.xtables import flavours, names, removal
+from ebpfproxy.dataplanes.xtables import names, removal
 from ebpfproxy.dataplanes.xtables.entries import FILTER, NAT
 from ebpfproxy.dataplanes.xtables.layout import TableAndName
 from ebpfproxy.dataplanes.xtables.removal import COMMON_CHAINS, are_of_ipvs
 from ebpfproxy.errors import Unsupported
 from ebpfproxy.kernel import conntrack, dummy, ipvs, ipvs_table, local_addresses
 from ebpfproxy.kernel.dummy import KUBE_IPVS0
-from ebpfproxy.kernel.iptables import Iptables
 from ebpfproxy.kernel.ipvs import Operation
 from ebpfproxy.kernel.ipvs_messages import Listed, ServerKey
 from ebpfproxy.model.address import Address, Family, Network, Protocol
@@ -39,7 +38,7 @@ def remove(excluded: tuple[Network, ...], dry_run: bool = False) -> list[str]:
     """All of it, in the calling thread's network namespace; what was removed, or with `dry_run` would be, a
     line each. Connections by it end. Raises KernelError."""
     left = _Left(excluded)
-    lines = removal.remove(leftovers, dry_run) if _has_rules() else []
+    lines = removal.remove(leftovers, dry_run) if removal.is_anything_of(OWN_CHAINS) else []
     lines += left.described()
     if not dry_run:
         left.remove()
@@ -65,21 +64,11 @@ def retire(excluded: tuple[Network, ...], translates: Callable[[Family], bool]) 
     kept = _GUARDS if busy else frozenset()
     lines: list[str] = []
     held = False
-    if _has_rules(but=kept):
+    if removal.is_anything_of(OWN_CHAINS - kept):
         lines, held = removal.retire(lambda chains: leftovers(chains) - kept, translates)
     lines += left.described(busy)
     left.remove(busy)
     return lines, held or bool(busy)
-
-
-def _has_rules(but: Collection[TableAndName] = ()) -> bool:
-    """Tables are not read where none of our chains is, since those of the mode iptables may be long."""
-    return any(tool.has_chain(*each) for tool in _tools() for each in OWN_CHAINS.difference(but))
-
-
-def _tools() -> Iterator[Iptables]:
-    for tools in flavours.installed().values():
-        yield from tools
 
 
 class _Left:

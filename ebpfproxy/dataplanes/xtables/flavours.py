@@ -56,7 +56,7 @@ def _hinted(tools: Mapping[Flavour, list[Iptables]]) -> Flavour | None:
     """Where both have a hint, it is nft's that is the newer one."""
     for hints in _HINTS:
         for flavour in (Flavour.NFT, Flavour.LEGACY):
-            if any(tool.has_chain(MANGLE, hint) for tool in tools[flavour] for hint in hints):
+            if any(tool.show(MANGLE, hint) for tool in tools[flavour] for hint in hints):
                 return flavour
     return None
 

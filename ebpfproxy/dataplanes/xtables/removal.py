@@ -10,7 +10,7 @@ Whoever removes says which chains those are. What stays on purpose:
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from ebpfproxy.dataplanes.interface import Delta
 from ebpfproxy.dataplanes.xtables import flavours, names, script
@@ -68,19 +68,28 @@ def remove_of(flavour: Flavour, leftovers: Leftovers, dry_run: bool = False) -> 
     return [line for lines, _ in removed for line in lines]
 
 
+def is_anything_of(chains: Collection[TableAndName]) -> bool:
+    """Whether any of these chains is there, of any flavour and family, or the rule that `retire` lets stay.
+
+    Tables are not read for that, since those of a mode that serves may be long.
+    """
+    return any(_is_held(tool) or any(tool.show(*each) for each in chains) for tool in _all_installed())
+
+
 def retire(leftovers: Leftovers, translates: Callable[[Family], bool]) -> tuple[list[str], bool]:
     """As `remove`, so that open connections go on; what was removed, and whether another step is to come.
 
     Without any rule that asks for connection tracking the kernel lets go of its hooks, and of all that it has
     translated so far (nf_ct_netns_put()). With kube-proxy's rules for IPv6 that is so wherever the host has
     none of its own. So one stays that does nothing, in a family and as long as `translates` says that
-    anything is translated there that needs it. It is asked at each call.
+    anything is translated there that needs it. It is asked at each call. Whoever put it, the next call for
+    whichever mode takes it away.
 
     Raises KernelError.
     """
     removed: list[str] = []
     left = False
-    for tool in (tool for flavour in Flavour for tool in _installed(flavour)):
+    for tool in _all_installed():
         done, stays = _remove_by(tool, leftovers, functools.partial(translates, tool.family))
         removed += done
         left = left or stays
@@ -91,6 +100,15 @@ def _installed(flavour: Flavour) -> list[Iptables]:
     return flavours.installed().get(flavour, [])
 
 
+def _all_installed() -> Iterator[Iptables]:
+    for tools in flavours.installed().values():
+        yield from tools
+
+
+def _is_held(tool: Iptables) -> bool:
+    return tool.show(*_HOLDER)[1:] == [f"-A {names.FORWARD} {_HOLDING}"]
+
+
 def _remove_by(
     tool: Iptables, leftovers: Leftovers, holds: Callable[[], bool], dry_run: bool = False
 ) -> tuple[list[str], bool]:
@@ -99,9 +117,10 @@ def _remove_by(
     What was removed, and whether that rule is there.
     """
     chains = chains_of(tool.save())
-    doomed = _without_what_stays(leftovers(chains), chains)
+    is_held = chains.get(_HOLDER) == [_HOLDING]
+    doomed = _without_what_stays(leftovers(chains) | ({_HOLDER} if is_held else set()), chains)
     held = bool(doomed) and holds()
-    if held and doomed == {_HOLDER} and chains[_HOLDER] == [_HOLDING]:
+    if held and is_held and doomed == {_HOLDER}:
         return [], True
     jumps = [
         Rule(tool.family, table, name, text)
