@@ -10,11 +10,14 @@ from ebpfproxy.bench import modes as modes_of
 from ebpfproxy.bench.sides import PATIENCE
 from ebpfproxy.errors import ConfigError
 from ebpfproxy.lab import Agent, Lab
-from ebpfproxy.lab.agent import AgentFailed, is_sync
+from ebpfproxy.lab.agent import AgentFailed, LogLine, is_sync
 
 _SYNC_WITHIN = 30.0
 """Seconds after which an agent that lives has to have brought something into the kernel; to compile takes
 up to a third of it where clients have all CPUs."""
+
+_MOVED = " INFO moved "
+_STAYED = " ERROR the mode stays as it was"
 
 
 class Fate(NamedTuple):
@@ -93,7 +96,9 @@ class Life:
     def _await_moved(self) -> None:
         """Until the agent has done the last move that it was told. Raises AgentFailed."""
         if self._moving:
-            self._agent.await_line(lambda line: " INFO moved " in line.text, self._seen, PATIENCE)
+            line = self._agent.await_line(_tells_of_move, self._seen, PATIENCE)
+            if _MOVED not in line.text:
+                raise AgentFailed(f"the agent did not move to mode {self._mode}", self._agent.lines)
         self._seen, self._moving = len(self._agent.lines), False
 
 
@@ -104,6 +109,10 @@ def check_alive(agent: Agent) -> None:
         raise AgentFailed(f"the agent ended by itself with status {status}", agent.lines)
     if time.monotonic() - agent.started >= _SYNC_WITHIN and not _syncs(agent):
         raise AgentFailed(f"the agent did not sync once in {_SYNC_WITHIN:.0f} s", agent.lines)
+
+
+def _tells_of_move(line: LogLine) -> bool:
+    return _MOVED in line.text or _STAYED in line.text
 
 
 def _syncs(agent: Agent) -> int:
