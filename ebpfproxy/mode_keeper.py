@@ -80,9 +80,9 @@ class ModeKeeper:
     def _move(self, choice: Choice, state: ClusterState) -> None:
         began = time.monotonic()
         log.info("moving to another mode", mode=self.serving.name, other=choice.mode.name)
-        self._retirer.spare(choice.mode)
         try:
-            new, done = self._begin(choice, state)
+            with self._retirer.spare(choice.mode):
+                new, done = self._begin(choice, state)
         except KernelError as failure:
             self._stay(choice.mode, failure)
             return

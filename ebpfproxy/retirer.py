@@ -1,7 +1,8 @@
 """The thread that takes away what other modes left on this node, kube-proxy's included."""
 
+import contextlib
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 
 from ebpfproxy.config import Config
 from ebpfproxy.errors import KernelError, Unsupported
@@ -32,7 +33,7 @@ class Retirer:
         self._waiting: dict[str, Mode] = {}
         self._told: dict[str, str] = {}
         self._translates: Callable[[Family], bool] = _is_translating
-        self._lock = threading.Lock()  # held while a mode is worked on
+        self._lock = threading.Lock()  # held while a mode is worked on, or begins
         self._wake = threading.Event()
         self._stop = False
         self._thread = threading.Thread(target=self._run, name="retirer", daemon=True)
@@ -45,10 +46,13 @@ class Retirer:
             self._waiting.update({mode.name: mode for mode in modes})
         self._wake.set()
 
-    def spare(self, mode: Mode) -> None:
-        """Leave this one alone from here on: it is to serve. Waits for a step that has begun."""
+    @contextlib.contextmanager
+    def spare(self, mode: Mode) -> Iterator[None]:
+        """Leave this one alone from here on: it is to serve. Within the block, where it begins to, leave all
+        alone: modes may have chains in common. Waits for a step that has begun."""
         with self._lock:
             self._waiting.pop(mode.name, None)
+            yield
 
     def close(self) -> None:
         """What is not done is left to the next run."""

@@ -2,13 +2,14 @@
 
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 
-from ebpfproxy import mode_keeper
+from ebpfproxy import mode_keeper, retirer
 from ebpfproxy.config import Config
-from ebpfproxy.dataplanes.fake import FakeDataplane
+from ebpfproxy.dataplanes.fake import Entry, FakeDataplane, Key
+from ebpfproxy.dataplanes.interface import Delta
 from ebpfproxy.errors import AlreadyExists, KernelError, Unsupported
 from ebpfproxy.kernel import conntrack
 from ebpfproxy.mode_keeper import ModeKeeper
@@ -40,7 +41,7 @@ class Node:
     """An agent's modes, synced once in mode one."""
 
     def __init__(self) -> None:
-        self.one, self.other = FakeMode("one"), FakeMode("other")
+        self.one, self.other, self.third = FakeMode("one"), FakeMode("other"), FakeMode("third")
         self.metrics = Metrics()
 
     def start(self) -> None:
@@ -68,7 +69,7 @@ def gone(mode: FakeMode) -> None:
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     made = Node()
-    modes = made.one, made.other
+    modes = made.one, made.other, made.third
 
     def chosen(config: Config) -> Choice:
         return choose(config, modes)
@@ -159,6 +160,27 @@ def test_a_mode_that_serves_again_is_spared(node: Node) -> None:
     assert node.one.kernel.ports
     node.keeper.follow(CONFIG, STATE)
     assert node.one.retired == retired
+
+
+def test_nothing_is_removed_while_a_mode_begins(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A third mode may have chains in common with it, as ipvs and iptables have."""
+    monkeypatch.setattr(retirer, "_STEP", 0.001)
+    node.third.left = 1_000_000
+    node.keeper.follow(OTHER, STATE)
+    steps = []
+    apply = FakeDataplane.apply
+
+    def apply_slowly(plane: FakeDataplane, delta: Delta[Key, Entry]) -> Mapping[Key, KernelError]:
+        before = node.third.retired
+        time.sleep(0.1)
+        steps.append(node.third.retired - before)
+        return apply(plane, delta)
+
+    monkeypatch.setattr(FakeDataplane, "apply", apply_slowly)
+    node.keeper.follow(CONFIG, STATE)
+    assert node.keeper.serving.name == "one"
+    assert steps
+    assert not any(steps)
 
 
 def test_no_move_before_the_first_sync(node: Node) -> None:
