@@ -52,14 +52,14 @@ def listed(maps: Maps, flags: int) -> None:
 def started(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[Callable[[frozenset[int]], object]], FlowCollector]]:
-    """A collector that looks all the time."""
+    """A collector that looks all the time, for which TCP without an answer is over in a second."""
     monkeypatch.setattr(flow_collector, "_POLL", 0.01)
     monkeypatch.setattr(flow_collector, "_SHORTEST", 0.01)
     monkeypatch.setattr(flow_collector, "_LONGEST", 0.01)
     running = []
 
     def start(pods_bypass: Callable[[frozenset[int]], object] = lambda seen: None) -> FlowCollector:
-        running.append(FlowCollector(folder, FlowTimeouts(), pods_bypass))
+        running.append(FlowCollector(folder, FlowTimeouts(tcp_syn=1), pods_bypass))
         return running[-1]
 
     yield start
@@ -82,9 +82,9 @@ def contents(of: Map) -> dict[bytes, bytes]:
 
 
 def test_flows_that_are_over_are_removed_and_the_others_are_not(maps: Maps, started: Start) -> None:
-    now = time.monotonic_ns()
-    over = entries(*(a_flow(n, last_seen=now - 61 * 10**9, masquerade="10.0.0.1") for n in range(500)))
-    alive = entries(*(a_flow(n, last_seen=now) for n in range(1000, 1500)))
+    long_ago = time.monotonic_ns() - 2 * 10**9
+    over = entries(*(a_flow(n, last_seen=long_ago, masquerade="10.0.0.1") for n in range(500)))
+    alive = entries(*(a_flow(n, flags=abi.FLOW_ESTABLISHED, last_seen=long_ago) for n in range(1000, 1500)))
     maps["flows"].update_all(list((over | alive).items()))
     collector = started()
     eventually(lambda: collector.collected()[:2] == (len(alive), len(over)))
