@@ -26,6 +26,8 @@ TCP_TARGET, UDP_TARGET = 8080, 5353
 ZONE = "zone-a"
 PATIENCE = 60.0
 START_PATIENCE = 600.0  # programs are compiled and verified, perhaps by several agents, in a slow VM
+_LAST = "last"
+"""Name of the file that is written after each other one."""
 SERVICE_NETWORKS = ("10.96.0.0/12", "fd00:10:96::/48")
 
 
@@ -136,7 +138,6 @@ class Cluster:
         self._names = itertools.count(1)
         self._beacons: dict[str, int] = {}
         self._ports = itertools.count(1)
-        self._written: dict[str, set[tuple[str, str]]] = {}
         self.write_node()
 
     def __enter__(self) -> Self:
@@ -236,19 +237,19 @@ class Cluster:
         return Exposed(self, f"svc-{number}", v4, v6, 30000 + number if node_port else 0, spec)
 
     def write(self, name: str, *objects: Object) -> None:
-        """Have one file hold these objects, and await that they are in force, and what it held no more."""
-        present = {(entry["kind"], entry["metadata"]["name"]) for entry in objects}
-        gone = self._written.get(name, set()) - present
-        self._written[name] = present
-        self._write_once(name, objects)
-        if gone and self._agent:
-            self._write_once(name, objects)  # within a reading, removals come after the beacon
+        """Have one file hold these objects, and await that they are in force, and what it held no more.
 
-    def _write_once(self, name: str, objects: tuple[Object, ...]) -> None:
+        Where the beacon beside them answers, a sync is under way that may have begun with it; where another
+        one does that was written only then, that sync is over.
+        """
+        self._write_with_beacon(name, *objects)
+        if self._agent:
+            self._write_with_beacon(_LAST)
+
+    def _write_with_beacon(self, name: str, *objects: Object) -> None:
         number = self._beacons.setdefault(name, len(self._beacons) + 1)
         address, port = f"10.97.{number >> 8}.{number & 255}", next(self._ports)
         beacon = f"beacon-{number}"
-        before = len(self._agent.lines) if self._agent else 0
         manifests.write(
             self.folder / f"{name}.yaml",
             *objects,
@@ -256,7 +257,6 @@ class Cluster:
             manifests.service(beacon, [address], [manifests.port(port)]),
         )
         if self._agent:
-            self._agent.await_sync(before, PATIENCE)
             self.await_beacon(address, port)
 
     def await_beacon(self, address: str, port: int) -> None:
@@ -266,7 +266,6 @@ class Cluster:
         """Remove all files but the Node's; the agent is not awaited."""
         shutil.rmtree(self.folder)
         self.folder.mkdir()
-        self._written.clear()
         self.write_node()
 
 
