@@ -80,16 +80,16 @@ class ModeKeeper:
     def _move(self, choice: Choice, state: ClusterState) -> None:
         began = time.monotonic()
         log.info("moving to another mode", mode=self.serving.name, other=choice.mode.name)
-        try:
-            with self._retirer.spare(choice.mode):
+        with self._retirer.spare(choice.mode):
+            try:
                 new, done = self._begin(choice, state)
-        except KernelError as failure:
-            self._stay(choice.mode, failure)
-            return
-        former, self.serving, self._last = self.serving, new, done
-        self._metrics.mode(new.name)
-        former.close()
-        self._retire_others()
+            except KernelError as failure:
+                self._stay(choice.mode, failure)
+                return
+            former, self.serving, self._last = self.serving, new, done
+            self._metrics.mode(new.name)
+            former.close()
+            self._retire_others()
         log.info("moved", mode=new.name, duration_ms=round(1000 * (time.monotonic() - began), 3))
 
     def _begin(self, choice: Choice, state: ClusterState) -> tuple[Serving, SyncResult]:
@@ -118,7 +118,14 @@ class ModeKeeper:
             hint=failure.hint,
         )
         self._metrics.move_failed(other.name)
-        self._retirer.retire([other], self.serving.mode)
+        try:
+            self._last = self.serving.sync(verify=True)  # the other one may have taken common chains
+        except KernelError as lost:
+            log.warning("not whole yet", mode=self.serving.name, reason=lost.message, hint=lost.hint)
+            self._last = None  # the next one that succeeds has the others retired
+            return
+        if self._lock:
+            self._retirer.retire([other], self.serving.mode)
 
     def _prepare(self, choice: Choice) -> Serving:
         for name, lack in choice.why_not.items():

@@ -33,7 +33,7 @@ class Retirer:
         self._waiting: dict[str, Mode] = {}
         self._told: dict[str, str] = {}
         self._translates: Callable[[Family], bool] = _is_translating
-        self._lock = threading.Lock()  # held while a mode is worked on, or begins
+        self._lock = threading.RLock()  # held while a mode is worked on, or begins
         self._wake = threading.Event()
         self._stop = False
         self._thread = threading.Thread(target=self._run, name="retirer", daemon=True)
@@ -48,8 +48,8 @@ class Retirer:
 
     @contextlib.contextmanager
     def spare(self, mode: Mode) -> Iterator[None]:
-        """Leave this one alone from here on: it is to serve. Within the block, where it begins to, leave all
-        alone: modes may have chains in common. Waits for a step that has begun."""
+        """Leave this one alone from here on: it is to serve. Within the block, where it begins to, and the
+        former one ends, leave all alone: modes may have chains in common. Waits for a step that has begun."""
         with self._lock:
             self._waiting.pop(mode.name, None)
             yield

@@ -154,6 +154,16 @@ def test_rules_of_a_mode_iptables_that_serves_are_none_of_mode_ipvs(ground: Grou
     assert everything() == before
 
 
+def test_a_mode_iptables_that_serves_needs_no_rule_to_hold_connection_tracking(ground: Ground) -> None:
+    """Its own KUBE-FORWARD asks for that, and stays as it is."""
+    serve(ground, "one")
+    before = everything()
+    ground.restore("*filter\n:KUBE-IPVS-FILTER - [0:0]\n-A INPUT -j KUBE-IPVS-FILTER\nCOMMIT\n")
+    removed, left = removal_of_ipvs.retire((), lambda of: True)
+    assert ([line.rpartition(" ")[2] for line in removed], left) == (["KUBE-IPVS-FILTER"] * 2, False)
+    assert everything() == before
+
+
 def test_each_family_waits_for_its_own_connections(ground: Ground) -> None:
     serve(ground, "one")
     assert removal.retire(lambda of: of is Family.IPV6)[1]

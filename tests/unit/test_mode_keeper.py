@@ -137,9 +137,12 @@ def test_a_move_that_fails_leaves_the_first_mode_serving(
     node: Node, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failure = KernelError("no such table")
+    apply = FakeDataplane.apply
 
-    def fail(plane: FakeDataplane, delta: object) -> None:
-        raise failure
+    def fail(plane: FakeDataplane, delta: Delta[Key, Entry]) -> Mapping[Key, KernelError]:
+        if plane is node.other.plane:
+            raise failure
+        return apply(plane, delta)
 
     if when == "prepare":
         node.other.fails = failure
@@ -150,6 +153,48 @@ def test_a_move_that_fails_leaves_the_first_mode_serving(
     assert node.one.kernel.ports
     assert node.metric("ebpfproxy_mode_moves_failed_total") == 1
     gone(node.other)
+
+
+def test_what_a_failed_move_took_is_put_back_before_the_other_mode_is_removed(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The modes ipvs and iptables have chains in common."""
+    gone(node.other)
+    node.other.retired = 0
+    apply = FakeDataplane.apply
+    seen = []
+
+    def take_and_fail(plane: FakeDataplane, delta: Delta[Key, Entry]) -> Mapping[Key, KernelError]:
+        if plane is node.other.plane:
+            node.one.kernel.ports.clear()
+            raise KernelError("no such table")
+        seen.append(node.other.retired)
+        return apply(plane, delta)
+
+    monkeypatch.setattr(FakeDataplane, "apply", take_and_fail)
+    node.keeper.follow(OTHER, STATE)
+    assert node.one.kernel.ports
+    assert seen == [0]
+    gone(node.other)
+
+
+def test_a_failed_move_removes_nothing_where_another_agent_has_the_namespace(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def taken(patience: float) -> None:
+        raise AlreadyExists("another ebpfproxy has this network namespace")
+
+    gone(node.other)
+    node.keeper.close()
+    node.one.owns_namespace = False
+    monkeypatch.setattr(mode_keeper, "NamespaceLock", taken)
+    node.start()
+    retired = node.other.retired
+    node.keeper.follow(OTHER, STATE)
+    time.sleep(0.1)  # in which nothing happens
+    node.keeper.close()
+    assert node.keeper.serving.name == "one"
+    assert node.other.retired == retired
 
 
 def test_a_mode_that_serves_again_is_spared(node: Node) -> None:

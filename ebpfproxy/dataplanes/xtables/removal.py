@@ -119,7 +119,8 @@ def _remove_by(
     chains = chains_of(tool.save())
     is_held = chains.get(_HOLDER) == [_HOLDING]
     doomed = _without_what_stays(leftovers(chains) | ({_HOLDER} if is_held else set()), chains)
-    held = bool(doomed) and holds()
+    has_room = _HOLDER not in chains or _HOLDER in doomed  # else it is another mode's, and does the same
+    held = bool(doomed) and has_room and holds()
     if held and is_held and doomed == {_HOLDER}:
         return [], True
     jumps = [
