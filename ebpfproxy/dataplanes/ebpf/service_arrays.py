@@ -11,8 +11,7 @@ from ebpfproxy.dataplanes.ebpf.maps import Maps
 from ebpfproxy.dataplanes.ebpf.ranges import Ids, Ranges
 from ebpfproxy.dataplanes.ebpf.service_record import Range
 
-_U16 = struct.Struct("=H")
-_FLAGS_AT = abi.ENDPOINT.offset("flags")
+_FLAGS_AT = abi.ENDPOINT.offset("flags") // 2
 _STRIDE = abi.ENDPOINT.size
 _SLOT_STRIDE = 8  # an array's elements are 8-byte aligned
 _SCAN = 4096
@@ -29,11 +28,13 @@ class Arrays:
     def __init__(self, maps: Maps) -> None:
         self._slots = maps["slots"].mapped()
         self._endpoints = maps["endpoints"].mapped()
+        self._halves = memoryview(self._endpoints).cast("H")
         self.endpoint_ids = Ids(maps["endpoints"].shape.max_entries)
         self.ranges = Ranges(maps["slots"].shape.max_entries)
 
     def close(self) -> None:
         self._slots.close()
+        self._halves.release()
         self._endpoints.close()
 
     def usage(self) -> dict[str, tuple[int, int]]:
@@ -67,7 +68,8 @@ class Arrays:
         abi.ENDPOINT.pack_into(self._endpoints, id_ * _STRIDE, address, htons(port), flags, service)
 
     def flags(self, endpoint: int) -> int:
-        return int(_U16.unpack_from(self._endpoints, endpoint * _STRIDE + _FLAGS_AT)[0])
+        return self._halves[endpoint * _STRIDE // 2 + _FLAGS_AT]
 
     def set_flags(self, endpoint: int, flags: int) -> None:
-        _U16.pack_into(self._endpoints, endpoint * _STRIDE + _FLAGS_AT, flags)
+        """In one store, as struct.pack_into(), which writes zeros first, would not."""
+        self._halves[endpoint * _STRIDE // 2 + _FLAGS_AT] = flags
