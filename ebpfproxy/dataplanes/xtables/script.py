@@ -44,8 +44,12 @@ _HEIGHTS = {
     names.SOURCES: 4,
     names.NODE_PORTS: 5,
     names.SERVICES: 6,
+    names.POSTROUTING: 6,
 }
-"""By the names of chains, or how they begin: each leads to lower ones only, and those of others to none."""
+"""By the names of chains, or how they begin: each leads to lower ones only, and those of others to none.
+
+KUBE-POSTROUTING is put with KUBE-SERVICES, since what another mode's rules send is masqueraded there, too.
+"""
 
 
 class Script:

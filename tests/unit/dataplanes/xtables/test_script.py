@@ -200,6 +200,18 @@ def test_iptables_nft_is_told_of_chains_in_no_order_of_the_alphabet() -> None:
     assert depth(told) < 60
 
 
+def test_who_is_masqueraded_changes_with_who_is_sent_where() -> None:
+    """A chain of mode ipvs' name masquerades what that mode sends until its rules are gone."""
+    names = [f"KUBE-SEP-{n:016X}" for n in range(30)]
+    puts: dict[Key, Entry] = {
+        Chain(V4, NAT, name): () for name in ["KUBE-POSTROUTING", "KUBE-SERVICES", *names]
+    }
+    told = lines(Delta(puts, frozenset()), block=10)
+    last = told[[at for at, line in enumerate(told) if line == "*nat"][-1] :]
+    assert {":KUBE-POSTROUTING - [0:0]", ":KUBE-SERVICES - [0:0]"} < set(last)
+    assert told.count("COMMIT") > 1
+
+
 def depth(names: list[str]) -> int:
     deepest, left = 0, [(names, 1)]
     while left:
