@@ -268,8 +268,13 @@ class _Agent:
         later = [name for name in _differing(config, self._config) if name != "proxy_mode"]
         if later:
             log.warning("these options take effect at the next start", options=",".join(later))
-        self._modes.follow(dataclasses.replace(self._config, proxy_mode=config.proxy_mode), self._state)
+        self._modes.follow(dataclasses.replace(self._config, proxy_mode=config.proxy_mode), self._state_now)
         self._pacer.keep_to(least_interval(self._config, self._modes.serving.name))
+
+    def _state_now(self) -> ClusterState:
+        if self._tracker.pending:
+            self._plan()
+        return self._state
 
     def _pods_bypass(self, devices: frozenset[int]) -> None:
         """In our own thread, as at the start, at once: no plan may leave out what a former run served."""

@@ -1,6 +1,7 @@
 """Keeps one mode at work, moves to another, and has what the others left taken away."""
 
 import time
+from collections.abc import Callable
 
 from ebpfproxy.config import Config
 from ebpfproxy.errors import KernelError, Rejected
@@ -60,8 +61,8 @@ class ModeKeeper:
             log.warning("the kernel could not be looked at", reason=failure.message, hint=failure.hint)
             return True
 
-    def follow(self, config: Config, state: ClusterState) -> None:
-        """Move to the mode that this configuration asks for, with all of `state`, if it is another one.
+    def follow(self, config: Config, state_now: Callable[[], ClusterState]) -> None:
+        """Move to the mode that this configuration asks for, with all of the state, if it is another one.
 
         Where that does not work, the present one goes on.
         """
@@ -75,14 +76,14 @@ class ModeKeeper:
         elif self._last is None:
             log.error("not moving to another mode before the first sync", mode=choice.mode.name)
         else:
-            self._move(choice, state)
+            self._move(choice, state_now)
 
-    def _move(self, choice: Choice, state: ClusterState) -> None:
+    def _move(self, choice: Choice, state_now: Callable[[], ClusterState]) -> None:
         began = time.monotonic()
         log.info("moving to another mode", mode=self.serving.name, other=choice.mode.name)
         with self._retirer.spare(choice.mode):
             try:
-                new, done = self._begin(choice, state)
+                new, done = self._begin(choice, state_now)
             except KernelError as failure:
                 self._stay(choice.mode, failure)
                 return
@@ -92,12 +93,12 @@ class ModeKeeper:
             self._retire_others()
         log.info("moved", mode=new.name, duration_ms=round(1000 * (time.monotonic() - began), 3))
 
-    def _begin(self, choice: Choice, state: ClusterState) -> tuple[Serving, SyncResult]:
+    def _begin(self, choice: Choice, state_now: Callable[[], ClusterState]) -> tuple[Serving, SyncResult]:
         """The other mode at work beside this one. Raises KernelError; then it is not."""
         new = self._prepare(choice)
         self._own(new)
         try:
-            done = new.take_over(state)
+            done = new.take_over(state_now)
             if self._last and done.refused > self._last.refused:
                 raise Rejected(f"mode {new.name}: the kernel refuses {done.refused} entries there")
         except KernelError:

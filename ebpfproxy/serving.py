@@ -1,6 +1,6 @@
 """One mode at work: its dataplane, and the proxier that keeps that in step."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ebpfproxy.config import Config
@@ -58,12 +58,14 @@ class Serving:
                 beside.restored()
         return done
 
-    def take_over(self, state: ClusterState) -> SyncResult:
-        """Open it and bring all of `state` into the kernel, and see that it is there.
+    def take_over(self, state_now: Callable[[], ClusterState]) -> SyncResult:
+        """Open it, bring all of the state into the kernel, and see that it is there. The state is asked for
+        once it is open: what it finds of a former run may be a part of it.
 
         Raises KernelError; then the caller closes it, and removes what it left.
         """
         self.open()
+        state = state_now()
         self.proxier.plan(state, frozenset(state.services), node_changed=True, host_changed=True)
         done = self.sync(verify=True)
         held = self.sync(verify=True)

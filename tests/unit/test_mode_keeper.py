@@ -92,13 +92,32 @@ def test_the_other_mode_has_everything_before_the_first_one_is_let_go(node: Node
         close()
 
     serving.close = note_and_close  # type: ignore[method-assign]
-    node.keeper.follow(OTHER, STATE)
+    node.keeper.follow(OTHER, lambda: STATE)
     assert seen == [1]
     assert node.keeper.serving.name == "other"
 
 
+def test_the_state_that_a_mode_takes_over_has_what_it_found_of_a_former_run(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    happened = []
+    open_it = FakeDataplane.open
+
+    def note_and_open(plane: FakeDataplane) -> None:
+        happened.append("open")
+        open_it(plane)
+
+    def state_now() -> ClusterState:
+        happened.append("state")
+        return STATE
+
+    monkeypatch.setattr(FakeDataplane, "open", note_and_open)
+    node.keeper.follow(OTHER, state_now)
+    assert happened == ["open", "state"]
+
+
 def test_what_the_first_mode_left_is_removed(node: Node) -> None:
-    node.keeper.follow(OTHER, STATE)
+    node.keeper.follow(OTHER, lambda: STATE)
     gone(node.one)
     assert node.other.kernel.ports
 
@@ -109,7 +128,7 @@ def test_open_connections_are_waited_for_only_where_the_serving_mode_does_not_se
 ) -> None:
     monkeypatch.setattr(conntrack, "nat_in_use", lambda of: True)
     node.other.uses_kernel_nat = kernel_translates
-    node.keeper.follow(OTHER, STATE)
+    node.keeper.follow(OTHER, lambda: STATE)
     gone(node.one)
     assert node.one.translates is not kernel_translates
 
@@ -121,14 +140,14 @@ def test_where_the_kernel_tells_no_connections_it_may_have_some(
         raise Unsupported("no ctnetlink")
 
     monkeypatch.setattr(conntrack, "nat_in_use", refuse)
-    node.keeper.follow(OTHER, STATE)
+    node.keeper.follow(OTHER, lambda: STATE)
     gone(node.one)
     assert node.one.translates
 
 
 def test_a_move_to_the_mode_that_serves_changes_nothing(node: Node) -> None:
     serving = node.keeper.serving
-    node.keeper.follow(CONFIG, STATE)
+    node.keeper.follow(CONFIG, lambda: STATE)
     assert node.keeper.serving is serving
 
 
@@ -148,7 +167,7 @@ def test_a_move_that_fails_leaves_the_first_mode_serving(
         node.other.fails = failure
     else:
         monkeypatch.setattr(FakeDataplane, "apply", fail)
-    node.keeper.follow(OTHER, STATE)
+    node.keeper.follow(OTHER, lambda: STATE)
     assert node.keeper.serving.name == "one"
     assert node.one.kernel.ports
     assert node.metric("ebpfproxy_mode_moves_failed_total") == 1
@@ -172,7 +191,7 @@ def test_what_a_failed_move_took_is_put_back_before_the_other_mode_is_removed(
         return apply(plane, delta)
 
     monkeypatch.setattr(FakeDataplane, "apply", take_and_fail)
-    node.keeper.follow(OTHER, STATE)
+    node.keeper.follow(OTHER, lambda: STATE)
     assert node.one.kernel.ports
     assert seen == [0]
     gone(node.other)
@@ -190,7 +209,7 @@ def test_a_failed_move_removes_nothing_where_another_agent_has_the_namespace(
     monkeypatch.setattr(mode_keeper, "NamespaceLock", taken)
     node.start()
     retired = node.other.retired
-    node.keeper.follow(OTHER, STATE)
+    node.keeper.follow(OTHER, lambda: STATE)
     time.sleep(0.1)  # in which nothing happens
     node.keeper.close()
     assert node.keeper.serving.name == "one"
@@ -199,11 +218,11 @@ def test_a_failed_move_removes_nothing_where_another_agent_has_the_namespace(
 
 def test_a_mode_that_serves_again_is_spared(node: Node) -> None:
     node.one.left = 1000
-    node.keeper.follow(OTHER, STATE)
-    node.keeper.follow(CONFIG, STATE)
+    node.keeper.follow(OTHER, lambda: STATE)
+    node.keeper.follow(CONFIG, lambda: STATE)
     retired = node.one.retired
     assert node.one.kernel.ports
-    node.keeper.follow(CONFIG, STATE)
+    node.keeper.follow(CONFIG, lambda: STATE)
     assert node.one.retired == retired
 
 
@@ -211,7 +230,7 @@ def test_nothing_is_removed_while_a_mode_begins(node: Node, monkeypatch: pytest.
     """A third mode may have chains in common with it, as ipvs and iptables have."""
     monkeypatch.setattr(retirer, "_STEP", 0.001)
     node.third.left = 1_000_000
-    node.keeper.follow(OTHER, STATE)
+    node.keeper.follow(OTHER, lambda: STATE)
     steps = []
     apply = FakeDataplane.apply
 
@@ -222,7 +241,7 @@ def test_nothing_is_removed_while_a_mode_begins(node: Node, monkeypatch: pytest.
         return apply(plane, delta)
 
     monkeypatch.setattr(FakeDataplane, "apply", apply_slowly)
-    node.keeper.follow(CONFIG, STATE)
+    node.keeper.follow(CONFIG, lambda: STATE)
     assert node.keeper.serving.name == "one"
     assert steps
     assert not any(steps)
@@ -232,7 +251,7 @@ def test_no_move_before_the_first_sync(node: Node) -> None:
     callbacks = Callbacks(lambda destroyed, failed: None, lambda devices: None)
     keeper = ModeKeeper(CONFIG, callbacks, node.metrics)
     keeper.open()
-    keeper.follow(OTHER, STATE)
+    keeper.follow(OTHER, lambda: STATE)
     assert keeper.serving.name == "one"
     keeper.close()
 
