@@ -137,16 +137,22 @@ class _Port:
 
         A map for one alone would be one more of the sets among which the kernel searches from the first to
         the last whenever one is named (kubernetes/kubernetes#140723 says how much that is).
+
+        A packet that is among the rules of this chain while they are replaced goes on by the old ones, but
+        finds nothing in their map any more: its elements are not of the present generation
+        (nft_mapelem_deactivate() of Linux 6.1, not of 5.10). The last rule is for that one.
         """
         number = f"numgen random mod {len(targets)}"
         if self._plan.affinity_timeout:
             names = [self._endpoint_name(each) for each in targets]
             rules = [f"{self._ip} saddr @affinity-{name} goto endpoint-{name}" for name in names]
-            return [*rules, f"{number} vmap {_numbered(f'goto endpoint-{name}' for name in names)}"]
+            verdicts = _numbered(f"goto endpoint-{name}" for name in names)
+            return [*rules, f"{number} vmap {verdicts}", f"goto endpoint-{names[-1]}"]
         if len(targets) == 1:
             return [self._to(targets[0])]
         places = _numbered(f"{format_address(each.address)} . {each.port}" for each in targets)
-        return [f"meta l4proto {self._protocol} dnat {self._ip} to {number} map {places}"]
+        to_any = f"meta l4proto {self._protocol} dnat {self._ip} to {number} map {places}"
+        return [to_any, self._to(targets[-1])]
 
     def _to(self, each: PlannedEndpoint) -> str:
         return f"meta l4proto {self._protocol} dnat to {format_endpoint(each.address, each.port)}"

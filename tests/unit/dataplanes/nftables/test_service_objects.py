@@ -104,7 +104,7 @@ OTHER = ENDPOINT._replace(address=parse_address("10.1.0.2"), port=8081)
 def test_a_service_chooses_its_endpoint_by_itself() -> None:
     plan = dataclasses.replace(PLAN, endpoints=(ENDPOINT, OTHER))
     assert rules(plan, "endpoint") == ()
-    assert rules(plan, "service")[-1] == (
+    assert rules(plan, "service")[-2] == (
         "meta l4proto tcp dnat ip to numgen random mod 2 map { 0 : 10.1.0.1 . 8080, 1 : 10.1.0.2 . 8081 }"
     )
 
@@ -114,7 +114,18 @@ def test_an_endpoint_that_remembers_its_clients_has_a_chain() -> None:
     update, dnat = rules(plan, "endpoint")
     assert update.endswith("{ ip saddr timeout 60s }")
     assert dnat == "meta l4proto tcp dnat to 10.1.0.1:8080"
-    assert " vmap { 0 : goto endpoint-" in rules(plan, "service")[-1]
+    assert " vmap { 0 : goto endpoint-" in rules(plan, "service")[-2]
+
+
+@pytest.mark.parametrize("affinity", [0, 60])
+def test_who_finds_nothing_in_a_map_that_is_being_replaced_has_an_endpoint_all_the_same(
+    affinity: int,
+) -> None:
+    """Without that, 8 connections of 450 000 were refused with 60 changes in a second."""
+    plan = dataclasses.replace(PLAN, endpoints=(ENDPOINT, OTHER), affinity_timeout=affinity)
+    chosen, otherwise = rules(plan, "service")[-2:]
+    assert "map {" in chosen
+    assert otherwise.endswith("10.1.0.2/8081" if affinity else " dnat to 10.1.0.2:8081")
 
 
 @pytest.mark.parametrize("affinity", [0, 60])
