@@ -319,6 +319,31 @@ def test_what_the_node_dials_anew_while_connections_last_comes_from_an_address_t
     assert source != VIP
 
 
+def test_what_the_node_dialed_anew_goes_on_when_the_last_connection_of_ipvs_has_ended(
+    plane: IpvsDataplane,
+) -> None:
+    """Its own address is the Service's, which is on kube-ipvs0."""
+    bring(plane, plan(ONE))
+    with contextlib.ExitStack() as closing:
+        server = closing.enter_context(socket.create_server((TWO, 8080)))
+        with connected():
+            removal.retire((), lambda of: False)
+            serving = f"-t nat -A OUTPUT -d {VIP} -p tcp --dport 80 -j DNAT --to-destination {TWO}:8080"
+            subprocess.run(["iptables-nft", *serving.split()], check=True)
+            client = closing.enter_context(socket.create_connection((VIP, 80), timeout=10))
+            served = closing.enter_context(server.accept()[0])
+
+        def ipvs_is_done() -> bool:
+            assert removal.retire((), lambda of: False)[1]
+            return not ipvs.read()
+
+        eventually(ipvs_is_done, "IPVS has no connections", LASTING)
+        assert client.getsockname()[0] == VIP
+        converse(client, served)
+    eventually(lambda: not removal.retire((), lambda of: False)[1], "nothing is left", LASTING)
+    assert not dummy.exists(KUBE_IPVS0)
+
+
 def test_a_dry_run_says_what_goes_and_leaves_it(plane: IpvsDataplane) -> None:
     bring(plane, plan(ONE, node_port=30080))
     wanted = plane.read()

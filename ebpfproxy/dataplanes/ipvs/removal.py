@@ -5,7 +5,9 @@ Never IPVS' whole table, as kube-proxy --cleanup does: of virtual servers those 
 `ownership` has it, and none of somebody else's, with or without --ipvs-exclude-cidrs.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 
 from ebpfproxy.dataplanes.ipvs import addresses
 from ebpfproxy.dataplanes.ipvs.entries import Key, Set
@@ -17,15 +19,30 @@ from ebpfproxy.dataplanes.xtables.entries import FILTER, NAT
 from ebpfproxy.dataplanes.xtables.layout import TableAndName
 from ebpfproxy.dataplanes.xtables.removal import COMMON_CHAINS, are_of_ipvs
 from ebpfproxy.errors import Unsupported
-from ebpfproxy.kernel import conntrack, dummy, ipvs, ipvs_table, local_addresses
+from ebpfproxy.kernel import conntrack, dummy, ipvs, ipvs_table, local_addresses, sockets
 from ebpfproxy.kernel.dummy import KUBE_IPVS0
 from ebpfproxy.kernel.ipvs import Operation
 from ebpfproxy.kernel.ipvs_messages import Listed, ServerKey
+from ebpfproxy.kernel.sockets import State
 from ebpfproxy.model.address import Address, Family, Network, Protocol
 from ebpfproxy.plan.service_plan import Frontend
 
 _GUARDS = frozenset({(FILTER, names.IPVS_FILTER), (NAT, names.IPVS_POSTROUTING)})
 """What addresses on kube-ipvs0 need, whoever serves."""
+
+_OPEN = {
+    Protocol.TCP: (
+        State.ESTABLISHED,
+        State.SYN_SENT,
+        State.FIN_WAIT1,
+        State.FIN_WAIT2,
+        State.CLOSE_WAIT,
+        State.LAST_ACK,
+        State.CLOSING,
+    ),
+    Protocol.UDP: (State.ESTABLISHED,),
+}
+"""States in which a socket has somebody to send to."""
 
 
 def leftovers(chains: Mapping[TableAndName, list[str]]) -> set[TableAndName]:
@@ -49,6 +66,10 @@ def retire(excluded: tuple[Network, ...], translates: Callable[[Family], bool]) 
     """What new connections may need, at once: all but virtual servers that have connections, and their
     addresses, which stay until those are gone. What was removed, and whether something is left.
 
+    Addresses also stay as long as a TCP or connected UDP socket of the node has them as its own: as long as
+    an address is there, the kernel chooses it for whoever dials it, also where the mode that serves sends
+    that somewhere. Such a socket could neither send nor hear without it.
+
     With them stay two chains. KUBE-IPVS-FILTER keeps new connections to these addresses off what listens on
     all of the node's, and asks for connection tracking. KUBE-IPVS-POSTROUTING masquerades what the node sends
     to these addresses, and so from them, which the mode that serves need not do.
@@ -61,14 +82,15 @@ def retire(excluded: tuple[Network, ...], translates: Callable[[Family], bool]) 
     """
     left = _Left(excluded)
     busy = {key for key, listed in left.servers.items() if _is_busy(listed)}
-    kept = _GUARDS if busy else frozenset()
+    dialed = _of_open_sockets(left.device)
+    kept = _GUARDS if busy or dialed else frozenset()
     lines: list[str] = []
     held = False
     if removal.is_anything_of(OWN_CHAINS - kept):
         lines, held = removal.retire(lambda chains: leftovers(chains) - kept, translates)
-    lines += left.described(busy)
-    left.remove(busy)
-    return lines, held or bool(busy)
+    lines += left.described(busy, dialed)
+    left.remove(busy, dialed)
+    return lines, held or bool(busy or dialed)
 
 
 class _Left:
@@ -90,37 +112,45 @@ class _Left:
                 key: listed for key, listed in ipvs.read().items() if owned.is_ours(Frontend(*key))
             }
 
-    def described(self, staying: Iterable[ServerKey] = ()) -> list[str]:
-        stay = set(staying)
+    def described(self, busy: Collection[ServerKey] = (), dialed: Collection[Address] = ()) -> list[str]:
+        """What `remove` removes."""
         lines = []
-        if gone := [key for key in self.servers if key not in stay]:
+        if gone := [key for key in self.servers if key not in busy]:
             lines.append(f"virtual servers: {len(gone)}, such as {min(gone)}")
+        stay = self._staying(busy, dialed)
         if self.has_device and not stay:
             lines.append(f"device {KUBE_IPVS0} with {len(self.device)} addresses")
-        elif loose := self.device - _addresses(stay):
+        elif loose := self.device - stay:
             lines.append(f"addresses on {KUBE_IPVS0}: {len(loose)}")
         if self.sets and not stay:
             lines.append(f"ipsets: {len(self.sets)}")
         return lines
 
-    def remove(self, staying: Iterable[ServerKey] = ()) -> None:
-        """Where something stays, the sets do, too, since they tell that it is ours."""
-        stay = set(staying)
-        _raise_first(ipvs.apply([*_let_go(self.servers, stay)]))
+    def remove(self, busy: Collection[ServerKey] = (), dialed: Collection[Address] = ()) -> None:
+        """All but virtual servers that are `busy`, their addresses and those that are `dialed`.
+
+        As long as one stays, the sets do, too, since they tell that it is ours.
+        """
+        _raise_first(ipvs.apply([*_let_go(self.servers, busy)]))
+        stay = self._staying(busy, dialed)
         if self.has_device:
             if stay:
-                loose = self.device - _addresses(stay)
+                loose = self.device - stay
                 for failure in dummy.change_addresses(KUBE_IPVS0, (), loose).values():
                     raise failure
             else:
                 dummy.remove(KUBE_IPVS0)
-        _end_flows({key for key in self.servers if key.protocol is Protocol.UDP and key not in stay})
+        _end_flows({key for key in self.servers if key.protocol is Protocol.UDP and key not in busy})
         if not stay:
             for failure in self._sets.destroy(self.sets).values():
                 raise failure
 
+    @staticmethod
+    def _staying(busy: Collection[ServerKey], dialed: Collection[Address]) -> set[Address]:
+        return {*(key.address for key in busy), *dialed}
 
-def _let_go(servers: Mapping[ServerKey, Listed], stay: set[ServerKey]) -> Iterator[Operation]:
+
+def _let_go(servers: Mapping[ServerKey, Listed], stay: Collection[ServerKey]) -> Iterator[Operation]:
     """What stays gets no new connections."""
     for key, listed in servers.items():
         if key not in stay:
@@ -144,8 +174,14 @@ def _is_busy(listed: Listed) -> bool:
     return listed.server.key.protocol is not Protocol.UDP and listed.connections > 0
 
 
-def _addresses(keys: Iterable[ServerKey]) -> set[Address]:
-    return {key.address for key in keys}
+def _of_open_sockets(addresses: AbstractSet[Address]) -> set[Address]:
+    """Which of these some socket of the node has as its own. Where the kernel lists no sockets, none is known
+    of."""
+    found: set[Address] = set()
+    for protocol, states in _OPEN.items() if addresses else ():
+        with contextlib.suppress(Unsupported):
+            found |= {sock.source for sock in sockets.read(protocol, states)} & addresses
+    return found
 
 
 def _raise_first(refusals: Iterable[ipvs.Refusal]) -> None:
