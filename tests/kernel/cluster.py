@@ -1,7 +1,7 @@
 """A node in a lab, the agent on it, and Services that are changed by changing files.
 
-Nothing here knows of a dataplane: whether a change is in force is found by dialing a beacon, a Service
-that comes into force after it.
+Nothing here knows of a dataplane: whether a change is in force is found by dialing beacons, Services
+that come into force after it.
 """
 
 import contextlib
