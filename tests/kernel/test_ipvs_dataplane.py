@@ -199,8 +199,10 @@ def test_an_endpoint_that_comes_back_gets_new_connections_again(plane: IpvsDatap
         assert weights() == {f"{ONE}:8080": 1, f"{TWO}:8080": 1}
 
 
-def test_an_endpoint_without_connections_goes_at_once(plane: IpvsDataplane) -> None:
+def test_an_endpoint_without_connections_goes_at_the_next_look(plane: IpvsDataplane) -> None:
     bring(plane, plan(ONE, TWO))
+    bring(plane, plan(TWO))
+    assert weights() == {f"{ONE}:8080": 0, f"{TWO}:8080": 1}
     bring(plane, plan(TWO))
     assert weights() == {f"{TWO}:8080": 1}
 

@@ -1,9 +1,10 @@
 """Virtual and real servers in the kernel: written, and real servers that nobody wants let go of gracefully.
 
 A real server of TCP or SCTP that is not wanted any more gets weight 0: no new connection, and those it has go
-on. It is deleted once it has none, which is looked at when it is put out of use and after each reading; so
-nothing has to be remembered from run to run. One that comes back meanwhile gets its weight again. A flow of
-UDP has no end, so a real server of UDP is deleted at once, and so is a virtual server with all it has.
+on. It is deleted once it has none, which is looked at after each reading that found it so; so nothing has to
+be remembered from run to run. Not at once, for another CPU may have chosen it, and not counted the connection
+yet, which would be lost. One that comes back meanwhile gets its weight again. A flow of UDP has no end, so a
+real server of UDP is deleted at once, and so is a virtual server with all it has.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,8 +28,8 @@ class _Held(NamedTuple):
     reals: tuple[RealServer, ...]
 
     @property
-    def is_draining(self) -> bool:
-        return any(not each.weight for each in self.reals)
+    def draining(self) -> frozenset[RealServer]:
+        return frozenset(each for each in self.reals if not each.weight)
 
 
 class Servers:
@@ -36,7 +37,7 @@ class Servers:
 
     def __init__(self) -> None:
         self._held: dict[Frontend, _Held] = {}
-        self._read = False  # since the last look at those that are let go of
+        self._draining: dict[Frontend, frozenset[RealServer]] = {}  # as the last reading found them
         self.reals = 0
         """How many real servers all have together, those that are let go of included."""
 
@@ -49,7 +50,7 @@ class Servers:
             if frontend in self._held or ours(frontend)
         }
         self.reals = sum(len(held.reals) for held in self._held.values())
-        self._read = True
+        self._draining = {each: gone for each, held in self._held.items() if (gone := held.draining)}
         return {Server(family(each.address), each): _entry(held) for each, held in self._held.items()}
 
     def put(self, puts: Mapping[Server, ServerEntry]) -> Refused:
@@ -69,7 +70,6 @@ class Servers:
                 self._read_one(key.frontend)
             else:
                 self._note(key.frontend, entry)
-        self._let_go(key.frontend for key in puts)
         return {key: refused[key.frontend] for key in puts if key.frontend in refused}
 
     def drop(self, drops: Iterable[Server]) -> Refused:
@@ -88,20 +88,14 @@ class Servers:
         return failed
 
     def let_go(self) -> None:
-        """Delete the real servers that have ended, if all was read since this was done last."""
-        if self._read:
-            self._read = False
-            self._let_go([each for each, held in self._held.items() if held.is_draining])
-
-    def _let_go(self, frontends: Iterable[Frontend]) -> None:
+        """Delete the real servers that have ended, of those that were let go of when all was read last."""
         deletions: dict[Frontend, list[Operation]] = {}
-        for frontend in frontends:
-            held = self._held.get(frontend)
-            if held and held.is_draining:
-                key = ServerKey(*frontend)
-                listed = self._read_one(frontend)
-                ended = list(_ended(listed)) if listed else []
-                deletions[frontend] = [ipvs.delete_real(key, each.address, each.port) for each in ended]
+        for frontend, former in self._draining.items():
+            key = ServerKey(*frontend)
+            listed = self._read_one(frontend) if frontend in self._held else None
+            ended = former.intersection(_ended(listed)) if listed else ()
+            deletions[frontend] = [ipvs.delete_real(key, each.address, each.port) for each in ended]
+        self._draining = {}
         refused = self._carry_out({each: ops for each, ops in deletions.items() if ops})
         for frontend, operations in deletions.items():
             if operations and frontend not in refused:
