@@ -11,7 +11,7 @@ from ebpfproxy.dataplanes.ebpf.maps import Maps
 from ebpfproxy.dataplanes.ebpf.ranges import Ids, Ranges
 from ebpfproxy.dataplanes.ebpf.service_record import Range
 
-_FLAGS_AT = abi.ENDPOINT.offset("flags") // 2
+_FLAGS_AT = abi.ENDPOINT.offset("flags") // 2  # in steps of 16 bits, as `_halves` is
 _STRIDE = abi.ENDPOINT.size
 _SLOT_STRIDE = 8  # an array's elements are 8-byte aligned
 _SCAN = 4096
