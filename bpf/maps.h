@@ -39,6 +39,10 @@ PINNED("hash", u32, struct device, devices, 4096, BPF_F_NO_PREALLOC);
 PINNED("lru_hash", u32, u64, bypassing, 4096, 0);
 
 PINNED("lru_hash", struct flow_key, struct flow, flows, FLOWS_MAX, 0);
+/* By what their endpoint sends: connections to Services that netfilter masquerades, from before
+ * this dataplane. The value is conntrack's zone of that direction.
+ */
+PINNED("hash", struct flow_key, u32, netfilter_flows, 65536, BPF_F_NO_PREALLOC);
 PINNED("lru_hash", struct fragment_key, struct fragment, fragments, 8192, 0);
 
 PINNED("percpu_array", u32, u64, counters, COUNTERS, 0);

@@ -111,6 +111,8 @@ static __always_inline enum place place_of(struct scratch *scratch, u8 way)
 	if (way == BETWEEN && flow->between_port == flow->endpoint_port &&
 	    address_equal(&flow->client, &flow->endpoint))
 		return TAKEN;
+	if (way == FROM_ENDPOINT && netfilter_flows.lookup(&scratch->key))
+		return TAKEN;
 	present = flows.lookup(&scratch->key);
 	if (!present)
 		return VACANT;

@@ -19,8 +19,8 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ebpfproxy.errors import KernelError, Rejected, Unsupported
-from ebpfproxy.kernel import netlink
+from ebpfproxy.errors import KernelError, NotFound, Rejected, Unsupported
+from ebpfproxy.kernel import netlink, sysctl
 from ebpfproxy.model.address import V4_PREFIX, Address, Family, Protocol, family, format_endpoint
 
 NETLINK_NETFILTER = 12
@@ -93,6 +93,31 @@ def flows(protocol: Protocol, of: Family | None = None) -> Iterator[Flow]:
     for each in [of] if of else list(Family):
         payloads += _dump(_NUMBERS[each], _only(protocol))
     return (flow for flow in map(_flow, payloads) if flow and flow.protocol is protocol)
+
+
+def masqueraded() -> Iterator[Flow]:
+    """The entries whose source is translated (SNAT), of all protocols with ports, in both families.
+
+    None, and no module is loaded for it, where nothing is tracked. Else as `flows`, and raises as it does.
+    """
+    if not _any_tracked():
+        return iter(())
+    payloads = _dump(socket.AF_UNSPEC, _with_status(IPS_SRC_NAT))
+    return (flow for flow in map(_flow, payloads) if flow and flow.is_snated)
+
+
+def answered_by(protocol: Protocol, source: tuple[Address, int], to: tuple[Address, int], zone: int) -> bool:
+    """Whether there is an entry of which a packet from `source` to `to` is a reply, in that zone of replies.
+
+    Raises as `flows`.
+    """
+    try:
+        netlink.get(NETLINK_NETFILTER, GET, _by_reply(protocol, source, to, zone))
+    except OSError as error:
+        if error.errno == errno.ENOENT:
+            return False
+        raise _failure("a tracked flow cannot be looked up", error) from error
+    return True
 
 
 def delete(flow: Flow) -> bool:
@@ -177,15 +202,27 @@ def _with_status(bit: int) -> bytes:
 
 
 def _naming(flow: Flow) -> bytes:
-    """The body of a request about one entry. Without a tuple it would be about all that there are."""
+    """The body of a request about this very entry."""
     replying = flow.reply_source, flow.reply_source_port
     to = flow.reply_destination, flow.reply_destination_port
+    named = _by_reply(flow.protocol, replying, to, flow.reply_zone)
+    return named + netlink.attribute(CTA_ID, flow.id.to_bytes(4))
+
+
+def _by_reply(protocol: Protocol, source: tuple[Address, int], to: tuple[Address, int], zone: int) -> bytes:
+    """The body of a request about one entry. Without a tuple it would be about all that there are."""
     return (
-        HEAD.pack(_NUMBERS[family(flow.reply_source)], 0, 0)
-        + tuple_attribute(CTA_TUPLE_REPLY, flow.protocol, replying, to)
-        + netlink.attribute(CTA_ZONE, flow.reply_zone.to_bytes(2))
-        + netlink.attribute(CTA_ID, flow.id.to_bytes(4))
+        HEAD.pack(_NUMBERS[family(source[0])], 0, 0)
+        + tuple_attribute(CTA_TUPLE_REPLY, protocol, source, to)
+        + netlink.attribute(CTA_ZONE, zone.to_bytes(2))
     )
+
+
+def _any_tracked() -> bool:
+    try:
+        return sysctl.read("net/netfilter/nf_conntrack_count") != "0"
+    except NotFound:
+        return False
 
 
 def _flow(payload: bytes) -> Flow | None:

@@ -128,6 +128,7 @@ def rough_pair(_rough_pair: TwoNodes) -> Iterator[TwoNodes]:
         with contextlib.suppress(ProcessLookupError):
             _rough_pair.end()
         _rough_pair.forget()
+        _rough_pair.mode = "ebpf"
 
 
 @pytest.fixture(scope="session")

@@ -152,7 +152,8 @@ class PacketPath:
     def start_over(self) -> None:
         """No Services and no flows; the node and its devices as at the top of this file."""
         self._apply({}, list(self._entries))
-        self._empty("flows", "fragments", "affinity", "bypassing", "local_networks", "devices")
+        self._empty("flows", "netfilter_flows", "fragments", "affinity", "bypassing")
+        self._empty("local_networks", "devices")
         self.set_node()
         for name, side in DEVICES.items():
             self.set_device(name, side.v4, side.v6)

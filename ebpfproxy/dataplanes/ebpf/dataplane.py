@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from ebpfproxy.dataplanes.ebpf import abi, entries, netns_cookie
+from ebpfproxy.dataplanes.ebpf import abi, entries, netfilter_flows, netns_cookie
 from ebpfproxy.dataplanes.ebpf.carry_over import CarryOver
 from ebpfproxy.dataplanes.ebpf.devices import DeviceTable, former_clsacts, former_pods
 from ebpfproxy.dataplanes.ebpf.entries import (
@@ -192,6 +192,8 @@ class EbpfDataplane:
         return refused
 
     def _apply(self, delta: Delta[Key, Entry]) -> dict[Key, KernelError]:
+        if not self._settled:
+            self._learn_netfilter_flows()
         refused: dict[Key, KernelError] = dict(self._put_networks(delta.puts).items())
         puts = {k: cast(ServicePortEntry, e) for k, e in delta.puts.items() if isinstance(k, ServicePortKey)}
         drops = [key for key in delta.drops if isinstance(key, ServicePortKey)]
@@ -235,6 +237,14 @@ class EbpfDataplane:
         self._unattached = wanted & refused.keys()
         return refused
 
+    def _learn_netfilter_flows(self) -> None:
+        """Of another mode, which may have served until now. What is logged here costs an open connection at
+        worst, and is no reason not to serve."""
+        try:
+            netfilter_flows.learn(self._maps["netfilter_flows"])
+        except KernelError as failure:
+            log.error("could not learn of connections that netfilter masquerades", reason=failure.message)
+
     def _carry_over(self) -> CarryOver | None:
         """From the layout that is hooked in, the same until all is settled, as it knows what it has copied;
         None where this one is hooked in, or there is none."""
@@ -267,6 +277,7 @@ class EbpfDataplane:
         """After the first delta that left nothing of a former run attached: let go of what it left."""
         if self._settled or any(self._holds_former(key) for key in refused):
             return
+        self._learn_netfilter_flows()  # of what was begun meanwhile
         self._end_carrying()
         self._programs.settle()
         self._node.settle()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from ebpfproxy.dataplanes.ebpf import netfilter_flows
 from ebpfproxy.dataplanes.ebpf.flow_state import FlowTimeouts
 from ebpfproxy.dataplanes.ebpf.flow_sweep import FlowSweep, Swept
 from ebpfproxy.errors import KernelError
@@ -58,8 +59,10 @@ class FlowCollector:
     def __init__(
         self, maps: Path, timeouts: FlowTimeouts, pods_bypass: Callable[[frozenset[int]], object]
     ) -> None:
-        self._maps = [Map.pinned(maps / name) for name in ("flows", "endpoints", "bypassing")]
-        self._flows, _, self._bypassing = self._maps
+        self._maps = [
+            Map.pinned(maps / name) for name in ("flows", "endpoints", "bypassing", "netfilter_flows")
+        ]
+        self._flows, _, self._bypassing, self._netfilter_flows = self._maps
         self._endpoints = self._maps[1].mapped()
         self._sweep = FlowSweep(self._flows, self._endpoints, timeouts)
         self._pods_bypass = pods_bypass
@@ -113,8 +116,18 @@ class FlowCollector:
             log.error("flows could not be collected", reason=_reason(failure))
             return _SHORTEST
         self._collected = self._collected.plus(swept)
+        self._forget()
         log.debug("collected flows", **swept._asdict())
         return following(swept, self._flows.shape.max_entries, interval)
+
+    def _forget(self) -> None:
+        """Netfilter's connections that have ended, too."""
+        try:
+            netfilter_flows.forget(self._netfilter_flows, self._rest)
+        except Exception as failure:  # as above
+            log.error(
+                "connections that netfilter masquerades could not be looked up", reason=_reason(failure)
+            )
 
     def _rest(self, worked: float) -> bool:
         """Between two batches. Whether the agent ends."""

@@ -161,6 +161,27 @@ def test_a_forwarded_syn_with_a_tuple_that_is_a_flows_masquerade_gets_another_po
 
 
 @families
+@translatable
+def test_a_port_with_which_netfilter_masquerades_an_older_connection_is_given_to_nobody(
+    path: PacketPath, at: Places, protocol: Protocol
+) -> None:
+    """Until conntrack has forgotten it; and what the endpoint sends on that connection passes by."""
+    serve(path, at, at.there)
+    theirs = path.forward(request(at, protocol=protocol), "net", "tunnel")
+    (key,) = (key for key, flow in path.flows().items() if flow.way == abi.FROM_ENDPOINT)
+    path.forget_flows()
+    path.maps["netfilter_flows"].update(key, bytes(4))
+    ours = path.forward(request(at, protocol=protocol), "net", "tunnel")
+    assert ours.packet.sport != theirs.packet.sport == CLIENT_PORT
+    assert path.forward(answer(ours), "tunnel", "net").packet.payload.dst == at.client
+    reply = answer(theirs)
+    assert is_left_alone(path.ingress(reply, "tunnel"), reply)
+    path.forget_flows()
+    path.maps["netfilter_flows"].delete(key)
+    assert path.forward(request(at, protocol=protocol), "net", "tunnel").packet.sport == CLIENT_PORT
+
+
+@families
 def test_a_forwarded_syn_with_a_tuple_of_nobody_is_left_alone(path: PacketPath, at: Places) -> None:
     serve(path, at, at.there)
     established(path, at)

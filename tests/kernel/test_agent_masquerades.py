@@ -1,0 +1,45 @@
+"""Connections that netfilter masquerades, on a node where mode ebpf takes over."""
+
+import contextlib
+import socket
+
+import pytest
+
+from ebpfproxy.kernel import conntrack
+from tests.kernel.clients import TCP, connected, converse, socket_in
+from tests.kernel.ipvs_here import skip_without_ipvs
+from tests.kernel.two_nodes import TwoNodes, told
+
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(1200)]
+
+
+@pytest.mark.parametrize("former", ["nftables", "iptables", "ipvs"])
+def test_a_port_with_which_the_former_mode_masquerades_is_given_to_nobody_else(
+    rough_pair: TwoNodes, former: str
+) -> None:
+    """A client has by chance the very port that an older connection to the same endpoint goes on with."""
+    skip_without_ipvs(former)
+    pair, addresses = rough_pair, (rough_pair.node.v4, rough_pair.node.v6)
+    pair.mode = former
+    pair.start()
+    web = pair.everywhere().to(pair.d)
+    with contextlib.ExitStack() as sockets:
+        older = [sockets.enter_context(connected(pair.x, TCP, each, web.node_port)) for each in addresses]
+        ports = [masqueraded_as(pair, each) for each in older]
+        pair.mode = "ebpf"
+        pair.start()
+        for address, old, port in zip(addresses, older, ports, strict=True):
+            new = sockets.enter_context(socket_in(pair.x, TCP, old.family))
+            new.bind(("", port))
+            new.connect((address, web.node_port))
+            for each in (new, old, new):
+                assert told(converse(each))[0] == "d"
+
+
+def masqueraded_as(pair: TwoNodes, client: socket.socket) -> int:
+    """The port from which an endpoint sees a connection through the first node; not the client's own."""
+    own = client.getsockname()[1]
+    flows = pair.node.call(lambda: list(conntrack.masqueraded()))
+    (port,) = (flow.reply_destination_port for flow in flows if flow.source_port == own)
+    assert port != own
+    return port

@@ -1,0 +1,92 @@
+"""What the map of netfilter's flows learns of real ones, in network namespaces of the test's own."""
+
+import contextlib
+from collections.abc import Iterator
+from socket import ntohs
+
+import pytest
+
+from ebpfproxy.dataplanes.ebpf import abi, netfilter_flows
+from ebpfproxy.dataplanes.ebpf.maps import Maps, MapSizes
+from ebpfproxy.kernel import conntrack, netlink
+from ebpfproxy.kernel.bpf import Map
+from ebpfproxy.model.address import Family, Protocol, format_address
+from tests.kernel.nat_ground import DNS, TARGET, UDP, Ground, answers, forget, nat_grounds
+from tests.support.bpf_place import bpf_place, build_maps
+
+pytestmark = pytest.mark.kernel
+
+_SIZES = MapSizes(services=8, slots=16, endpoints=64, affinity=8, sockets=8, flows=64, source_ranges=8)
+_MASQUERADE = "ebpfproxy-masquerade"
+
+
+@pytest.fixture(scope="module")
+def grounds() -> Iterator[dict[Family, Ground]]:
+    with nat_grounds() as made:
+        yield made
+
+
+@pytest.fixture(params=list(Family), ids=lambda of: of.value)
+def ground(request: pytest.FixtureRequest, grounds: dict[Family, Ground]) -> Iterator[Ground]:
+    """A node that sends the Service's address to the first pod, and masquerades whatever goes to pods."""
+    made: Ground = grounds[request.param]
+    table = f"{made.at.nft} {_MASQUERADE}"
+    made.rules(dns=(made.at.vip, DNS, made.at.pods[0]))
+    made.nft(
+        f"table {table} {{\nchain post {{ type nat hook postrouting priority 100;\n"
+        "oifname inside masquerade fully-random\n}\n}\n"
+    )
+    yield made
+    made.nft(f"delete table {table}")
+    forget(made)
+
+
+@pytest.fixture(scope="module")
+def flows() -> Iterator[Map]:
+    with bpf_place() as place, contextlib.closing(Maps(build_maps(place, _SIZES, "v1-masks"))) as maps:
+        yield maps["netfilter_flows"]
+
+
+def test_a_connection_to_a_service_is_known_as_its_endpoint_sees_it_until_it_ends(
+    ground: Ground, flows: Map
+) -> None:
+    with ground.pod(0) as server, ground.dialing(ground.client, ground.at.vip) as client:
+        client.send(b"?")
+        seen = server.recvfrom(16)[1]
+        with ground.node.entered():
+            assert netfilter_flows.learn(flows) == 1
+            assert known(flows) == [(ground.at.pods[0], TARGET, *seen[:2], UDP)]
+            assert netfilter_flows.forget(flows, lambda worked: False) == 0
+            (flow,) = conntrack.masqueraded()
+            conntrack.delete(flow)
+            assert netfilter_flows.forget(flows, lambda worked: False) == 1
+    assert known(flows) == []
+
+
+def test_what_reaches_the_address_that_its_client_dialed_is_of_no_service(ground: Ground, flows: Map) -> None:
+    with ground.pod(0) as server, ground.dialing(ground.client, ground.at.pods[0], TARGET) as client:
+        answers(client, server)
+        with ground.node.entered():
+            assert [flow.is_snated for flow in conntrack.masqueraded()] == [True]
+            assert netfilter_flows.learn(flows) == 0
+
+
+def test_without_any_tracked_connection_nothing_is_asked(
+    ground: Ground, flows: Map, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Since to ask has the kernel load connection tracking."""
+    monkeypatch.setattr(netlink, "dump", lambda *_: pytest.fail("it was asked"))
+    with ground.node.entered():
+        assert netfilter_flows.learn(flows) == 0
+
+
+def known(flows: Map) -> list[tuple[str, int, str, int, Protocol]]:
+    """Who sends to whom."""
+    found = []
+    for key, _ in flows.items():
+        source, to, source_port, port, protocol, side, _ = abi.FLOW_KEY.unpack(key)
+        assert side == abi.AT_INGRESS
+        found.append(
+            (format_address(source), ntohs(source_port), format_address(to), ntohs(port), Protocol(protocol))
+        )
+    return found
