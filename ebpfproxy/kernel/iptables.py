@@ -30,6 +30,8 @@ LOCK_PATIENCE = 5
 _STEMS = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}
 _FOLDERS = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
 _SCRIPT = ("--noflush",)
+_NONE_SUCH = 1
+"""With what status a tool ends that finds no such chain; with others it could not look."""
 _LOCKED = "xtables lock"
 _PERMISSION = re.compile(r"Permission denied|you must be root|Operation not permitted")
 _NO_TABLE = re.compile(r"unable to initialize table|can't initialize ip6?tables table")
@@ -82,11 +84,13 @@ class Iptables:
     def show(self, table: str, chain: str) -> list[str]:
         """The lines that make this chain, from -N or -P on; empty where there is none such.
 
-        That does not take the reading of a table, nor makes one.
+        That does not take the reading of a table, nor makes one. Raises as `restore`.
         """
         if self.flavour is Flavour.LEGACY and table not in xtables_legacy.tables(self.family):
             return []
-        done = _run((self._stem, "-t", table, "-S", chain))
+        done = _run((self._stem, "-w", str(LOCK_PATIENCE), "-t", table, "-S", chain))
+        if done.code not in (0, _NONE_SUCH):
+            raise self._failure(f"cannot show {chain}", done)
         return [] if done.code else done.output.splitlines()
 
     def restore(self, text: str) -> None:

@@ -1,6 +1,7 @@
 """The thin layer over iptables' tools and tables, against the kernel."""
 
 import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,7 @@ from ebpfproxy.kernel import iptables, netns, xtables_legacy, xtables_nft
 from ebpfproxy.kernel.iptables import Flavour, Iptables, LinesRefused
 from ebpfproxy.kernel.xtables_nft import Changes
 from ebpfproxy.model.address import Family
+from tests.support.confined import as_nobody
 
 pytestmark = pytest.mark.kernel
 
@@ -42,6 +44,26 @@ def test_what_is_restored_is_saved(tool: Iptables) -> None:
     assert tool.show("nat", "ONE")
     assert not tool.show("nat", "TWO")
     assert not tool.show("mangle", "ONE")
+
+
+_AS_NOBODY = """
+from ebpfproxy.errors import KernelError
+from ebpfproxy.kernel import iptables, xtables_legacy
+from ebpfproxy.model.address import Family
+xtables_legacy.tables = lambda family: {"nat"}
+for flavour in iptables.Flavour:
+    try:
+        print(iptables.find(Family.IPV4, flavour).show("nat", "ONE"))
+    except KernelError as failure:
+        print(failure.message)
+"""
+
+
+def test_a_tool_that_cannot_look_for_a_chain_does_not_say_that_there_is_none() -> None:
+    command = [*as_nobody(), sys.executable, "-c", _AS_NOBODY]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    told = done.stdout.splitlines()
+    assert [line.split(":")[0] for line in told] == [f"iptables-{of} cannot show ONE" for of in Flavour]
 
 
 def test_a_comment_that_is_no_utf_8_is_saved_as_it_is(tool: Iptables) -> None:
