@@ -212,6 +212,8 @@ class _Agent:
             self._first = False
             gc.freeze()  # the state lives on: later collections need not look at it
             gc.enable()
+        if self._modes.asked:
+            self._follow(self._modes.asked)
 
     def _plan(self) -> None:
         drained = self._tracker.drain()
@@ -268,7 +270,10 @@ class _Agent:
         later = [name for name in _differing(config, self._config) if name != "proxy_mode"]
         if later:
             log.warning("these options take effect at the next start", options=",".join(later))
-        self._modes.follow(dataclasses.replace(self._config, proxy_mode=config.proxy_mode), self._state_now)
+        self._follow(dataclasses.replace(self._config, proxy_mode=config.proxy_mode))
+
+    def _follow(self, config: Config) -> None:
+        self._modes.follow(config, self._state_now)
         self._pacer.keep_to(least_interval(self._config, self._modes.serving.name))
 
     def _state_now(self) -> ClusterState:

@@ -30,6 +30,7 @@ class ModeKeeper:
         self._metrics = metrics
         self.serving = self._prepare(choose(config))
         self._retirer = Retirer(config, metrics.retired)
+        self.asked: Config | None = None  # what is to be followed when a sync has succeeded
         self._last: SyncResult | None = None
         self._lock: NamespaceLock | None = None
 
@@ -64,8 +65,10 @@ class ModeKeeper:
     def follow(self, config: Config, state_now: Callable[[], ClusterState]) -> None:
         """Move to the mode that this configuration asks for, with all of the state, if it is another one.
 
-        Where that does not work, the present one goes on.
+        Where that does not work, the present one goes on. Before the first sync there is nothing to move
+        with: then the configuration is `asked`, and it is for the caller to come back with it.
         """
+        self.asked = None
         try:
             choice = choose(config)
         except KernelError as failure:
@@ -74,7 +77,8 @@ class ModeKeeper:
         if choice.mode.name == self.serving.name:
             log.info("the mode stays", mode=self.serving.name)
         elif self._last is None:
-            log.error("not moving to another mode before the first sync", mode=choice.mode.name)
+            log.info("moving to another mode after the first sync", mode=choice.mode.name)
+            self.asked = config
         else:
             self._move(choice, state_now)
 

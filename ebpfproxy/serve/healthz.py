@@ -1,6 +1,7 @@
-"""Health of the proxier, and the server that shows it: /healthz and /livez on port 10256.
+"""Health of the proxier, and the server that shows it: /healthz, /livez and /readyz on port 10256.
 
-Codes, headers and bodies are those of kube-proxy (pkg/proxy/healthcheck/proxier_health.go, KEP-3836).
+Codes, headers and bodies are those of kube-proxy (pkg/proxy/healthcheck/proxier_health.go, KEP-3836), which
+has no /readyz.
 """
 
 import time
@@ -63,7 +64,8 @@ class HealthServer(Listener):
     """Serves `health` on `address`; counts the answers in `metrics`.
 
     /healthz is for load balancers and says no, too, where the node is to go away; /livez is for the
-    kubelet, which must not kill the proxy of a node that is being drained.
+    kubelet, which must not kill the proxy of a node that is being drained, nor one that still waits for the
+    API server. /readyz is for a rollout, which goes on when this one has brought something into the kernel.
     """
 
     def __init__(
@@ -84,22 +86,28 @@ class HealthServer(Listener):
         self._began = monotonic()
 
     def _handle(self, request: Request) -> Response:
-        if request.path not in ("/healthz", "/livez"):
+        if request.path not in ("/healthz", "/livez", "/readyz"):
             return not_found()
         now, wall = self._monotonic(), self._wall()
         health = self._health.at(now)
-        healthy = health.healthy and (health.eligible or request.path == "/livez")
+        healthy = health.healthy and (health.eligible or request.path != "/healthz")
+        if request.path == "/readyz":
+            healthy = healthy and health.updated is not None
         # A healthy proxier was "updated" just now, even where nothing has changed for days.
         updated = self._shown(now if healthy else health.updated, now, wall)
         body = f'"lastUpdated": "{updated}","currentTime": "{self._shown(now, now, wall)}"'
         if request.path == "/healthz":
             body += f', "nodeEligible": {"true" if health.eligible else "false"}'
-            count = self._metrics.healthz
-        else:
-            count = self._metrics.livez
         code = 200 if healthy else 503
-        count(code)
+        self._count(request.path, code)
         return Response(code, f"{{{body}}}".encode(), _HEADERS)
+
+    def _count(self, path: str, code: int) -> None:
+        """As kube-proxy does, which has two of them."""
+        if path == "/healthz":
+            self._metrics.healthz(code)
+        elif path == "/livez":
+            self._metrics.livez(code)
 
     def _shown(self, moment: float | None, now: float, wall: int) -> str:
         """A moment of the clock that never goes back, as wall time: `now` is `wall`."""

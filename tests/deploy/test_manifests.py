@@ -137,17 +137,27 @@ def test_probes_ask_where_the_agent_listens(folder: str, tmp_path: Path) -> None
         "healthz": HEALTHZ_PORT,
         "metrics": METRICS_PORT,
     }
-    for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
-        assert container(objects)[kind]["httpGet"] == {"path": "/livez", "port": "healthz"}
+    paths = {"startupProbe": "/livez", "livenessProbe": "/livez", "readinessProbe": "/readyz"}
+    for kind, path in paths.items():
+        assert container(objects)[kind]["httpGet"] == {"path": path, "port": "healthz"}
 
 
 @every_folder
-def test_a_rollout_waits_until_a_version_that_cannot_sync_has_shown_it(folder: str, tmp_path: Path) -> None:
-    objects = rendered(folder)
-    loaded = configuration(one(objects, "ConfigMap")["data"]["config.conf"], tmp_path)
-    spec = one(objects, "DaemonSet")["spec"]
-    assert spec["minReadySeconds"] > 2 * loaded.config.sync_period
-    assert spec["updateStrategy"]["rollingUpdate"]["maxSurge"] == 0
+def test_a_rollout_has_one_agent_on_a_node_at_a_time(folder: str) -> None:
+    assert one(rendered(folder), "DaemonSet")["spec"]["updateStrategy"]["rollingUpdate"]["maxSurge"] == 0
+
+
+def test_an_overlay_has_a_configuration_of_its_own(tmp_path: Path) -> None:
+    """Whatever it is made of; and a cluster's own address has to be filled in."""
+    shutil.copytree(DEPLOY, tmp_path / "deploy")
+    overlay = tmp_path / "deploy/example/kustomization.yaml"
+    text = overlay.read_text()
+    own = text.replace("# files:\n    #   - config.conf", "files:\n      - config.conf")
+    assert own != text
+    overlay.write_text(own)
+    (overlay.parent / "config.conf").write_text("mode: ipvs\n")
+    data = one(render(overlay.parent), "ConfigMap")["data"]
+    assert data == {"config.conf": "mode: ipvs\n", "api-server": "CHANGE-ME"}
 
 
 def test_on_one_node_the_two_proxies_go_by_one_label(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ import contextlib
 import socket
 import subprocess
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -101,6 +103,46 @@ def test_a_restart_while_the_api_server_is_away_changes_nothing(
     rough.agent.await_sync()
     assert set(answers(rough.p, TCP, web.v4, 80)) == {"a", "b"}
     assert outcome(rough.p, TCP, rough.node.v4, web.node_port) in ("a", "b")
+
+
+def test_who_waits_for_the_api_server_lives_is_not_ready_and_forgets_no_move(
+    rough: Cluster, server: ApiServer, tmp_path: Path
+) -> None:
+    web = put(server, rough.service(), rough.a)
+    server.stop()
+    kubeconfig, configuration = tmp_path / "kubeconfig", tmp_path / "config.conf"
+    server.write_kubeconfig(kubeconfig)
+
+    def configure(mode: str) -> None:
+        written = configuration.with_suffix(".new")
+        written.write_text(f"{KIND}\nmode: {mode}\nclientConnection: {{kubeconfig: {kubeconfig}}}\n")
+        written.rename(configuration)
+
+    configure("nftables")
+    agent = rough.launch("--manifests=", f"--config={configuration}")
+    agent.await_line(lambda line: "API server fails" in line.text)
+    configure("iptables")
+    agent.await_line(lambda line: "moving to another mode after the first sync" in line.text)
+    assert (health(rough, "livez"), health(rough, "readyz")) == (200, 503)
+    start(rough, server)
+    agent.await_line(lambda line: " moved mode=iptables " in line.text)
+    assert (health(rough, "livez"), health(rough, "readyz")) == (200, 200)
+    assert answer(rough, web) == "a"
+
+
+KIND = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration"
+
+
+def health(rough: Cluster, path: str) -> int:
+    """The status that the agent's health server answers."""
+
+    def ask() -> int:
+        try:
+            return int(urllib.request.urlopen(f"http://127.0.0.1:10256/{path}", timeout=60).status)
+        except urllib.error.HTTPError as refusal:
+            return refusal.code
+
+    return rough.node.call(ask)
 
 
 def test_no_connection_fails_while_the_api_server_is_away(

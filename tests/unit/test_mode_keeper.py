@@ -44,14 +44,15 @@ class Node:
         self.one, self.other, self.third = FakeMode("one"), FakeMode("other"), FakeMode("third")
         self.metrics = Metrics()
 
-    def start(self) -> None:
+    def start(self, *, synced: bool = True) -> None:
         callbacks = Callbacks(lambda destroyed, failed: None, lambda devices: None)
         self.keeper = ModeKeeper(CONFIG, callbacks, self.metrics)
         self.keeper.open()
         self.keeper.serving.proxier.plan(
             STATE, frozenset({name("web")}), node_changed=True, host_changed=True
         )
-        self.keeper.sync(verify=True)
+        if synced:
+            self.keeper.sync(verify=True)
 
     def metric(self, wanted: str) -> float:
         found = (sample for family in self.metrics.registry.collect() for sample in family.samples)
@@ -247,13 +248,22 @@ def test_nothing_is_removed_while_a_mode_begins(node: Node, monkeypatch: pytest.
     assert not any(steps)
 
 
-def test_no_move_before_the_first_sync(node: Node) -> None:
-    callbacks = Callbacks(lambda destroyed, failed: None, lambda devices: None)
-    keeper = ModeKeeper(CONFIG, callbacks, node.metrics)
-    keeper.open()
-    keeper.follow(OTHER, lambda: STATE)
-    assert keeper.serving.name == "one"
-    keeper.close()
+def test_a_move_that_is_asked_for_before_the_first_sync_waits_for_it(node: Node) -> None:
+    node.keeper.close()
+    node.start(synced=False)
+    node.keeper.follow(OTHER, lambda: STATE)
+    assert (node.keeper.serving.name, node.keeper.asked) == ("one", OTHER)
+    node.keeper.sync(verify=True)
+    node.keeper.follow(OTHER, lambda: STATE)
+    assert (node.keeper.serving.name, node.keeper.asked) == ("other", None)
+
+
+def test_a_move_that_is_taken_back_before_the_first_sync_is_not_made(node: Node) -> None:
+    node.keeper.close()
+    node.start(synced=False)
+    node.keeper.follow(OTHER, lambda: STATE)
+    node.keeper.follow(CONFIG, lambda: STATE)
+    assert node.keeper.asked is None
 
 
 def test_an_agent_that_has_no_devices_leaves_what_others_have_in_the_namespace(node: Node) -> None:

@@ -25,9 +25,11 @@ install --owner=vagrant --group=vagrant --mode=600 "$KUBECONFIG" /home/vagrant/.
 
 # First the Services: flannel finds the API server by one.
 kubectl apply --kustomize "$here/../cluster"
+# Not by --iface-can-reach: to its own address the control plane goes by lo.
+network=${address%.*}.
 flannel=https://github.com/flannel-io/flannel/releases/download/$FLANNEL_VERSION/kube-flannel.yml
 curl --fail --silent --show-error --location "$flannel" |
-  sed "s/^\( *\)- --kube-subnet-mgr\$/&\n\1- --iface-can-reach=$address/" |
+  sed "s/^\( *\)- --kube-subnet-mgr\$/&\n\1- --iface-regex=^${network//./[.]}/" |
   kubectl apply --filename=-
 
 kubeadm token create --print-join-command >"$handout/join"

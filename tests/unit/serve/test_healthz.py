@@ -150,6 +150,20 @@ def test_a_node_that_is_to_go_fails_healthz_and_lives(
     assert livez.body.decode() == f'{{"lastUpdated": "{now}","currentTime": "{now}"}}'
 
 
+def test_a_proxier_that_never_synced_lives_and_is_not_ready(
+    server: HealthServer, clock: Clock, health: ProxierHealth
+) -> None:
+    """As one that does not reach the API server."""
+    assert (ask(server.port, "/livez").code, ask(server.port, "/readyz").code) == (200, 503)
+    health.queued(clock.monotonic())
+    health.updated(clock.monotonic())
+    health.node_eligible(False)
+    assert ask(server.port, "/readyz").code == 200
+    health.queued(clock.monotonic())
+    clock.passed = 60.0
+    assert ask(server.port, "/readyz").code == 503
+
+
 def test_the_headers_are_kube_proxys(server: HealthServer) -> None:
     for answer in answers(server):
         answer.headers.pop("Date")
@@ -160,7 +174,7 @@ def test_the_headers_are_kube_proxys(server: HealthServer) -> None:
         }
 
 
-@pytest.mark.parametrize("path", ["/", "/healthz/", "/livez/ping", "/metrics", "/readyz"])
+@pytest.mark.parametrize("path", ["/", "/healthz/", "/livez/ping", "/metrics", "/ready"])
 def test_any_other_path_is_not_found(server: HealthServer, path: str) -> None:
     answer = ask(server.port, path)
     assert (answer.code, answer.body) == (404, b"404 page not found\n")
