@@ -217,7 +217,8 @@ class Proxier(Generic[K, E]):
             if not self._begun:
                 self._left_over |= delta.drops
             # Also where nothing differs: after a restart the dataplane lets go of what was there before.
-            refused = self._dataplane.apply(delta) if delta or verify else {}
+            applies = verify or bool(delta)
+            refused = self._dataplane.apply(delta) if applies else {}
         except KernelError:
             self._actual = None
             raise
@@ -228,7 +229,8 @@ class Proxier(Generic[K, E]):
         for key in dropped:
             actual.pop(key, None)
         self._actual, self._begun = actual, True
-        self._generation = self._dataplane.generation()
+        if applies:  # else what others did meanwhile would be taken for known
+            self._generation = self._dataplane.generation()
         self._touched = set(refused)
         self._tell(refused)
         return SyncResult(len(delta.puts.keys() - refused.keys()), len(dropped), len(refused), drifted)

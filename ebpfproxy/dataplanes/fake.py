@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Literal, NamedTuple
 
+from ebpfproxy.dataplanes.generation import Generation
 from ebpfproxy.dataplanes.interface import Delta
 from ebpfproxy.errors import KernelError, TableFull
 from ebpfproxy.model.address import Network
@@ -63,6 +64,7 @@ class FakeDataplane:
 
     def __init__(self, kernel: FakeKernel | None = None) -> None:
         self.kernel = kernel or FakeKernel()
+        self._generation = Generation(lambda: repr(dataclasses.replace(self.kernel, writes=[])))
         self._opened = False
         self._read_failure: KernelError | None = None
         self._apply_failure: tuple[int, KernelError | None] = 0, None
@@ -93,7 +95,7 @@ class FakeDataplane:
         return entries
 
     def generation(self) -> Hashable:
-        return repr(self.kernel)
+        return self._generation.value()
 
     def read(self) -> dict[Key, Entry]:
         """What contradicts itself comes out as something no plan asks for."""
@@ -101,6 +103,7 @@ class FakeDataplane:
         failure, self._read_failure = self._read_failure, None
         if failure:
             raise failure
+        self._generation.reading()
         own: dict[PlanKey, list[FrontendPlan]] = {key: [] for key in self.kernel.ports}
         stray: set[PlanKey] = set()
         for key, plan in self.kernel.frontends.values():
@@ -119,6 +122,10 @@ class FakeDataplane:
     def apply(self, delta: Delta[Key, Entry]) -> Mapping[Key, KernelError]:
         """All puts, then what they made superfluous, then the drops: so room is freed last."""
         self._check_open()
+        with self._generation.ours():
+            return self._apply(delta)
+
+    def _apply(self, delta: Delta[Key, Entry]) -> Mapping[Key, KernelError]:
         budget, failure = self._apply_failure
         self._apply_failure = 0, None
         refused: dict[Key, KernelError] = {}

@@ -34,7 +34,8 @@ class Dataplane(Protocol[K, E]):
       the kernel refused, by key; all the rest is in force. An error raised instead means that
       nothing is known: the caller reads the kernel back.
     - `generation` is a value that changes when somebody, be it ourselves, changes in the kernel what this
-      dataplane keeps there. It costs a few milliseconds at any size, so it is asked every other second; where
+      dataplane keeps there. What somebody else changed since the last `read` is told after an `apply`, too,
+      by yet another value. It costs a few milliseconds at any size, so it is asked every other second; where
       it changed although we wrote nothing, everything is read and compared. It may change without need,
       and need not notice a counter.
     - `close` lets go of file descriptors; traffic goes on.

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import pytest
 
 from ebpfproxy.dataplanes.delta import diff
+from ebpfproxy.dataplanes.interface import Delta
 from ebpfproxy.dataplanes.ipvs import probes, removal
 from ebpfproxy.dataplanes.ipvs.dataplane import IpvsDataplane
 from ebpfproxy.dataplanes.ipvs.entries import Server, ServerEntry
@@ -279,6 +280,8 @@ def test_what_somebody_changed_is_noticed_and_repaired(plane: IpvsDataplane) -> 
         before = plane.generation()
         harm()
         assert plane.generation() != before
+        plane.apply(Delta({}, frozenset()))
+        assert plane.generation() != plane.generation()
         assert diff(plane.read(), wanted)
         bring(plane, plan(ONE, node_port=30080))
 

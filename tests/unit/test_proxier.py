@@ -626,6 +626,24 @@ def test_a_kernel_that_somebody_else_changed_is_disturbed_until_it_is_verified(a
     assert not agent.proxier.is_disturbed()
 
 
+def test_what_somebody_else_changed_is_not_forgotten_by_a_sync_of_ours(agent: Agent) -> None:
+    agent.sync(WEB, WEB_SLICE)
+    agent.kernel.ports.clear()
+    agent.sync(API)
+    assert agent.proxier.is_disturbed()
+    agent.sync()
+    assert agent.proxier.is_disturbed()
+    agent.sync(verify=True)
+    assert not agent.proxier.is_disturbed()
+
+
+def test_what_somebody_else_changed_is_not_forgotten_by_a_sync_that_has_nothing_to_do(agent: Agent) -> None:
+    agent.sync(WEB, WEB_SLICE)
+    agent.kernel.ports.clear()
+    agent.sync()
+    assert agent.proxier.is_disturbed()
+
+
 def test_what_changed_is_told_once_with_what_is_gone(agent: Agent) -> None:
     agent.sync(WEB, API)
     assert agent.proxier.take_changed().keys() == {key("web"), key("api")}

@@ -3,6 +3,7 @@
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, cast
 
+from ebpfproxy.dataplanes.generation import Generation
 from ebpfproxy.dataplanes.interface import Delta
 from ebpfproxy.dataplanes.ipvs import addresses, removal, schedulers, sysctls
 from ebpfproxy.dataplanes.ipvs.addresses import Addresses
@@ -47,6 +48,7 @@ class IpvsDataplane:
         self._settings = settings
         self._wanted = flavour
         self._families = TwoFamilies(LAYOUT, (FILTER, NAT, MANGLE), removal.leftovers, make_all)
+        self._generation = Generation(self._look)
         self._forget()
 
     def open(self) -> None:
@@ -94,6 +96,7 @@ class IpvsDataplane:
         return entries
 
     def read(self) -> dict[Key, Entry]:
+        self._generation.reading()
         served = self._families.served
         in_sets = self._sets.read(served)
         owned = ownership(
@@ -109,6 +112,10 @@ class IpvsDataplane:
         any more in the opposite order. So no packet comes to an address before there is what it leads to,
         and while another mode serves, it does until the rules are in force.
         """
+        with self._generation.ours():
+            return self._apply(delta)
+
+    def _apply(self, delta: Delta[Key, Entry]) -> Mapping[Key, KernelError]:
         kernel = self._product.expanded(_part(delta, (Set, Member, Server, Local)))
         puts, drops = kernel.puts, kernel.drops
         servers = cast(dict[Server, ServerEntry], {k: e for k, e in puts.items() if isinstance(k, Server)})
@@ -127,6 +134,9 @@ class IpvsDataplane:
         return {self._product.asked_for(key): why for each in refused for key, why in each.items()}
 
     def generation(self) -> Hashable:
+        return self._generation.value()
+
+    def _look(self) -> Hashable:
         """Of sets it notices how many members they have. Of very many real servers nothing, and of kube-ipvs0
         whether it is there; of fewer all but flags of virtual servers, and all its addresses."""
         few = self._servers.reals <= _FEW

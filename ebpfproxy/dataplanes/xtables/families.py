@@ -1,6 +1,5 @@
 """The tables of both families, by one flavour of the tools: what a dataplane with rules keeps open."""
 
-import contextlib
 from collections.abc import Callable, Collection, Hashable
 
 from ebpfproxy.dataplanes.generation import Generation
@@ -88,7 +87,7 @@ class TwoFamilies:
     def apply(self, delta: Delta[Key, Entry]) -> Refused:
         """One family after the other, each by one run of iptables-restore. Raises KernelError."""
         refused: Refused = {}
-        with self._generation.ours() if delta else contextlib.nullcontext():
+        with self._generation.ours():
             for family, tables in self._tables.items():
                 refused.update(tables.apply(_of_family(delta, family)))
             if self._edits and delta:
