@@ -273,7 +273,8 @@ class _Agent:
         self._follow(dataclasses.replace(self._config, proxy_mode=config.proxy_mode))
 
     def _follow(self, config: Config) -> None:
-        self._modes.follow(config, self._state_now)
+        if not self._modes.follow(config, self._state_now):
+            self._pacer.failed(time.monotonic())
         self._pacer.keep_to(least_interval(self._config, self._modes.serving.name))
 
     def _state_now(self) -> ClusterState:

@@ -62,8 +62,10 @@ class ModeKeeper:
             log.warning("the kernel could not be looked at", reason=failure.message, hint=failure.hint)
             return True
 
-    def follow(self, config: Config, state_now: Callable[[], ClusterState]) -> None:
+    def follow(self, config: Config, state_now: Callable[[], ClusterState]) -> bool:
         """Move to the mode that this configuration asks for, with all of the state, if it is another one.
+
+        Whether the mode that serves then is in step; where it is not, a sync is wanted soon.
 
         Where that does not work, the present one goes on. Before the first sync there is nothing to move
         with: then the configuration is `asked`, and it is for the caller to come back with it.
@@ -73,29 +75,30 @@ class ModeKeeper:
             choice = choose(config)
         except KernelError as failure:
             log.error("the mode stays as it was", reason=failure.message, hint=failure.hint)
-            return
+            return True
         if choice.mode.name == self.serving.name:
             log.info("the mode stays", mode=self.serving.name)
         elif self._last is None:
             log.info("moving to another mode after the first sync", mode=choice.mode.name)
             self.asked = config
         else:
-            self._move(choice, state_now)
+            return self._move(choice, state_now)
+        return True
 
-    def _move(self, choice: Choice, state_now: Callable[[], ClusterState]) -> None:
+    def _move(self, choice: Choice, state_now: Callable[[], ClusterState]) -> bool:
         began = time.monotonic()
         log.info("moving to another mode", mode=self.serving.name, other=choice.mode.name)
         with self._retirer.spare(choice.mode):
             try:
                 new, done = self._begin(choice, state_now)
             except KernelError as failure:
-                self._stay(choice.mode, failure)
-                return
+                return self._stay(choice.mode, failure)
             former, self.serving, self._last = self.serving, new, done
             self._metrics.mode(new.name)
             former.close()
             self._retire_others()
         log.info("moved", mode=new.name, duration_ms=round(1000 * (time.monotonic() - began), 3))
+        return True
 
     def _begin(self, choice: Choice, state_now: Callable[[], ClusterState]) -> tuple[Serving, SyncResult]:
         """The other mode at work beside this one. Raises KernelError; then it is not."""
@@ -114,7 +117,7 @@ class ModeKeeper:
         if serving.owns_namespace and self._lock is None:
             self._lock = NamespaceLock(_PATIENCE)
 
-    def _stay(self, other: Mode, failure: KernelError) -> None:
+    def _stay(self, other: Mode, failure: KernelError) -> bool:
         log.error(
             "the mode stays as it was: the other one failed",
             mode=self.serving.name,
@@ -128,9 +131,10 @@ class ModeKeeper:
         except KernelError as lost:
             log.warning("not whole yet", mode=self.serving.name, reason=lost.message, hint=lost.hint)
             self._last = None  # the next one that succeeds has the others retired
-            return
+            return False
         if self._lock:
             self._retirer.retire([other], self.serving.mode)
+        return True
 
     def _prepare(self, choice: Choice) -> Serving:
         for name, lack in choice.why_not.items():

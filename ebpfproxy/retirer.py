@@ -77,19 +77,21 @@ class Retirer:
         try:
             removed, left = mode.retire(self._config, self._translates)
         except KernelError as failure:
-            if self._told.get(mode.name) != failure.message:
-                log.warning(
-                    "what another mode left is not removed yet",
-                    mode=mode.name,
-                    reason=failure.message,
-                    hint=failure.hint,
-                )
-                self._told[mode.name] = failure.message
+            self._tell(mode, failure.message, failure.hint)
+            return True
+        except Exception as failure:  # the thread lives on: nobody else tries again
+            self._tell(mode, repr(failure))
             return True
         if removed:
             log.info("removed what another mode left", mode=mode.name, items=len(removed), first=removed[0])
             self._retired(mode.name, len(removed))
         return left
+
+    def _tell(self, mode: Mode, reason: str, hint: str = "") -> None:
+        """Each reason once, until there is another one."""
+        if self._told.get(mode.name) != reason:
+            log.warning("what another mode left is not removed yet", mode=mode.name, reason=reason, hint=hint)
+            self._told[mode.name] = reason
 
 
 def _is_translating(of: Family) -> bool:

@@ -9,7 +9,8 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NoReturn
 
 import pytest
 
@@ -17,15 +18,18 @@ from ebpfproxy.dataplanes.delta import diff
 from ebpfproxy.dataplanes.interface import Delta
 from ebpfproxy.dataplanes.ipvs import probes, removal
 from ebpfproxy.dataplanes.ipvs.dataplane import IpvsDataplane
-from ebpfproxy.dataplanes.ipvs.entries import Server, ServerEntry
+from ebpfproxy.dataplanes.ipvs.entries import Key, Member, Server, ServerEntry
+from ebpfproxy.dataplanes.ipvs.ip_sets import IpSets
 from ebpfproxy.dataplanes.ipvs.servers import Servers
 from ebpfproxy.dataplanes.ipvs.service_entries import service_entries
+from ebpfproxy.dataplanes.ipvs.sets import LOAD_BALANCER_FW, LOAD_BALANCER_SOURCE_CIDR, NAMES
 from ebpfproxy.dataplanes.ipvs.settings import IpvsSettings
-from ebpfproxy.errors import Unsupported
-from ebpfproxy.kernel import dummy, ipset, ipvs, netns, sysctl
+from ebpfproxy.errors import KernelError, Rejected, Unsupported
+from ebpfproxy.kernel import conntrack, dummy, ipset, ipvs, netns, sysctl
 from ebpfproxy.kernel.dummy import KUBE_IPVS0
 from ebpfproxy.kernel.ipvs_messages import RealServer, ServerKey, VirtualServer
 from ebpfproxy.model.address import (
+    Address,
     Family,
     Network,
     Protocol,
@@ -347,6 +351,119 @@ def test_what_the_node_dialed_anew_goes_on_when_the_last_connection_of_ipvs_has_
         converse(client, served)
     eventually(lambda: not removal.retire((), lambda of: False)[1], "nothing is left", LASTING)
     assert not dummy.exists(KUBE_IPVS0)
+
+
+def test_what_the_node_dials_while_addresses_are_taken_off_has_its_own_back(
+    plane: IpvsDataplane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at sockets and the removal another one has got the address."""
+    bring(plane, plan(ONE))
+    looks = []
+    look = removal._of_open_sockets
+
+    def too_early(addresses: frozenset[Address]) -> set[Address]:
+        looks.append(look(addresses))
+        return set() if len(looks) == 1 else looks[-1]
+
+    monkeypatch.setattr(removal, "_of_open_sockets", too_early)
+    with socket.create_server((TWO, 8080)) as server:
+        serving = f"-t nat -I OUTPUT -d {VIP} -p tcp --dport 80 -j DNAT --to-destination {TWO}:8080"
+        subprocess.run(["iptables-nft", *serving.split()], check=True)
+        with socket.create_connection((VIP, 80), timeout=10) as client, server.accept()[0] as served:
+            assert client.getsockname()[0] == VIP
+            assert removal.retire((), lambda of: False)[1]
+            converse(client, served)
+    eventually(lambda: not removal.retire((), lambda of: False)[1], "nothing is left", LASTING)
+
+
+def test_udp_flows_end_before_anything_that_may_fail(
+    plane: IpvsDataplane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Afterwards nothing would tell whose they were."""
+    bring(plane, plan(ONE, protocol=Protocol.UDP))
+    with socket.socket(type=socket.SOCK_DGRAM) as client:
+        client.connect((VIP, 80))
+        client.send(b"one")
+        assert list(conntrack.flows(Protocol.UDP))
+        monkeypatch.setattr(ipvs, "apply", fail)
+        with pytest.raises(Rejected):
+            removal.retire((), lambda of: False)
+        assert not list(conntrack.flows(Protocol.UDP))
+
+
+def fail(*_: object) -> NoReturn:
+    raise Rejected("not now")
+
+
+def test_what_stays_for_connections_refuses_nobody_else(plane: IpvsDataplane) -> None:
+    """A port of the node itself where policy Local had no endpoint has somebody who listens now."""
+    local = Treatment(Scope.LOCAL, False)
+    there = Frontend(parse_address(NODE_ADDRESS), 8443, Protocol.TCP)
+    balancer = FrontendPlan(there, FrontendKind.LOAD_BALANCER, local, local, local)
+    empty = dataclasses.replace(plan(), frontends=(balancer,), name=OTHER, otherwise=Otherwise.DROP)
+    bring(plane, plan(ONE), empty)
+    with connected() as ends, socket.create_server((NODE_ADDRESS, 8443)):
+        with pytest.raises(TimeoutError):
+            socket.create_connection((NODE_ADDRESS, 8443), timeout=1)
+        assert removal.retire((), lambda of: False)[1]
+        socket.create_connection((NODE_ADDRESS, 8443), timeout=10).close()
+        converse(*ends)
+
+
+OTHER = ServicePortName("default", "other", "", Protocol.TCP)
+
+
+def test_only_endpoints_of_this_node_ever_see_a_clients_address(
+    plane: IpvsDataplane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as a virtual server has others, before a change of the policy and after it."""
+    put = Servers.put
+    kept = []
+
+    def look_and_put(servers: Servers, entries: dict[Server, ServerEntry]) -> Mapping[Server, KernelError]:
+        kept.append([*ipset.members("KUBE-NODE-PORT-LOCAL-TCP")])
+        return put(servers, entries)
+
+    cluster = plan(ONE, TWO, node_port=30080)
+    how = Treatment(Scope.LOCAL, False)
+    frontends = tuple(
+        each._replace(outside=how) if each.kind is FrontendKind.NODE_PORT else each
+        for each in cluster.frontends
+    )
+    endpoints = (cluster.endpoints[0], cluster.endpoints[1]._replace(local=False, on_node=False))
+    local = dataclasses.replace(cluster, frontends=frontends, endpoints=endpoints)
+    bring(plane, cluster)
+    monkeypatch.setattr(Servers, "put", look_and_put)
+    bring(plane, local)
+    assert [*ipset.members("KUBE-NODE-PORT-LOCAL-TCP")] == ["30080"]
+    bring(plane, cluster)
+    assert kept == [[], []]
+
+
+def test_who_is_admitted_is_never_refused_while_source_ranges_come_and_go(
+    plane: IpvsDataplane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What refuses all others is put after who is admitted, and dropped before."""
+    change = IpSets.change
+    done = []
+
+    def note_and_change(
+        of: IpSets, puts: Iterable[Member], drops: Iterable[Member]
+    ) -> dict[Key, KernelError]:
+        members, gone = list(puts), list(drops)
+        done.append(({NAMES[each.set][0] for each in members}, {NAMES[each.set][0] for each in gone}))
+        return change(of, members, gone)
+
+    monkeypatch.setattr(IpSets, "change", note_and_change)
+    wanted = entries_of(load("source_ranges_without_the_node"), Family.IPV4)
+    assert not plane.apply(diff(plane.read(), wanted))
+    refusing, admitting = LOAD_BALANCER_FW, LOAD_BALANCER_SOURCE_CIDR
+    put = [sets for sets, _ in done if sets & {refusing, admitting}]
+    assert [refusing in sets for sets in put] == [False, True]
+    done.clear()
+    plane.apply(diff(plane.read(), plane.render((), NODE)))
+    dropped = [sets for _, sets in done if sets & {refusing, admitting}]
+    assert [refusing in sets for sets in dropped] == [True, False]
 
 
 def test_a_dry_run_says_what_goes_and_leaves_it(plane: IpvsDataplane) -> None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 
@@ -196,6 +196,38 @@ def test_what_a_failed_move_took_is_put_back_before_the_other_mode_is_removed(
     assert node.one.kernel.ports
     assert seen == [0]
     gone(node.other)
+
+
+def test_where_neither_the_other_mode_nor_the_first_can_be_written_that_is_told(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As somebody holds the lock of iptables; a sync is wanted soon, though nothing changes."""
+
+    def fail(plane: FakeDataplane, delta: Delta[Key, Entry]) -> Mapping[Key, KernelError]:
+        raise KernelError("another process holds the lock")
+
+    with monkeypatch.context() as held:
+        held.setattr(FakeDataplane, "apply", fail)
+        assert not node.keeper.follow(OTHER, lambda: STATE)
+    node.keeper.sync(verify=False)
+    assert node.keeper.follow(OTHER, lambda: STATE)
+    assert node.keeper.serving.name == "other"
+
+
+def test_whatever_goes_wrong_what_others_left_is_tried_again(
+    node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(retirer, "_STEP", 0.001)
+    retire = node.one.retire
+
+    def fail_once(config: Config, translates: Callable[[Family], bool]) -> tuple[list[str], bool]:
+        monkeypatch.setattr(node.one, "retire", retire)
+        raise ValueError("unforeseen")
+
+    monkeypatch.setattr(node.one, "retire", fail_once)
+    node.keeper.follow(OTHER, lambda: STATE)
+    gone(node.one)
+    assert "unforeseen" in str([record.__dict__.get("values") for record in caplog.records])
 
 
 def test_a_failed_move_removes_nothing_where_another_agent_has_the_namespace(

@@ -15,6 +15,7 @@ from ebpfproxy.dataplanes.ipvs.ownership import ownership
 from ebpfproxy.dataplanes.ipvs.product import Product
 from ebpfproxy.dataplanes.ipvs.servers import Servers
 from ebpfproxy.dataplanes.ipvs.service_entries import service_entries
+from ebpfproxy.dataplanes.ipvs.sets import NAMES, SETS, Order
 from ebpfproxy.dataplanes.ipvs.settings import IpvsSettings
 from ebpfproxy.dataplanes.xtables import entries as xtables
 from ebpfproxy.dataplanes.xtables import flavours
@@ -108,9 +109,9 @@ class IpvsDataplane:
         return self._product.collapsed(found) | self._families.read()
 
     def apply(self, delta: Delta[Key, Entry]) -> Mapping[Key, KernelError]:
-        """Sets and virtual servers first, then addresses, then all rules in one go, and what is not wanted
-        any more in the opposite order. So no packet comes to an address before there is what it leads to,
-        and while another mode serves, it does until the rules are in force.
+        """Sets (see `Order`) and virtual servers first, then addresses, then all rules in one go, and what is
+        not wanted any more in the opposite order. So no packet comes to an address before there is what it
+        leads to, and while another mode serves, it does until the rules are in force.
         """
         with self._generation.ours():
             return self._apply(delta)
@@ -121,13 +122,16 @@ class IpvsDataplane:
         servers = cast(dict[Server, ServerEntry], {k: e for k, e in puts.items() if isinstance(k, Server)})
         refused: list[Mapping[Any, KernelError]] = [
             self._sets.create(k for k in puts if isinstance(k, Set)),
-            self._sets.change((k for k in puts if isinstance(k, Member)), ()),
+            self._sets.change(_members(puts, Order.FIRST), _members(drops, Order.LAST)),
+            self._sets.change(_members(puts, Order.SECOND), ()),
             self._servers.put(servers),
+            self._sets.change(_members(puts, Order.LAST), ()),
             self._addresses.put(k for k in puts if isinstance(k, Local)),
             self._families.apply(_rules(delta)),
             self._addresses.drop(k for k in drops if isinstance(k, Local)),
             self._servers.drop(k for k in drops if isinstance(k, Server)),
-            self._sets.change((), (k for k in drops if isinstance(k, Member))),
+            self._sets.change((), _members(drops, Order.SECOND)),
+            self._sets.change((), _members(drops, Order.FIRST)),
             self._sets.destroy(k for k in drops if isinstance(k, Set)),
         ]
         self._servers.let_go()
@@ -154,6 +158,11 @@ class IpvsDataplane:
 def _part(delta: Delta[Key, Entry], kinds: tuple[type, ...]) -> Delta[Key, Entry]:
     puts = {key: entry for key, entry in delta.puts.items() if isinstance(key, kinds)}
     return Delta(puts, frozenset(key for key in delta.drops if isinstance(key, kinds)))
+
+
+def _members(keys: Iterable[Key], order: Order) -> list[Member]:
+    members = (key for key in keys if isinstance(key, Member))
+    return [key for key in members if SETS[NAMES[key.set][0]].order is order]
 
 
 def _rules(delta: Delta[Key, Entry]) -> Delta[xtables.Key, xtables.Entry]:

@@ -49,8 +49,12 @@ class IpSets:
             if held is None:
                 try:
                     ipset.create(made)
-                except AlreadyExists:
-                    held = ipset.sets()[key.name].set
+                except AlreadyExists as failure:
+                    listed = ipset.sets().get(key.name)
+                    if listed is None:  # somebody destroyed it just now
+                        refused[key] = failure
+                        continue
+                    held = listed.set
                 except KernelError as failure:
                     refused[key] = failure
                     continue

@@ -6,25 +6,27 @@ Never IPVS' whole table, as kube-proxy --cleanup does: of virtual servers those 
 """
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from collections.abc import Set as AbstractSet
+from typing import Any
 
 from ebpfproxy.dataplanes.ipvs import addresses
-from ebpfproxy.dataplanes.ipvs.entries import Key, Set
+from ebpfproxy.dataplanes.ipvs.entries import Key, Member, Set
 from ebpfproxy.dataplanes.ipvs.ip_sets import IpSets
 from ebpfproxy.dataplanes.ipvs.layout import OWN_CHAINS
 from ebpfproxy.dataplanes.ipvs.ownership import ownership
+from ebpfproxy.dataplanes.ipvs.sets import IPVS_IPS, NAMES, NO_LOCAL, NO_LOCAL_BUT_PODS
 from ebpfproxy.dataplanes.xtables import names, removal
 from ebpfproxy.dataplanes.xtables.entries import FILTER, NAT
 from ebpfproxy.dataplanes.xtables.layout import TableAndName
 from ebpfproxy.dataplanes.xtables.removal import COMMON_CHAINS, are_of_ipvs
-from ebpfproxy.errors import Unsupported
+from ebpfproxy.errors import KernelError, Unsupported
 from ebpfproxy.kernel import conntrack, dummy, ipvs, ipvs_table, local_addresses, sockets
 from ebpfproxy.kernel.dummy import KUBE_IPVS0
 from ebpfproxy.kernel.ipvs import Operation
 from ebpfproxy.kernel.ipvs_messages import Listed, ServerKey
 from ebpfproxy.kernel.sockets import State
-from ebpfproxy.model.address import Address, Family, Network, Protocol
+from ebpfproxy.model.address import Address, Family, Network, Protocol, parse_address
 from ebpfproxy.plan.service_plan import Frontend
 
 _GUARDS = frozenset({(FILTER, names.IPVS_FILTER), (NAT, names.IPVS_POSTROUTING)})
@@ -75,22 +77,24 @@ def retire(excluded: tuple[Network, ...], translates: Callable[[Family], bool]) 
     to these addresses, and so from them, which the mode that serves need not do.
 
     Nobody comes to those anew: the mode that serves translates what they are sent before IPVS sees it.
-    UDP flows do not keep a virtual server: the mode that serves ends, or takes over, what its plans do not
-    know. What the rules translated: see `xtables.removal.retire`, also for `translates`.
+    UDP flows do not keep a virtual server. They end first, while the virtual servers tell which they are: the
+    next datagram is the other mode's. What the rules translated: see `xtables.removal.retire`, also for
+    `translates`.
 
     Raises KernelError.
     """
     left = _Left(excluded)
     busy = {key for key, listed in left.servers.items() if _is_busy(listed)}
-    dialed = _of_open_sockets(left.device)
-    kept = _GUARDS if busy or dialed else frozenset()
+    left.end_flows()
+    stay = left.release({key.address for key in busy})
+    kept = _GUARDS if stay else frozenset()
     lines: list[str] = []
     held = False
     if removal.is_anything_of(OWN_CHAINS - kept):
         lines, held = removal.retire(lambda chains: leftovers(chains) - kept, translates)
-    lines += left.described(busy, dialed)
-    left.remove(busy, dialed)
-    return lines, held or bool(busy or dialed)
+    lines += left.described(busy, stay)
+    left.remove(busy, stay)
+    return lines, held or bool(stay)
 
 
 class _Left:
@@ -103,6 +107,7 @@ class _Left:
         except Unsupported:
             found = {}
         self.sets = [key for key in found if isinstance(key, Set)]
+        self._members = [key for key in found if isinstance(key, Member)]
         self.device = addresses.on_device()
         self.has_device = dummy.exists(KUBE_IPVS0)
         self.servers: dict[ServerKey, Listed] = {}
@@ -112,12 +117,13 @@ class _Left:
                 key: listed for key, listed in ipvs.read().items() if owned.is_ours(Frontend(*key))
             }
 
-    def described(self, busy: Collection[ServerKey] = (), dialed: Collection[Address] = ()) -> list[str]:
-        """What `remove` removes."""
+    def described(
+        self, busy: Collection[ServerKey] = (), stay: AbstractSet[Address] = frozenset()
+    ) -> list[str]:
+        """What `remove` removes, with what `release` has."""
         lines = []
         if gone := [key for key in self.servers if key not in busy]:
             lines.append(f"virtual servers: {len(gone)}, such as {min(gone)}")
-        stay = self._staying(busy, dialed)
         if self.has_device and not stay:
             lines.append(f"device {KUBE_IPVS0} with {len(self.device)} addresses")
         elif loose := self.device - stay:
@@ -126,28 +132,44 @@ class _Left:
             lines.append(f"ipsets: {len(self.sets)}")
         return lines
 
-    def remove(self, busy: Collection[ServerKey] = (), dialed: Collection[Address] = ()) -> None:
-        """All but virtual servers that are `busy`, their addresses and those that are `dialed`.
+    def end_flows(self) -> None:
+        """Of UDP. To the kernel such a flow is one to the Service's address, which nobody else translates as
+        long as it lasts. Those that another mode translates by now go on."""
+        keys = {key for key in self.servers if key.protocol is Protocol.UDP}
+        for flow in conntrack.flows(Protocol.UDP) if keys else ():
+            to = ServerKey(flow.destination, flow.destination_port, flow.protocol)
+            if to in keys and not flow.is_dnated:
+                conntrack.delete(flow)
 
-        As long as one stays, the sets do, too, since they tell that it is ours.
+    def release(self, wanted: AbstractSet[Address]) -> AbstractSet[Address]:
+        """Take off kube-ipvs0 what is not wanted, and what no socket has as its own; the addresses that stay.
+
+        As long as an address is there, a socket may get it. So the sockets are looked at again when it is
+        off, and what one has got meanwhile is there again at once.
         """
-        _raise_first(ipvs.apply([*_let_go(self.servers, busy)]))
-        stay = self._staying(busy, dialed)
-        if self.has_device:
-            if stay:
-                loose = self.device - stay
-                for failure in dummy.change_addresses(KUBE_IPVS0, (), loose).values():
-                    raise failure
-            else:
-                dummy.remove(KUBE_IPVS0)
-        _end_flows({key for key in self.servers if key.protocol is Protocol.UDP and key not in busy})
-        if not stay:
-            for failure in self._sets.destroy(self.sets).values():
-                raise failure
+        stay = wanted | _of_open_sockets(self.device)
+        if loose := self.device - stay:
+            _raise_first(dummy.change_addresses(KUBE_IPVS0, (), loose))
+            if taken := _of_open_sockets(loose):
+                _raise_first(dummy.change_addresses(KUBE_IPVS0, taken, ()))
+                stay |= taken
+        return stay
 
-    @staticmethod
-    def _staying(busy: Collection[ServerKey], dialed: Collection[Address]) -> set[Address]:
-        return {*(key.address for key in busy), *dialed}
+    def remove(self, busy: Collection[ServerKey] = (), stay: AbstractSet[Address] = frozenset()) -> None:
+        """All but virtual servers that are `busy`, and the addresses that `stay`, which theirs are among.
+
+        As long as one stays, the sets do, too, since they tell that it is ours; but for members that refuse
+        what comes to it, as nobody keeps them up to date.
+        """
+        refusals = ipvs.apply([*_let_go(self.servers, busy)])
+        _raise_first({refusal.position: refusal.error for refusal in refusals})
+        if stay:
+            _raise_first(self._sets.change((), [key for key in self._members if _refuses(key, stay)]))
+            return
+        if self.has_device:
+            dummy.remove(KUBE_IPVS0)
+        self.end_flows()
+        _raise_first(self._sets.destroy(self.sets))
 
 
 def _let_go(servers: Mapping[ServerKey, Listed], stay: Collection[ServerKey]) -> Iterator[Operation]:
@@ -161,13 +183,13 @@ def _let_go(servers: Mapping[ServerKey, Listed], stay: Collection[ServerKey]) ->
                 yield ipvs.change_real(key, real._replace(weight=0))
 
 
-def _end_flows(keys: set[ServerKey]) -> None:
-    """To the kernel a UDP flow is one to the Service's address, which nobody else translates as long as it
-    lasts. Those that another mode translates by now go on."""
-    for flow in conntrack.flows(Protocol.UDP) if keys else ():
-        to = ServerKey(flow.destination, flow.destination_port, flow.protocol)
-        if to in keys and not flow.is_dnated:
-            conntrack.delete(flow)
+def _refuses(key: Member, stay: Collection[Address]) -> bool:
+    """Whether rules that stay drop or refuse what is sent to this member, of policy Local, or of no address
+    that is there any more."""
+    base, _ = NAMES[key.set]
+    if base == IPVS_IPS:
+        return parse_address(key.text) not in stay
+    return base in (NO_LOCAL, NO_LOCAL_BUT_PODS)
 
 
 def _is_busy(listed: Listed) -> bool:
@@ -184,6 +206,6 @@ def _of_open_sockets(addresses: AbstractSet[Address]) -> set[Address]:
     return found
 
 
-def _raise_first(refusals: Iterable[ipvs.Refusal]) -> None:
-    for refusal in refusals:
-        raise refusal.error
+def _raise_first(refused: Mapping[Any, KernelError]) -> None:
+    for failure in refused.values():
+        raise failure

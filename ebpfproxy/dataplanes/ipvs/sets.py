@@ -3,6 +3,7 @@
 Those of IPv6 have "6-" behind "KUBE-". Pure.
 """
 
+import enum
 from typing import NamedTuple
 
 from ebpfproxy.kernel.ipset_messages import IpSet
@@ -39,11 +40,24 @@ BITMAP = "bitmap:port"
 _PLACES, _ADDRESSES = "hash:ip,port", "hash:ip"
 
 
+class Order(enum.Enum):
+    """When members are put; they are dropped the other way round.
+
+    LAST are those that spare a client's address the masquerade, by which only endpoints of this node can
+    answer: put when a virtual server has no others any more, dropped before it gets some.
+    """
+
+    FIRST = enum.auto()
+    SECOND = enum.auto()  # yet before virtual servers: what refuses all but members that are FIRST
+    LAST = enum.auto()
+
+
 class _Declared(NamedTuple):
     """`comment` is that of rules which match it."""
 
     type: str
     comment: str
+    order: Order = Order.FIRST
 
 
 SETS: dict[str, _Declared] = {
@@ -59,10 +73,12 @@ SETS: dict[str, _Declared] = {
     ),
     LOAD_BALANCER: _Declared(_PLACES, "Kubernetes service lb portal"),
     LOAD_BALANCER_LOCAL: _Declared(
-        _PLACES, "Kubernetes service load balancer ip + port with externalTrafficPolicy=local"
+        _PLACES, "Kubernetes service load balancer ip + port with externalTrafficPolicy=local", Order.LAST
     ),
     LOAD_BALANCER_FW: _Declared(
-        _PLACES, "Kubernetes service load balancer ip + port for load balancer with sourceRange"
+        _PLACES,
+        "Kubernetes service load balancer ip + port for load balancer with sourceRange",
+        Order.SECOND,
     ),
     LOAD_BALANCER_SOURCE_CIDR: _Declared(
         "hash:ip,port,net",
@@ -73,15 +89,15 @@ SETS: dict[str, _Declared] = {
     ),
     NODE_PORT[Protocol.TCP]: _Declared(BITMAP, "Kubernetes nodeport TCP port for masquerade purpose"),
     NODE_PORT_LOCAL[Protocol.TCP]: _Declared(
-        BITMAP, "Kubernetes nodeport TCP port with externalTrafficPolicy=local"
+        BITMAP, "Kubernetes nodeport TCP port with externalTrafficPolicy=local", Order.LAST
     ),
     NODE_PORT[Protocol.UDP]: _Declared(BITMAP, "Kubernetes nodeport UDP port for masquerade purpose"),
     NODE_PORT_LOCAL[Protocol.UDP]: _Declared(
-        BITMAP, "Kubernetes nodeport UDP port with externalTrafficPolicy=local"
+        BITMAP, "Kubernetes nodeport UDP port with externalTrafficPolicy=local", Order.LAST
     ),
     NODE_PORT[Protocol.SCTP]: _Declared(_PLACES, "Kubernetes nodeport SCTP port for masquerade purpose"),
     NODE_PORT_LOCAL[Protocol.SCTP]: _Declared(
-        _PLACES, "Kubernetes nodeport SCTP port with externalTrafficPolicy=local"
+        _PLACES, "Kubernetes nodeport SCTP port with externalTrafficPolicy=local", Order.LAST
     ),
     HEALTH_CHECK_NODE_PORT: _Declared(BITMAP, "Kubernetes health check node port"),
     IPVS_IPS: _Declared(_ADDRESSES, "Kubernetes ipvs service ips"),
