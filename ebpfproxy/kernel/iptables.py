@@ -84,7 +84,7 @@ class Iptables:
     def show(self, table: str, chain: str) -> list[str]:
         """The lines that make this chain, from -N or -P on; empty where there is none such.
 
-        That does not take the reading of a table, nor makes one. Raises as `restore`.
+        That does not take the reading of a table, nor makes one. Raises KernelError where it cannot look.
         """
         if self.flavour is Flavour.LEGACY and table not in xtables_legacy.tables(self.family):
             return []

@@ -80,13 +80,18 @@ class HealthServer(Listener):
     ) -> None:
         super().__init__("healthz", "--healthz-bind-address", address, self._handle, hard_fail, retry_seconds)
         self._health = health
-        self._metrics = metrics
+        self._counts: dict[str, Callable[[int], object]] = {  # kube-proxy counts two of them
+            "/healthz": metrics.healthz,
+            "/livez": metrics.livez,
+            "/readyz": lambda code: None,
+        }
         self._monotonic = monotonic
         self._wall = wall
         self._began = monotonic()
 
     def _handle(self, request: Request) -> Response:
-        if request.path not in ("/healthz", "/livez", "/readyz"):
+        count = self._counts.get(request.path)
+        if count is None:
             return not_found()
         now, wall = self._monotonic(), self._wall()
         health = self._health.at(now)
@@ -99,15 +104,8 @@ class HealthServer(Listener):
         if request.path == "/healthz":
             body += f', "nodeEligible": {"true" if health.eligible else "false"}'
         code = 200 if healthy else 503
-        self._count(request.path, code)
+        count(code)
         return Response(code, f"{{{body}}}".encode(), _HEADERS)
-
-    def _count(self, path: str, code: int) -> None:
-        """As kube-proxy does, which has two of them."""
-        if path == "/healthz":
-            self._metrics.healthz(code)
-        elif path == "/livez":
-            self._metrics.livez(code)
 
     def _shown(self, moment: float | None, now: float, wall: int) -> str:
         """A moment of the clock that never goes back, as wall time: `now` is `wall`."""

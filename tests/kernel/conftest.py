@@ -13,8 +13,10 @@ import pytest
 from ebpfproxy.bench.load import Load
 from ebpfproxy.errors import Unsupported
 from ebpfproxy.lab import Lab, PodNetwork
+from ebpfproxy.model.address import Family
 from tests.kernel.cluster import Cluster
 from tests.kernel.ipvs_here import skip_without_ipvs
+from tests.kernel.nat_ground import Ground, nat_grounds
 from tests.kernel.two_nodes import TwoNodes
 
 # Tests await each change: netfilter's modes would have each of them wait a second for the next sync.
@@ -82,6 +84,13 @@ def rough(_rough: Cluster) -> Iterator[Cluster]:
         with contextlib.suppress(ProcessLookupError):
             _rough.end()
         _rough.forget()
+
+
+@pytest.fixture(scope="module")
+def grounds() -> Iterator[dict[Family, Ground]]:
+    """A client, a node that translates, and pods: see `nat_ground`."""
+    with nat_grounds() as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

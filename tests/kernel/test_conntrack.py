@@ -10,16 +10,10 @@ from ebpfproxy.dataplanes import netfilter_sysctls
 from ebpfproxy.dataplanes.netfilter_sysctls import NetfilterSettings, Sysctl
 from ebpfproxy.kernel import conntrack, sysctl
 from ebpfproxy.model.address import Family, parse_address
-from tests.kernel.nat_ground import DNS, PATIENCE, TARGET, UDP, Ground, answers, forget, nat_grounds
+from tests.kernel.nat_ground import DNS, PATIENCE, TARGET, UDP, Ground, answers, forget
 from tests.support.confined import as_nobody
 
 pytestmark = pytest.mark.kernel
-
-
-@pytest.fixture(scope="module")
-def grounds() -> Iterator[dict[Family, Ground]]:
-    with nat_grounds() as made:
-        yield made
 
 
 @pytest.fixture(params=list(Family), ids=lambda of: of.value)

@@ -11,19 +11,13 @@ from ebpfproxy.dataplanes.ebpf.maps import Maps, MapSizes
 from ebpfproxy.kernel import conntrack, netlink
 from ebpfproxy.kernel.bpf import Map
 from ebpfproxy.model.address import Family, Protocol, format_address
-from tests.kernel.nat_ground import DNS, TARGET, UDP, Ground, answers, forget, nat_grounds
+from tests.kernel.nat_ground import DNS, TARGET, UDP, Ground, answers, forget
 from tests.support.bpf_place import bpf_place, build_maps
 
 pytestmark = pytest.mark.kernel
 
 _SIZES = MapSizes(services=8, slots=16, endpoints=64, affinity=8, sockets=8, flows=64, source_ranges=8)
 _MASQUERADE = "ebpfproxy-masquerade"
-
-
-@pytest.fixture(scope="module")
-def grounds() -> Iterator[dict[Family, Ground]]:
-    with nat_grounds() as made:
-        yield made
 
 
 @pytest.fixture(params=list(Family), ids=lambda of: of.value)

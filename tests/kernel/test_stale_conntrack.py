@@ -17,7 +17,7 @@ from ebpfproxy.model.endpoint import EndpointPort
 from ebpfproxy.model.service import ServiceType
 from ebpfproxy.plan.exposure import plan_service
 from ebpfproxy.plan.service_plan import Frontend, NodePlan, PlanKey, ServicePortPlan
-from tests.kernel.nat_ground import DNS, PATIENCE, TARGET, TCP, UDP, Ground, answers, forget, nat_grounds
+from tests.kernel.nat_ground import DNS, PATIENCE, TARGET, TCP, UDP, Ground, answers, forget
 from tests.support import build
 from tests.support.build import CONTEXT, endpoint, port, slice_of
 
@@ -25,12 +25,6 @@ pytestmark = pytest.mark.kernel
 
 NODE_PORT, FOREIGN_PORT = 30053, 8053
 Plans = dict[PlanKey, ServicePortPlan | None]
-
-
-@pytest.fixture(scope="module")
-def grounds() -> Iterator[dict[Family, Ground]]:
-    with nat_grounds() as made:
-        yield made
 
 
 @pytest.fixture(params=list(Family), ids=lambda of: of.value)

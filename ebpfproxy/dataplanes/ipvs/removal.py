@@ -61,6 +61,7 @@ def remove(excluded: tuple[Network, ...], dry_run: bool = False) -> list[str]:
     lines += left.described()
     if not dry_run:
         left.remove()
+        left.end_flows()
     return lines
 
 
@@ -149,10 +150,11 @@ class _Left:
         """
         stay = wanted | _of_open_sockets(self.device)
         if loose := self.device - stay:
-            _raise_first(dummy.change_addresses(KUBE_IPVS0, (), loose))
+            refused = dummy.change_addresses(KUBE_IPVS0, (), loose)
             if taken := _of_open_sockets(loose):
                 _raise_first(dummy.change_addresses(KUBE_IPVS0, taken, ()))
                 stay |= taken
+            _raise_first(refused)
         return stay
 
     def remove(self, busy: Collection[ServerKey] = (), stay: AbstractSet[Address] = frozenset()) -> None:
@@ -168,7 +170,6 @@ class _Left:
             return
         if self.has_device:
             dummy.remove(KUBE_IPVS0)
-        self.end_flows()
         _raise_first(self._sets.destroy(self.sets))
 
 
