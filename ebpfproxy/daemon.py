@@ -38,6 +38,7 @@ from ebpfproxy.serve.service_health import ServiceHealthServer
 from ebpfproxy.source.event import (
     ADDRESSES,
     DEVICES,
+    NODE,
     AddressesChanged,
     DevicesChanged,
     Event,
@@ -51,6 +52,7 @@ from ebpfproxy.source.tracker import Tracker
 log = Logger(__name__)
 
 _BATCH = 10_000  # events folded before a sync that is due is looked at
+_NODE_PATIENCE = 10.0  # seconds that the first sync waits for our Node alone
 _LOOK = 2.0  # seconds between looks at whether somebody else has changed what is in the kernel
 
 
@@ -114,6 +116,7 @@ class _Agent:
         self._oldest: float | None = None  # when the first event not yet in the kernel was received
         self._triggers: list[float] = []  # of changes not yet in the kernel
         self._first = True
+        self._node_by: float | None = None  # when the first sync comes without our Node
         self._service_health = ServiceHealthServer(lambda: self._health.at(time.monotonic()).healthy)
         self._servers = [self._service_health, *self._make_servers()]
 
@@ -149,7 +152,7 @@ class _Agent:
                 else:
                     self._fold(item)
             now = time.monotonic()
-            if not self._tracker.synced:
+            if not self._may_sync(now):
                 continue
             if self._tracker.pending or self._first:
                 self._pacer.changed(now)
@@ -162,12 +165,32 @@ class _Agent:
             if self._pacer.due(now):
                 self._sync(now)
 
+    def _may_sync(self, now: float) -> bool:
+        """Whether all is known that a first sync needs. Our Node is waited for, since what hangs on it would
+        be taken away until it comes, but not without end: an agent may have no right to read it.
+        """
+        lacking = self._tracker.lacking
+        if lacking != {NODE}:
+            return not lacking
+        if self._node_by is None:
+            self._node_by = now + _NODE_PATIENCE
+        if now < self._node_by:
+            return False
+        log.warning(
+            "our Node cannot be read; serving without it", node=self._config.node_name, after_s=_NODE_PATIENCE
+        )
+        self._tracker.fold(Synced(NODE))
+        return True
+
     def _items(self) -> Iterator[_Item]:
         """Everything that is there, after waiting for the first, or for the time of the next sync."""
         now = time.monotonic()
-        wait = self._pacer.wait(now) if self._tracker.synced else None
-        if wait is not None:
-            wait = min(wait, max(0.0, self._looked + _LOOK - now))
+        if self._tracker.synced:
+            wait = self._pacer.wait(now)
+            if wait is not None:
+                wait = min(wait, max(0.0, self._looked + _LOOK - now))
+        else:
+            wait = None if self._node_by is None else max(0.0, self._node_by - now)
         with contextlib.suppress(queue.Empty):
             yield self._inbox.get(timeout=wait)
             for _ in range(_BATCH):

@@ -14,6 +14,7 @@ from ebpfproxy.plan.claims import Claims
 from ebpfproxy.plan.exposure import plan_service
 from ebpfproxy.plan.health import HealthCheck, plan_health_check
 from ebpfproxy.plan.lifeline import API_SERVER, with_last_endpoints
+from ebpfproxy.plan.local_traffic import undetected
 from ebpfproxy.plan.needs import needs_packets_of_pods
 from ebpfproxy.plan.node_plan import plan_node
 from ebpfproxy.plan.service_plan import NodePlan, PlanContext, PlanKey, ServicePortPlan
@@ -53,6 +54,7 @@ class Proxier(Generic[K, E]):
         self._desired: dict[K, E] = {}
         self._shared: dict[K, int] = {}  # of entries that several plans have: how many beside the first
         self.node_plan: NodePlan | None = None
+        self._undetected: frozenset[Family] = frozenset()
         self._pods = False  # whether the plan of the node has what the packets of pods need
         self._actual: dict[K, E] | None = None  # None: not known, so read it
         self._generation: Hashable = None  # of the kernel, when that was known
@@ -100,10 +102,23 @@ class Proxier(Generic[K, E]):
             self._plan_node(state)
 
     def _plan_node(self, state: ClusterState) -> None:
+        self._tell_undetected(undetected(self._context, state.node))
         plan = plan_node(state, self._context, self._pods, self.node_plan)
         if plan != self.node_plan:  # a device may change in ways that mean nothing here
             self._desire(None, self._dataplane.render((), plan))
             self.node_plan = plan
+
+    def _tell_undetected(self, families: frozenset[Family]) -> None:
+        if families - self._undetected:
+            log.warning(
+                "pods cannot be told from others",
+                families=", ".join(of.value for of in Family if of in families),
+                detect_local_mode=self._context.detect_local.value,
+                hint="that needs podCIDRs of our Node, --cluster-cidr, or the name of a device",
+            )
+        elif self._undetected and not families:
+            log.info("pods are told from others now")
+        self._undetected = families
 
     def _plan_service(self, name: NamespacedName, state: ClusterState, large: Collection[Family]) -> None:
         service = state.services.get(name)

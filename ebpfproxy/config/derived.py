@@ -9,6 +9,7 @@ from ebpfproxy.dataplanes.iptables.settings import IptablesSettings
 from ebpfproxy.dataplanes.ipvs.settings import DEFAULT_SCHEDULER, IpvsSettings
 from ebpfproxy.dataplanes.netfilter_sysctls import NetfilterSettings, answers_on_loopback
 from ebpfproxy.dataplanes.nftables.settings import NftablesSettings
+from ebpfproxy.model.address import is_unspecified
 from ebpfproxy.plan.devices import NO_DEVICES
 from ebpfproxy.plan.service_plan import DetectLocal, PlanContext
 
@@ -23,6 +24,7 @@ def plan_context(config: Config, mode: str) -> PlanContext:
         localhost_node_ports=config.iptables_localhost_nodeports and mode != IPVS,
         node_port_cidrs=config.node_port_cidrs,
         node_port_primary=config.node_port_primary,
+        bind_address=None if is_unspecified(config.bind_address) else config.bind_address,
         detect_local=DetectLocal.DEVICES if mode == EBPF else config.detect_local_mode,
         cluster_cidrs=config.cluster_cidr,
         pod_interface=config.pod_interface,

@@ -86,7 +86,8 @@ class Config(EbpfOptions, NetfilterOptions, IpvsOptions):
     )  # fmt: skip
     bind_address: Address = option(
         "--bind-address", kinds.IP, "0.0.0.0", Group.TRAFFIC,
-        "Nothing is bound to it: its family is the one the HTTP servers listen in by default.",
+        "Nothing is bound to it: its family is the one the HTTP servers listen in by default, and an address "
+        "in particular is this node's own one, which --nodeport-addresses=primary means.",
         fields="bindAddress",
     )  # fmt: skip
     masquerade_all: bool = option(
@@ -97,8 +98,8 @@ class Config(EbpfOptions, NetfilterOptions, IpvsOptions):
     )  # fmt: skip
     nodeport_addresses: NodePortAddresses = option(
         "--nodeport-addresses", kinds.NODE_PORT_ADDRESSES, "", Group.TRAFFIC,
-        "Answer NodePorts only on addresses of this node in these networks, or only on those of its Node "
-        "object (primary). May be given more than once. Default: on all.",
+        "Answer NodePorts only on addresses of this node in these networks, or only on its own one of each "
+        "family (primary): the first of its Node object. May be given more than once. Default: on all.",
         fields="nodePortAddresses",
     )  # fmt: skip
     iptables_localhost_nodeports: bool = option(

@@ -18,6 +18,7 @@ from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import Service, ServicePort, ServicePortName, TrafficPolicy
 from ebpfproxy.plan.health import needs_health_check
+from ebpfproxy.plan.host_ips import host_ips
 from ebpfproxy.plan.local_traffic import has_detector, local_traffic
 from ebpfproxy.plan.service_plan import (
     Frontend,
@@ -162,7 +163,7 @@ def _expose(service: Service, of: Family, node: Node | None, context: PlanContex
         tuple(addresses.items()),
         internal_treatments(service, context, detected),
         external_treatments(service, detected),
-        _admission(service, of, node) if service.source_ranges else _EVERYBODY,
+        _admission(service, of, node, context) if service.source_ranges else _EVERYBODY,
         local_traffic(context, of, node),
     )
 
@@ -172,7 +173,7 @@ def _of_family(addresses: tuple[Address, ...], of: Family) -> list[Address]:
     return [each for each in addresses if family(each) is of and not is_unspecified(each)]
 
 
-def _admission(service: Service, of: Family, node: Node | None) -> _Admission:
+def _admission(service: Service, of: Family, node: Node | None, context: PlanContext) -> _Admission:
     """Who may dial the load balancer's addresses in one family.
 
     Ranges that are all of the other family restrict nothing here, as newBaseServiceInfo in
@@ -183,7 +184,8 @@ def _admission(service: Service, of: Family, node: Node | None) -> _Admission:
     ranges = tuple(net for net in service.source_ranges if network_family(net) is of)
     if not ranges:
         return _EVERYBODY
-    own = [address for address in (node.addresses if node else ()) if family(address) is of]
+    addresses = (*(node.addresses if node else ()), *host_ips(node, context))
+    own = [address for address in addresses if family(address) is of]
     everything = V4_BITS if of is Family.IPV4 else 0
     admitted = any(net.length == everything or any(contains(net, each) for each in own) for net in ranges)
     return _Admission(True, ranges, admitted)

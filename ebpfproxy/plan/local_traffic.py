@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable
 
-from ebpfproxy.model.address import Family, Network, network_family
+from ebpfproxy.model.address import Family, Network, family, network_family
 from ebpfproxy.model.node import Node
+from ebpfproxy.plan.host_ips import host_ips
 from ebpfproxy.plan.service_plan import DetectLocal, LocalTraffic, PlanContext
 
 
@@ -27,6 +28,11 @@ def local_traffic(context: PlanContext, of: Family, node: Node | None) -> LocalT
             return LocalTraffic(interface=name, prefix=prefix) if name else None
         case DetectLocal.DEVICES:
             return None
+
+
+def undetected(context: PlanContext, node: Node | None) -> frozenset[Family]:
+    """The families that our Node has an address in, and in which nothing tells pods; none without a Node."""
+    return frozenset(of for of in map(family, host_ips(node, context)) if not has_detector(context, of, node))
 
 
 def _first(cidrs: Iterable[Network], of: Family) -> LocalTraffic | None:

@@ -13,6 +13,7 @@ from ebpfproxy.model.address import (
     network_family,
 )
 from ebpfproxy.model.node import Node
+from ebpfproxy.plan.host_ips import host_ips
 from ebpfproxy.plan.service_plan import PlanContext
 
 LOOPBACK = (
@@ -26,14 +27,14 @@ def plan_node_ports(
 ) -> frozenset[Network]:
     """What NodePorts are answered on, out of `local_networks`, the kernel's local table.
 
-    - `node_port_primary`: the addresses of our Node, as far as they are local; none as long as the Node
-      was not seen.
+    - `node_port_primary`: the node's own address in each family, as far as it is local; none as long as the
+      Node was not seen.
     - `node_port_cidrs`: what lies in them. A family without any has all (NewNodePortAddresses in
       pkg/proxy/util/nodeport_addresses.go), as both have where none is given at all.
     - Loopback, of both families, only where `localhost_node_ports` lets it.
     """
     if context.node_port_primary:
-        chosen = _primary(local_networks, node)
+        chosen = _primary(local_networks, host_ips(node, context))
     else:
         chosen = {net for of in Family for net in _matching(local_networks, of, context)}
     if not context.localhost_node_ports:
@@ -55,8 +56,7 @@ def node_ports_everywhere(context: PlanContext) -> frozenset[Family]:
     )
 
 
-def _primary(local_networks: frozenset[Network], node: Node | None) -> set[Network]:
-    addresses = node.addresses if node else ()
+def _primary(local_networks: frozenset[Network], addresses: Iterable[Address]) -> set[Network]:
     return {
         Network(address, 128)
         for address in addresses

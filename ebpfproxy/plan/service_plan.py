@@ -194,7 +194,9 @@ class PlanContext:
     """What plan needs to know beside the cluster's objects.
 
     `node_port_cidrs` empty means every local address. `node_name` as endpoints name it.
-    `device_patterns` as of the shell; empty means that devices are found by what they are.
+    `bind_address`: kube-proxy's, None where it is no address in particular; of its family, it is the node's
+    own address whatever the Node says. `device_patterns` as of the shell; empty means that devices are
+    found by what they are.
     `cluster_cidrs`: for `DetectLocal.CLUSTER_CIDR`; the first of a family counts. `pod_interface`, a name
     or how names begin: for the two modes that go by it.
     """
@@ -204,6 +206,7 @@ class PlanContext:
     localhost_node_ports: bool = True
     node_port_cidrs: tuple[Network, ...] = ()
     node_port_primary: bool = False
+    bind_address: Address | None = None
     detect_local: DetectLocal = DetectLocal.DEVICES
     cluster_cidrs: tuple[Network, ...] = ()
     pod_interface: str = ""

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, Raw
 
 from ebpfproxy.errors import InvalidObject, SourceError
+from ebpfproxy.model.address import Address
 from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import NamespacedName, Service, ServiceType
@@ -279,15 +280,20 @@ def _node(decoded: fields.Node) -> NodeChanged:
     if not head.name or not NAME.fullmatch(head.name):
         raise InvalidObject(f"metadata.name is not a usable name: {shorten(repr(head.name))}")
     leaving = any(taint and taint.key == "ToBeDeletedByClusterAutoscaler" for taint in spec.taints or ())
-    internal = (one.address for one in status.addresses or () if one and one.type == "InternalIP")
     node = Node(
         name=head.name,
         zone=(head.labels.zone if head.labels else None) or "",
         eligible=head.deletion_timestamp is None and not leaving,
-        addresses=parts.addresses(internal, "status.addresses", Complaints()),
+        addresses=_addresses(status, "InternalIP"),
+        external_addresses=_addresses(status, "ExternalIP"),
         pod_cidrs=parts.networks(spec.pod_cidrs or [spec.pod_cidr], "podCIDRs", Complaints()),
     )
     return NodeChanged(node)
+
+
+def _addresses(status: fields.NodeStatus, of_type: str) -> tuple[Address, ...]:
+    texts = (one.address for one in status.addresses or () if one and one.type == of_type)
+    return parts.addresses(texts, "status.addresses", Complaints())
 
 
 def _invalid(kind: str, raw: bytes | Raw, error: Exception) -> Invalid:

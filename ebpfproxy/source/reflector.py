@@ -119,7 +119,8 @@ class Backoff:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Resource:
-    """What a reflector reflects. `absent` is told when the first list is empty."""
+    """What a reflector reflects. `absent` is told when the first list is empty, and logged, with its hint,
+    whenever a list is."""
 
     kind: str
     path: str
@@ -127,6 +128,7 @@ class Resource:
     parse: Callable[[Any], Event]
     gone: Callable[[NamespacedName], Event]
     absent: Event | None = None
+    hint: str = ""
 
 
 def services() -> Resource:
@@ -143,7 +145,8 @@ def endpoint_slices() -> Resource:
 
 def own_node(name: str) -> Resource:
     selector, gone = {"fieldSelector": f"metadata.name={name}"}, NodeChanged(None)
-    return Resource(NODE, "/api/v1/nodes", selector, parse_node, lambda name: gone, gone)
+    hint = "no endpoint counts as local, and no NodePort is primary; --hostname-override names our Node"
+    return Resource(NODE, "/api/v1/nodes", selector, parse_node, lambda name: gone, gone, hint)
 
 
 class Connection(Protocol):
@@ -334,8 +337,10 @@ class Reflector:
             query["continue"] = page.continue_token
         for name in [name for name in self._known if name not in seen]:
             self._forget(name)
-        if first and not seen and self.resource.absent:
-            self._tell(self.resource.absent)
+        if not seen and self.resource.absent:
+            log.warning("not found", kind=self.resource.kind, **self.resource.query, hint=self.resource.hint)
+            if first:
+                self._tell(self.resource.absent)
         self._resource_version = page.resource_version
         self._listed_at = self._clock()
         self._relist_at = self._listed_at + self._uniform(0.8, 1.2) * self._timing.relist_period

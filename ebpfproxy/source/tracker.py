@@ -6,12 +6,12 @@ each other out between two drains were none, Services and EndpointSlices come an
 of each other, and an update that changes nothing a proxy reads is no change.
 """
 
+import dataclasses
 from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from ebpfproxy.log import Logger
-from ebpfproxy.model.address import Address
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.device import Device
 from ebpfproxy.model.endpoint import EndpointSlice
@@ -21,6 +21,7 @@ from ebpfproxy.source.event import (
     ADDRESSES,
     DEVICES,
     ENDPOINT_SLICE,
+    NODE,
     SERVICE,
     AddressesChanged,
     DevicesChanged,
@@ -35,8 +36,8 @@ from ebpfproxy.source.event import (
 
 log = Logger(__name__)
 
-AWAITED = frozenset({SERVICE, ENDPOINT_SLICE, ADDRESSES, DEVICES})
-"""What must be synced before the first sync. The Node is not: without it, topology is unknown."""
+AWAITED = frozenset({SERVICE, ENDPOINT_SLICE, NODE, ADDRESSES, DEVICES})
+"""What must be synced before the first sync."""
 
 _MAX_TOLD = 10_000
 _MAX_TOLD_OF_ONE = 100
@@ -45,11 +46,11 @@ _MAX_TOLD_OF_ONE = 100
 class Drained(NamedTuple):
     """What a sync starts from.
 
-    `services`: those whose plan may have changed. `node_changed`: the zone or the addresses of our Node
-    did, so that any plan may have. `host_changed`: what the kernel tells did (local networks, devices,
-    which pods bypass), on which the plan of the node depends, and that of no Service. `trigger_times`: for
-    each slice change, when its cause happened, in Unix seconds. `service_changes`, `slice_changes`: events
-    received, those without effect included.
+    `services`: those whose plan may have changed. `node_changed`: our Node did, so that any plan may have.
+    `host_changed`: what the kernel tells did (local networks, devices, which pods bypass), on which the plan
+    of the node depends, and that of no Service. `trigger_times`: for each slice change, when its cause
+    happened, in Unix seconds. `service_changes`, `slice_changes`: events received, those without effect
+    included.
     """
 
     state: ClusterState
@@ -93,8 +94,13 @@ class Tracker:
 
     @property
     def synced(self) -> bool:
-        """Whether Services, EndpointSlices, local addresses and devices are all known in full."""
-        return self._synced >= AWAITED
+        """Whether all that is AWAITED is known in full."""
+        return not self.lacking
+
+    @property
+    def lacking(self) -> frozenset[str]:
+        """What of AWAITED is not known in full yet."""
+        return AWAITED - self._synced
 
     @property
     def pending(self) -> bool:
@@ -125,7 +131,7 @@ class Tracker:
             case SliceChanged():
                 self._fold_slice(event)
             case NodeChanged(node):
-                self._node = node
+                self._fold_node(node)
             case AddressesChanged(networks):
                 # By identity from here on: the local table of a large node has thousands of networks.
                 earlier = self._drained.local_networks
@@ -224,6 +230,23 @@ class Tracker:
         if _serve_alike(earlier, new):
             del self._earlier_slices[event.name]
 
+    def _fold_node(self, told: Node | None) -> None:
+        """A Node that is gone, or that registers again and has not said so yet, keeps its addresses and its
+        pods' networks, and loses its zone: the kernel below is the same one (kube-proxy's OnNodeDelete, too,
+        forgets topology alone)."""
+        former = self._node
+        if former is None:
+            self._node = told
+            return
+        fresh = told or Node(former.name)
+        status = fresh if fresh.addresses or fresh.external_addresses else former
+        self._node = dataclasses.replace(
+            fresh,
+            addresses=status.addresses,
+            external_addresses=status.external_addresses,
+            pod_cidrs=fresh.pod_cidrs or former.pod_cidrs,
+        )
+
     def _fold_devices(self, devices: tuple[Device, ...]) -> None:
         former = self._ifindexes
         told, earlier = tuple(sorted(devices, key=lambda each: each.ifindex)), self._drained.devices
@@ -251,9 +274,9 @@ class Tracker:
                 log.warning("left out", kind=kind, name=name, reason=complaint)
 
 
-def _planned_by(node: Node | None) -> tuple[str, tuple[Address, ...]]:
-    """What plans depend on. Whether load balancers may send to the node is not among it."""
-    return (node.zone, node.addresses) if node else ("", ())
+def _planned_by(node: Node | None) -> Node:
+    """What plans depend on. Whether load balancers may send to the node is not among it, nor its name."""
+    return dataclasses.replace(node or Node(""), name="", eligible=True)
 
 
 def _serve_alike(one: EndpointSlice | None, other: EndpointSlice | None) -> bool:

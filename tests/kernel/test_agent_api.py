@@ -198,6 +198,52 @@ def test_a_restart_while_slices_are_listed_late_loses_no_endpoint(
     assert set(answers(rough.p, TCP, web.v4, 80)) == {"a", "b"}
 
 
+def test_a_restart_while_our_node_is_read_late_closes_no_node_port(
+    rough: Cluster, server: ApiServer, tmp_path: Path
+) -> None:
+    """On primary addresses, which only the Node tells: without it there are none."""
+    web = put(server, rough.service(node_port=True), rough.a, rough.b)
+    primary = ("--nodeport-addresses=primary", "--manifests=", f"--kubeconfig={tmp_path / 'kubeconfig'}")
+    server.write_kubeconfig(tmp_path / "kubeconfig")
+    rough.start(*primary)
+    rough.agent.kill()
+    go = threading.Event()
+
+    def hold(request: Request) -> None:
+        if request.path.endswith("/nodes"):
+            go.wait(8)
+
+    def dials() -> None:
+        assert outcome(rough.p, TCP, rough.node.v4, web.node_port) in ("a", "b")
+
+    server.before = hold
+    asked = len(server.requests)
+    rough.launch(*primary)
+    try:
+        eventually(lambda: watched(server, asked), "Services and EndpointSlices are listed, and watched", 20)
+        for _ in range(3):
+            dials()
+    finally:
+        go.set()
+    rough.agent.await_sync()
+    dials()
+
+
+def watched(server: ApiServer, since: int) -> bool:
+    told = [request.path for request in server.requests[since:] if request.watch]
+    return all(any(path.endswith(kind) for path in told) for kind in ("/services", "/endpointslices"))
+
+
+def test_without_the_right_to_read_our_node_it_serves_after_a_while(
+    rough: Cluster, server: ApiServer, tmp_path: Path
+) -> None:
+    web = put(server, rough.service(), rough.a)
+    server.fail(10_000, 403, match=lambda request: request.path.endswith("/nodes"))
+    run(rough, server, tmp_path)
+    assert any("our Node cannot be read" in line.text for line in rough.agent.lines)
+    assert answer(rough, web) == "a"
+
+
 # The API server as a Service of its own
 
 

@@ -20,7 +20,14 @@ from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import NamespacedName, Service, ServicePortName, ServiceType, TrafficPolicy
 from ebpfproxy.plan import exposure, node_plan, size
-from ebpfproxy.plan.service_plan import Frontend, NodePlan, PlanKey, ServicePortPlan
+from ebpfproxy.plan.service_plan import (
+    DetectLocal,
+    Frontend,
+    NodePlan,
+    PlanContext,
+    PlanKey,
+    ServicePortPlan,
+)
 from ebpfproxy.proxier import Proxier, SyncResult
 from ebpfproxy.source.event import (
     AddressesChanged,
@@ -41,12 +48,17 @@ LOCAL = AddressesChanged(frozenset(networks(("127.0.0.0/8", "192.0.2.10/32"))))
 class Agent:
     """Tracker, proxier and fake, as the daemon has them."""
 
-    def __init__(self, kernel: FakeKernel | None = None, plane: FakeDataplane | None = None) -> None:
+    def __init__(
+        self,
+        kernel: FakeKernel | None = None,
+        plane: FakeDataplane | None = None,
+        context: PlanContext = CONTEXT,
+    ) -> None:
         self.plane = plane or FakeDataplane(kernel)
         self.plane.open()
         self.kernel = self.plane.kernel
         self.tracker = Tracker(started=0.0)
-        self.proxier: Proxier[Key, Entry] = Proxier(self.plane, CONTEXT)
+        self.proxier: Proxier[Key, Entry] = Proxier(self.plane, context)
 
     def tell(self, *told: Service | EndpointSlice | Event) -> None:
         for each in told:
@@ -892,3 +904,31 @@ def test_one_that_is_not_there_any_more_is_not_missed() -> None:
     agent.sync(LOCAL, NodeChanged(Node(HERE)))
     agent.sync(AddressesChanged(frozenset()))
     assert agent.kernel.networks == {}
+
+
+def test_that_pods_cannot_be_told_is_said_once_and_that_they_can_be_at_last(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, proxier.__name__)
+    agent = Agent(context=dataclasses.replace(CONTEXT, detect_local=DetectLocal.NODE_CIDR))
+    agent.sync(LOCAL, NodeChanged(node()))
+    agent.sync(NodeChanged(node("zone-a")))
+    given = dataclasses.replace(node("zone-a"), pod_cidrs=networks(["10.1.0.0/24"]))
+    agent.sync(NodeChanged(given))
+    assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
+        ("WARNING", "pods cannot be told from others"),
+        ("INFO", "pods are told from others now"),
+    ]
+
+
+def test_services_are_planned_anew_when_the_node_is_given_its_pods_networks() -> None:
+    """kubernetes issue 111321."""
+    agent = Agent(context=dataclasses.replace(CONTEXT, detect_local=DetectLocal.NODE_CIDR))
+    agent.sync(LOCAL, NodeChanged(node()), WEB, WEB_SLICE)
+    agent.proxier.take_changed()
+    given = dataclasses.replace(node(), pod_cidrs=networks(["10.1.0.0/24"]))
+    agent.sync(NodeChanged(given))
+    (plan,) = agent.proxier.take_changed().values()
+    assert plan is not None
+    assert plan.local_traffic is not None
+    assert plan.local_traffic.network == parse_network("10.1.0.0/24")

@@ -2,11 +2,11 @@
 
 import dataclasses
 
-from ebpfproxy.model.address import Family, parse_network
+from ebpfproxy.model.address import Family, parse_address, parse_network
 from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import ServiceType, TrafficPolicy
 from ebpfproxy.plan.exposure import plan_service
-from ebpfproxy.plan.local_traffic import has_detector, local_traffic
+from ebpfproxy.plan.local_traffic import has_detector, local_traffic, undetected
 from ebpfproxy.plan.service_plan import DetectLocal, LocalTraffic, PlanContext
 from tests.support.build import CONTEXT, HERE, service
 
@@ -52,6 +52,16 @@ def test_without_a_device_named_nothing_tells_pods() -> None:
 def test_by_devices_pods_are_told_without_any_match() -> None:
     assert has_detector(CONTEXT, V4, None)
     assert local_traffic(CONTEXT, V4, None) is None
+
+
+def test_pods_that_nothing_tells_are_so_in_the_nodes_own_families() -> None:
+    here = Node(HERE, addresses=(parse_address("192.0.2.10"), parse_address("2001:db8::10")))
+    by_node = context(DetectLocal.NODE_CIDR)
+    assert undetected(by_node, here) == {V4, V6}
+    assert undetected(by_node, dataclasses.replace(here, pod_cidrs=(FOUR,))) == {V6}
+    assert undetected(by_node, dataclasses.replace(here, pod_cidrs=(FOUR, SIX))) == set()
+    assert undetected(by_node, None) == set(), "that our Node is missing is told elsewhere"
+    assert undetected(CONTEXT, here) == set()
 
 
 def test_a_plan_says_what_tells_pods_and_where_load_balancers_ask() -> None:

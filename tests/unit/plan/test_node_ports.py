@@ -25,11 +25,15 @@ LOCAL = frozenset(
 )
 
 
-def answered(*cidrs: str, localhost: bool = True, primary: bool = False) -> set[str]:
+def answered(*cidrs: str, localhost: bool = True, primary: bool = False, bind: str = "") -> set[str]:
     context = PlanContext(
-        "here", localhost_node_ports=localhost, node_port_cidrs=networks(cidrs), node_port_primary=primary
+        "here",
+        localhost_node_ports=localhost,
+        node_port_cidrs=networks(cidrs),
+        node_port_primary=primary,
+        bind_address=parse_address(bind) if bind else None,
     )
-    addresses = ["192.0.2.10", "2001:db8::10", "198.51.100.1"]
+    addresses = ["192.0.2.10", "10.1.0.1", "2001:db8::10", "fe80::1"]
     return set(map(format_network, plan_node_ports(LOCAL, build.node(addresses=addresses), context)))
 
 
@@ -64,8 +68,21 @@ def test_of_nested_networks_the_smaller_answers() -> None:
     assert answered("127.0.0.1/32", "::1/128") == {"127.0.0.1/32", "::1/128"}
 
 
-def test_primary_is_the_nodes_own_addresses_as_far_as_they_are_local() -> None:
+def test_primary_is_one_address_of_each_family_though_the_node_has_more() -> None:
     assert answered(primary=True) == {"192.0.2.10/32", "2001:db8::10/128"}
+
+
+def test_primary_is_the_bind_address_in_its_family() -> None:
+    assert answered(primary=True, bind="10.1.0.1") == {"10.1.0.1/32", "2001:db8::10/128"}
+    assert answered(primary=True, bind="fe80::1") == {"192.0.2.10/32", "fe80::1/128"}
+
+
+def test_a_bind_address_means_nothing_where_primary_is_not_asked_for() -> None:
+    assert answered(bind="10.1.0.1") == answered()
+
+
+def test_primary_is_nothing_where_the_nodes_address_is_not_local() -> None:
+    assert answered(primary=True, bind="198.51.100.1") == {"2001:db8::10/128"}
 
 
 def test_primary_is_nothing_while_the_node_is_unknown() -> None:

@@ -433,12 +433,17 @@ def test_the_trigger_time_is_rfc3339_or_none(text: str | None, seconds: float | 
 # --- Nodes ---
 
 
-def test_a_node_is_read_with_its_zone_and_internal_addresses() -> None:
+def test_a_node_is_read_with_its_zone_and_addresses() -> None:
     raw = node_object(
         "here", {"topology.kubernetes.io/zone": "zone-a"}, ["192.0.2.10", "2001:db8::10", "junk"]
     )
     raw["status"]["addresses"].append({"type": "ExternalIP", "address": "198.51.100.1"})
-    expected = Node("here", "zone-a", True, (parse_address("192.0.2.10"), parse_address("2001:db8::10")))
+    expected = Node(
+        "here",
+        "zone-a",
+        addresses=(parse_address("192.0.2.10"), parse_address("2001:db8::10")),
+        external_addresses=(parse_address("198.51.100.1"),),
+    )
     assert parse_node(as_json(raw)) == NodeChanged(expected)
 
 

@@ -349,11 +349,21 @@ def test_an_object_without_a_resource_version_is_told_each_time() -> None:
     assert script.told == ["+a", "synced", "+a", "synced", "-a", "synced"]
 
 
-def test_a_node_that_does_not_exist_is_told_as_gone() -> None:
+def test_a_node_that_does_not_exist_is_told_as_gone_and_named_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     script = Script(page(9))
     script.run(own_node("node-1"))
     assert script.told == ["-node", "synced"]
     assert script.queries[0]["fieldSelector"] == "metadata.name=node-1"
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "metadata.name=node-1" in str(record.__dict__["values"])
+
+
+def test_no_service_at_all_is_nothing_to_warn_of(caplog: pytest.LogCaptureFixture) -> None:
+    Script(page(9)).run()
+    assert not caplog.records
 
 
 def test_an_hour_without_server_makes_few_lines(caplog: pytest.LogCaptureFixture) -> None:

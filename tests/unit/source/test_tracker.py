@@ -8,15 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebpfproxy.model.address import Network
+from ebpfproxy.model.address import Network, parse_address
 from ebpfproxy.model.device import ETHERNET, Device
 from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.service import NamespacedName
 from ebpfproxy.source.event import (
-    ADDRESSES,
-    DEVICES,
     ENDPOINT_SLICE,
-    NODE,
     SERVICE,
     AddressesChanged,
     DevicesChanged,
@@ -28,7 +25,7 @@ from ebpfproxy.source.event import (
     SliceChanged,
     Synced,
 )
-from ebpfproxy.source.tracker import Tracker
+from ebpfproxy.source.tracker import AWAITED, Tracker
 from tests.support.build import endpoint, name, networks, node, service, slice_of
 
 WEB, API = name("web"), name("api")
@@ -80,14 +77,15 @@ def bypass(*ifindexes: int) -> PodsBypass:
 # --- Synced ---
 
 
-@pytest.mark.parametrize("last", [SERVICE, ENDPOINT_SLICE, ADDRESSES, DEVICES])
-def test_it_is_synced_when_all_kinds_but_the_node_are(last: str) -> None:
+@pytest.mark.parametrize("last", sorted(AWAITED))
+def test_it_is_synced_when_all_kinds_are(last: str) -> None:
     tracker = Tracker(STARTED)
-    for event in (local("192.0.2.1/32"), host(1), bypass(1), Synced(NODE)):
+    for event in (local("192.0.2.1/32"), host(1), bypass(1), NodeChanged(node())):
         tracker.fold(event)
-    for kind in {SERVICE, ENDPOINT_SLICE, ADDRESSES, DEVICES} - {last}:
+    for kind in AWAITED - {last}:
         tracker.fold(Synced(kind))
         assert not tracker.synced
+    assert tracker.lacking == {last}
     tracker.fold(Synced(last))
     assert tracker.synced
     tracker.fold(Synced(SERVICE))
@@ -219,14 +217,45 @@ def test_a_node_that_is_to_go_away_is_planned_no_differently() -> None:
     assert drained.state.node == leaving
 
 
-@pytest.mark.parametrize(("zone", "addresses"), [("", ()), ("zone-a", ()), ("", ("192.0.2.10",))])
-def test_a_node_that_is_gone_is_a_change_where_it_told_us_anything(
-    zone: str, addresses: tuple[str, ...]
-) -> None:
-    tracker = tracker_with(NodeChanged(node(zone, addresses=addresses)))
+def test_networks_of_pods_that_come_after_the_node_change_the_node() -> None:
+    """kubernetes issue 111321: a Node may be given its podCIDRs long after it was made."""
+    tracker = tracker_with(NodeChanged(node()))
+    given = dataclasses.replace(node(), pod_cidrs=networks(["10.1.0.0/24"]))
+    tracker.fold(NodeChanged(given))
+    assert tracker.pending
+    drained = tracker.drain()
+    assert (drained.node_changed, drained.state.node) == (True, given)
+
+
+def test_a_node_that_is_gone_keeps_its_addresses_and_loses_its_zone() -> None:
+    """What it runs on is still there, and serves."""
+    whole = dataclasses.replace(
+        node("zone-a"),
+        external_addresses=(parse_address("198.51.100.1"),),
+        pod_cidrs=networks(["10.1.0.0/24"]),
+    )
+    tracker = tracker_with(NodeChanged(whole))
     tracker.fold(NodeChanged(None))
-    assert tracker.pending is bool(zone or addresses)
-    assert tracker.drain().node_changed is bool(zone or addresses)
+    drained = tracker.drain()
+    assert drained.node_changed
+    assert drained.state.node == dataclasses.replace(whole, zone="")
+
+
+def test_a_node_that_is_gone_is_no_change_where_it_had_no_zone() -> None:
+    tracker = tracker_with(NodeChanged(node()))
+    tracker.fold(NodeChanged(None))
+    assert not tracker.pending
+
+
+def test_a_node_that_registers_again_keeps_what_it_has_not_been_given_yet() -> None:
+    whole = dataclasses.replace(node("zone-a"), pod_cidrs=networks(["10.1.0.0/24"]))
+    tracker = tracker_with(NodeChanged(whole))
+    tracker.fold(NodeChanged(None))
+    tracker.fold(NodeChanged(node("zone-a", addresses=[])))
+    assert not tracker.pending
+    moved = dataclasses.replace(node("zone-a", addresses=["192.0.2.11"]), pod_cidrs=networks(["10.2.0.0/24"]))
+    tracker.fold(NodeChanged(moved))
+    assert tracker.drain().state.node == moved
 
 
 def test_a_new_local_address_changes_the_networks_and_not_the_node() -> None:
