@@ -67,7 +67,7 @@ class Access:
         self._configuration = _read_configuration(kubeconfig, master)
         self._read_at = time.monotonic()
         self.server: str = master or self._configuration.host
-        _check_server(self.server)
+        _check_server(self.server, "--master: " if master else "")
 
     def session(self) -> "Session":
         """A session with the credentials of now; those of before where they cannot be read now."""
@@ -82,10 +82,11 @@ class Access:
             return Session(self._configuration, self.server, self.timing)
 
 
-def _check_server(server: str) -> None:
+def _check_server(server: str, label: str) -> None:
     parts = urllib.parse.urlsplit(server)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"{server!r} is not the URL of an API server", "write it as https://address:port")
+        hint = "write it as https://address:port; of the DaemonSet in deploy/ it is api-server"
+        raise ConfigError(f"{label}{server!r} is not the URL of an API server", hint)
 
 
 def _read_configuration(kubeconfig: str, master: str) -> Any:
@@ -102,11 +103,12 @@ def _read_configuration(kubeconfig: str, master: str) -> Any:
             config.load_incluster_config(configuration)
     except OSError as error:
         where = error.filename or kubeconfig
-        raise ConfigError(f"{where} cannot be read: {error.strerror}", "see --kubeconfig") from None
+        hint = "--kubeconfig, or clientConnection.kubeconfig in the configuration file, says where it is"
+        raise ConfigError(f"{where} cannot be read: {error.strerror}", hint) from None
     except Exception as error:  # the client lets YAML, key, type and Base64 errors of a junk file through
         reason = " ".join(str(error).split())
         if kubeconfig:
-            raise ConfigError(f"{kubeconfig} is no usable kubeconfig: {reason}", "") from None
+            raise ConfigError(f"{kubeconfig} is no usable kubeconfig: {reason}") from None
         raise ConfigError(
             f"not in a pod that can reach an API server: {reason}",
             "give --kubeconfig, or run in a pod with a mounted service account token",

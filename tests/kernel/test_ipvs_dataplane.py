@@ -5,6 +5,7 @@ Few kernels of containers have IPVS: tests/vm has others.
 
 import contextlib
 import dataclasses
+import select
 import socket
 import struct
 import subprocess
@@ -212,6 +213,25 @@ def test_an_endpoint_without_connections_goes_at_the_next_look(plane: IpvsDatapl
     assert weights() == {f"{TWO}:8080": 1}
 
 
+@pytest.mark.usefixtures("_node")
+@pytest.mark.parametrize("scheduler", ["rr", "sh", "mh"])
+def test_who_had_an_endpoint_that_ends_gets_another(scheduler: str) -> None:
+    """Also where a client's address alone says which one it gets."""
+    with (
+        run(IpvsSettings(scheduler)) as plane,
+        socket.create_server((ONE, 8080)) as one,
+        socket.create_server((TWO, 8080)) as two,
+    ):
+        bring(plane, plan(ONE, TWO))
+        with socket.create_connection((VIP, 80), timeout=10):
+            (ready,), _, _ = select.select((one, two), (), (), 10)
+            served, _ = ready.accept()
+            bring(plane, plan(TWO if ready is one else ONE))
+            for _ in range(4):
+                socket.create_connection((VIP, 80), timeout=10).close()
+            served.close()
+
+
 def test_a_udp_flow_goes_with_its_endpoint_to_another(plane: IpvsDataplane) -> None:
     bring(plane, plan(ONE, protocol=Protocol.UDP))
     with contextlib.ExitStack() as sockets:
@@ -313,6 +333,19 @@ def test_an_address_that_somebody_takes_off_kube_ipvs0_is_noticed(plane: IpvsDat
     assert plane.generation() != before
 
 
+def test_a_service_address_that_another_device_gets_leaves_kube_ipvs0_and_comes_back(
+    plane: IpvsDataplane,
+) -> None:
+    """Else all ports of the node there that no Service has would be refused, as when keepalived moves it."""
+    for order, is_ours in (("add", False), ("del", True)):
+        bring(plane, plan(ONE))
+        before = plane.generation()
+        subprocess.run(["ip", "addr", order, f"{VIP}/32", "dev", "lo"], check=True)
+        assert plane.generation() != before
+        bring(plane, plan(ONE))
+        assert (parse_address(VIP) in dummy.addresses(KUBE_IPVS0)) is is_ours
+
+
 def test_what_the_node_dials_anew_while_connections_last_comes_from_an_address_that_answers_reach(
     plane: IpvsDataplane,
 ) -> None:
@@ -389,6 +422,26 @@ def test_udp_flows_end_before_anything_that_may_fail(
         with pytest.raises(Rejected):
             removal.retire((), lambda of: False)
         assert not list(conntrack.flows(Protocol.UDP))
+
+
+@pytest.mark.parametrize("step", ["flows", "delete"])
+def test_where_no_flow_can_be_ended_all_else_goes(
+    plane: IpvsDataplane, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """A kernel without nf_conntrack_netlink; a flow that is in a flow table."""
+    bring(plane, plan(ONE, protocol=Protocol.UDP))
+    with socket.socket(type=socket.SOCK_DGRAM) as client:
+        client.connect((VIP, 80))
+        client.send(b"one")
+    monkeypatch.setattr(conntrack, step, lacking if step == "flows" else fail)
+    removed, left = removal.retire((), lambda of: False)
+    assert removed
+    assert not left
+    assert (ipvs.read(), dummy.exists(KUBE_IPVS0), ipset.sets()) == ({}, False, {})
+
+
+def lacking(*_: object) -> NoReturn:
+    raise Unsupported("the kernel tells no flows")
 
 
 def fail(*_: object) -> NoReturn:

@@ -60,7 +60,8 @@ class Pins:
         except OSError as failure:
             raise NotFound(
                 f"nothing of ebpfproxy is pinned in {self.root}",
-                "is the agent running on this node, in eBPF mode, with this --bpffs-root?",
+                "is the agent running on this node, in mode ebpf, with this --bpffs-root? What another mode "
+                "(localhost:10249/proxyMode) has, nft, iptables-save, ipvsadm -Ln and ipset list show",
             ) from failure
 
     def set_current(self, layout: Path) -> None:

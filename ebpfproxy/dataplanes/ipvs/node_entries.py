@@ -130,7 +130,7 @@ class _Chains:
             (NAT, names.NODE_PORT): self._node_port(),
             (NAT, names.MARK_MASQ): iter((marking_rule(mark),)),
             (NAT, names.POSTROUTING): self._postrouting(mark),
-            (NAT, names.IPVS_POSTROUTING): self._own_addresses(),
+            (NAT, names.IPVS_POSTROUTING): self._own_addresses(mark),
             (FILTER, names.FORWARD): iter(forwarding_rules(mark)),
             (FILTER, names.NODE_PORT): self._health_checks(),
             (FILTER, names.PROXY_FIREWALL): self._proxy_firewall(),
@@ -188,10 +188,12 @@ class _Chains:
         yield f"{self._noted(sets.LOOP_BACK, 'dst,dst,src')} -j MASQUERADE"
         yield from masquerading_rules(mark, self._random_fully)
 
-    def _own_addresses(self) -> Iterator[str]:
-        """The node dials an address on kube-ipvs0 from that very address, by which no answer would come."""
-        masquerade = f"MASQUERADE{' --random-fully' * self._random_fully}"
-        yield f"{self._noted(sets.IPVS_IPS, 'src')} -j {masquerade}"
+    def _own_addresses(self, mark: int) -> Iterator[str]:
+        """The node dials an address on kube-ipvs0 from that very address, by which no answer would come.
+        The mark is cleared first, as in `masquerading_rules`."""
+        ours = self._noted(sets.IPVS_IPS, "src")
+        yield f"{ours} -j MARK --set-xmark {mark:#x}/0x0"
+        yield f"{ours} -j MASQUERADE{' --random-fully' * self._random_fully}"
 
     def _health_checks(self) -> Iterator[str]:
         yield f"{self._noted(sets.HEALTH_CHECK_NODE_PORT, 'dst')} -j ACCEPT"

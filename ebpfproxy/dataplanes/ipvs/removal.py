@@ -22,12 +22,16 @@ from ebpfproxy.dataplanes.xtables.layout import TableAndName
 from ebpfproxy.dataplanes.xtables.removal import COMMON_CHAINS, are_of_ipvs
 from ebpfproxy.errors import KernelError, Unsupported
 from ebpfproxy.kernel import conntrack, dummy, ipvs, ipvs_table, local_addresses, sockets
+from ebpfproxy.kernel.conntrack import Flow
 from ebpfproxy.kernel.dummy import KUBE_IPVS0
 from ebpfproxy.kernel.ipvs import Operation
 from ebpfproxy.kernel.ipvs_messages import Listed, ServerKey
 from ebpfproxy.kernel.sockets import State
+from ebpfproxy.log import Logger
 from ebpfproxy.model.address import Address, Family, Network, Protocol, parse_address
 from ebpfproxy.plan.service_plan import Frontend
+
+log = Logger(__name__)
 
 _GUARDS = frozenset({(FILTER, names.IPVS_FILTER), (NAT, names.IPVS_POSTROUTING)})
 """What addresses on kube-ipvs0 need, whoever serves."""
@@ -135,12 +139,19 @@ class _Left:
 
     def end_flows(self) -> None:
         """Of UDP. To the kernel such a flow is one to the Service's address, which nobody else translates as
-        long as it lasts. Those that another mode translates by now go on."""
+        long as it lasts. Those that another mode translates by now go on.
+
+        Where the kernel tells of no flows, or does not give one up, it ends by its timeout: nothing else
+        waits for that. Raises Rejected where the flows cannot be read this time.
+        """
         keys = {key for key in self.servers if key.protocol is Protocol.UDP}
-        for flow in conntrack.flows(Protocol.UDP) if keys else ():
-            to = ServerKey(flow.destination, flow.destination_port, flow.protocol)
-            if to in keys and not flow.is_dnated:
-                conntrack.delete(flow)
+        if not keys:
+            return
+        with contextlib.suppress(Unsupported):
+            for flow in conntrack.flows(Protocol.UDP):
+                to = ServerKey(flow.destination, flow.destination_port, flow.protocol)
+                if to in keys and not flow.is_dnated:
+                    _end(flow)
 
     def release(self, wanted: AbstractSet[Address]) -> AbstractSet[Address]:
         """Take off kube-ipvs0 what is not wanted, and what no socket has as its own; the addresses that stay.
@@ -205,6 +216,13 @@ def _of_open_sockets(addresses: AbstractSet[Address]) -> set[Address]:
         with contextlib.suppress(Unsupported):
             found |= {sock.source for sock in sockets.read(protocol, states)} & addresses
     return found
+
+
+def _end(flow: Flow) -> None:
+    try:
+        conntrack.delete(flow)
+    except KernelError as failure:
+        log.debug("a flow by IPVS withstood", flow=flow, reason=failure.message)
 
 
 def _raise_first(refused: Mapping[Any, KernelError]) -> None:

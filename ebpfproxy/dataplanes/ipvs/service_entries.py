@@ -33,8 +33,10 @@ from ebpfproxy.plan.service_plan import (
 _SINGLE = 128
 """The length of a network that is one address."""
 
-_FLAGS = {"mh": Flag.PORT}
-"""Of some schedulers: by the address alone all connections of a client would be sent to one endpoint."""
+_FLAGS = {"mh": Flag.PORT, "sh": Flag.FALLBACK}
+"""Of some schedulers. `mh`: by the address alone all connections of a client would be sent to one endpoint.
+`sh` refuses whoever its table leads to an endpoint of weight 0, unless it may take the next one
+(ip_vs_sh_schedule); `mh` leaves these out of its table."""
 
 
 def service_entries(plan: ServicePortPlan, settings: IpvsSettings) -> dict[Key, Entry]:
