@@ -20,6 +20,7 @@ from typing import NamedTuple
 from ebpfproxy.config import Config
 from ebpfproxy.config.derived import least_interval
 from ebpfproxy.config.follow import follow
+from ebpfproxy.config.settings import OF_EACH_MODE
 from ebpfproxy.errors import ConfigError, EbpfProxyError, KernelError
 from ebpfproxy.kernel import links, local_addresses
 from ebpfproxy.log import Logger
@@ -290,15 +291,19 @@ class _Agent:
         except ConfigError as failure:
             log.error("the configuration stays as it was", why=reason, reason=failure.message)
             return
-        later = [name for name in _differing(config, self._config) if name != "proxy_mode"]
+        former = self._modes.config
+        now = ("proxy_mode", *OF_EACH_MODE) if config.proxy_mode != former.proxy_mode else ()
+        self._follow(dataclasses.replace(former, **{name: getattr(config, name) for name in now}))
+        later = [name for name in _differing(config, self._modes.config) if name != "proxy_mode"]
         if later:
             log.warning("these options take effect at the next start", options=",".join(later))
-        self._follow(dataclasses.replace(self._config, proxy_mode=config.proxy_mode))
 
     def _follow(self, config: Config) -> None:
         if not self._modes.follow(config, self._state_now):
             self._pacer.failed(time.monotonic())
-        self._pacer.keep_to(least_interval(self._config, self._modes.serving.name))
+        config = self._modes.config
+        self._pacer.keep_to(least_interval(config, self._modes.serving.name), config.sync_period)
+        self._health.keep_to(config.sync_period)
 
     def _state_now(self) -> ClusterState:
         if self._tracker.pending:

@@ -1,5 +1,6 @@
 """Keeps one mode at work, moves to another, and has what the others left taken away."""
 
+import dataclasses
 import time
 from collections.abc import Callable
 
@@ -25,10 +26,11 @@ class ModeKeeper:
 
     def __init__(self, config: Config, callbacks: Callbacks, metrics: Metrics) -> None:
         """Raises KernelError where no mode works here, or the one that is asked for does not."""
-        self._config = config
+        self.config = config
+        """What the mode that serves was made with; of its name, what was asked for last."""
         self._callbacks = callbacks
         self._metrics = metrics
-        self.serving = self._prepare(choose(config))
+        self.serving = self._prepare(choose(config), config)
         self._retirer = Retirer(config, metrics.retired)
         self.asked: Config | None = None  # what is to be followed when a sync has succeeded
         self._last: SyncResult | None = None
@@ -78,31 +80,35 @@ class ModeKeeper:
             return True
         if choice.mode.name == self.serving.name:
             log.info("the mode stays", mode=self.serving.name)
+            self.config = dataclasses.replace(self.config, proxy_mode=config.proxy_mode)
         elif self._last is None:
             log.info("moving to another mode after the first sync", mode=choice.mode.name)
             self.asked = config
         else:
-            return self._move(choice, state_now)
+            return self._move(choice, config, state_now)
         return True
 
-    def _move(self, choice: Choice, state_now: Callable[[], ClusterState]) -> bool:
+    def _move(self, choice: Choice, config: Config, state_now: Callable[[], ClusterState]) -> bool:
         began = time.monotonic()
         log.info("moving to another mode", mode=self.serving.name, other=choice.mode.name)
         with self._retirer.spare(choice.mode):
             try:
-                new, done = self._begin(choice, state_now)
+                new, done = self._begin(choice, config, state_now)
             except KernelError as failure:
                 return self._stay(choice.mode, failure)
             former, self.serving, self._last = self.serving, new, done
+            self.config = config
             self._metrics.mode(new.name)
             former.close()
             self._retire_others()
         log.info("moved", mode=new.name, duration_ms=round(1000 * (time.monotonic() - began), 3))
         return True
 
-    def _begin(self, choice: Choice, state_now: Callable[[], ClusterState]) -> tuple[Serving, SyncResult]:
+    def _begin(
+        self, choice: Choice, config: Config, state_now: Callable[[], ClusterState]
+    ) -> tuple[Serving, SyncResult]:
         """The other mode at work beside this one. Raises KernelError; then it is not."""
-        new = self._prepare(choice)
+        new = self._prepare(choice, config)
         self._own(new)
         try:
             done = new.take_over(state_now)
@@ -136,10 +142,10 @@ class ModeKeeper:
             self._retirer.retire([other], self.serving.mode)
         return True
 
-    def _prepare(self, choice: Choice) -> Serving:
+    def _prepare(self, choice: Choice, config: Config) -> Serving:
         for name, lack in choice.why_not.items():
             log.warning("this mode does not work here", mode=name, reason=lack.reason, hint=lack.remedy)
-        return Serving(choice.mode, self._config, self._callbacks)
+        return Serving(choice.mode, config, self._callbacks)
 
     def _retire_others(self) -> None:
         """Not where this agent leaves the network namespace to others."""

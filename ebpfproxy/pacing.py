@@ -46,9 +46,9 @@ class Pacer:
         """There is something to sync. More such calls before the sync ask for no more than one."""
         self._started = self._changed = True
 
-    def keep_to(self, min_interval: float) -> None:
-        """From here on, this many seconds lie between two attempts at the least."""
-        self._min_interval = min_interval
+    def keep_to(self, min_interval: float, max_interval: float) -> None:
+        """From here on, these count."""
+        self._min_interval, self._max_interval = min_interval, max_interval
 
     def disturbed(self) -> None:
         """Somebody else has changed what is in the kernel: verify as soon as a change would be synced."""

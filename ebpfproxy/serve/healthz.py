@@ -38,8 +38,12 @@ class ProxierHealth:
     """
 
     def __init__(self, period: float) -> None:
-        self._timeout = 2 * period
+        self.keep_to(period)
         self._state = _State()
+
+    def keep_to(self, period: float) -> None:
+        """From here on, this is the sync period."""
+        self._timeout = 2 * period
 
     def queued(self, now: float) -> None:
         """A change waits to be synced; the oldest counts."""

@@ -22,6 +22,8 @@ class FakeMode:
         self.plane = FakeDataplane(self.kernel)
         self.fails: KernelError | None = None
         """What `prepare` raises."""
+        self.prepared: Config | None = None
+        """What `prepare` was told last."""
         self.owns_namespace = True
         self.uses_kernel_nat = False
         self.retired = 0
@@ -38,6 +40,7 @@ class FakeMode:
     def prepare(self, config: Config, callbacks: Callbacks) -> Parts:
         if self.fails:
             raise self.fails
+        self.prepared = config
         self.plane = FakeDataplane(self.kernel)
         return Parts(self.plane, CONTEXT, owns_namespace=self.owns_namespace)
 

@@ -98,6 +98,19 @@ def test_the_other_mode_has_everything_before_the_first_one_is_let_go(node: Node
     assert node.keeper.serving.name == "other"
 
 
+def test_a_mode_is_made_by_the_configuration_that_asks_for_it(node: Node) -> None:
+    """A file has sections of modes: another mode may masquerade by another bit."""
+    other = dataclasses.replace(OTHER, iptables_masquerade_bit=20)
+    node.keeper.follow(other, lambda: STATE)
+    assert node.other.prepared == node.keeper.config == other
+
+
+def test_a_configuration_whose_mode_fails_counts_for_nothing(node: Node) -> None:
+    node.other.fails = KernelError("not here")
+    node.keeper.follow(dataclasses.replace(OTHER, iptables_masquerade_bit=20), lambda: STATE)
+    assert node.keeper.config == CONFIG
+
+
 def test_the_state_that_a_mode_takes_over_has_what_it_found_of_a_former_run(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,35 @@
+"""The agent with a configuration file that changes while it runs."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.kernel.cluster import Cluster
+
+pytestmark = pytest.mark.kernel
+
+SECTIONS = """apiVersion: kubeproxy.config.k8s.io/v1alpha1
+kind: KubeProxyConfiguration
+iptables: {masqueradeBit: 14}
+nftables: {masqueradeBit: 20}
+"""
+
+
+def configure(path: Path, mode: str) -> None:
+    written = path.with_suffix(".new")
+    written.write_text(f"{SECTIONS}mode: {mode}\n")
+    written.rename(path)
+
+
+def test_a_mode_that_is_moved_to_serves_by_its_own_section(rough: Cluster, tmp_path: Path) -> None:
+    path = tmp_path / "config.conf"
+    configure(path, "iptables")
+    agent = rough.start(f"--config={path}")
+    assert "--set-xmark 0x4000/0x4000" in rough.node.run(["iptables-save"]).stdout
+    configure(path, "nftables")
+    agent.await_line(lambda line: " moved mode=nftables " in line.text)
+    assert (
+        "0x00100000"
+        in rough.node.run(["nft", "list", "chain", "ip", "kube-proxy", "mark-for-masquerade"]).stdout
+    )
+    assert not any("next start" in line.text for line in agent.lines)
