@@ -214,7 +214,7 @@ def test_an_endpoint_without_connections_goes_at_the_next_look(plane: IpvsDatapl
 
 
 @pytest.mark.usefixtures("_node")
-@pytest.mark.parametrize("scheduler", ["rr", "sh", "mh"])
+@pytest.mark.parametrize("scheduler", ["rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sed", "nq", "sh", "mh"])
 def test_who_had_an_endpoint_that_ends_gets_another(scheduler: str) -> None:
     """Also where a client's address alone says which one it gets."""
     with (

@@ -33,10 +33,10 @@ from ebpfproxy.plan.service_plan import (
 _SINGLE = 128
 """The length of a network that is one address."""
 
-_FLAGS = {"mh": Flag.PORT, "sh": Flag.FALLBACK}
-"""Of some schedulers. `mh`: by the address alone all connections of a client would be sent to one endpoint.
-`sh` refuses whoever its table leads to an endpoint of weight 0, unless it may take the next one
-(ip_vs_sh_schedule); `mh` leaves these out of its table."""
+_FLAGS = {"mh": Flag.PORT | Flag.FALLBACK, "sh": Flag.FALLBACK}
+"""Of some schedulers. PORT: by the address alone all connections of a client would be sent to one endpoint.
+FALLBACK: without it both refuse whoever their table leads to an endpoint of weight 0, which stays there
+(net/netfilter/ipvs/ip_vs_sh.c, ip_vs_mh.c)."""
 
 
 def service_entries(plan: ServicePortPlan, settings: IpvsSettings) -> dict[Key, Entry]:

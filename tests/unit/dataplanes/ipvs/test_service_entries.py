@@ -117,7 +117,9 @@ def test_endpoints_of_this_node_are_masqueraded_when_they_come_upon_themselves()
     assert members(entries, sets.LOOP_BACK) == [f"{HERE},tcp:8080,{HERE}"]
 
 
-@pytest.mark.parametrize(("scheduler", "flags"), [("rr", Flag(0)), ("mh", Flag.PORT)])
+@pytest.mark.parametrize(
+    ("scheduler", "flags"), [("rr", Flag(0)), ("sh", Flag.FALLBACK), ("mh", Flag.PORT | Flag.FALLBACK)]
+)
 def test_the_scheduler_and_affinity_are_the_virtual_servers(scheduler: str, flags: Flag) -> None:
     entries = rendered(frontend(FrontendKind.CLUSTER_IP), scheduler=scheduler, affinity=60)
     (entry,) = (entry for entry in entries.values() if isinstance(entry, ServerEntry))
