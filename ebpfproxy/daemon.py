@@ -20,7 +20,7 @@ from typing import NamedTuple
 from ebpfproxy.config import Config
 from ebpfproxy.config.derived import least_interval
 from ebpfproxy.config.follow import follow
-from ebpfproxy.config.settings import OF_EACH_MODE
+from ebpfproxy.config.settings import OF_MODES
 from ebpfproxy.errors import ConfigError, EbpfProxyError, KernelError
 from ebpfproxy.kernel import links, local_addresses
 from ebpfproxy.log import Logger
@@ -53,7 +53,7 @@ from ebpfproxy.source.tracker import Tracker
 log = Logger(__name__)
 
 _BATCH = 10_000  # events folded before a sync that is due is looked at
-_NODE_PATIENCE = 10.0  # seconds that the first sync waits for our Node alone
+_NODE_PATIENCE = 45.0  # seconds that the first sync waits for our Node alone: longer than a reflector pauses
 _LOOK = 2.0  # seconds between looks at whether somebody else has changed what is in the kernel
 
 
@@ -292,9 +292,10 @@ class _Agent:
             log.error("the configuration stays as it was", why=reason, reason=failure.message)
             return
         former = self._modes.config
-        now = ("proxy_mode", *OF_EACH_MODE) if config.proxy_mode != former.proxy_mode else ()
-        self._follow(dataclasses.replace(former, **{name: getattr(config, name) for name in now}))
-        later = [name for name in _differing(config, self._modes.config) if name != "proxy_mode"]
+        with_mode = ("proxy_mode", *OF_MODES) if config.proxy_mode != former.proxy_mode else ()
+        self._follow(dataclasses.replace(former, **{name: getattr(config, name) for name in with_mode}))
+        known = self._modes.asked or self._modes.config
+        later = [name for name in _differing(config, known) if name != "proxy_mode"]
         if later:
             log.warning("these options take effect at the next start", options=",".join(later))
 

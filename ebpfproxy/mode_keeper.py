@@ -27,7 +27,8 @@ class ModeKeeper:
     def __init__(self, config: Config, callbacks: Callbacks, metrics: Metrics) -> None:
         """Raises KernelError where no mode works here, or the one that is asked for does not."""
         self.config = config
-        """What the mode that serves was made with; of its name, what was asked for last."""
+        """What the mode that serves was made with; of its name, what it was last chosen by. For the thread
+        that owns the state."""
         self._callbacks = callbacks
         self._metrics = metrics
         self.serving = self._prepare(choose(config), config)
@@ -139,7 +140,7 @@ class ModeKeeper:
             self._last = None  # the next one that succeeds has the others retired
             return False
         if self._lock:
-            self._retirer.retire([other], self.serving.mode)
+            self._retirer.retire([other], self.serving.mode, self.config)
         return True
 
     def _prepare(self, choice: Choice, config: Config) -> Serving:
@@ -152,4 +153,5 @@ class ModeKeeper:
         if self._lock is None:
             return
         serving = self.serving.mode
-        self._retirer.retire([mode for mode in MODES if mode.name != serving.name], serving)
+        others = [mode for mode in MODES if mode.name != serving.name]
+        self._retirer.retire(others, serving, self.config)

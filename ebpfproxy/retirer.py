@@ -28,7 +28,7 @@ class Retirer:
     def __init__(
         self, config: Config, retired: Callable[[str, int], object] = lambda name, count: None
     ) -> None:
-        self._config = config
+        self._config = config  # as of the last `retire`
         self._retired = retired
         self._waiting: dict[str, Mode] = {}
         self._told: dict[str, str] = {}
@@ -39,9 +39,10 @@ class Retirer:
         self._thread = threading.Thread(target=self._run, name="retirer", daemon=True)
         self._thread.start()
 
-    def retire(self, modes: Collection[Mode], serving: Mode) -> None:
-        """Begin at once with these; `serving` is at work."""
+    def retire(self, modes: Collection[Mode], serving: Mode, config: Config) -> None:
+        """Begin at once with these; `serving` is at work, by `config`."""
         with self._lock:
+            self._config = config
             self._translates = _nobodys if serving.uses_kernel_nat else _is_translating
             self._waiting.update({mode.name: mode for mode in modes})
         self._wake.set()

@@ -263,8 +263,10 @@ def _listen(text: str | None, default: str, port: int) -> tuple[str, int] | None
 
 OPTIONS: Mapping[str, Option] = declared_by(Config)
 
-OF_EACH_MODE = tuple(name for name, option in OPTIONS.items() if len(option.fields) > 1)
-"""The options that a configuration file has in a section of each mode: with the mode, they may change."""
+OF_MODES = tuple(
+    name for name, each in OPTIONS.items() if any(field.partition(".")[0] in MODES for field in each.fields)
+)
+"""The options that a configuration file has in sections of modes: with the mode, they may change."""
 
 _Label = Callable[[str], str]
 

@@ -32,6 +32,8 @@ def local_traffic(context: PlanContext, of: Family, node: Node | None) -> LocalT
 
 def undetected(context: PlanContext, node: Node | None) -> frozenset[Family]:
     """The families that our Node has an address in, and in which nothing tells pods; none without a Node."""
+    if node is None:
+        return frozenset()
     return frozenset(of for of in map(family, host_ips(node, context)) if not has_detector(context, of, node))
 
 

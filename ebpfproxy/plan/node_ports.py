@@ -27,8 +27,8 @@ def plan_node_ports(
 ) -> frozenset[Network]:
     """What NodePorts are answered on, out of `local_networks`, the kernel's local table.
 
-    - `node_port_primary`: the node's own address in each family, as far as it is local; none as long as the
-      Node was not seen.
+    - `node_port_primary`: the node's own address in each family, as far as it is local (see `host_ips`); as
+      long as the Node was not seen, none but a bind address.
     - `node_port_cidrs`: what lies in them. A family without any has all (NewNodePortAddresses in
       pkg/proxy/util/nodeport_addresses.go), as both have where none is given at all.
     - Loopback, of both families, only where `localhost_node_ports` lets it.

@@ -145,7 +145,7 @@ def endpoint_slices() -> Resource:
 
 def own_node(name: str) -> Resource:
     selector, gone = {"fieldSelector": f"metadata.name={name}"}, NodeChanged(None)
-    hint = "no endpoint counts as local, and no NodePort is primary; --hostname-override names our Node"
+    hint = "if it is called otherwise, no endpoint counts as local: --hostname-override names our Node"
     return Resource(NODE, "/api/v1/nodes", selector, parse_node, lambda name: gone, gone, hint)
 
 

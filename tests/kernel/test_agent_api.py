@@ -4,6 +4,7 @@ import contextlib
 import socket
 import subprocess
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import yaml
 from ebpfproxy.bench.load import Load
 from ebpfproxy.kernel import netns
 from ebpfproxy.lab import Pod, manifests
+from ebpfproxy.lab.agent import is_sync
 from tests.kernel.clients import REFUSED, TCP, answers, outcome
 from tests.kernel.cluster import Cluster, Exposed, eventually
 from tests.support.apiserver import ApiServer, Request
@@ -118,7 +120,7 @@ def test_who_waits_for_the_api_server_lives_is_not_ready_and_forgets_no_move(
         written.write_text(f"{KIND}\nmode: {mode}\nclientConnection: {{kubeconfig: {kubeconfig}}}\n")
         written.rename(configuration)
 
-    configure("nftables")
+    configure("nftables")  # whose section has another bit to masquerade by than iptables'
     agent = rough.launch("--manifests=", f"--config={configuration}")
     agent.await_line(lambda line: "API server fails" in line.text)
     configure("iptables")
@@ -128,9 +130,13 @@ def test_who_waits_for_the_api_server_lives_is_not_ready_and_forgets_no_move(
     agent.await_line(lambda line: " moved mode=iptables " in line.text)
     assert (health(rough, "livez"), health(rough, "readyz")) == (200, 200)
     assert answer(rough, web) == "a"
+    assert not any("next start" in line.text for line in agent.lines)
 
 
-KIND = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration"
+KIND = """apiVersion: kubeproxy.config.k8s.io/v1alpha1
+kind: KubeProxyConfiguration
+iptables: {masqueradeBit: 14}
+nftables: {masqueradeBit: 20}"""
 
 
 def health(rough: Cluster, path: str) -> int:
@@ -211,7 +217,7 @@ def test_a_restart_while_our_node_is_read_late_closes_no_node_port(
 
     def hold(request: Request) -> None:
         if request.path.endswith("/nodes"):
-            go.wait(8)
+            go.wait(20)
 
     def dials() -> None:
         assert outcome(rough.p, TCP, rough.node.v4, web.node_port) in ("a", "b")
@@ -221,8 +227,10 @@ def test_a_restart_while_our_node_is_read_late_closes_no_node_port(
     rough.launch(*primary)
     try:
         eventually(lambda: watched(server, asked), "Services and EndpointSlices are listed, and watched", 20)
-        for _ in range(3):
+        until = time.monotonic() + 3
+        while time.monotonic() < until:
             dials()
+        assert not any(map(is_sync, rough.agent.lines))
     finally:
         go.set()
     rough.agent.await_sync()

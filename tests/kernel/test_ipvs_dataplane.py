@@ -5,6 +5,7 @@ Few kernels of containers have IPVS: tests/vm has others.
 
 import contextlib
 import dataclasses
+import json
 import select
 import socket
 import struct
@@ -359,6 +360,29 @@ def test_what_the_node_dials_anew_while_connections_last_comes_from_an_address_t
             served, (source, _) = server.accept()
             served.close()
     assert source != VIP
+
+
+def test_what_leaves_from_a_services_address_is_masqueraded_and_has_no_mark(plane: IpvsDataplane) -> None:
+    """With one, the packet around it would be masqueraded once more where it goes into a tunnel (kubernetes
+    issue 78948). What the node dials a Service with is marked; what is only bound to its address is not."""
+    bring(plane, plan(ONE))
+    probe = """table ip probe {
+        counter marked {}
+        counter masqueraded {}
+        chain behind {
+            type filter hook postrouting priority 300
+            meta mark & 0x4000 != 0 counter name marked
+            ct state new ct status snat counter name masqueraded
+        }
+    }"""
+    subprocess.run(["nft", "-f", "-"], input=probe, text=True, check=True)
+    with connected() as ends:
+        converse(*ends)
+    with socket.create_server((TWO, 8443)):
+        socket.create_connection((TWO, 8443), timeout=10, source_address=(VIP, 0)).close()
+    told = subprocess.run(["nft", "-j", "list", "counters"], capture_output=True, check=True).stdout
+    found = [each["counter"] for each in json.loads(told)["nftables"] if "counter" in each]
+    assert {each["name"]: each["packets"] for each in found} == {"marked": 0, "masqueraded": 2}
 
 
 def test_what_the_node_dialed_anew_goes_on_when_the_last_connection_of_ipvs_has_ended(

@@ -61,6 +61,12 @@ class Addresses:
                 entries[Local(of, address)] = right
         return entries
 
+    def shared(self) -> frozenset[Address]:
+        """Those of Services that another device has as well, now. Raises KernelError."""
+        local = local_addresses.read()
+        known = on_device() | self._wanted
+        return frozenset(each for each in known if Network(each, _SINGLE) in local)
+
     def put(self, keys: Iterable[Local]) -> Refused:
         keys = list(keys)
         self._wanted |= {key.address for key in keys}

@@ -142,13 +142,13 @@ class IpvsDataplane:
 
     def _look(self) -> Hashable:
         """Of sets it notices how many members they have. Of very many real servers nothing, and of kube-ipvs0
-        whether it is there; of fewer all but flags of virtual servers, and all its addresses and the node's
-        other ones, on which it depends what belongs there."""
+        whether it is there; of fewer all but flags of virtual servers, all its addresses, and which of these
+        another device has."""
         few = self._servers.reals <= _FEW
         return (
             self._families.generation(),
             tuple(sorted(self._sets.generation().items())),
-            (addresses.on_device(), local_addresses.read()) if few else dummy.exists(KUBE_IPVS0),
+            (addresses.on_device(), self._addresses.shared()) if few else dummy.exists(KUBE_IPVS0),
             ipvs.fingerprint() if few else b"",
         )
 

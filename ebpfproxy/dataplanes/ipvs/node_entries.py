@@ -190,9 +190,9 @@ class _Chains:
 
     def _own_addresses(self, mark: int) -> Iterator[str]:
         """The node dials an address on kube-ipvs0 from that very address, by which no answer would come.
-        The mark is cleared first, as in `masquerading_rules`."""
+        The mark is cleared first, as in `masquerading_rules`, where one is set."""
         ours = self._noted(sets.IPVS_IPS, "src")
-        yield f"{ours} -j MARK --set-xmark {mark:#x}/0x0"
+        yield f"{ours} -j MARK --set-xmark 0x0/{mark:#x}"
         yield f"{ours} -j MASQUERADE{' --random-fully' * self._random_fully}"
 
     def _health_checks(self) -> Iterator[str]:

@@ -22,6 +22,7 @@ from ebpfproxy.dataplanes.iptables.settings import IptablesSettings
 from ebpfproxy.dataplanes.ipvs.settings import IpvsSettings
 from ebpfproxy.dataplanes.netfilter_sysctls import NetfilterSettings
 from ebpfproxy.dataplanes.nftables.settings import NftablesSettings
+from ebpfproxy.model.address import parse_address
 from ebpfproxy.plan.service_plan import DetectLocal, PlanContext, SocketLb
 from tests.support.build import networks
 
@@ -35,6 +36,12 @@ def settings(**texts: Any) -> EbpfSettings:
 def test_no_flags_make_what_the_parts_have_as_defaults() -> None:
     assert settings() == EbpfSettings(CGROUP, Path("/sys/fs/bpf/ebpfproxy"))
     assert plan_context(Config.parse({"hostname_override": "here"}), "ebpf") == PlanContext("here")
+
+
+@pytest.mark.parametrize(("text", "address"), [("0.0.0.0", None), ("::", None), ("192.0.2.9", "192.0.2.9")])
+def test_a_bind_address_in_particular_is_the_nodes_own(text: str, address: str | None) -> None:
+    context = plan_context(Config.parse({"hostname_override": "here", "bind_address": text}), "ebpf")
+    assert context.bind_address == (parse_address(address) if address else None)
 
 
 def test_every_size_has_an_option() -> None:

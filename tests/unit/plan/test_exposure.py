@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from ebpfproxy.model.address import Family, Protocol, format_address, format_network
+from ebpfproxy.model.address import Family, Protocol, format_address, format_network, parse_address
 from ebpfproxy.model.endpoint import EndpointPort
 from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import Service, ServiceType, TrafficPolicy
@@ -222,6 +222,13 @@ def test_the_node_is_admitted_where_a_range_has_its_address(
     plan = planned(build.service(balancer=["203.0.113.2"], ranges=ranges), node=node)
     frontend = of_kind(plan, FrontendKind.LOAD_BALANCER)
     assert (frontend.restricted, frontend.node_admitted) == (True, admitted)
+
+
+def test_the_node_is_admitted_where_a_range_has_its_bind_address() -> None:
+    context = dataclasses.replace(CONTEXT, bind_address=parse_address("198.51.100.9"))
+    balanced = build.service(balancer=["203.0.113.2"], ranges=["198.51.100.0/24"])
+    plan = planned(balanced, node=build.node(), context=context)
+    assert of_kind(plan, FrontendKind.LOAD_BALANCER).node_admitted
 
 
 def test_session_affinity_is_in_the_plan() -> None:

@@ -77,6 +77,16 @@ def test_primary_is_the_bind_address_in_its_family() -> None:
     assert answered(primary=True, bind="fe80::1") == {"192.0.2.10/32", "fe80::1/128"}
 
 
+def test_primary_is_an_external_address_where_the_node_has_no_internal_one() -> None:
+    context = dataclasses.replace(CONTEXT, node_port_primary=True)
+    outside = dataclasses.replace(
+        build.node(addresses=["2001:db8::10"]),
+        external_addresses=tuple(map(parse_address, ("192.0.2.10", "fe80::1"))),
+    )
+    nets = plan_node_ports(LOCAL, outside, context)
+    assert set(map(format_network, nets)) == {"192.0.2.10/32", "2001:db8::10/128"}
+
+
 def test_a_bind_address_means_nothing_where_primary_is_not_asked_for() -> None:
     assert answered(bind="10.1.0.1") == answered()
 

@@ -71,6 +71,12 @@ def test_it_is_healthy_until_a_change_has_waited_for_two_periods(health: Proxier
     assert (health.at(159.9).healthy, health.at(160.0).healthy) == (True, False)
 
 
+def test_another_sync_period_counts_from_then_on(health: ProxierHealth) -> None:
+    health.queued(100.0)
+    health.keep_to(2 * PERIOD)
+    assert (health.at(219.9).healthy, health.at(220.0).healthy) == (True, False)
+
+
 def test_it_is_the_oldest_change_that_counts(health: ProxierHealth) -> None:
     health.queued(100.0)
     health.queued(159.0)
