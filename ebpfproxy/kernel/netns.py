@@ -7,8 +7,10 @@ forks later. See network_namespaces(7), setns(2), ip-netns(8).
 import contextlib
 import ctypes
 import errno
+import fcntl
 import os
 import socket
+import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +26,8 @@ _MS_REC = 1 << 14
 _MS_SHARED = 1 << 20
 _MNT_DETACH = 2
 _SO_NETNS_COOKIE = 71
+_SIOCSIFFLAGS = 0x8914
+_IFF_UP = 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _ERRORS: dict[int, type[KernelError]] = {
@@ -127,6 +131,12 @@ def throw_away() -> Iterator[None]:
             enter(back)
     finally:
         os.close(back)
+
+
+def set_loopback_up() -> None:
+    """In the calling thread's network namespace. Raises OSError."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP))
 
 
 def cookie() -> int:

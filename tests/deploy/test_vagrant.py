@@ -90,9 +90,10 @@ case "$name $*" in
   "containerd config default") echo "            SystemdCgroup = false" ;;
   "buildah push "*) touch /srv/handout/image.tar ;;
   "buildah build "*) test -f "$3" && test -d "${!#}/ebpfproxy" ;;
-  "kubeadm init "*) touch /etc/kubernetes/admin.conf ;;
-  "kubeadm join "*) touch /etc/kubernetes/kubelet.conf ;;
+  "kubeadm init "*) touch /etc/kubernetes/admin.conf && test ! -e /fails && touch /etc/kubernetes/done ;;
+  "kubeadm join "*) mkdir -p /var/lib/kubelet/pki && touch /var/lib/kubelet/pki/kubelet-client-current.pem ;;
   "kubeadm token create "*) echo "kubeadm join 192.0.2.1:6443 --token t" ;;
+  "kubectl --namespace kube-public get "*) test -e /etc/kubernetes/done ;;
   "kubectl apply --kustomize "*) test -f "$3/kustomization.yaml" ;;
   "kubectl apply --filename=-") cat >/applied ;;
   "gpg "*) cat >"$target" ;;
@@ -175,6 +176,17 @@ def test_a_script_that_is_run_again_changes_nothing(machine: Path, script: str) 
     once = {call for call in first if call.startswith(("kubeadm init", "kubeadm join"))}
     assert len(once) == (0 if script == "node.sh" else 1)
     assert set(again) <= set(first) - once
+
+
+@pytest.mark.kernel
+def test_what_an_init_that_failed_has_left_does_not_stop_the_next_one(machine: Path) -> None:
+    script = VAGRANT / "provision/control-plane.sh"
+    (machine / "fails").touch()
+    with pytest.raises(AssertionError):
+        provision(machine, script)
+    (machine / "fails").unlink()
+    begun = [call.split()[1] for call in provision(machine, script) if call.startswith("kubeadm")]
+    assert begun == ["reset", "init", "token"]
 
 
 @pytest.mark.kernel

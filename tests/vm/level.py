@@ -73,6 +73,7 @@ def assert_passes(kernel: Kernel, selection: Selection, scratch: Path) -> None:
     wrong = [f"{test}: {why}" for test, why in (*found.failed.items(), *found.skipped.items())]
     assert not wrong, "\n".join((f"kernel {kernel.name}:", *wrong, "", end))
     assert found.passed, f"kernel {kernel.name}: no test ran\n{end}"
+    assert outcome.status == 0, f"kernel {kernel.name}: {outcome.verdict()}\n{end}"
 
 
 def report(path: Path) -> Report:

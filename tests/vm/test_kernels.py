@@ -50,6 +50,7 @@ PARTS = {
         "test_ebpf_retirement.py",
         "test_inlet.py",
         "test_conntrack.py",
+        "test_netfilter_flows.py",
         "test_stale_conntrack.py",
         "test_packet_path_view.py",
         "test_view.py",
@@ -64,16 +65,20 @@ PARTS = {
     "ipvs-agents": _part(*_AGENTS, only="ipvs", hours=2),
     "ipvs-differential": _part("differential", subjects="ipvs"),
     "ipvs-takeover": _part("test_agent_takeover.py", only="ipvs", hours=2),
+    "masquerades": _part("test_agent_masquerades.py", hours=2),
 }
 """What of the kernel level is run on every kernel. A module beside this one may have parts of its own."""
 
-QUICK = [
-    _KERNEL + "test_program_costs.py",
-    _KERNEL + "test_features.py",
-    _KERNEL + "test_ipvs_shown.py",
-    *(_KERNEL + name for name in ("test_ipvs_dataplane.py", "test_socket_connect.py")),
-    *("-k", "costs or features or shown or connection and (dataplane or ipvs)"),
-]
+_QUICK = (
+    *("test_program_costs.py", "test_features.py", "test_ipvs_shown.py", "test_ipvs_rules.py"),
+    *("test_ipvs_dataplane.py", "test_socket_connect.py", "test_socket_node_ports.py"),
+    "test_packet_clients.py",
+)
+_WORDS = (
+    "costs or features or shown or connection and (dataplane or ipvs or ebpf-tcp)"
+    " or ipvs and (network_sees or ranges or outside_keeps or answers_on_the_nodes)"
+)
+QUICK = [*(_KERNEL + name for name in _QUICK), "-k", _WORDS]
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -84,7 +89,7 @@ def test_the_kernel_level_passes(kernel: Kernel, part: str, tmp_path: Path) -> N
 @pytest.mark.quick
 def test_programs_and_ipvs_work_on_an_older_kernel(kernel: Kernel, tmp_path: Path) -> None:
     """What `make test` has time for: that the kernel takes all programs, and what this machine may lack."""
-    assert_passes(kernel, Selection(QUICK, _MODULES, seconds=900), tmp_path)
+    assert_passes(kernel, Selection(QUICK, _MODULES, seconds=1500), tmp_path)
 
 
 def test_the_probes_find_what_the_kernel_lacks(kernel: Kernel, tmp_path: Path) -> None:

@@ -16,7 +16,9 @@ rm -f "$handout/image.tar"
 buildah push "$IMAGE" "oci-archive:$handout/image.tar:$IMAGE"
 ctr --namespace k8s.io images import "$handout/image.tar"
 
-if ! test -e "$KUBECONFIG"; then
+# The last thing that init does; what an init that failed left would be refused by the next one.
+if ! kubectl --namespace kube-public get configmap cluster-info >/dev/null 2>&1; then
+  kubeadm reset --force
   kubeadm init --skip-phases=addon/kube-proxy --kubernetes-version="$KUBERNETES_VERSION" \
     --apiserver-advertise-address="$address" --pod-network-cidr="$POD_NETWORK"
 fi
@@ -32,11 +34,15 @@ curl --fail --silent --show-error --location "$flannel" |
   sed "s/^\( *\)- --kube-subnet-mgr\$/&\n\1- --iface-regex=^${network//./[.]}/" |
   kubectl apply --filename=-
 
-kubeadm token create --print-join-command >"$handout/join"
+kubeadm token create --ttl 0 --print-join-command >"$handout/join" # for a worker that is made anew later, too
 cat >/etc/systemd/system/handout.service <<END
 [Unit]
 Description=The image and the way to join, for the workers of this throw-away cluster
+Wants=network-online.target
+After=network-online.target
 [Service]
+Restart=on-failure
+RestartSec=2
 ExecStart=/usr/bin/python3 -m http.server --bind $address --directory $handout $HANDOUT_PORT
 [Install]
 WantedBy=multi-user.target

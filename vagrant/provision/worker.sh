@@ -11,7 +11,9 @@ trap 'rm -rf "$fetched"' EXIT
 curl --fail --silent --show-error --output "$fetched/image.tar" "$handout/image.tar"
 ctr --namespace k8s.io images import "$fetched/image.tar"
 
-if ! test -e /etc/kubernetes/kubelet.conf; then
+# The kubelet's own credentials, which it has got once it has joined; what a join that failed left goes first.
+if ! test -e /var/lib/kubelet/pki/kubelet-client-current.pem; then
+  kubeadm reset --force
   curl --fail --silent --show-error --output "$fetched/join" "$handout/join"
   read -r -a join <"$fetched/join"
   # kubeadm knows nothing of kernels as old as one of the workers'.

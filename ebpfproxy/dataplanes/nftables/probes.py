@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ebpfproxy.dataplanes.findings import Finding
+from ebpfproxy.dataplanes.nftables import other_nat
 from ebpfproxy.dataplanes.nftables.entries import nft_family
 from ebpfproxy.errors import KernelError
 from ebpfproxy.kernel import nft, nft_messages
@@ -88,7 +89,17 @@ def probe() -> tuple[Finding, ...]:
         remedy = _WITHOUT if nft.has_none(failure) else failure.hint
         return (Finding("nftables", number, failure.message, remedy),)
     any_there = any(each.present for each in found)
-    return tuple(each._replace(needed=not any_there) for each in found)
+    found = [each._replace(needed=not any_there) for each in found]
+    return (*found, _beside_others()) if any_there else tuple(found)
+
+
+def _beside_others() -> Finding:
+    feature = "nftables' NAT beside that of others"
+    if other_nat.is_asked():
+        return Finding(feature)
+    return Finding(
+        feature, errno.EBUSY, "this kernel asks one NAT alone", "Linux 4.18; or --proxy-mode=iptables"
+    )
 
 
 def serves(session: Session, of: Family) -> Finding:

@@ -6,7 +6,7 @@ import pytest
 
 from ebpfproxy.dataplanes.delta import diff
 from ebpfproxy.dataplanes.interface import Delta
-from ebpfproxy.dataplanes.nftables import probes
+from ebpfproxy.dataplanes.nftables import other_nat, probes
 from ebpfproxy.dataplanes.nftables.dataplane import NftablesDataplane
 from ebpfproxy.dataplanes.nftables.entries import TABLE
 from ebpfproxy.errors import NotFound, Unsupported
@@ -124,7 +124,11 @@ def test_a_change_comes_upon_what_a_former_run_left_though_nobody_has_read_it(cl
 
 
 def test_this_machine_has_all_that_is_needed() -> None:
-    assert [str(each) for each in probes.probe()] == ["nftables for IPv4: there", "nftables for IPv6: there"]
+    assert [str(each) for each in probes.probe()] == [
+        "nftables for IPv4: there",
+        "nftables for IPv6: there",
+        "nftables' NAT beside that of others: there",
+    ]
     assert run_nft("list ruleset") == "", "nothing stays of the probes"
 
 
@@ -139,6 +143,15 @@ def test_what_a_kernel_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [each.needed for each in found] == [True, True]
     assert str(found[0]) == "nftables for IPv4: this kernel lacks masquerading (ENOENT)"
     assert found[0].remedy == "modprobe -a nft_masq"
+
+
+def test_a_nat_that_is_never_asked_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As before Linux 4.18; here since there is no rule in it."""
+    whole = other_nat._operations
+    monkeypatch.setattr(other_nat, "_operations", lambda port: whole(port)[:-1])
+    *families, nat = probes.probe()
+    assert all(each.present for each in families)
+    assert (nat.needed, nat.present) == (True, False)
 
 
 def test_without_the_right_to_change_nftables_it_is_asked_for() -> None:
