@@ -189,8 +189,8 @@ standing_at_egress(struct __sk_buff *skb, struct packet *packet, struct scratch 
 	if (!skb->ingress_ifindex)
 		return standing_of_node(skb, packet, scratch);
 	/* Masqueraded by somebody else, who does not know of our ports. */
-	if (packet->tuple.protocol == IPPROTO_TCP && is_first(packet) &&
-	    network_flags(&packet->tuple.source) & NETWORK_LOCAL && direct_flow(packet, scratch))
+	if (is_first(packet) && network_flags(&packet->tuple.source) & NETWORK_LOCAL &&
+	    direct_flow(packet, scratch))
 		return OPENS;
 	note_bypass(skb, packet);
 	return NO_FLOW;

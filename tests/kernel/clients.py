@@ -5,17 +5,15 @@ import concurrent.futures
 import contextlib
 import errno
 import itertools
-import logging
 import socket
 import struct
+import sys
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from ebpfproxy.lab import Place, sockets
 from ebpfproxy.model.address import Protocol
-
-_log = logging.getLogger(__name__)
 
 REFUSED, SILENT, DENIED = "refused", "silent", "denied"
 _NO_WAY = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN)
@@ -101,9 +99,12 @@ def _outcome(
     except PermissionError:
         return DENIED
     except OSError as error:
-        if isinstance(error, TimeoutError) or error.errno in _NO_WAY:
-            # Shown where a test fails: that there is no way is another matter than a lost packet.
-            _log.warning("%s %s %s: %s", protocol.name, address, port, error)
+        if isinstance(error, TimeoutError):
+            return SILENT
+        if error.errno in _NO_WAY:
+            # Shown where a test fails: that there is no way is another matter than a lost packet. Not
+            # logged: pytest keeps the log in memory, and this is another process.
+            sys.stderr.write(f"{protocol.name} {address} {port}: {error}\n")
             return SILENT
         raise
 

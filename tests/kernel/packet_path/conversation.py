@@ -35,11 +35,15 @@ def answer(got: Outcome, **fields: Any) -> Packet:
     return back / transport(protocol, packet.dport, packet.sport, **fields)
 
 
-def established(path: PacketPath, at: Places, towards: str = "tunnel", **fields: Any) -> Outcome:
-    """A TCP connection that was opened by both sides, and acknowledged; the SYN, as the endpoint got it."""
-    got = path.forward(request(at, **fields), "net", towards)
+def established(
+    path: PacketPath, at: Places, towards: str = "tunnel", protocol: Protocol = Protocol.TCP, **fields: Any
+) -> Outcome:
+    """A TCP connection that was opened by both sides, and acknowledged; of another protocol a packet that was
+    answered. What the endpoint got first."""
+    got = path.forward(request(at, protocol=protocol, **fields), "net", towards)
     path.forward(answer(got), towards, "net")
-    path.forward(request(at, flags="A", **fields), "net", towards)
+    if protocol is Protocol.TCP:
+        path.forward(request(at, flags="A", **fields), "net", towards)
     return got
 
 

@@ -22,7 +22,8 @@ SHORT = {"tcp_established": 50, "tcp_fin": 10}
 
 def receiver(path: PacketPath, got: Outcome) -> str:
     """Who gets what the endpoint sends on the connection that `got` is of."""
-    outcome = path.forward(answer(got, flags="PA"), "tunnel", "net")
+    fields = {"flags": "PA"} if TCP in got.packet else {}
+    outcome = path.forward(answer(got, **fields), "tunnel", "net")
     return str(outcome.packet.payload.dst)
 
 
@@ -140,22 +141,24 @@ def test_what_somebody_else_masqueraded_is_passed_on_and_its_reply_translated(
 
 
 @families
-def test_a_forwarded_syn_with_a_tuple_that_is_a_flows_masquerade_gets_another_port(
-    path: PacketPath, at: Places
+@translatable
+def test_what_is_forwarded_with_a_tuple_that_is_a_flows_masquerade_gets_another_port(
+    path: PacketPath, at: Places, protocol: Protocol
 ) -> None:
     """cilium #23604: netfilter's own masquerade does not know which ports ours has taken."""
     serve(path, at, at.there)
-    ours = established(path, at)
-    syn = ip(at.masquerade, at.there) / transport(served.TCP, CLIENT_PORT, TARGETS[served.TCP])
-    gone = path.egress(syn, "tunnel", came_in="pod")
+    ours = established(path, at, protocol=protocol)
+    first = ip(at.masquerade, at.there) / transport(protocol, CLIENT_PORT, TARGETS[protocol])
+    gone = path.egress(first, "tunnel", came_in="pod")
     assert gone.verdict == UNSPEC
     port = gone.packet.sport
     assert port != CLIENT_PORT
-    assert gone.raw == become(syn, source_port=port)
+    assert gone.raw == become(first, source_port=port)
     reply = answer(gone)
     assert path.ingress(reply, "tunnel")[:2] == (UNSPEC, become(reply, destination_port=CLIENT_PORT))
-    more = syn.copy()
-    more[TCP].flags = "A"
+    more = first.copy()
+    if TCP in more:
+        more[TCP].flags = "A"
     assert path.egress(more, "tunnel", came_in="pod").raw == become(more, source_port=port)
     assert receiver(path, ours) == at.client
 
@@ -182,9 +185,12 @@ def test_a_port_with_which_netfilter_masquerades_an_older_connection_is_given_to
 
 
 @families
-def test_a_forwarded_syn_with_a_tuple_of_nobody_is_left_alone(path: PacketPath, at: Places) -> None:
+@translatable
+def test_what_is_forwarded_with_a_tuple_of_nobody_is_left_alone(
+    path: PacketPath, at: Places, protocol: Protocol
+) -> None:
     serve(path, at, at.there)
-    established(path, at)
-    syn = ip(at.masquerade, at.there) / transport(served.TCP, CLIENT_PORT + 1, TARGETS[served.TCP])
-    outcome = path.egress(syn, "tunnel", came_in="pod")
-    assert is_left_alone(outcome, syn)
+    established(path, at, protocol=protocol)
+    first = ip(at.masquerade, at.there) / transport(protocol, CLIENT_PORT + 1, TARGETS[protocol])
+    outcome = path.egress(first, "tunnel", came_in="pod")
+    assert is_left_alone(outcome, first)
