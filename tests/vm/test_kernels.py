@@ -59,9 +59,7 @@ PARTS = {
     "netfilter": _part("test_iptables_traffic.py", "test_nftables_traffic.py"),
     "nftables": _part("nftables_table", "test_nftables_objects.py", hours=2),
     "iptables": _part(*(f"test_iptables_{name}.py" for name in _IPTABLES), hours=2),
-    "ipvs": _part(
-        "test_ipvs.py", "test_ipset.py", "test_ipvs_rules.py", "test_ipvs_dataplane.py", "test_ipvs_shown.py"
-    ),
+    "ipvs": _part("test_ipvs.py", "test_ipset.py", "test_ipvs_rules.py", "test_ipvs_shown.py", "ipvs_plane"),
     "ipvs-agents": _part(*_AGENTS, only="ipvs", hours=2),
     "ipvs-differential": _part("differential", subjects="ipvs"),
     "ipvs-takeover": _part("test_agent_takeover.py", only="ipvs", hours=2),
@@ -71,11 +69,11 @@ PARTS = {
 
 _QUICK = (
     *("test_program_costs.py", "test_features.py", "test_ipvs_shown.py", "test_ipvs_rules.py"),
-    *("test_ipvs_dataplane.py", "test_socket_connect.py", "test_socket_node_ports.py"),
+    *("ipvs_plane", "test_socket_connect.py", "test_socket_node_ports.py"),
     "test_packet_clients.py",
 )
 _WORDS = (
-    "costs or features or shown or connection and (dataplane or ipvs or ebpf-tcp)"
+    "costs or features or shown or connection and (ipvs or ebpf-tcp)"
     " or ipvs and (network_sees or ranges or outside_keeps or answers_on_the_nodes)"
 )
 QUICK = [*(_KERNEL + name for name in _QUICK), "-k", _WORDS]

@@ -1,0 +1,34 @@
+"""A node with the dataplane at work."""
+
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from ebpfproxy.dataplanes.ipvs.dataplane import IpvsDataplane
+from ebpfproxy.errors import Unsupported
+from ebpfproxy.kernel import ipvs, netns
+from tests.kernel.ipvs_plane.ground import NODE_ADDRESS, ONE, TWO, bring, run
+
+
+@pytest.fixture
+def _node() -> Iterator[None]:
+    """The calling thread is on a node of its own, with the addresses of endpoints."""
+    with netns.throw_away():
+        try:
+            ipvs.available()
+        except Unsupported as lack:
+            pytest.skip(lack.message)
+        for command in (
+            "link set lo up",
+            *(f"addr add {address}/32 dev lo" for address in (ONE, TWO, NODE_ADDRESS)),
+        ):
+            subprocess.run(["ip", *command.split()], check=True)
+        yield
+
+
+@pytest.fixture
+def plane(_node: None) -> Iterator[IpvsDataplane]:
+    with run() as made:
+        bring(made)
+        yield made

@@ -1,0 +1,330 @@
+"""Mode ipvs at work: what stands in the kernel, who gets a connection, and what others do."""
+
+import contextlib
+import dataclasses
+import json
+import select
+import socket
+import subprocess
+from collections.abc import Iterable, Mapping
+
+import pytest
+
+from ebpfproxy.dataplanes.delta import diff
+from ebpfproxy.dataplanes.interface import Delta
+from ebpfproxy.dataplanes.ipvs import removal
+from ebpfproxy.dataplanes.ipvs.dataplane import IpvsDataplane
+from ebpfproxy.dataplanes.ipvs.entries import Key, Member, Server, ServerEntry
+from ebpfproxy.dataplanes.ipvs.ip_sets import IpSets
+from ebpfproxy.dataplanes.ipvs.servers import Servers
+from ebpfproxy.dataplanes.ipvs.service_entries import service_entries
+from ebpfproxy.dataplanes.ipvs.sets import LOAD_BALANCER_FW, LOAD_BALANCER_SOURCE_CIDR, NAMES
+from ebpfproxy.dataplanes.ipvs.settings import IpvsSettings
+from ebpfproxy.errors import KernelError
+from ebpfproxy.kernel import dummy, ipset, ipvs
+from ebpfproxy.kernel.dummy import KUBE_IPVS0
+from ebpfproxy.kernel.ipvs_messages import RealServer, VirtualServer
+from ebpfproxy.model.address import Family, Network, Protocol, family, parse_address, parse_network
+from ebpfproxy.plan.service_plan import Frontend, FrontendKind, Scope, Treatment
+from tests.golden.ipvs_text import entries_of
+from tests.golden.situation import load
+from tests.kernel.cluster import eventually
+from tests.kernel.ipvs_plane.ground import (
+    LASTING,
+    NODE,
+    NODE_ADDRESS,
+    ONE,
+    TWO,
+    VIP,
+    bring,
+    connected,
+    converse,
+    key,
+    plan,
+    run,
+    weights,
+)
+
+pytestmark = pytest.mark.kernel
+
+CASES = (
+    "cluster_ip",
+    "dual_stack",
+    "external_local_none_here",
+    "load_balancer_health_check",
+    "masquerade_all",
+    "no_endpoints",
+    "sctp",
+    "session_affinity",
+    "source_ranges_without_the_node",
+    "tcp_and_udp_53",
+)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_a_situation_needs_is_read_back_as_it_was_written(case: str, plane: IpvsDataplane) -> None:
+    wanted = {k: e for of in Family for k, e in entries_of(load(case), of).items()}
+    assert not plane.apply(diff(plane.read(), wanted))
+    assert not diff(plane.read(), wanted)
+
+
+def test_a_connection_outlives_its_endpoint_in_the_plan_and_nobody_else_gets_it(plane: IpvsDataplane) -> None:
+    bring(plane, plan(ONE))
+    with connected() as ends:
+        bring(plane, plan())
+        assert weights() == {f"{ONE}:8080": 0}
+        converse(*ends)
+        with pytest.raises(OSError):
+            socket.create_connection((VIP, 80), timeout=5)
+        with run() as next_run:  # state is read, not remembered
+            bring(next_run, plan())
+            assert weights() == {f"{ONE}:8080": 0}
+        converse(*ends)
+
+    def ended() -> bool:
+        bring(plane, plan())
+        return weights() == {}
+
+    eventually(ended, "the endpoint goes with its last connection", LASTING)
+
+
+def test_an_endpoint_that_comes_back_gets_new_connections_again(plane: IpvsDataplane) -> None:
+    bring(plane, plan(ONE))
+    with connected() as ends:
+        bring(plane, plan(TWO))
+        assert weights() == {f"{ONE}:8080": 0, f"{TWO}:8080": 1}
+        bring(plane, plan(ONE, TWO))
+        converse(*ends)
+        assert weights() == {f"{ONE}:8080": 1, f"{TWO}:8080": 1}
+
+
+def test_an_endpoint_without_connections_goes_at_the_next_look(plane: IpvsDataplane) -> None:
+    bring(plane, plan(ONE, TWO))
+    bring(plane, plan(TWO))
+    assert weights() == {f"{ONE}:8080": 0, f"{TWO}:8080": 1}
+    bring(plane, plan(TWO))
+    assert weights() == {f"{TWO}:8080": 1}
+
+
+@pytest.mark.usefixtures("_node")
+@pytest.mark.parametrize("scheduler", ["rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sed", "nq", "sh", "mh"])
+def test_who_had_an_endpoint_that_ends_gets_another(scheduler: str) -> None:
+    """Also where a client's address alone says which one it gets."""
+    with (
+        run(IpvsSettings(scheduler)) as plane,
+        socket.create_server((ONE, 8080)) as one,
+        socket.create_server((TWO, 8080)) as two,
+    ):
+        bring(plane, plan(ONE, TWO))
+        with socket.create_connection((VIP, 80), timeout=10):
+            (ready,), _, _ = select.select((one, two), (), (), 10)
+            served, _ = ready.accept()
+            bring(plane, plan(TWO if ready is one else ONE))
+            for _ in range(4):
+                socket.create_connection((VIP, 80), timeout=10).close()
+            served.close()
+
+
+def test_a_udp_flow_goes_with_its_endpoint_to_another(plane: IpvsDataplane) -> None:
+    bring(plane, plan(ONE, protocol=Protocol.UDP))
+    with contextlib.ExitStack() as sockets:
+        servers = []
+        for address in (ONE, TWO):
+            server = sockets.enter_context(socket.socket(type=socket.SOCK_DGRAM))
+            server.bind((address, 8080))
+            server.settimeout(2)
+            servers.append(server)
+        client = sockets.enter_context(socket.socket(type=socket.SOCK_DGRAM))
+        client.connect((VIP, 80))
+        client.send(b"one")
+        assert servers[0].recv(16) == b"one"
+        bring(plane, plan(TWO, protocol=Protocol.UDP))
+        assert weights(key(protocol=Protocol.UDP)) == {f"{TWO}:8080": 1}
+
+        def arrives() -> bool:
+            with contextlib.suppress(OSError):  # the first one goes with the flow
+                client.send(b"two")
+                return servers[1].recv(16) == b"two"
+            return False
+
+        eventually(arrives, "the client's next datagrams come to the other endpoint")
+
+
+def test_a_node_port_is_answered_on_addresses_of_the_node_as_they_come_and_go(plane: IpvsDataplane) -> None:
+    bring(plane, plan(ONE, node_port=30080))
+    with connected(NODE_ADDRESS, 30080) as ends:
+        converse(*ends)
+    more = dataclasses.replace(
+        NODE, node_port_networks=NODE.node_port_networks | {parse_network(f"{TWO}/32")}
+    )
+    bring(plane, plan(ONE, node_port=30080), node=more)
+    assert key(TWO, 30080) in ipvs.read()
+    bring(plane, plan(ONE, node_port=30080))
+    assert key(TWO, 30080) not in ipvs.read()
+
+
+def test_virtual_servers_of_others_are_neither_changed_nor_removed(plane: IpvsDataplane) -> None:
+    theirs = VirtualServer(key(NODE_ADDRESS, 8443), "wlc")
+    assert not ipvs.apply([ipvs.add_server(theirs)])
+    bring(plane, plan(ONE, node_port=30080))
+    bring(plane)
+    removal.remove(())
+    assert list(ipvs.read()) == [theirs.key]
+
+
+@pytest.mark.usefixtures("_node")
+@pytest.mark.parametrize("excluded", [(), (parse_network("10.96.0.0/16"),)])
+def test_what_is_on_our_device_is_ours_but_in_excluded_networks(excluded: tuple[Network, ...]) -> None:
+    with run(IpvsSettings(exclude_cidrs=excluded)) as plane:
+        bring(plane, plan(ONE))
+        stale = VirtualServer(key(port=81), "rr")
+        assert not ipvs.apply([ipvs.add_server(stale)])
+        bring(plane, plan(ONE))
+        assert (stale.key in ipvs.read()) is bool(excluded)
+
+
+def test_what_somebody_changed_is_noticed_and_repaired(plane: IpvsDataplane) -> None:
+    bring(plane, plan(ONE, node_port=30080))
+    wanted = plane.render((plan(ONE, node_port=30080),), NODE)
+    for harm in (
+        lambda: ipvs.apply([ipvs.delete_server(key())]),
+        lambda: ipvs.apply([ipvs.change_server(VirtualServer(key(), "lc"))]),
+        lambda: ipvs.apply([ipvs.add_real(key(), RealServer(parse_address(TWO), 8080))]),
+        lambda: ipvs.apply([ipvs.delete_server(key(NODE_ADDRESS, 30080))]),
+        lambda: dummy.remove(KUBE_IPVS0),
+        lambda: subprocess.run(["iptables-nft", "-t", "nat", "-F", "KUBE-SERVICES"], check=True),
+    ):
+        before = plane.generation()
+        harm()
+        assert plane.generation() != before
+        plane.apply(Delta({}, frozenset()))
+        assert plane.generation() != plane.generation()
+        assert diff(plane.read(), wanted)
+        bring(plane, plan(ONE, node_port=30080))
+
+
+def test_an_address_that_somebody_takes_off_kube_ipvs0_is_noticed(plane: IpvsDataplane) -> None:
+    bring(plane, plan(ONE))
+    before = plane.generation()
+    assert plane.generation() == before
+    subprocess.run(["ip", "addr", "del", f"{VIP}/32", "dev", KUBE_IPVS0], check=True)
+    assert plane.generation() != before
+
+
+def test_a_service_address_that_another_device_gets_leaves_kube_ipvs0_and_comes_back(
+    plane: IpvsDataplane,
+) -> None:
+    """Else all ports of the node there that no Service has would be refused, as when keepalived moves it."""
+    for order, is_ours in (("add", False), ("del", True)):
+        bring(plane, plan(ONE))
+        before = plane.generation()
+        subprocess.run(["ip", "addr", order, f"{VIP}/32", "dev", "lo"], check=True)
+        assert plane.generation() != before
+        bring(plane, plan(ONE))
+        assert (parse_address(VIP) in dummy.addresses(KUBE_IPVS0)) is is_ours
+
+
+def test_what_leaves_from_a_services_address_is_masqueraded_and_has_no_mark(plane: IpvsDataplane) -> None:
+    """With one, the packet around it would be masqueraded once more where it goes into a tunnel (kubernetes
+    issue 78948). What the node dials a Service with is marked; what is only bound to its address is not."""
+    bring(plane, plan(ONE))
+    probe = """table ip probe {
+        counter marked {}
+        counter masqueraded {}
+        chain behind {
+            type filter hook postrouting priority 300
+            meta mark & 0x4000 != 0 counter name marked
+            ct state new ct status snat counter name masqueraded
+        }
+    }"""
+    subprocess.run(["nft", "-f", "-"], input=probe, text=True, check=True)
+    with connected() as ends:
+        converse(*ends)
+    with socket.create_server((TWO, 8443)):
+        socket.create_connection((TWO, 8443), timeout=10, source_address=(VIP, 0)).close()
+    told = subprocess.run(["nft", "-j", "list", "counters"], capture_output=True, check=True).stdout
+    found = [each["counter"] for each in json.loads(told)["nftables"] if "counter" in each]
+    assert {each["name"]: each["packets"] for each in found} == {"marked": 0, "masqueraded": 2}
+
+
+def test_only_endpoints_of_this_node_ever_see_a_clients_address(
+    plane: IpvsDataplane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as a virtual server has others, before a change of the policy and after it."""
+    put = Servers.put
+    kept = []
+
+    def look_and_put(servers: Servers, entries: dict[Server, ServerEntry]) -> Mapping[Server, KernelError]:
+        kept.append([*ipset.members("KUBE-NODE-PORT-LOCAL-TCP")])
+        return put(servers, entries)
+
+    cluster = plan(ONE, TWO, node_port=30080)
+    how = Treatment(Scope.LOCAL, False)
+    frontends = tuple(
+        each._replace(outside=how) if each.kind is FrontendKind.NODE_PORT else each
+        for each in cluster.frontends
+    )
+    endpoints = (cluster.endpoints[0], cluster.endpoints[1]._replace(local=False, on_node=False))
+    local = dataclasses.replace(cluster, frontends=frontends, endpoints=endpoints)
+    bring(plane, cluster)
+    monkeypatch.setattr(Servers, "put", look_and_put)
+    bring(plane, local)
+    assert [*ipset.members("KUBE-NODE-PORT-LOCAL-TCP")] == ["30080"]
+    bring(plane, cluster)
+    assert kept == [[], []]
+
+
+def test_who_is_admitted_is_never_refused_while_source_ranges_come_and_go(
+    plane: IpvsDataplane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What refuses all others is put after who is admitted, and dropped before."""
+    change = IpSets.change
+    done = []
+
+    def note_and_change(
+        of: IpSets, puts: Iterable[Member], drops: Iterable[Member]
+    ) -> dict[Key, KernelError]:
+        members, gone = list(puts), list(drops)
+        done.append(({NAMES[each.set][0] for each in members}, {NAMES[each.set][0] for each in gone}))
+        return change(of, members, gone)
+
+    monkeypatch.setattr(IpSets, "change", note_and_change)
+    wanted = entries_of(load("source_ranges_without_the_node"), Family.IPV4)
+    assert not plane.apply(diff(plane.read(), wanted))
+    refusing, admitting = LOAD_BALANCER_FW, LOAD_BALANCER_SOURCE_CIDR
+    put = [sets for sets, _ in done if sets & {refusing, admitting}]
+    assert [refusing in sets for sets in put] == [False, True]
+    done.clear()
+    plane.apply(diff(plane.read(), plane.render((), NODE)))
+    dropped = [sets for _, sets in done if sets & {refusing, admitting}]
+    assert [refusing in sets for sets in dropped] == [True, False]
+
+
+def test_a_scheduler_can_be_changed_without_losing_a_connection(plane: IpvsDataplane) -> None:
+    bring(plane, plan(ONE))
+    with connected() as ends, run(IpvsSettings("mh")) as other:
+        bring(other, plan(ONE))
+        assert ipvs.read_one(key()).server.scheduler == "mh"
+        converse(*ends)
+
+
+@pytest.mark.usefixtures("_node")
+def test_real_servers_are_counted_through_all_changes() -> None:
+    servers = Servers()
+
+    def put(*endpoints: str) -> None:
+        entries = service_entries(plan(*endpoints), IpvsSettings()).items()
+        assert not servers.put(
+            {k: e for k, e in entries if isinstance(k, Server) and isinstance(e, ServerEntry)}
+        )
+
+    def counted() -> bool:
+        return servers.reals == sum(len(listed.reals) for listed in ipvs.read().values())
+
+    for endpoints in [(ONE, TWO), (ONE,), (), (TWO,)]:
+        put(*endpoints)
+        assert counted()
+    servers.read(lambda _: True)
+    assert counted()
+    assert not servers.drop(Server(family(key.address), Frontend(*key)) for key in ipvs.read())
+    assert servers.reals == 0
