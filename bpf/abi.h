@@ -244,7 +244,7 @@ enum flow_flag {
 	FLOW_ENDPOINT_FIN = 32, /* TCP: nor from the endpoint */
 	FLOW_RESET = 64,	/* TCP: by either */
 	FLOW_REDIRECT = 128,	/* both legs skip the node's stack */
-	FLOW_DIRECT = 256,	/* of no Service: the node's own, whose port was another flow's */
+	FLOW_DIRECT = 256,	/* of no Service: it had the address and port of another flow */
 };
 
 /* Value of `flows`: each entry of a flow has all of it, so that one restores the others. */

@@ -211,13 +211,16 @@ static __always_inline enum client_class class_of(struct __sk_buff *skb)
 	return device && device->flags & DEVICE_POD ? POD : OUTSIDE;
 }
 
-/* Make `scratch->flow` where the node dials the endpoint itself, from a port by which the endpoint
- * knows one of our clients.
+/* Make `scratch->flow` where somebody reaches the endpoint itself, from an address and a port of
+ * this node by which the endpoint knows one of our clients: the node, or whom somebody else
+ * masquerades.
  */
 static __always_inline bool direct_flow(const struct packet *packet, struct scratch *scratch)
 {
 	struct flow *taken;
 
+	if (packet->tuple.protocol == IPPROTO_SCTP) /* its checksum covers the ports */
+		return false;
 	tuple_reverse(&scratch->key, &packet->tuple);
 	scratch->key.side = AT_INGRESS;
 	taken = flow_find(&scratch->key, scratch);

@@ -11,8 +11,6 @@
 #include "reserve.h"
 #include "route.h"
 
-#define BYPASS_SAMPLE 15 /* of a pod's datagrams that nobody translated, one in 16 is looked at */
-
 /* Back in by the device that it was to leave by, as if somebody beyond had sent it. */
 static __always_inline int back_in(struct __sk_buff *skb)
 {
@@ -30,11 +28,8 @@ static __always_inline void note_bypass(struct __sk_buff *skb, const struct pack
 	u32 device = skb->ingress_ifindex;
 	u64 now;
 
-	if (!is_first(packet) ||
-	    (packet->tuple.protocol == IPPROTO_UDP && bpf_get_prandom_u32() & BYPASS_SAMPLE))
-		return;
-	if (!port_is_served(dialed.protocol, dialed.port) || !services.lookup(&dialed) ||
-	    devices.lookup(&device))
+	if (!is_first(packet) || !port_is_served(dialed.protocol, dialed.port) ||
+	    !services.lookup(&dialed) || devices.lookup(&device))
 		return;
 	count(COUNTER_BYPASSED);
 	now = time_now();
@@ -71,9 +66,9 @@ static __always_inline int icmp_egress(struct __sk_buff *skb, struct packet *pac
 	/* The node's own stack complains of what it was given back, to nobody who would know it; or
 	 * knows of a better way to an endpoint whose address its client never saw.
 	 */
-	if (flow->way != BETWEEN || is_icmp_redirect(packet))
+	if ((flow->way != BETWEEN && !(flow->flags & FLOW_DIRECT)) || is_icmp_redirect(packet))
 		return DROP;
-	if (mark_get(skb) == MARK_FORWARD)
+	if (mark_get(skb) == MARK_FORWARD || flow->flags & FLOW_DIRECT)
 		flow_to_endpoint(&scratch->to, flow);
 	else
 		flow_to_client(&scratch->to, flow);
@@ -148,6 +143,18 @@ static __always_inline enum standing standing_of_forwarded(const struct packet *
 	return DROPPED;
 }
 
+/* Whether it is an address that endpoints may know our clients by, where they are reached by the
+ * packet's device.
+ */
+static __always_inline bool masquerades_with(struct __sk_buff *skb, const struct address *address)
+{
+	u32 ifindex = skb->ifindex;
+	struct device *device = devices.lookup(&ifindex);
+
+	return device &&
+	       (address_equal(&device->v4, address) || address_equal(&device->v6, address));
+}
+
 /* What a packet of no flow has to do with flows, that comes from the node itself, as an OUTPUT
  * chain would see it.
  */
@@ -173,8 +180,12 @@ standing_at_egress(struct __sk_buff *skb, struct packet *packet, struct scratch 
 {
 	struct flow *flow;
 
-	if (mark == MARK_FORWARD)
-		return standing_of_forwarded(packet, scratch);
+	if (mark == MARK_FORWARD) {
+		enum standing standing = standing_of_forwarded(packet, scratch);
+
+		if (standing != NO_FLOW)
+			return standing;
+	}
 	flow = flow_find(&packet->tuple, scratch);
 	/* A masqueraded flow's replies came in by our ingress; what else looks so is none. */
 	if (flow && flow->way == BETWEEN && flow->masquerade_port && mark != MARK_REPLY)
@@ -189,7 +200,7 @@ standing_at_egress(struct __sk_buff *skb, struct packet *packet, struct scratch 
 	if (!skb->ingress_ifindex)
 		return standing_of_node(skb, packet, scratch);
 	/* Masqueraded by somebody else, who does not know of our ports. */
-	if (is_first(packet) && network_flags(&packet->tuple.source) & NETWORK_LOCAL &&
+	if (is_first(packet) && masquerades_with(skb, &packet->tuple.source) &&
 	    direct_flow(packet, scratch))
 		return OPENS;
 	note_bypass(skb, packet);

@@ -213,7 +213,7 @@ static __always_inline bool masquerade(struct __sk_buff *skb, struct flow *mine,
 		return false;
 	}
 	flow->last_seen = scratch->now;
-	/* A socket of this node itself has the port by which a direct flow came. */
+	/* The port by which a direct flow came is taken: that is why there is one. */
 	flow->masquerade_port = mine->flags & FLOW_DIRECT ? any_port() : mine->between_port;
 	if (!reserve(skb, scratch, FROM_ENDPOINT, &flow->masquerade_port))
 		return false;

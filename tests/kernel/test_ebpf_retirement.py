@@ -2,19 +2,21 @@
 
 import contextlib
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ebpfproxy.dataplanes.ebpf import abi, removal
+from ebpfproxy.dataplanes.ebpf.flow_state import Flow, keys
 from ebpfproxy.dataplanes.ebpf.hooks import SOCKET_HOOKS
 from ebpfproxy.dataplanes.ebpf.retirement import Retirement
 from ebpfproxy.errors import Rejected
 from ebpfproxy.kernel import cgroup, inlet, links, tc
 from ebpfproxy.kernel.bpf import Map
 from ebpfproxy.lab import Pod
-from ebpfproxy.model.address import Protocol
+from ebpfproxy.model.address import Protocol, parse_address
 from tests.kernel.clients import REFUSED, SILENT, TCP, UDP, connected, converse, outcome, ping, socket_in
 from tests.kernel.cluster import TCP_TARGET, UDP_TARGET, eventually
 from tests.kernel.test_socket_stale import is_broken
@@ -236,6 +238,33 @@ def test_the_nodes_own_connection_goes_on_where_no_socket_is_looked_at(pair: Two
         assert outcome(pair.node, TCP, web.v4, 80, 0.3) == SILENT
     await_end(pair)
     assert remains(pair) == []
+
+
+@pytest.mark.parametrize(("protocol", "stays"), [(UDP, False), (TCP, True)])
+def test_of_what_others_masquerade_only_a_connection_is_waited_for(
+    pair: TwoNodes, protocol: Protocol, stays: bool
+) -> None:
+    """It has another port for a flow of ours: datagrams that never cease do without."""
+    serve(pair)
+    pair.end()
+    client, endpoint = parse_address(pair.node.v4), parse_address(pair.d.v4)
+    flow = Flow(
+        *(client, endpoint, endpoint, client),
+        *(1025, 80, 80, 0, 1026),
+        flags=abi.FLOW_NODE | abi.FLOW_MASQUERADE | abi.FLOW_DIRECT,
+        service_id=0,
+        endpoint_id=0,
+        protocol=protocol,
+        way=abi.FROM_CLIENT,
+        pad=0,
+        last_seen=time.monotonic_ns(),
+    )
+    for path in pair.lab.bpffs.glob("v*-*/maps/flows"):
+        with contextlib.closing(Map.pinned(path)) as flows:
+            for way, key in keys(flow).items():
+                flows.update(key, flow._replace(way=way).pack())
+    step(pair)
+    assert step(pair)[1] is stays
 
 
 def test_a_pod_that_goes_meanwhile_is_no_error(pair: TwoNodes) -> None:

@@ -154,7 +154,7 @@ class FlowSweep:
     def _is_listed(self, address: bytes, port: int, of_flow: int, service: int, id_: int) -> bool:
         """Whether the endpoint is in force, and still the same: an id is given again after a while.
 
-        As endpoint_is_in_force() of bpf/admit.h: what the node itself dialed is no service's.
+        As endpoint_is_in_force() of bpf/admit.h: a direct flow is no service's.
         """
         if of_flow & abi.FLOW_DIRECT:
             return True

@@ -30,9 +30,10 @@ All of it is in the pins. A step picks up where the last one ended, be that anot
 import contextlib
 import time
 from pathlib import Path
+from socket import IPPROTO_UDP
 
 from ebpfproxy.dataplanes.ebpf import abi, programs, removal
-from ebpfproxy.dataplanes.ebpf.flow_state import FlowTimeouts
+from ebpfproxy.dataplanes.ebpf.flow_state import Flow, FlowTimeouts
 from ebpfproxy.dataplanes.ebpf.flow_sweep import FlowSweep
 from ebpfproxy.dataplanes.ebpf.hooks import SOCKET_HOOKS
 from ebpfproxy.dataplanes.ebpf.maps import Maps
@@ -118,8 +119,8 @@ def _empty(of: Map) -> int:
 
 
 def _has_flows(maps: Maps) -> bool:
-    """Whether any flow is left when those are removed that are over; where these are many, it takes several
-    times. It works for half of the time: nobody waits for it."""
+    """Whether any flow is left that needs us when those are removed that are over; where these are many, it
+    takes several times. It works for half of the time: nobody waits for it."""
     until = time.monotonic() + _LONGEST_SWEEP
 
     def rest(worked: float) -> bool:
@@ -129,4 +130,11 @@ def _has_flows(maps: Maps) -> bool:
     _, _, _, *timeouts = abi.NODE.unpack(maps["node"].lookup(bytes(4)) or bytes(abi.NODE.size))
     with contextlib.closing(maps["endpoints"].mapped()) as endpoints:
         FlowSweep(maps["flows"], endpoints, FlowTimeouts(*timeouts)).run(rest)
-    return next(maps["flows"].items(), None) is not None
+    return any(not _is_others_datagrams(value) for _, value in maps["flows"].items())
+
+
+def _is_others_datagrams(value: bytes) -> bool:
+    """Whether it is of a direct flow of UDP, which is begun still, and need never end. Without it the next
+    datagram has its own port again, and whoever else translates it knows that."""
+    flow = Flow.unpack(value)
+    return flow.protocol == IPPROTO_UDP and bool(flow.flags & abi.FLOW_DIRECT)

@@ -1,13 +1,28 @@
 """A client and an endpoint of what `served` serves, packet by packet: what each sends, and who gets it."""
 
+from collections.abc import Callable
 from typing import Any
 
-from scapy.packet import Packet
+from scapy.layers.inet import ICMP
+from scapy.layers.inet6 import ICMPv6DestUnreach, ICMPv6PacketTooBig, ICMPv6TimeExceeded
+from scapy.packet import Packet, Raw
 
 from ebpfproxy.model.address import Protocol
 from tests.kernel.packet_path.served import CLIENT_PORT, PORTS, TCP
 from tests.support.packet_path import UNSPEC, Outcome, PacketPath
 from tests.support.packets import Places, ip, transport
+
+ERRORS: dict[str, tuple[Callable[[], Packet], Callable[[], Packet]]] = {
+    "too big": (lambda: ICMP(type=3, code=4, nexthopmtu=1400), lambda: ICMPv6PacketTooBig(mtu=1400)),
+    "port unreachable": (lambda: ICMP(type=3, code=3), lambda: ICMPv6DestUnreach(code=4)),
+    "time exceeded": (lambda: ICMP(type=11), lambda: ICMPv6TimeExceeded()),
+}
+
+
+def error(kind: str, source: str, destination: str, about: bytes, quoted: int | None = None) -> Packet:
+    """About the packet `about`, of which `quoted` bytes from its IP header on are told."""
+    make = ERRORS[kind][":" in destination]
+    return ip(source, destination) / make() / Raw(about[14:][:quoted])
 
 
 def request(

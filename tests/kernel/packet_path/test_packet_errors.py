@@ -1,19 +1,14 @@
 """ICMP errors about packets of flows, both ways: who gets one must find in it the packet that he sent."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from scapy.layers.inet import ICMP
 from scapy.layers.inet6 import (
-    ICMPv6DestUnreach,
-    ICMPv6PacketTooBig,
-    ICMPv6TimeExceeded,
     IPv6ExtHdrDestOpt,
 )
-from scapy.packet import Packet, Raw
 
 from ebpfproxy.model.address import Protocol
+from tests.kernel.packet_path.conversation import ERRORS, error
 from tests.kernel.packet_path.served import (
     CLIENT_PORT,
     PORTS,
@@ -32,18 +27,7 @@ pytestmark = pytest.mark.kernel
 
 wheres = pytest.mark.parametrize("where", ["here", "there"])
 
-ERRORS: dict[str, tuple[Callable[[], Packet], Callable[[], Packet]]] = {
-    "too big": (lambda: ICMP(type=3, code=4, nexthopmtu=1400), lambda: ICMPv6PacketTooBig(mtu=1400)),
-    "port unreachable": (lambda: ICMP(type=3, code=3), lambda: ICMPv6DestUnreach(code=4)),
-    "time exceeded": (lambda: ICMP(type=11), lambda: ICMPv6TimeExceeded()),
-}
 errors = pytest.mark.parametrize("kind", ERRORS)
-
-
-def error(kind: str, source: str, destination: str, about: bytes, quoted: int | None = None) -> Packet:
-    """About the packet `about`, of which `quoted` bytes from its IP header on are told."""
-    make = ERRORS[kind][":" in destination]
-    return ip(source, destination) / make() / Raw(about[14:][:quoted])
 
 
 def open_flow(

@@ -2,14 +2,16 @@
 node that translate, too."""
 
 import socket
+from typing import Any
 
 import pytest
 from scapy.layers.inet import TCP
+from scapy.layers.sctp import SCTP, SCTPChunkInit
 
 from ebpfproxy.dataplanes.ebpf import abi
 from ebpfproxy.model.address import Protocol
 from tests.kernel.packet_path import served
-from tests.kernel.packet_path.conversation import answer, established, finish, is_left_alone, request
+from tests.kernel.packet_path.conversation import answer, error, established, finish, is_left_alone, request
 from tests.kernel.packet_path.served import CLIENT_PORT, PORTS, TARGETS, families, serve, translatable
 from tests.support.packet_path import MARK_FORWARD, UNSPEC, Outcome, PacketPath
 from tests.support.packets import V4, Places, become, ip, transport
@@ -182,6 +184,56 @@ def test_a_port_with_which_netfilter_masquerades_an_older_connection_is_given_to
     path.forget_flows()
     path.maps["netfilter_flows"].delete(key)
     assert path.forward(request(at, protocol=protocol), "net", "tunnel").packet.sport == CLIENT_PORT
+
+
+@families
+@translatable
+def test_a_flow_of_ours_that_somebody_else_masqueraded_with_anothers_port_gets_a_third(
+    path: PacketPath, at: Places, protocol: Protocol
+) -> None:
+    """As flannel's rule does, which is for all that comes to pods from elsewhere."""
+    serve(path, at, at.there)
+    ours = established(path, at, protocol=protocol)
+    for flags in "SA":
+        fields: dict[str, Any] = {"flags": flags} if protocol is served.TCP else {}
+        masqueraded = transport(protocol, CLIENT_PORT, TARGETS[protocol], **fields)
+        gone = path.egress(ip(at.masquerade, at.there) / masqueraded, "tunnel", MARK_FORWARD, "net")
+        assert gone.verdict == UNSPEC
+        assert gone.packet.sport != CLIENT_PORT
+    reply = answer(gone)
+    assert path.ingress(reply, "tunnel")[:2] == (UNSPEC, become(reply, destination_port=CLIENT_PORT))
+    assert receiver(path, ours) == at.client
+
+
+@families
+def test_an_sctp_association_with_a_tuple_that_is_a_flows_masquerade_is_left_alone(
+    path: PacketPath, at: Places
+) -> None:
+    """Its checksum covers the ports."""
+    serve(path, at, at.there)
+    association = SCTP(sport=CLIENT_PORT, dport=PORTS[served.SCTP]) / SCTPChunkInit()
+    path.forward(ip(at.client, at.external) / association, "net", "tunnel")
+    before = path.flows()
+    rival = SCTP(sport=CLIENT_PORT, dport=TARGETS[served.SCTP]) / SCTPChunkInit()
+    first = ip(at.masquerade, at.there) / rival
+    assert is_left_alone(path.egress(first, "tunnel", came_in="pod"), first)
+    assert path.flows() == before
+
+
+@families
+@translatable
+def test_an_error_about_what_got_another_port_for_a_flow_of_ours_reaches_the_endpoint(
+    path: PacketPath, at: Places, protocol: Protocol
+) -> None:
+    """Path MTU discovery: the endpoint knows it by that port."""
+    serve(path, at, at.there)
+    established(path, at, protocol=protocol)
+    first = ip(at.masquerade, at.there) / transport(protocol, CLIENT_PORT, TARGETS[protocol])
+    reply = answer(path.egress(first, "tunnel", came_in="pod"))
+    given_back = path.ingress(reply, "tunnel").raw
+    outcome = path.egress(error("too big", at.router, at.there, given_back), "tunnel", came_in="pod")
+    assert outcome.verdict == UNSPEC
+    assert outcome.raw == bytes(error("too big", at.masquerade, at.there, bytes(reply)))
 
 
 @families

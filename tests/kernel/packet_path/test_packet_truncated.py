@@ -7,8 +7,8 @@ from scapy.layers.inet import IPOption_NOP
 from scapy.layers.inet6 import IPv6ExtHdrDestOpt, IPv6ExtHdrFragment, IPv6ExtHdrHopByHop
 
 from ebpfproxy.model.address import Protocol
+from tests.kernel.packet_path.conversation import error
 from tests.kernel.packet_path.served import CLIENT_PORT, PORTS, SCTP, TARGETS, TCP, UDP, serve
-from tests.kernel.packet_path.test_packet_errors import error
 from tests.support import headers
 from tests.support.packet_path import MARK_FORWARD, REDIRECT, UNSPEC, PacketPath
 from tests.support.packets import V4, V6, Places, ip, ping, transport

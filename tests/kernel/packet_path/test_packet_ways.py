@@ -100,11 +100,12 @@ def test_without_a_way_to_the_endpoint_the_nodes_own_packet_is_dropped(path: Pac
 
 
 @families
-def test_a_pod_that_bypassed_all_programs_is_noted(path: PacketPath, at: Places) -> None:
+@pytest.mark.parametrize("protocol", [served.TCP, served.UDP])
+def test_a_pod_that_bypassed_all_programs_is_noted(path: PacketPath, at: Places, protocol: Protocol) -> None:
     """The agent puts one on its device; until then the packet finds its own way."""
     serve(path, at, at.there)
     path.maps["devices"].delete(path.indices["pod"].to_bytes(4, "little"))
-    request = ip(at.pod, at.cluster) / transport(served.TCP, CLIENT_PORT, PORTS[served.TCP])
+    request = ip(at.pod, at.cluster) / transport(protocol, CLIENT_PORT, PORTS[protocol])
     assert path.egress(request, came_in="pod") == (UNSPEC, bytes(request), 0)
     assert path.counted() == {"bypassed": 1}
     assert dict(path.maps["bypassing"].items()).keys() == {path.indices["pod"].to_bytes(4, "little")}
