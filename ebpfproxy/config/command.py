@@ -61,7 +61,7 @@ class FlagsCommand(click.Command):
 
 def unknown_flag(error: click.NoSuchOption) -> ConfigError:
     """What to say about a flag that we have not."""
-    hint = HINTS.get(error.option_name, "")
+    hint = HINTS.get(error.option_name.replace("_", "-"), "")
     if not hint and error.possibilities:
         hint = f"did you mean {error.possibilities[0]}?"
     return ConfigError(f"unknown flag: {error.option_name}", hint)

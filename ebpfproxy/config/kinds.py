@@ -37,15 +37,15 @@ class Kind:
 
 
 class NodePortAddresses(NamedTuple):
-    """Where NodePorts answer: the node's addresses in `networks`; every local one where that is empty.
-
-    `primary`: on the addresses of the Node object alone; `networks` is empty then.
+    """Where NodePorts answer: the node's addresses in `networks`, and its own one of each family where
+    `primary`; on every local one where neither is given.
     """
 
     networks: tuple[Network, ...] = ()
     primary: bool = False
 
 
+_NETWORKS_CALLED = {"all": ("0.0.0.0/0", "::/0"), "localhost": ("127.0.0.0/8", "::1/128")}
 _TRUE = {"1", "t", "T", "TRUE", "true", "True"}
 _FALSE = {"0", "f", "F", "FALSE", "false", "False"}
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -154,17 +154,15 @@ def split_words(texts: Sequence[str]) -> list[str]:
 
 
 def parse_node_port_addresses(texts: Sequence[str]) -> NodePortAddresses:
-    """CIDRs, or ``primary`` alone.
+    """CIDRs, and the words that kube-proxy 1.37 takes beside them (NodePortAddressesPrimary and others in
+    pkg/proxy/apis/config/types.go). Raises ValueError.
 
     >>> parse_node_port_addresses(["primary"])
     NodePortAddresses(networks=(), primary=True)
     """
     words = split_words(texts)
-    if "primary" in words:
-        if len(words) > 1:
-            raise ValueError('"primary" has to stand alone')
-        return NodePortAddresses(primary=True)
-    return NodePortAddresses(tuple(map(parse_network, words)))
+    cidrs = [cidr for word in words if word != "primary" for cidr in _NETWORKS_CALLED.get(word, (word,))]
+    return NodePortAddresses(tuple(map(parse_network, cidrs)), "primary" in words)
 
 
 def parse_networks(texts: Sequence[str]) -> tuple[Network, ...]:
@@ -269,7 +267,7 @@ OPTIONAL_DIRECTORY = Kind("DIR", lambda text: parse_absolute_path(text) if text 
 DIRECTORY = Kind("DIR", parse_path)
 IP = Kind("IP", parse_address)
 LISTEN_ADDRESS = Kind("IP[:PORT]", parse_listen_address)
-NODE_PORT_ADDRESSES = Kind("CIDR,...|primary", parse_node_port_addresses, many=True)
+NODE_PORT_ADDRESSES = Kind("CIDR|primary|localhost|all,...", parse_node_port_addresses, many=True)
 NETWORKS = Kind("CIDR,...", parse_networks, many=True)
 DEVICE_PATTERNS = Kind("PATTERN,...", parse_device_patterns, many=True)
 DEVICE_NAME = Kind("NAME", parse_device_name)

@@ -98,8 +98,8 @@ class Config(EbpfOptions, NetfilterOptions, IpvsOptions):
     )  # fmt: skip
     nodeport_addresses: NodePortAddresses = option(
         "--nodeport-addresses", kinds.NODE_PORT_ADDRESSES, "", Group.TRAFFIC,
-        "Answer NodePorts only on addresses of this node in these networks, or only on its own one of each "
-        "family (primary): the first of its Node object. May be given more than once. Default: on all.",
+        "Answer NodePorts only on addresses of this node in these networks; on its own one of each family "
+        "(primary), the first of its Node object; on loopback (localhost). Default: all.",
         fields="nodePortAddresses",
     )  # fmt: skip
     iptables_localhost_nodeports: bool = option(

@@ -29,14 +29,13 @@ def plan_node_ports(
 
     - `node_port_primary`: the node's own address in each family, as far as it is local (see `host_ips`); as
       long as the Node was not seen, none but a bind address.
-    - `node_port_cidrs`: what lies in them. A family without any has all (NewNodePortAddresses in
-      pkg/proxy/util/nodeport_addresses.go), as both have where none is given at all.
+    - `node_port_cidrs`: what lies in them, too. Without `node_port_primary` a family that has none has
+      all (NewNodePortAddresses in pkg/proxy/util/nodeport_addresses.go).
     - Loopback, of both families, only where `localhost_node_ports` lets it.
     """
+    chosen = {net for of in Family for net in _matching(local_networks, of, context)}
     if context.node_port_primary:
-        chosen = _primary(local_networks, host_ips(node, context))
-    else:
-        chosen = {net for of in Family for net in _matching(local_networks, of, context)}
+        chosen |= _primary(local_networks, host_ips(node, context))
     if not context.localhost_node_ports:
         for hole in LOOPBACK:
             chosen = {part for net in chosen for part in _without(net, hole)}
@@ -45,14 +44,12 @@ def plan_node_ports(
 
 def node_ports_everywhere(context: PlanContext) -> frozenset[Family]:
     """The families in which no option restricts NodePorts to some addresses; loopback does not count."""
-    if context.node_port_primary:
-        return frozenset()
     of_family = {of: [c for c in context.node_port_cidrs if network_family(c) is of] for of in Family}
     everything = {Family.IPV4: V4_BITS, Family.IPV6: 0}
     return frozenset(
         of
         for of, cidrs in of_family.items()
-        if not cidrs or any(cidr.length == everything[of] for cidr in cidrs)
+        if any(cidr.length == everything[of] for cidr in cidrs) or not (cidrs or context.node_port_primary)
     )
 
 
@@ -67,7 +64,7 @@ def _primary(local_networks: frozenset[Network], addresses: Iterable[Address]) -
 def _matching(local_networks: frozenset[Network], of: Family, context: PlanContext) -> Iterable[Network]:
     ours = [net for net in local_networks if network_family(net) is of]
     cidrs = [cidr for cidr in context.node_port_cidrs if network_family(cidr) is of]
-    if not cidrs:
+    if not cidrs and not context.node_port_primary:
         return ours
     return [part for net in ours for cidr in cidrs if (part := _overlap(net, cidr))]
 

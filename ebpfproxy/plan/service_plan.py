@@ -193,7 +193,8 @@ class DetectLocal(enum.Enum):
 class PlanContext:
     """What plan needs to know beside the cluster's objects.
 
-    `node_port_cidrs` empty means every local address. `node_name` as endpoints name it.
+    `node_port_cidrs` empty means every local address, unless `node_port_primary`. `node_name` as endpoints
+    name it.
     `bind_address`: kube-proxy's, None where it is no address in particular; of its family, it is the node's
     own address whatever the Node says. `device_patterns` as of the shell; empty means that devices are
     found by what they are.

@@ -105,9 +105,13 @@ def test_no_node_port_address_means_all() -> None:
     assert kinds.parse_node_port_addresses([""]) == kinds.NodePortAddresses()
 
 
-def test_primary_beside_a_network_is_refused() -> None:
-    with pytest.raises(ValueError, match="stand alone"):
-        kinds.parse_node_port_addresses(["primary", "10.0.0.0/8"])
+def test_words_for_node_port_addresses_stand_beside_networks() -> None:
+    """As of kube-proxy 1.37."""
+    parsed = kinds.parse_node_port_addresses(["primary, localhost", "10.0.0.0/8"])
+    networks = tuple(map(parse_network, ["127.0.0.0/8", "::1/128", "10.0.0.0/8"]))
+    assert parsed == kinds.NodePortAddresses(networks, primary=True)
+    everything = tuple(map(parse_network, ["0.0.0.0/0", "::/0"]))
+    assert kinds.parse_node_port_addresses(["all"]) == kinds.NodePortAddresses(everything)
 
 
 @pytest.mark.parametrize(

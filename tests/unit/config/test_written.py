@@ -21,7 +21,7 @@ _TEXTS: dict[str, list[Any]] = {
     "proxy_mode": ["auto", "ebpf", "nftables", "iptables", "ipvs"],
     "bind_address": ["::", "192.0.2.1"],
     "masquerade_all": ["true", "0", "F"],
-    "nodeport_addresses": [("10.0.0.0/8, fd00::/8", "192.0.2.0/24"), ("primary",)],
+    "nodeport_addresses": [("10.0.0.0/8, fd00::/8", "192.0.2.0/24"), ("primary", "localhost")],
     "iptables_localhost_nodeports": ["false"],
     "cluster_cidr": ["10.244.0.0/16,fd00::/48"],
     "detect_local_mode": ["NodeCIDR", "BridgeInterface"],

@@ -15,7 +15,7 @@ from ebpfproxy.model.address import (
     network_family,
     parse_address,
 )
-from ebpfproxy.plan.node_ports import LOOPBACK, plan_node_ports
+from ebpfproxy.plan.node_ports import LOOPBACK, node_ports_everywhere, plan_node_ports
 from ebpfproxy.plan.service_plan import PlanContext
 from tests.support import build
 from tests.support.build import CONTEXT, networks
@@ -70,6 +70,26 @@ def test_of_nested_networks_the_smaller_answers() -> None:
 
 def test_primary_is_one_address_of_each_family_though_the_node_has_more() -> None:
     assert answered(primary=True) == {"192.0.2.10/32", "2001:db8::10/128"}
+
+
+def test_networks_are_answered_on_beside_primary() -> None:
+    assert answered("127.0.0.0/8", "::1/128", primary=True) == {
+        *("127.0.0.0/8", "::1/128"),
+        *("192.0.2.10/32", "2001:db8::10/128"),
+    }
+    assert answered("10.0.0.0/8", primary=True) == {"10.1.0.1/32", "192.0.2.10/32", "2001:db8::10/128"}
+    assert answered("0.0.0.0/0", "::/0", primary=True) == answered()
+
+
+def test_a_family_is_answered_everywhere_where_nothing_restricts_it() -> None:
+    for cidrs, primary, everywhere in (
+        ((), False, {Family.IPV4, Family.IPV6}),
+        (("10.0.0.0/8",), False, {Family.IPV6}),
+        ((), True, set()),
+        (("0.0.0.0/0",), True, {Family.IPV4}),
+    ):
+        context = PlanContext("here", node_port_cidrs=networks(cidrs), node_port_primary=primary)
+        assert node_ports_everywhere(context) == everywhere
 
 
 def test_primary_is_the_bind_address_in_its_family() -> None:
