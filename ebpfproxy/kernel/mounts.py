@@ -159,6 +159,17 @@ def is_bpffs(path: Path) -> bool:
         return False
 
 
+def is_mounted_for(process: Path, path: Path) -> bool:
+    """Whether the file system that `path` is on is in that process's mounts, too, wherever it is there.
+
+    `process` is its folder in proc. Raises OSError where either may not be looked at, or is not there.
+    """
+    device = os.stat(path).st_dev  # noqa: PTH116  (beside os.major)
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    with (process / "mountinfo").open() as lines:  # proc_pid_mountinfo(5): the third field
+        return any(line.split(" ", 3)[2] == wanted for line in lines)
+
+
 def _not_permitted(path: Path) -> Rejected:
     return Rejected(f"{path} cannot be looked at: {os.strerror(errno.EACCES)}", "run as root")
 

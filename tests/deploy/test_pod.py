@@ -106,7 +106,8 @@ def test_a_bpffs_that_the_pod_had_to_mount_stays_on_the_node(installed: Installe
     subprocess.run(["mount", "--make-shared", bare], check=True)
     installed.paths["/sys/fs/bpf"] = bare
     exposed = web(installed)
-    installed.start()
+    agent = installed.start()
+    assert "the bpffs is this container's own" not in agent.log()
     installed.kill()
     assert mounts.is_bpffs(bare)
     assert (bare / "ebpfproxy").is_dir()

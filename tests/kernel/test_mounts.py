@@ -169,6 +169,26 @@ else:
     assert not mounts.is_bpffs(tmp_path / "a" / "bpf")
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_mount_of_one_process_is_anothers_where_they_share_what_it_is_below(
+    tmp_path: Path, shared: bool
+) -> None:
+    subprocess.run(["mount", "--bind", tmp_path, tmp_path], check=True)
+    try:
+        subprocess.run(["mount", "--make-shared", tmp_path], check=True)
+        apart(
+            f"""
+root = folder / "bpf"
+assert mounts.ensure_bpffs(root) is True
+assert mounts.is_mounted_for(parent, root) is {shared}
+""",
+            tmp_path,
+            *(["--propagation=unchanged"] if shared else []),
+        )
+    finally:
+        subprocess.run(["umount", "--recursive", tmp_path], check=True)
+
+
 def test_below_the_kernels_own_place_bpffs_is_mounted_there(tmp_path: Path) -> None:
     """sysfs lets nobody make a folder, so it has to be mounted first."""
     apart(

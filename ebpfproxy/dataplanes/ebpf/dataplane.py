@@ -331,9 +331,9 @@ class EbpfDataplane:
 
 
 def _warn_of_private_mount(root: Path, proc_root: Path) -> None:
-    """A bpffs that we had to mount, in a mount namespace that is not the host's, goes when that goes."""
+    """A bpffs that we had to mount, and that the host's processes do not see, goes with this container."""
     with contextlib.suppress(OSError):
-        if Path("/proc/self/ns/mnt").stat().st_ino != (proc_root / "1/ns/mnt").stat().st_ino:
+        if not mounts.is_mounted_for(proc_root / "1", root):
             log.warning(
                 "the bpffs is this container's own: a restart will interrupt Services",
                 root=root,
