@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import socket
 import subprocess
+from collections.abc import Sequence
 from typing import NoReturn
 
 import pytest
@@ -13,6 +14,7 @@ from ebpfproxy.dataplanes.ipvs.dataplane import IpvsDataplane
 from ebpfproxy.errors import Rejected, Unsupported
 from ebpfproxy.kernel import conntrack, dummy, ipset, ipvs
 from ebpfproxy.kernel.dummy import KUBE_IPVS0
+from ebpfproxy.kernel.ipvs import Operation, Refusal
 from ebpfproxy.model.address import Address, Protocol, parse_address
 from ebpfproxy.model.service import ServicePortName
 from ebpfproxy.plan.service_plan import Frontend, FrontendKind, FrontendPlan, Otherwise, Scope, Treatment
@@ -124,6 +126,36 @@ def test_udp_flows_end_before_anything_that_may_fail(
         with pytest.raises(Rejected):
             removal.retire((), lambda of: False)
         assert not list(conntrack.flows(Protocol.UDP))
+
+
+def test_who_got_an_answer_meanwhile_is_served_by_the_other_mode_with_his_next_datagram(
+    plane: IpvsDataplane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The flow that the answer began would take it for one of its answers, which nobody translates. It goes
+    with IPVS' connection, and that with its virtual server, as vs/expire_nodest_conn says (Linux 5.9)."""
+    bring(plane, plan(ONE, protocol=Protocol.UDP))
+    serving = f"-t nat -A OUTPUT -d {VIP} -p udp --dport 80 -j DNAT --to-destination {TWO}:8080"
+    apply = ipvs.apply
+
+    def answer_and_apply(operations: Sequence[Operation]) -> list[Refusal]:
+        one.sendto(b"late", peer)
+        return apply(operations)
+
+    with contextlib.ExitStack() as closing:
+        client, one, two = (closing.enter_context(socket.socket(type=socket.SOCK_DGRAM)) for _ in range(3))
+        for sock, at in ((client, (NODE_ADDRESS, 0)), (one, (ONE, 8080)), (two, (TWO, 8080))):
+            sock.bind(at)  # the client, too: else its address is the Service's, and masqueraded
+            sock.settimeout(10)
+        client.connect((VIP, 80))
+        client.send(b"first")
+        _, peer = one.recvfrom(16)
+        subprocess.run(["iptables-nft", *serving.split()], check=True)
+        subprocess.run(["ip", "route", "add", VIP, "dev", "lo"], check=True)  # any will do
+        monkeypatch.setattr(ipvs, "apply", answer_and_apply)
+        removal.retire((), lambda of: False)
+        assert client.recv(16) == b"late"
+        client.send(b"next")
+        assert two.recv(16) == b"next"
 
 
 @pytest.mark.parametrize("step", ["flows", "delete"])
