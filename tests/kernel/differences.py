@@ -58,6 +58,10 @@ class Differences(NamedTuple):
     """Of UDP: what comes to a NodePort is a call for the Service, be it the answer to what the node has asked
     from that port. IPVS looks at each packet that it knows no connection of."""
 
+    affinity_by_address: bool
+    """A client has an endpoint for each address of a Service: IPVS knows of virtual servers, not of Services.
+    That it is the same one is chance, which holds as long as all have met the same clients in one order."""
+
     answers_pings: bool
     """At the addresses of Services. For netfilter, no rule of kube-proxy's translates ICMP."""
 
@@ -94,6 +98,7 @@ _NFTABLES = Differences(
     one_list=False,
     ends_with_service=False,
     takes_answers=False,
+    affinity_by_address=False,
     answers_pings=False,
 )
 DIFFERENCES = {
@@ -109,6 +114,7 @@ DIFFERENCES = {
         one_list=False,
         ends_with_service=False,
         takes_answers=False,
+        affinity_by_address=False,
         answers_pings=True,
     ),
     "nftables": _NFTABLES,
@@ -122,6 +128,7 @@ DIFFERENCES = {
         one_list=True,
         ends_with_service=True,
         takes_answers=True,
+        affinity_by_address=True,
         answers_pings=True,
     ),
 }
