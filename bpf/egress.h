@@ -64,7 +64,8 @@ static __always_inline int icmp_egress(struct __sk_buff *skb, struct packet *pac
 	if (!flow || !address_equal(&packet->tuple.destination, &as->destination))
 		return PASS_ON;
 	/* The node's own stack complains of what it was given back, to nobody who would know it; or
-	 * knows of a better way to an endpoint whose address its client never saw.
+	 * knows of a better way to an endpoint whose address its client never saw. A direct flow is
+	 * known to its endpoint, by the port that it was given.
 	 */
 	if ((flow->way != BETWEEN && !(flow->flags & FLOW_DIRECT)) || is_icmp_redirect(packet))
 		return DROP;

@@ -99,7 +99,8 @@ class Config(EbpfOptions, NetfilterOptions, IpvsOptions):
     nodeport_addresses: NodePortAddresses = option(
         "--nodeport-addresses", kinds.NODE_PORT_ADDRESSES, "", Group.TRAFFIC,
         "Answer NodePorts only on addresses of this node in these networks; on its own one of each family "
-        "(primary), the first of its Node object; on loopback (localhost). Default: all.",
+        "(primary), the first of its Node object; on loopback (localhost). May be given more than once. "
+        "Default: all.",
         fields="nodePortAddresses",
     )  # fmt: skip
     iptables_localhost_nodeports: bool = option(

@@ -35,6 +35,12 @@ from tests.kernel.ipvs_plane.ground import (
 pytestmark = pytest.mark.kernel
 
 
+def have_another_mode_serve(protocol: Protocol = Protocol.TCP, order: str = "-A") -> None:
+    """By a rule that sends what the node dials to TWO, behind ours or (`-I`) in front of them."""
+    to = f"-d {VIP} -p {protocol.name.lower()} --dport 80 -j DNAT --to-destination {TWO}:8080"
+    subprocess.run(["iptables-nft", "-t", "nat", order, "OUTPUT", *to.split()], check=True)
+
+
 def test_where_another_mode_serves_only_what_open_connections_need_stays_until_they_end(
     plane: IpvsDataplane,
 ) -> None:
@@ -57,8 +63,7 @@ def test_what_the_node_dials_anew_while_connections_last_comes_from_an_address_t
     bring(plane, plan(ONE))
     with connected(), socket.create_server((TWO, 8080)) as server:
         removal.retire((), lambda of: False)
-        serving = f"-t nat -A OUTPUT -d {VIP} -p tcp --dport 80 -j DNAT --to-destination {TWO}:8080"
-        subprocess.run(["iptables-nft", *serving.split()], check=True)
+        have_another_mode_serve()
         with socket.create_connection((VIP, 80), timeout=10):
             served, (source, _) = server.accept()
             served.close()
@@ -74,8 +79,7 @@ def test_what_the_node_dialed_anew_goes_on_when_the_last_connection_of_ipvs_has_
         server = closing.enter_context(socket.create_server((TWO, 8080)))
         with connected():
             removal.retire((), lambda of: False)
-            serving = f"-t nat -A OUTPUT -d {VIP} -p tcp --dport 80 -j DNAT --to-destination {TWO}:8080"
-            subprocess.run(["iptables-nft", *serving.split()], check=True)
+            have_another_mode_serve()
             client = closing.enter_context(socket.create_connection((VIP, 80), timeout=10))
             served = closing.enter_context(server.accept()[0])
 
@@ -104,8 +108,7 @@ def test_what_the_node_dials_while_addresses_are_taken_off_has_its_own_back(
 
     monkeypatch.setattr(removal, "_of_open_sockets", too_early)
     with socket.create_server((TWO, 8080)) as server:
-        serving = f"-t nat -I OUTPUT -d {VIP} -p tcp --dport 80 -j DNAT --to-destination {TWO}:8080"
-        subprocess.run(["iptables-nft", *serving.split()], check=True)
+        have_another_mode_serve(order="-I")
         with socket.create_connection((VIP, 80), timeout=10) as client, server.accept()[0] as served:
             assert client.getsockname()[0] == VIP
             assert removal.retire((), lambda of: False)[1]
@@ -134,7 +137,6 @@ def test_who_got_an_answer_meanwhile_is_served_by_the_other_mode_with_his_next_d
     """The flow that the answer began would take it for one of its answers, which nobody translates. It goes
     with IPVS' connection, and that with its virtual server, as vs/expire_nodest_conn says (Linux 5.9)."""
     bring(plane, plan(ONE, protocol=Protocol.UDP))
-    serving = f"-t nat -A OUTPUT -d {VIP} -p udp --dport 80 -j DNAT --to-destination {TWO}:8080"
     apply = ipvs.apply
 
     def answer_and_apply(operations: Sequence[Operation]) -> list[Refusal]:
@@ -149,7 +151,7 @@ def test_who_got_an_answer_meanwhile_is_served_by_the_other_mode_with_his_next_d
         client.connect((VIP, 80))
         client.send(b"first")
         _, peer = one.recvfrom(16)
-        subprocess.run(["iptables-nft", *serving.split()], check=True)
+        have_another_mode_serve(Protocol.UDP)
         subprocess.run(["ip", "route", "add", VIP, "dev", "lo"], check=True)  # any will do
         monkeypatch.setattr(ipvs, "apply", answer_and_apply)
         removal.retire((), lambda of: False)

@@ -9,7 +9,15 @@ from scapy.layers.l2 import Ether
 from ebpfproxy.dataplanes.ebpf import abi
 from ebpfproxy.model.address import Protocol
 from tests.kernel.packet_path import served
-from tests.kernel.packet_path.served import CLIENT_PORT, PORTS, TARGETS, families, protocols, serve
+from tests.kernel.packet_path.served import (
+    CLIENT_PORT,
+    PORTS,
+    TARGETS,
+    families,
+    protocols,
+    serve,
+    translatable,
+)
 from tests.support.packet_path import MARK_BARE, MARK_DONE, REDIRECT, SHOT, UNSPEC, PacketPath
 from tests.support.packets import V6, Places, become, ip, transport
 
@@ -100,7 +108,7 @@ def test_without_a_way_to_the_endpoint_the_nodes_own_packet_is_dropped(path: Pac
 
 
 @families
-@pytest.mark.parametrize("protocol", [served.TCP, served.UDP])
+@translatable
 def test_a_pod_that_bypassed_all_programs_is_noted(path: PacketPath, at: Places, protocol: Protocol) -> None:
     """The agent puts one on its device; until then the packet finds its own way."""
     serve(path, at, at.there)
