@@ -152,8 +152,7 @@ static __always_inline bool masquerades_with(struct __sk_buff *skb, const struct
 	u32 ifindex = skb->ifindex;
 	struct device *device = devices.lookup(&ifindex);
 
-	return device &&
-	       (address_equal(&device->v4, address) || address_equal(&device->v6, address));
+	return device && address_equal(address_of_device(device, address), address);
 }
 
 /* What a packet of no flow has to do with flows, that comes from the node itself, as an OUTPUT

@@ -196,6 +196,13 @@ static __always_inline bool flow_open(struct __sk_buff *skb, struct packet *pack
 	return true;
 }
 
+/* What is masqueraded at the device gets, of the family of `like`; unspecified: there is none. */
+static __always_inline const struct address *address_of_device(const struct device *device,
+							       const struct address *like)
+{
+	return address_is_v4(like) ? &device->v4 : &device->v6;
+}
+
 /* Choose the address and port by which the endpoint sees the client of `mine`, and tell its
  * entries. `ifindex` is the device towards the endpoint. False: it is counted why not.
  */
@@ -207,7 +214,7 @@ static __always_inline bool masquerade(struct __sk_buff *skb, struct flow *mine,
 
 	*flow = *mine;
 	if (device)
-		flow->masquerade = address_is_v4(&mine->endpoint) ? device->v4 : device->v6;
+		flow->masquerade = *address_of_device(device, &mine->endpoint);
 	if (!device || address_is_unspecified(&flow->masquerade)) {
 		count(COUNTER_NO_ADDRESS);
 		return false;
