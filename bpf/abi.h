@@ -184,6 +184,7 @@ enum node_flag {
 /* The one entry of `node`: what holds for all programs. Timeouts in seconds. */
 struct node {
 	__u64 netns_cookie; /* of the namespace that counts as the node; 0: none does yet */
+	__u64 lent_since;   /* ns: `former_flows` tells what was seen since; 0: nothing */
 	__u32 flags;	    /* enum node_flag */
 	__u32 inlet;	    /* index of the device by which replies reach the node; 0: none */
 	__u32 tcp_established;
@@ -245,6 +246,7 @@ enum flow_flag {
 	FLOW_RESET = 64,	/* TCP: by either */
 	FLOW_REDIRECT = 128,	/* both legs skip the node's stack */
 	FLOW_DIRECT = 256,	/* of no Service: it had the address and port of another flow */
+	FLOW_BROUGHT = 512,	/* the entry is from a former layout, and has no ids yet */
 };
 
 /* Value of `flows`: each entry of a flow has all of it, so that one restores the others. */
@@ -259,7 +261,7 @@ struct flow {
 	__be16 between_port; /* the client's, unless another flow between the two has that */
 	__be16 masquerade_port;
 	__u16 flags;	  /* enum flow_flag */
-	__u32 service_id; /* 0, and endpoint_id: nowhere in force */
+	__u32 service_id; /* 0, as endpoint_id: none, or none any more */
 	__u32 endpoint_id;
 	__u8 protocol;
 	__u8 way; /* enum flow_way: which of the entries this is */

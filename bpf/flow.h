@@ -18,8 +18,9 @@
  * with bottom halves off.
  */
 struct scratch {
-	struct flow flow; /* what is written into the map */
-	struct flow mine; /* the flow that the packet is of */
+	struct flow flow;    /* what is written into the map */
+	struct flow mine;    /* the flow that the packet is of */
+	struct flow brought; /* from a former layout */
 	struct packet packet;
 	struct packet quoted; /* by `packet`, an ICMP error */
 	u64 now;	      /* from when a flow is found or opened on */
@@ -80,11 +81,63 @@ static __always_inline bool flow_is_over(const struct flow *flow, u64 now)
 	return (s64)(now - flow->last_seen) > (s64)(flow_timeout(flow, settings) * NSEC_PER_SEC);
 }
 
+/* Write an entry. EBUSY: somebody reads this bucket just now (htab_lock_bucket()); cilium #35010.
+ */
+static __always_inline int flow_write(struct flow_key *key, struct flow *flow, bool only_new)
+{
+	int failed = 0;
+
+#pragma nounroll
+	for (int attempt = 0; attempt < BUSY_ATTEMPTS; again(attempt, 1)) {
+		failed = only_new ? flows.insert(key, flow) : flows.update(key, flow);
+		if (failed != EBUSY_NEGATIVE)
+			break;
+		count(COUNTER_FLOWS_BUSY);
+	}
+	return failed;
+}
+
+/* The entry that a former layout's programs wrote there since the agent began to copy theirs. What
+ * is older was copied, so where it is not here it was removed, or evicted.
+ */
+static __always_inline struct flow *flow_lent(struct flow_key *key)
+{
+	WORD_KEY(zero, 0);
+	const struct node *settings = node_get();
+	struct flow *found;
+	void *former;
+
+	if (!settings || !settings->lent_since)
+		return NULL;
+	former = former_flows.lookup(zero);
+	found = former ? bpf_map_lookup_elem(former, key) : NULL;
+	return found && found->last_seen >= settings->lent_since ? found : NULL;
+}
+
+/* Bring such an entry over. Ids mean others there; the agent writes ours when nothing is lent any
+ * more.
+ */
+static __always_inline bool flow_bring_over(struct flow_key *key, struct scratch *scratch)
+{
+	struct flow *found = flow_lent(key);
+
+	if (!found)
+		return false;
+	scratch->brought = *found;
+	scratch->brought.service_id = 0;
+	scratch->brought.endpoint_id = 0;
+	scratch->brought.flags |= FLOW_BROUGHT;
+	flow_write(key, &scratch->brought, true);
+	return true;
+}
+
 /* The entry that has this key, unless it is over. */
 static __always_inline struct flow *flow_find(struct flow_key *key, struct scratch *scratch)
 {
 	struct flow *flow = flows.lookup(key);
 
+	if (!flow && flow_bring_over(key, scratch))
+		flow = flows.lookup(key);
 	if (!flow)
 		return NULL;
 	scratch->now = time_now(); /* it costs as much as parsing: not for packets of no flow */
@@ -172,22 +225,6 @@ static __always_inline bool flow_has(const struct flow *flow, u8 way)
 	return true;
 }
 
-/* Write an entry. EBUSY: somebody reads this bucket just now (htab_lock_bucket()); cilium #35010.
- */
-static __always_inline int flow_write(struct flow_key *key, struct flow *flow, bool only_new)
-{
-	int failed = 0;
-
-#pragma nounroll
-	for (int attempt = 0; attempt < BUSY_ATTEMPTS; again(attempt, 1)) {
-		failed = only_new ? flows.insert(key, flow) : flows.update(key, flow);
-		if (failed != EBUSY_NEGATIVE)
-			break;
-		count(COUNTER_FLOWS_BUSY);
-	}
-	return failed;
-}
-
 /* Whether both are between the same client's socket and the same frontend. */
 static __always_inline bool flow_is_same(const struct flow *one, const struct flow *other)
 {
@@ -207,9 +244,10 @@ static __always_inline void flow_tell(struct flow *known, u8 way, struct scratch
 	flow_key_of(&scratch->key, known, way);
 	entry = flows.lookup(&scratch->key);
 	/* Not that of an earlier flow between the same, which had another port in between. */
-	if (entry && entry->endpoint_id == known->endpoint_id &&
+	if (entry && entry->endpoint_port == known->endpoint_port &&
+	    address_equal(&entry->endpoint, &known->endpoint) &&
 	    entry->between_port == known->between_port && flow_is_same(entry, known)) {
-		entry->flags = known->flags | (entry->flags & ~FLOW_RESET);
+		entry->flags = (known->flags & ~FLOW_BROUGHT) | (entry->flags & ~FLOW_RESET);
 		entry->last_seen = known->last_seen;
 		entry->masquerade = known->masquerade;
 		entry->masquerade_port = known->masquerade_port;

@@ -39,6 +39,8 @@ PINNED("hash", u32, struct device, devices, 4096, BPF_F_NO_PREALLOC);
 PINNED("lru_hash", u32, u64, bypassing, 4096, 0);
 
 PINNED("lru_hash", struct flow_key, struct flow, flows, FLOWS_MAX, 0);
+/* The map `flows` of a former layout, for as long as its programs are at some device. */
+PINNED("array_of_maps$flows", u32, u32, former_flows, 1, 0);
 /* By what their endpoint sends: connections to Services that netfilter masquerades, from before
  * this dataplane. The value is conntrack's zone of that direction.
  */

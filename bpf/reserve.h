@@ -92,6 +92,14 @@ static __always_inline bool socket_uses(struct __sk_buff *skb, const struct flow
 	return false;
 }
 
+/* Whether a former layout knows another flow by `scratch->key`, that is not over. */
+static __always_inline bool is_lent_flows(struct scratch *scratch)
+{
+	struct flow *lent = flow_lent(&scratch->key);
+
+	return lent && !flow_is_same(lent, &scratch->flow) && !flow_is_over(lent, scratch->now);
+}
+
 enum place {
 	VACANT,
 	REUSABLE, /* this flow's own, or of one that is over */
@@ -145,7 +153,8 @@ static __always_inline bool reserve(struct __sk_buff *skb, struct scratch *scrat
 				break;
 			*port = any_port();
 		}
-		if (place != TAKEN && !(way == FROM_ENDPOINT && socket_uses(skb, flow, scratch))) {
+		if (place != TAKEN && !is_lent_flows(scratch) &&
+		    !(way == FROM_ENDPOINT && socket_uses(skb, flow, scratch))) {
 			failed = flow_write(&scratch->key, flow, place == VACANT);
 			if (failed != EEXIST_NEGATIVE)
 				break;

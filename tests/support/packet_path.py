@@ -151,7 +151,7 @@ class PacketPath:
 
     def start_over(self) -> None:
         """No Services and no flows; the node and its devices as at the top of this file."""
-        self._apply({}, list(self._entries))
+        self.serve_nothing()
         self._empty("flows", "netfilter_flows", "fragments", "affinity", "bypassing")
         self._empty("local_networks", "devices")
         self.set_node()
@@ -172,11 +172,11 @@ class PacketPath:
 
     # What the agent writes
 
-    def set_node(self, flags: int = 0, inlet: int = 0, **timeouts: int) -> None:
+    def set_node(self, flags: int = 0, inlet: int = 0, lent_since: int = 0, **timeouts: int) -> None:
         """The one entry of `node`; timeouts in seconds, kube-proxy's unless given. The cookie is 0, by which
         the marks are those that are written here."""
         seconds = TIMEOUTS | timeouts
-        values = (0, flags, inlet, *(seconds[name] for name in TIMEOUTS))
+        values = (0, lent_since, flags, inlet, *(seconds[name] for name in TIMEOUTS))
         self.maps["node"].update(_U32.pack(0), abi.NODE.pack(*values))
 
     def set_device(self, name: str, v4: str = "0.0.0.0", v6: str = "::") -> None:
@@ -194,6 +194,9 @@ class PacketPath:
         entries = render(plans, None, ())
         puts = {key: entry for key, entry in entries.items() if isinstance(key, ServicePortKey)}
         self._apply({key: entry for key, entry in puts.items() if isinstance(entry, ServicePortEntry)}, [])
+
+    def serve_nothing(self) -> None:
+        self._apply({}, list(self._entries))
 
     def _apply(self, puts: dict[ServicePortKey, ServicePortEntry], drops: list[ServicePortKey]) -> None:
         refused = self._table.apply(puts, drops)[0]

@@ -42,13 +42,15 @@ _NEEDED = {
 _FORMER = ("service_names", "endpoints", *_NEEDED)
 _NOEXIST = 1  # BPF_NOEXIST
 _BATCH = 4096  # entries
-_U64 = struct.Struct("=Q")
+_U32, _U64 = struct.Struct("=I"), struct.Struct("=Q")
+_ONLY = _U32.pack(0)  # key of `former_flows`
 
 
 class CarryOver:
     """From one former layout into the present maps. Nothing is ever written to the former ones.
 
-    `copy` as often as needed, once before the hooks are switched and once after. Close with `close`.
+    `copy` as often as needed, once before the hooks are switched and once after. What flows the former
+    programs begin in between, `lend` tells the present ones of. Close with `close`.
     """
 
     def __init__(self, former: Path, maps: Maps, ids_of: IdsOf) -> None:
@@ -66,6 +68,7 @@ class CarryOver:
             reason = "; ".join(dict.fromkeys(unlike.values()))
             log.warning("maps of a former layout cannot be carried over", maps=lost, reason=reason)
         self._seen_keys: dict[str, set[bytes]] = {name: set() for name in ("socket_flows", "affinity")}
+        self._flows: CarriedFlows | None = None
         self._steps = {name: self._step(name) for name in names}
 
     def _step(self, name: str) -> Callable[[Translation], int]:
@@ -73,7 +76,8 @@ class CarryOver:
         if name == "socket_peers":
             return CarriedPeers(self._former[name], self._present[name]).copy
         if name == "flows":
-            return CarriedFlows(self._former[name], self._present[name]).copy
+            self._flows = CarriedFlows(self._former[name], self._present[name])
+            return self._flows.copy
         return self._datagrams if name == "socket_flows" else self._affinity
 
     def _open(self, folder: Path, name: str) -> str:
@@ -112,6 +116,31 @@ class CarryOver:
         if any(written.values()):
             log.info("carried over from the former layout", **written)
         return sum(written.values())
+
+    def lend(self) -> bool:
+        """Put the former `flows` where the present programs can see it; whether that worked. What they look
+        for there, `node` says. It stays until `take_back`, also when nobody runs.
+
+        Without it a flow that is begun after a copy, and goes on by a device that has been switched, would be
+        nobody's until the next copy. Takes Linux 5.10 where both maps have another size (134fede4eecf).
+        """
+        if not self._flows:
+            return False
+        try:
+            self._present["former_flows"].update(_ONLY, _U32.pack(self._former["flows"].fd))
+        except KernelError as failure:
+            log.error("flows that begin while programs are replaced may end", reason=failure.message)
+            return False
+        return True
+
+    def take_back(self) -> None:
+        """After the last copy, when the programs have been told to look there no more."""
+        self._present["former_flows"].delete(_ONLY)
+        if self._flows:
+            ids = Translation(self._former["service_names"], self._ids_of)
+            adopted = self._flows.adopt(ids)
+            if adopted:
+                log.info("brought over while programs were replaced", entries=adopted)
 
     # Unconnected sockets, and clients
 

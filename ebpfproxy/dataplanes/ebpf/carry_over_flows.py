@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from ebpfproxy.dataplanes.ebpf import abi
 from ebpfproxy.dataplanes.ebpf.carry_over_ids import Translation
 from ebpfproxy.dataplanes.ebpf.flow_state import Flow, columns, same_flow
-from ebpfproxy.errors import AlreadyExists, KernelError
+from ebpfproxy.dataplanes.ebpf.flow_state import keys as keys_of
+from ebpfproxy.errors import AlreadyExists, KernelError, NotFound
 from ebpfproxy.kernel.bpf import BUSY, Map, errno_of
 
 _BATCH = 1024  # entries: a call takes half a millisecond
@@ -20,9 +21,12 @@ _NOEXIST, _EXIST = 1, 2  # BPF_NOEXIST, BPF_EXIST
 _KEY, _VALUE = abi.FLOW_KEY.size, abi.FLOW.size
 _IDS = struct.Struct("=II")  # service_id and endpoint_id
 _IDS_AT = abi.FLOW.offset("service_id")
+_U16 = struct.Struct("=H")
+_FLAGS_AT = abi.FLOW.offset("flags")
 _SEEN_AT = abi.FLOW.offset("last_seen")  # the last field
 _SEEN = columns(last_seen="Q")
-_ENDPOINT = columns(endpoint="16s", endpoint_port="H", service_id="I")
+_FLAGS = columns(flags="H")
+_ENDPOINT = columns(endpoint="16s", endpoint_port="H", flags="H", service_id="I")
 
 _Entry = tuple[int, bytes, bytes]  # its hash, its key and its value
 
@@ -94,12 +98,38 @@ class CarriedFlows:
         former, present = Flow.unpack(value), Flow.unpack(found or bytes(_VALUE))
         if present.last_seen > former.last_seen or not same_flow(former, present):
             return False
-        newer = former._replace(flags=former.flags | present.flags)
-        if present.masquerade_port:
-            newer = newer._replace(masquerade=present.masquerade, masquerade_port=present.masquerade_port)
+        newer = present._replace(flags=former.flags | present.flags, last_seen=former.last_seen)
+        if not present.masquerade_port:
+            newer = newer._replace(masquerade=former.masquerade, masquerade_port=former.masquerade_port)
         if newer == present._replace(last_seen=newer.last_seen):
             return False
         self._present.update(key, newer.pack(), _EXIST)
+        return True
+
+    def adopt(self, ids: Translation) -> int:
+        """Give ids to what the present programs brought over by themselves and do no more; to how many
+        entries. Where the former map has forgotten the flow, both are 0."""
+        return sum(
+            self._adopt(keys[at * _KEY : (at + 1) * _KEY], ids)
+            for keys, values in self._present.batches(_BATCH)
+            for at, (flags,) in enumerate(_FLAGS.iter_unpack(values))
+            if flags & abi.FLOW_BROUGHT
+        )
+
+    def _adopt(self, key: bytes, ids: Translation) -> bool:
+        flow = Flow.unpack(self._present.lookup(key) or bytes(_VALUE))
+        if not flow.flags & abi.FLOW_BROUGHT:
+            return False
+        known = (Flow.unpack(self._former.lookup(each) or bytes(_VALUE)) for each in keys_of(flow).values())
+        service = next((former.service_id for former in known if same_flow(former, flow)), 0)
+        service, endpoint = ids.of(service, flow.endpoint, flow.endpoint_port)
+        adopted = flow._replace(flags=flow.flags & ~abi.FLOW_BROUGHT)
+        try:
+            self._present.update(
+                key, adopted._replace(service_id=service, endpoint_id=endpoint).pack(), _EXIST
+            )
+        except NotFound:
+            return False
         return True
 
 
@@ -112,5 +142,8 @@ def _entries(keys: bytes, values: bytes) -> Iterator[_Entry]:
 
 
 def _translated(value: bytes, ids: Translation) -> bytes:
-    address, port, service = _ENDPOINT.unpack(value)
-    return value[:_IDS_AT] + _IDS.pack(*ids.of(service, address, port)) + value[_IDS_AT + _IDS.size :]
+    flow = bytearray(value)
+    address, port, flags, service = _ENDPOINT.unpack(value)
+    _U16.pack_into(flow, _FLAGS_AT, flags & ~abi.FLOW_BROUGHT)
+    _IDS.pack_into(flow, _IDS_AT, *ids.of(service, address, port))
+    return bytes(flow)

@@ -43,6 +43,7 @@ from ebpfproxy.plan.service_plan import NodePlan, ServicePortPlan, SocketLb
 log = Logger(__name__)
 
 _U32 = struct.Struct("=I")
+_SEEN_ANEW = 1_000_000_000  # ns within which a flow's packets do not change when it was last seen
 _PATIENCE = 5.0  # seconds for an agent that is about to end, as at a DaemonSet's update
 
 
@@ -199,12 +200,12 @@ class EbpfDataplane:
         drops = [key for key in delta.drops if isinstance(key, ServicePortKey)]
         services, gone = self._table.apply(puts, drops)
         refused.update(services.items())
-        refused.update(self._attach(delta.puts))
+        attached = self._attach(delta.puts, refused)
         refused.update(self._detach(delta.drops))
         for key in delta.drops:
             if isinstance(key, Network):
                 self._maps["local_networks"].delete(_network_key(key))
-        self._settle(refused)
+        self._settle(refused, attached)
         if gone:
             self._stale.look(frozenset(gone))
         return refused
@@ -219,23 +220,23 @@ class EbpfDataplane:
                     refused[key] = failure
         return refused
 
-    def _attach(self, puts: Mapping[Key, Entry]) -> dict[Key, KernelError]:
-        """Where another layout is hooked in, what its maps know of flows, sockets and clients comes along."""
+    def _attach(self, puts: Mapping[Key, Entry], refused: dict[Key, KernelError]) -> bool:
+        """Whether anything was; what was not is put into `refused`.
+
+        Where another layout is hooked in, what its maps know of flows, sockets and clients comes along.
+        """
         hooks = [key.name for key in puts if isinstance(key, HookKey)]
         devices = {k: cast(DeviceEntry, e) for k, e in puts.items() if isinstance(k, DeviceKey)}
-        refused: dict[Key, KernelError] = dict(self._devices.fill(devices).items())
+        refused.update(self._devices.fill(devices).items())
         devices = {key: entry for key, entry in devices.items() if key not in refused}
         wanted = frozenset[Key](devices).union(map(HookKey, hooks))
-        carrying = self._carry_over() if wanted else None
-        if carrying and not wanted <= self._unattached:
-            carrying.copy()
+        if wanted and not wanted <= self._unattached:
+            self._carry(lend=True)
         refused.update(self._devices.attach(devices).items())
         failed = self._programs.attach(hooks)
         refused.update({HookKey(name): failure for name, failure in failed.items()})
-        if carrying and not wanted <= refused.keys():
-            carrying.copy()  # of what was begun meanwhile
         self._unattached = wanted & refused.keys()
-        return refused
+        return not wanted <= refused.keys()
 
     def _learn_netfilter_flows(self) -> None:
         """Of another mode, which may have served until now. What is logged here costs an open connection at
@@ -245,6 +246,15 @@ class EbpfDataplane:
         except KernelError as failure:
             log.error("could not learn of connections that netfilter masquerades", reason=failure.message)
 
+    def _carry(self, *, lend: bool) -> None:
+        """Copy what another layout knows, if that is hooked in; `lend`: some device has its filters yet."""
+        carrying = self._carry_over()
+        if carrying:
+            since = time.monotonic_ns() - _SEEN_ANEW
+            carrying.copy()
+            if lend and carrying.lend():
+                self._node.lend(since)
+
     def _carry_over(self) -> CarryOver | None:
         """From the layout that is hooked in, the same until all is settled, as it knows what it has copied;
         None where this one is hooked in, or there is none."""
@@ -252,6 +262,12 @@ class EbpfDataplane:
         if former and not self._carrying:
             self._carrying = CarryOver(former, self._maps, self._table.ids_of)
         return self._carrying
+
+    def _take_back(self) -> None:
+        """No device has a filter of another layout any more, and all that these knew is copied."""
+        self._node.take_back()
+        if self._carrying:
+            self._carrying.take_back()
 
     def _end_carrying(self) -> None:
         if self._carrying:
@@ -273,9 +289,22 @@ class EbpfDataplane:
             return None
         return layout / "maps" if layout != self._programs.layout and layout.is_dir() else None
 
-    def _settle(self, refused: Collection[Key]) -> None:
-        """After the first delta that left nothing of a former run attached: let go of what it left."""
-        if self._settled or any(self._holds_former(key) for key in refused):
+    def _settle(self, refused: Collection[Key], attached: bool) -> None:
+        """After the first delta that left nothing of a former run attached: let go of what it left.
+
+        What it knows is copied once more each time that something was replaced, and at the end in any case,
+        since whatever held it may have gone by itself.
+        """
+        if self._settled:
+            return
+        # A device that takes no filter of ours, as somebody else's qdisc is in the way, holds nothing.
+        devices_held = any(self._devices.has_outdated(key) for key in refused if isinstance(key, DeviceKey))
+        held = devices_held or any(isinstance(key, HookKey) for key in refused)
+        if attached or not held:
+            self._carry(lend=devices_held)
+        if not devices_held:
+            self._take_back()
+        if held:
             return
         self._learn_netfilter_flows()  # of what was begun meanwhile
         self._end_carrying()
@@ -283,12 +312,6 @@ class EbpfDataplane:
         self._node.settle()
         self._settled = True
         self._stale.look(None)  # what went while no agent ran
-
-    def _holds_former(self, refused: Key) -> bool:
-        """A device that takes no filter of ours, as somebody else's qdisc is in the way, holds nothing."""
-        if isinstance(refused, DeviceKey):
-            return self._devices.has_outdated(refused)
-        return isinstance(refused, HookKey)
 
     def generation(self) -> Hashable:
         """Of pins, hooks and filters; what is in the maps is compared by `read` alone.

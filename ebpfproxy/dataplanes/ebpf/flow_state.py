@@ -143,7 +143,9 @@ def _key_from_endpoint(flow: Flow, to: Address, port: int, side: int) -> bytes:
 
 
 def same_flow(one: Flow, other: Flow) -> bool:
-    """Whether two entries are of one flow: another one may have taken a key while its entry was away."""
+    """Whether two entries are of one flow: another one may have taken a key while its entry was away. Ids do
+    not count, which entries of one flow learn at different times (flow_bring_over() of bpf/flow.h).
+    """
     return same_packed_flow(one.pack(), other.pack())
 
 
@@ -159,5 +161,5 @@ def _between(first: str, behind: str) -> slice:
 _IDENTITY = (
     _between("client", "masquerade"),
     _between("client_port", "masquerade_port"),
-    _between("endpoint_id", "way"),
+    _between("protocol", "way"),
 )

@@ -154,9 +154,10 @@ class FlowSweep:
     def _is_listed(self, address: bytes, port: int, of_flow: int, service: int, id_: int) -> bool:
         """Whether the endpoint is in force, and still the same: an id is given again after a while.
 
-        As endpoint_is_in_force() of bpf/admit.h: a direct flow is no service's.
+        As endpoint_is_in_force() of bpf/admit.h: a direct flow is no service's, and of one that was brought
+        over it is not known yet.
         """
-        if of_flow & abi.FLOW_DIRECT:
+        if of_flow & (abi.FLOW_DIRECT | abi.FLOW_BROUGHT):
             return True
         at = id_ * abi.ENDPOINT.size
         if at + abi.ENDPOINT.size > len(self._endpoints):

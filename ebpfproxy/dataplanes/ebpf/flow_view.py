@@ -64,8 +64,11 @@ class TranslationRow(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """What the entries of one flow say together. `ways`: 1 << abi.h's flow_way for each of them."""
+    """What the entries of one flow say together. `ways`: 1 << abi.h's flow_way for each of them. `service`:
+    its id, which entries that were just brought over from a former layout do not tell.
+    """
 
+    service: int
     flags: int
     ways: int
     last_seen: int
@@ -73,19 +76,19 @@ class _Known(NamedTuple):
     masquerade_port: int
 
 
-_NOTHING = _Known(0, 0, 0, bytes(16), 0)
-_PARTS = columns(  # 48s: client, frontend, endpoint; 8s: their ports and the one between; 8s: both ids
+_NOTHING = _Known(0, 0, 0, 0, bytes(16), 0)
+_PARTS = columns(  # 48s: client, frontend, endpoint; 8s: their ports and the one between
     client="48s",
     masquerade="16s",
     client_port="8s",
     masquerade_port="H",
     flags="H",
-    service_id="8s",
+    service_id="I",
     protocol="s",
     way="B",
     last_seen="Q",
 )
-_COMMON = struct.Struct("=16s16s16sHHHHIIB")  # those of _PARTS that all entries of a flow have in common
+_COMMON = struct.Struct("=16s16s16sHHHHB")  # those of _PARTS that all entries of a flow have in common
 
 
 def conntrack(maps: Maps, name: NameOf) -> Iterator[FlowRow]:
@@ -101,14 +104,15 @@ def _flows(flows: Map) -> dict[bytes, _Known]:
     """By what the entries of a flow have in common, packed."""
     found: dict[bytes, _Known] = {}
     for _, values in flows.batches(_BATCH):
-        for places, to, ports, to_port, flags, ids, protocol, way, seen in _PARTS.iter_unpack(values):
-            common = places + ports + ids + protocol
+        for places, to, ports, to_port, flags, service, protocol, way, seen in _PARTS.iter_unpack(values):
+            common = places + ports + protocol
             known = found.get(common, _NOTHING)
             found[common] = _Known(
+                known.service or service,
                 known.flags | flags,
                 known.ways | 1 << way,
                 max(known.last_seen, seen),
-                *((to, to_port) if to_port else known[3:]),
+                *((to, to_port) if to_port else known[4:]),
             )
     return found
 
@@ -143,8 +147,8 @@ class _Kinds(dict[tuple[int, int], _Kind]):
 
 
 def _row(common: bytes, known: _Known, kinds: _Kinds, now: int, name: NameOf) -> FlowRow:
-    client, frontend, endpoint, cport, fport, eport, _, service, _, number = _COMMON.unpack(common)
-    flags, ways, last_seen, masquerade, mport = known
+    client, frontend, endpoint, cport, fport, eport, _, number = _COMMON.unpack(common)
+    service, flags, ways, last_seen, masquerade, mport = known
     protocol, state_, timeout_, words, wanted = kinds[number, flags]
     half = wanted & ~ways or (mport and not ways & 1 << abi.FROM_ENDPOINT)
     age = max(0, now - last_seen) / _NS

@@ -26,6 +26,7 @@ _SHAPES = {
     "devices": (_U32, abi.DEVICE.size),
     "bypassing": (_U32, 8),
     "flows": (abi.FLOW_KEY.size, abi.FLOW.size),
+    "former_flows": (_U32, _U32),
     "netfilter_flows": (abi.FLOW_KEY.size, _U32),
     "fragments": (abi.FRAGMENT_KEY.size, abi.FRAGMENT.size),
     "traffic": (_U32, abi.TRAFFIC.size),

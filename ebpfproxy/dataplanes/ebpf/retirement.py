@@ -33,8 +33,9 @@ from pathlib import Path
 from socket import IPPROTO_UDP
 
 from ebpfproxy.dataplanes.ebpf import abi, programs, removal
-from ebpfproxy.dataplanes.ebpf.flow_state import Flow, FlowTimeouts
+from ebpfproxy.dataplanes.ebpf.flow_state import Flow
 from ebpfproxy.dataplanes.ebpf.flow_sweep import FlowSweep
+from ebpfproxy.dataplanes.ebpf.flow_view import read_timeouts
 from ebpfproxy.dataplanes.ebpf.hooks import SOCKET_HOOKS
 from ebpfproxy.dataplanes.ebpf.maps import Maps
 from ebpfproxy.dataplanes.ebpf.pins import Pins
@@ -127,9 +128,8 @@ def _has_flows(maps: Maps) -> bool:
         time.sleep(min(worked, _LONGEST_REST))
         return time.monotonic() > until
 
-    _, _, _, *timeouts = abi.NODE.unpack(maps["node"].lookup(bytes(4)) or bytes(abi.NODE.size))
     with contextlib.closing(maps["endpoints"].mapped()) as endpoints:
-        FlowSweep(maps["flows"], endpoints, FlowTimeouts(*timeouts)).run(rest)
+        FlowSweep(maps["flows"], endpoints, read_timeouts(maps["node"])).run(rest)
     return any(not _is_others_datagrams(value) for _, value in maps["flows"].items())
 
 

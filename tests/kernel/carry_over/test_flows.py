@@ -15,7 +15,20 @@ from ebpfproxy.dataplanes.ebpf.maps import MapSizes
 from ebpfproxy.kernel import bpf
 from ebpfproxy.kernel.bpf import Map
 from ebpfproxy.model.address import Address
-from tests.kernel.carry_over.layouts import DNS, ONE, OTHER, TCP, TWO, UDP, VIP, Both, Layout, service
+from tests.kernel.carry_over.layouts import (
+    DNS,
+    ONE,
+    OTHER,
+    TCP,
+    TWO,
+    U32,
+    UDP,
+    VIP,
+    Both,
+    Layout,
+    service,
+)
+from tests.kernel.device_table.plane import refuse
 from tests.support.bpf_place import BpfPlace, build_maps, create_map
 from tests.support.flows import NS, a_flow, entries
 from tests.support.system_calls import counted
@@ -145,6 +158,77 @@ def test_what_both_layouts_saw_of_a_flow_within_one_second_is_put_together(both:
     for way in (abi.FROM_CLIENT, abi.BETWEEN):
         wanted = to(ONE, both.present.ids(), both_closed)
         assert found[keys(wanted)[way]] == wanted._replace(way=way)
+
+
+def bring_over(layout: Layout, *flows: Flow) -> None:
+    """As the programs do with what is lent to them."""
+    brought = (
+        flow._replace(flags=flow.flags | abi.FLOW_BROUGHT, service_id=0, endpoint_id=0) for flow in flows
+    )
+    layout.track(*brought)
+
+
+def test_a_flow_that_the_programs_brought_over_gets_its_ids(both: Both) -> None:
+    """Also an entry that the former programs did not know, and those that were copied, and lost then."""
+    begun = a_flow(1, flags=REPLIED, last_seen=10 * NS)
+    masqueraded = a_flow(1, flags=REPLIED, last_seen=12 * NS, masquerade=NODE)
+    both.former.track(to(ONE, both.former.ids(), begun))
+    with both.carrying() as carry_over:
+        carry_over.lend()
+        carry_over.copy()
+        bring_over(both.present, to(ONE, both.former.ids(), masqueraded))
+        assert carry_over.copy() == 0
+        for _ in range(2):
+            carry_over.take_back()
+    assert both.present.tracked() == unpacked(to(ONE, both.present.ids(), masqueraded))
+
+
+def test_a_flow_that_was_brought_over_and_is_forgotten_there_counts_as_retired(both: Both) -> None:
+    flow = a_flow(1, flags=REPLIED, last_seen=10 * NS)
+    bring_over(both.present, to(ONE, both.former.ids(), flow))
+    both.former.track(to(TWO, both.former.ids(TWO), flow))  # another one has its place
+    with both.carrying() as carry_over:
+        carry_over.take_back()
+    assert both.present.tracked() == unpacked(to(ONE, (0, 0), flow))
+
+
+def test_what_the_former_programs_brought_over_themselves_is_copied_as_nobodys(both: Both) -> None:
+    flow = to(ONE, both.former.ids(), a_flow(1, flags=REPLIED, last_seen=10 * NS))
+    bring_over(both.former, flow)
+    both.carry()
+    assert both.present.tracked() == unpacked(flow._replace(service_id=0, endpoint_id=0))
+
+
+def test_ids_that_the_programs_chose_stay(both: Both) -> None:
+    """The flow was begun anew, by a Service of another name."""
+    begun = a_flow(1, flags=REPLIED, last_seen=10 * NS)
+    both.former.track(to(ONE, (9, 9), begun))
+    both.present.track(to(ONE, both.present.ids(), begun._replace(flags=0)))
+    assert both.carry() == 2
+    assert both.present.tracked() == unpacked(to(ONE, both.present.ids(), begun))
+
+
+def test_the_former_map_is_lent_whatever_its_size_and_taken_back(both: Both) -> None:
+    lent = both.present.maps["former_flows"]
+    with both.carrying() as carry_over:
+        assert carry_over.lend()
+        assert carry_over.lend()
+        assert lent.lookup(U32.pack(0)) == U32.pack(both.former.maps["flows"].shape.id)
+        for _ in range(2):
+            carry_over.take_back()
+            assert lent.lookup(U32.pack(0)) is None
+
+
+def test_a_former_map_that_cannot_be_lent_ends_nothing(
+    both: Both, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    both.former.track(to(ONE, both.former.ids(), a_flow()))
+    with both.carrying() as carry_over:
+        with monkeypatch.context() as patch:
+            patch.setattr(Map, "update", refuse)
+            assert not carry_over.lend()
+        assert "flows that begin while programs are replaced" in caplog.text
+        assert carry_over.copy() == 2
 
 
 def test_a_flow_that_is_only_busy_costs_no_system_call(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ def node_entry(place: BpfPlace) -> tuple[int, int]:
     """Flags and inlet."""
     (layout,) = place.bpffs.glob("v*-*")
     with contextlib.closing(Map.pinned(layout / "maps" / "node")) as opened:
-        _, flags, inlet, *_ = abi.NODE.unpack(opened.lookup(bytes(4)) or b"")
+        _, _, flags, inlet, *_ = abi.NODE.unpack(opened.lookup(bytes(4)) or b"")
     return flags, inlet
 
 

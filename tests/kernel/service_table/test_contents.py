@@ -193,7 +193,7 @@ def test_affinity_is_forgotten_with_what_asked_for_it(roomy: Maps, change: str) 
     assert left == [ids[key("other")]] * 5
 
 
-PINNED = re.compile(r'^PINNED\("\w+", (?:struct )?(\w+), (?:struct )?(\w+), (\w+),', re.MULTILINE)
+PINNED = re.compile(r'^PINNED\("[\w$]+", (?:struct )?(\w+), (?:struct )?(\w+), (\w+),', re.MULTILINE)
 
 
 def test_the_maps_have_the_sizes_that_python_packs(roomy: Maps, place: BpfPlace) -> None:

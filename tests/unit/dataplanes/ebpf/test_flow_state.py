@@ -106,7 +106,7 @@ def test_an_entry_is_unpacked_to_what_was_packed() -> None:
 
 
 @pytest.mark.parametrize(
-    "field", ["client_port", "frontend_port", "endpoint_port", "between_port", "endpoint_id"]
+    "field", ["client_port", "frontend_port", "endpoint_port", "between_port", "protocol"]
 )
 def test_an_entry_of_another_flow_is_told_apart(field: str) -> None:
     flow = a_flow()
@@ -114,9 +114,10 @@ def test_an_entry_of_another_flow_is_told_apart(field: str) -> None:
     assert not same_flow(flow, other)
 
 
-def test_entries_of_one_flow_may_differ_in_way_time_flags_and_what_masquerades_it() -> None:
+def test_entries_of_one_flow_may_differ_in_way_time_flags_ids_and_what_masquerades_it() -> None:
     flow = a_flow()
     other = flow._replace(way=abi.BETWEEN, last_seen=9, flags=abi.FLOW_REPLIED, masquerade_port=7)
+    other = other._replace(service_id=0, endpoint_id=0)
     assert same_flow(flow, other)
 
 
