@@ -10,7 +10,7 @@
 #pragma once
 
 /* Raised with every change that sizes do not show: of a meaning, or of the order of fields. */
-#define ABI_VERSION 2
+#define ABI_VERSION 3
 
 /* IPv6, or IPv4 a.b.c.d as ::ffff:a.b.c.d: one code path for both families. */
 struct address {
@@ -179,12 +179,12 @@ struct source_range_key {
 enum node_flag {
 	NODE_SOCKETS_OF_PODS = 1, /* the socket path serves pods, too, and not the node alone */
 	NODE_REDIRECT = 2,	  /* flows to another node's endpoint skip this node's stack */
+	NODE_NETFILTER_FLOWS = 4, /* `netfilter_flows` has entries */
 };
 
 /* The one entry of `node`: what holds for all programs. Timeouts in seconds. */
 struct node {
 	__u64 netns_cookie; /* of the namespace that counts as the node; 0: none does yet */
-	__u64 lent_since;   /* ns: `former_flows` tells what was seen since; 0: nothing */
 	__u32 flags;	    /* enum node_flag */
 	__u32 inlet;	    /* index of the device by which replies reach the node; 0: none */
 	__u32 tcp_established;
@@ -193,6 +193,14 @@ struct node {
 	__u32 tcp_fin;	      /* both sides have closed, or one was reset */
 	__u32 udp;	      /* not answered yet; SCTP, too */
 	__u32 udp_stream;     /* answered */
+	__u32 icmp_rate;      /* ICMP errors per second; 0: no limit */
+	__u32 icmp_burst;     /* ICMP errors at once */
+};
+
+/* The one entry of `icmp_budget`. */
+struct icmp_budget {
+	__u64 refilled; /* bpf_ktime_get_ns() */
+	__u64 errors;	/* that may still be sent */
 };
 
 enum device_flag {
@@ -209,17 +217,25 @@ struct device {
 	__u32 pad;
 };
 
-/* A flow is known by up to three packets, as they are seen where our programs are: what the client
- * sends, at ingress; what the endpoint sends, at ingress, where it was masqueraded; and in between,
- * as the node's own stack sees it, what goes back to the client, at egress. Of a client that is the
- * node itself, what it sends is seen at egress.
+/* A flow is one connection that is translated. It has two entries: one in `flows`, by what its client
+ * sends, and one in `replies`, by what its endpoint sends. Both are in `half_open_flows` and
+ * `half_open_replies` until both sides have been heard: TCP has seen the three-way handshake, a
+ * datagram was answered and another one followed. So nothing that one side sends alone can evict an
+ * established flow.
+ *
+ * A flow that is not masqueraded is translated in one step each way. One that is masqueraded and
+ * passes the node's stack is translated in two: the stack sees client:reply_port and the endpoint's
+ * own address, in both directions.
  */
 enum flow_side {
-	AT_INGRESS = 1,
-	AT_EGRESS = 2,
+	AT_INGRESS = 1,	 /* `flows`: what a client sends that is not this node */
+	AT_EGRESS = 2,	 /* `flows`: what the node itself sends; `replies`: to a client whose address the
+			  * endpoint sees */
+	MASQUERADED = 3, /* `replies`: to an address of this node. `destination` in the key is all zero:
+			  * the stack sees the same reply with the client's address in its place. */
 };
 
-/* Key of `flows`. */
+/* Key of `flows` and `replies`, and of their half-open counterparts: a packet's tuple. */
 struct flow_key {
 	struct address source;
 	struct address destination;
@@ -230,43 +246,65 @@ struct flow_key {
 	__u16 pad;
 };
 
-enum flow_way {
-	FROM_CLIENT = 1,   /* client:client_port to frontend */
-	BETWEEN = 2,	   /* endpoint to client:between_port */
-	FROM_ENDPOINT = 3, /* endpoint to masquerade:masquerade_port */
-};
-
 enum flow_flag {
 	FLOW_MASQUERADE = 1,	/* the endpoint sees an address of this node */
 	FLOW_NODE = 2,		/* the client is this node itself */
-	FLOW_REPLIED = 4,	/* the endpoint has sent something */
-	FLOW_ESTABLISHED = 8,	/* TCP: the client has acknowledged that */
-	FLOW_CLIENT_FIN = 16,	/* TCP: no more from the client */
-	FLOW_ENDPOINT_FIN = 32, /* TCP: nor from the endpoint */
-	FLOW_RESET = 64,	/* TCP: by either */
-	FLOW_REDIRECT = 128,	/* both legs skip the node's stack */
-	FLOW_DIRECT = 256,	/* of no Service: it had the address and port of another flow */
-	FLOW_BROUGHT = 512,	/* the entry is from a former layout, and has no ids yet */
+	FLOW_REPLIED = 4,	/* the endpoint has sent something; set in the half-open reply alone */
+	FLOW_CLIENT_FIN = 8,	/* TCP: no more from the client */
+	FLOW_ENDPOINT_FIN = 16, /* TCP: nor from the endpoint */
+	FLOW_RESET = 32,	/* TCP: by either, with a sequence number that the other side accepts */
+	FLOW_REDIRECT = 64,	/* both directions skip the node's stack */
+	FLOW_DIRECT = 128,	/* of no Service: its address and port were another flow's */
 };
 
-/* Value of `flows`: each entry of a flow has all of it, so that one restores the others. */
+/* Value of `flows` and `half_open_flows`: where what the client sends goes. `last_seen` is in units
+ * of 2^30 ns (1.07 s) of CLOCK_MONOTONIC, when this side sent last.
+ */
 struct flow {
+	struct address endpoint;
+	struct address masquerade; /* all zero: the client's own, or not chosen yet */
+	__be16 endpoint_port;
+	__be16 reply_port; /* the client's port as the endpoint sees it */
+	__u32 service_id;  /* 0, as endpoint_id: none */
+	__u32 endpoint_id;
+	__u16 flags; /* enum flow_flag */
+	__u16 pad;
+	__u32 last_seen;
+	__u32 sequence_end; /* TCP: of the last segment, behind its last byte */
+	__u32 acknowledged; /* TCP: the last acknowledgment */
+	__u32 pad2;	    /* 64 bytes: one cache line */
+};
+
+/* Value of `replies` and `half_open_replies`: where what the endpoint sends goes; otherwise as
+ * struct flow.
+ */
+struct reply {
 	struct address client;
 	struct address frontend;
-	struct address endpoint;
-	struct address masquerade; /* all zero until it is chosen, at egress */
 	__be16 client_port;
 	__be16 frontend_port;
-	__be16 endpoint_port;
-	__be16 between_port; /* the client's, unless another flow between the two has that */
-	__be16 masquerade_port;
-	__u16 flags;	  /* enum flow_flag */
-	__u32 service_id; /* 0, as endpoint_id: none, or none any more */
-	__u32 endpoint_id;
-	__u8 protocol;
-	__u8 way; /* enum flow_way: which of the entries this is */
+	__u32 service_id;
+	__u32 masquerade_digest; /* address_digest() of what the client is masqueraded with; 0: not yet */
+	__u16 flags;
 	__u16 pad;
-	__u64 last_seen; /* bpf_ktime_get_coarse_ns() or bpf_ktime_get_ns(), to about a second */
+	__u32 last_seen;
+	__u32 sequence_end;
+	__u32 acknowledged;
+	__u32 pad2;
+};
+
+/* Value of `flow_ports`, for 64 ports in a row; a line of FLOW_PORT_LINE for each protocol (enum
+ * port_line). A byte says how flows have used the port since the map was made.
+ */
+#define FLOW_PORT_LINE	  1024
+#define FLOW_PORT_ENTRIES 3072
+struct port_uses {
+	__u8 use[64]; /* enum port_use */
+};
+
+enum port_use {
+	PORT_OF_FRONTEND = 1,
+	PORT_OF_ENDPOINT = 2,
 };
 
 /* Key of `fragments`: packets of one datagram, at one side. `protocol` is the one that all of them
@@ -318,9 +356,9 @@ enum counter {
 	COUNTER_SOURCE_REFUSED = 11, /* outside the source ranges: dropped */
 	COUNTER_PORTS_EXHAUSTED = 12, /* no free port to masquerade with: dropped */
 	COUNTER_NO_ADDRESS = 13,      /* a device has no address to masquerade with: dropped */
-	COUNTER_FLOWS_FULL = 14,      /* `flows` refused an entry: dropped */
-	COUNTER_FLOWS_BUSY = 15,      /* `flows` was locked by somebody: tried again */
-	COUNTER_HEALED = 16,	      /* an entry of a flow was gone and is restored */
+	COUNTER_FLOWS_FULL = 14,      /* `flows` or `replies` is full: the flow stays half-open */
+	COUNTER_FLOWS_BUSY = 15,      /* a bucket of a flow map was locked: tried again */
+	COUNTER_ICMP_LIMITED = 16,    /* an ICMP error was due, and over the rate limit: dropped */
 	COUNTER_PORT_CHANGED = 17,    /* a client's port was taken between node and endpoint */
 	COUNTER_ICMP_ERROR = 18,      /* ICMP errors translated */
 	COUNTER_ECHO_ANSWERED = 19,   /* pings of a frontend's address answered */

@@ -18,8 +18,8 @@ enum client_class {
 /* What a packet has to do with flows. */
 enum standing {
 	NO_FLOW,
-	KNOWN,	  /* it is of `scratch->mine` */
-	OPENS,	  /* it begins `scratch->flow`, of which nothing is remembered yet */
+	KNOWN,	  /* it is of the flow in the scratch */
+	OPENS,	  /* it opens the flow in the scratch, which has no entries yet */
 	REJECTED, /* its client is told so */
 	DROPPED,  /* its client is told nothing */
 };
@@ -139,28 +139,21 @@ static __always_inline enum standing admit(struct __sk_buff *skb, const struct p
 		return DROPPED;
 	}
 	__builtin_memset(flow, 0, sizeof(*flow));
-	flow->client = tuple->source;
-	flow->client_port = tuple->source_port;
-	flow->frontend = tuple->destination;
-	flow->frontend_port = tuple->destination_port;
 	flow->endpoint = endpoint->address;
 	flow->endpoint_port = endpoint->port;
 	flow->service_id = service.id;
 	flow->endpoint_id = id;
-	flow->protocol = tuple->protocol;
 	flow->flags = flow_flags(&service, endpoint, &tuple->source, class);
 	return OPENS;
 }
 
-/* Ids are given again, so the place is compared, too. A direct flow is no Service's; of what was
- * brought over it is not known yet.
- */
+/* Ids are given again, so the place is compared, too. A direct flow is no Service's. */
 static __always_inline bool endpoint_is_in_force(const struct flow *flow)
 {
 	u32 id = flow->endpoint_id;
 	struct endpoint *endpoint;
 
-	if (flow->flags & (FLOW_DIRECT | FLOW_BROUGHT))
+	if (!flow->service_id)
 		return true;
 	endpoint = endpoints.lookup(&id);
 	return endpoint && endpoint->service_id == flow->service_id &&
@@ -168,42 +161,143 @@ static __always_inline bool endpoint_is_in_force(const struct flow *flow)
 	       address_equal(&endpoint->address, &flow->endpoint);
 }
 
-/* Whether the frontend is still that Service's; of what was brought over, whether it is anybody's.
- */
-static __always_inline bool frontend_is_in_force(const struct flow *flow, struct service_key *key)
+/* Whether the frontend is still that Service's. */
+static __always_inline bool frontend_is_in_force(const struct flow *flow,
+						 const struct flow_key *flow_key,
+						 struct service_key *key)
 {
 	struct service *service;
 
-	if (flow->flags & FLOW_DIRECT)
+	if (!flow->service_id)
 		return true;
-	key->address = flow->frontend;
-	key->port = flow->frontend_port;
-	key->protocol = flow->protocol;
+	key->address = flow_key->destination;
+	key->port = flow_key->destination_port;
+	key->protocol = flow_key->protocol;
 	key->pad = 0;
 	service = services.lookup(key);
 	if (!service) {
-		address_unspecified_like(&key->address, &flow->frontend);
+		address_unspecified_like(&key->address, &flow_key->destination);
 		service = services.lookup(key);
 	}
-	return service && (flow->flags & FLOW_BROUGHT || service->id == flow->service_id);
+	return service && service->id == flow->service_id;
 }
 
-/* Whether the packet belongs to the flow that has its tuple, and does not begin another one. A
- * datagram does where endpoint or frontend are gone, since UDP itself never ends. A SYN does after
- * the end of the flow, or where its endpoint is gone, unless that has just answered.
+/* Whether a UDP flow has been idle for so long that its next datagram opens another one. The endpoint
+ * may have sent meanwhile, which its own entry knows.
+ */
+static __always_inline bool stream_is_over(const struct flow *flow, struct scratch *scratch)
+{
+	const struct node *settings = node_get();
+	struct reply *reply;
+
+	if (!settings || !has_passed(flow->last_seen, scratch->now, settings->udp_stream))
+		return false;
+	reply = replies.lookup(&scratch->reply_key);
+	return !reply || has_passed(reply->last_seen, scratch->now, settings->udp_stream);
+}
+
+/* Whether the packet belongs to the established flow that has its tuple, and opens no other. A
+ * datagram opens another one where endpoint or frontend are gone, since UDP itself never ends. A SYN
+ * does after the end of the connection alone: as long as it may live, its endpoint says so to whoever
+ * sent the SYN (RFC 5961, 4).
  */
 static __always_inline bool goes_on(const struct flow *flow, const struct packet *packet,
 				    struct scratch *scratch)
 {
-	if (flow->protocol == IPPROTO_UDP)
-		return endpoint_is_in_force(flow) && frontend_is_in_force(flow, &scratch->dialed);
+	if (packet->tuple.protocol == IPPROTO_UDP)
+		return endpoint_is_in_force(flow) &&
+		       frontend_is_in_force(flow, &scratch->flow_key, &scratch->dialed) &&
+		       !stream_is_over(flow, scratch);
 	if (!is_first(packet))
 		return true;
-	if (flow_is_closed(flow))
+	return packet->tuple.protocol == IPPROTO_TCP ? !is_closed(flow->flags)
+						     : endpoint_is_in_force(flow);
+}
+
+/* The same of a half-open flow. A SYN that is sent again goes to another endpoint where the first one
+ * is gone, unless that has answered; a connection that was refused is over.
+ */
+static __always_inline bool half_open_goes_on(const struct flow *flow, const struct packet *packet,
+					      bool replied, struct scratch *scratch)
+{
+	if (half_open_is_over(flow->last_seen, packet->tuple.protocol, scratch->now))
 		return false;
-	return endpoint_is_in_force(flow) ||
-	       (flow->protocol == IPPROTO_TCP &&
-		(flow->flags & (FLOW_REPLIED | FLOW_ESTABLISHED)) == FLOW_REPLIED);
+	if (packet->tuple.protocol == IPPROTO_UDP)
+		return endpoint_is_in_force(flow) &&
+		       frontend_is_in_force(flow, &scratch->flow_key, &scratch->dialed);
+	if (!is_first(packet))
+		return true;
+	if (is_closed(flow->flags))
+		return false;
+	return endpoint_is_in_force(flow) || replied;
+}
+
+/* The client of the half-open `flow` has sent `packet`: whether that goes on with it. It is established
+ * where this is the proof that both sides have been heard.
+ */
+static __always_inline bool half_open_continue(struct flow *flow, const struct packet *packet,
+					       struct scratch *scratch)
+{
+	struct reply *reply = half_open_replies.lookup(&scratch->reply_key);
+	bool replied = reply && reply->flags & FLOW_REPLIED;
+
+	if (!half_open_goes_on(flow, packet, replied, scratch))
+		return false;
+	flow->last_seen = scratch->now;
+	if (is_segment(packet))
+		note_sequence(flow, packet, true);
+	scratch->flow = *flow;
+	if (replied && completes(packet, reply)) {
+		scratch->reply = *reply;
+		establish(scratch);
+	}
+	return true;
+}
+
+/* What a packet that a client may have sent, by `packet->tuple` at its side, has to do with flows. An
+ * entry that ended is removed: what follows this packet would be taken for it.
+ */
+static __always_inline bool client_find(const struct packet *packet, struct scratch *scratch)
+{
+	struct flow *flow;
+
+	scratch->flow_key = scratch->tuple;
+	flow = flows.lookup(&scratch->flow_key);
+	if (flow) {
+		scratch->now = flow_now();
+		reply_key_of(&scratch->reply_key, &scratch->flow_key, flow);
+		if (goes_on(flow, packet, scratch)) {
+			client_sent(flow, packet, scratch);
+			scratch->flow = *flow;
+			return true;
+		}
+		flows.delete(&scratch->flow_key);
+		return false;
+	}
+	flow = half_open_flows.lookup(&scratch->flow_key);
+	if (!flow)
+		return false;
+	scratch->now = flow_now();
+	reply_key_of(&scratch->reply_key, &scratch->flow_key, flow);
+	if (half_open_continue(flow, packet, scratch))
+		return true;
+	half_open_flows.delete(&scratch->flow_key);
+	return false;
+}
+
+/* As client_find(), for an ICMP error: nothing is written, and nothing ends. */
+static __always_inline bool client_find_quoted(struct scratch *scratch)
+{
+	struct flow *flow;
+
+	scratch->flow_key = scratch->tuple;
+	flow = flows.lookup(&scratch->flow_key);
+	if (!flow)
+		flow = half_open_flows.lookup(&scratch->flow_key);
+	if (!flow)
+		return false;
+	scratch->flow = *flow;
+	return true;
 }
 
 static __always_inline enum client_class class_of(struct __sk_buff *skb)
@@ -212,31 +306,4 @@ static __always_inline enum client_class class_of(struct __sk_buff *skb)
 	struct device *device = devices.lookup(&ifindex);
 
 	return device && device->flags & DEVICE_POD ? POD : OUTSIDE;
-}
-
-/* Make `scratch->flow` where somebody reaches the endpoint itself, from an address and a port of
- * this node by which the endpoint knows one of our clients: the node, or whom somebody else
- * masquerades.
- */
-static __always_inline bool direct_flow(const struct packet *packet, struct scratch *scratch)
-{
-	struct flow *taken;
-
-	if (packet->tuple.protocol == IPPROTO_SCTP) /* its checksum covers the ports */
-		return false;
-	tuple_reverse(&scratch->key, &packet->tuple);
-	scratch->key.side = AT_INGRESS;
-	taken = flow_find(&scratch->key, scratch);
-	if (!taken || taken->way != FROM_ENDPOINT) /* a closed flow still translates what comes */
-		return false;
-	__builtin_memset(&scratch->flow, 0, sizeof(scratch->flow));
-	scratch->flow.client = packet->tuple.source;
-	scratch->flow.client_port = packet->tuple.source_port;
-	scratch->flow.frontend = packet->tuple.destination;
-	scratch->flow.frontend_port = packet->tuple.destination_port;
-	scratch->flow.endpoint = packet->tuple.destination;
-	scratch->flow.endpoint_port = packet->tuple.destination_port;
-	scratch->flow.protocol = packet->tuple.protocol;
-	scratch->flow.flags = FLOW_NODE | FLOW_MASQUERADE | FLOW_DIRECT;
-	return true;
 }

@@ -252,6 +252,38 @@ static __always_inline bool answer_unreachable(struct __sk_buff *skb, struct pac
 	return unreachable6(skb, packet, bytes, quoted);
 }
 
+/* Take one ICMP error from the node's budget, which fills up at the kernel's own rate
+ * (net.ipv4.icmp_msgs_per_sec and icmp_msgs_burst, icmp_global_allow()). CPUs that do so at the same
+ * time may take one together. False: there is none left.
+ */
+static __always_inline bool icmp_is_allowed(void)
+{
+	WORD_KEY(zero, 0);
+	struct icmp_budget *budget = icmp_budget.lookup(zero);
+	const struct node *settings = node_get();
+	u64 now, refill;
+
+	if (!budget || !settings || !settings->icmp_rate)
+		return true;
+	now = bpf_ktime_get_ns();
+	refill = now - budget->refilled;
+	if (refill > NSEC_PER_SEC)
+		refill = NSEC_PER_SEC;
+	refill = refill * settings->icmp_rate / NSEC_PER_SEC;
+	if (refill) {
+		u64 errors = budget->errors + refill;
+
+		budget->refilled = now;
+		budget->errors = errors < settings->icmp_burst ? errors : settings->icmp_burst;
+	}
+	if (!budget->errors) {
+		count(COUNTER_ICMP_LIMITED);
+		return false;
+	}
+	budget->errors -= 1;
+	return true;
+}
+
 /* What the client of a Service without endpoints is told. False: nothing, and the packet is to be
  * dropped.
  */
@@ -262,5 +294,7 @@ static __always_inline bool answer_refusal(struct __sk_buff *skb, struct packet 
 		return false;
 	if (packet->tuple.protocol == IPPROTO_TCP)
 		return answer_reset(skb, packet);
+	if (!icmp_is_allowed())
+		return false;
 	return answer_unreachable(skb, packet, scratch->bytes);
 }

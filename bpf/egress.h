@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
  *
- * POSTROUTING: what goes out is masqueraded, or gets the address back that its client dialed. For
+ * POSTROUTING: what goes out is masqueraded, or gets the address back that its client connected to. For
  * what the node itself sends this is its PREROUTING, too.
  */
 #pragma once
@@ -11,7 +11,16 @@
 #include "reserve.h"
 #include "route.h"
 
-/* Back in by the device that it was to leave by, as if somebody beyond had sent it. */
+/* What a packet at egress is. */
+enum outgoing {
+	OUT_NOTHING,
+	OUT_REPLY,	   /* to the client of `scratch->reply` */
+	OUT_FORWARDED, /* of a client to the endpoint of `scratch->reply`, still to be masqueraded */
+	OUT_OF_NODE,   /* of `scratch->flow`, whose client is at this node */
+	OUT_COLLIDES,  /* of no flow, but its reply would be taken for one of `scratch->reply` */
+};
+
+/* Back in by the device that it was to leave by, as if it had been sent from beyond. */
 static __always_inline int back_in(struct __sk_buff *skb)
 {
 	return bpf_redirect(skb->ifindex, BPF_F_INGRESS);
@@ -36,216 +45,327 @@ static __always_inline void note_bypass(struct __sk_buff *skb, const struct pack
 	bypassing.update(&device, &now);
 }
 
-/* The flow that a quoted packet at egress belongs to, and what it is taken for. */
-static __always_inline struct flow *flow_of_quoted(struct __sk_buff *skb, struct packet *quoted,
-						   struct flow_key *as, struct scratch *scratch)
+/* A flow that begins at this node. Forwarded packets have such a flow only where it is a direct one. */
+static __always_inline bool look_up_node(struct __sk_buff *skb, const struct packet *packet,
+					 bool is_error, struct scratch *scratch)
 {
-	struct flow *flow;
+	if (!(is_error ? client_find_quoted(scratch) : client_find(packet, scratch)))
+		return false;
+	return !skb->ingress_ifindex || is_error || scratch->flow.flags & FLOW_DIRECT;
+}
 
-	if (mark_get(skb) == MARK_FORWARD) { /* of a client, about what the endpoint sent */
-		flow = flow_find(&quoted->tuple, scratch);
-		tuple_reverse(as, &quoted->tuple);
-		return flow && flow->masquerade_port ? flow : NULL;
+static __always_inline bool look_up_reply(const struct packet *packet, bool is_error,
+					  struct scratch *scratch)
+{
+	const struct flow_key *tuple = &scratch->tuple;
+
+	scratch->reply_key = *tuple;
+	if (reply_find(scratch, MATCH_KEY, is_error ? NULL : packet))
+		return true;
+	key_of_masqueraded(&scratch->reply_key, &tuple->source, tuple->source_port,
+			   tuple->destination_port, tuple->protocol);
+	return reply_find(scratch, MATCH_DESTINATION, NULL) &&
+	       !(scratch->reply.flags & FLOW_NODE);
+}
+
+static __always_inline enum outgoing look_up_forwarded(struct scratch *scratch)
+{
+	const struct flow_key *tuple = &scratch->tuple;
+	const struct reply *reply = &scratch->reply;
+
+	key_of_masqueraded(&scratch->reply_key, &tuple->destination, tuple->destination_port,
+			   tuple->source_port, tuple->protocol);
+	if (reply_find(scratch, MATCH_SOURCE, NULL) && !(reply->flags & FLOW_NODE))
+		return OUT_FORWARDED;
+	if (reply->client_port && is_masquerade(reply, &tuple->source))
+		return OUT_COLLIDES;
+	return OUT_NOTHING;
+}
+
+/* `scratch->tuple` is looked up as a packet that goes out; `is_error`: it is the reverse of one that an
+ * ICMP error quotes.
+ */
+static __always_inline enum outgoing look_up_outgoing(struct __sk_buff *skb,
+						      const struct packet *packet, bool is_error,
+						      struct scratch *scratch)
+{
+	const struct flow_key *tuple = &scratch->tuple;
+
+	if (port_has_use(tuple->protocol, tuple->destination_port, PORT_OF_FRONTEND) &&
+	    look_up_node(skb, packet, is_error, scratch))
+		return OUT_OF_NODE;
+	if (port_has_use(tuple->protocol, tuple->source_port, PORT_OF_ENDPOINT) &&
+	    look_up_reply(packet, is_error, scratch))
+		return OUT_REPLY;
+	if (port_has_use(tuple->protocol, tuple->destination_port, PORT_OF_ENDPOINT))
+		return look_up_forwarded(scratch);
+	return OUT_NOTHING;
+}
+
+/* Copy the flow's own entry to `scratch->flow`; false: it is gone. */
+static __always_inline struct flow *flow_of_reply(struct scratch *scratch)
+{
+	struct flow *flow = flows.lookup(&scratch->flow_key);
+
+	if (!flow)
+		flow = half_open_flows.lookup(&scratch->flow_key);
+	if (flow)
+		scratch->flow = *flow;
+	return flow;
+}
+
+enum masquerading {
+	MASQUERADED_AS, /* `scratch->flow.masquerade` is the address, and the port is the packet's */
+	CHOOSE_AGAIN,	/* somebody else uses the port with the address: the flow gets another port */
+	IMPOSSIBLE,	/* it is counted why */
+};
+
+/* The first forwarded packet of a flow: which address it gets is known only now. */
+static __always_inline enum masquerading masquerade_first(struct __sk_buff *skb,
+							  struct scratch *scratch)
+{
+	struct flow *flow = flow_of_reply(scratch);
+	struct reply *reply = half_open_replies.lookup(&scratch->reply_key);
+	struct flow *mine = &scratch->flow;
+
+	if (!flow || !reply || !choose_masquerade(mine, skb->ifindex))
+		return IMPOSSIBLE;
+	if (is_used_by_others(skb, &mine->endpoint, mine->endpoint_port, &mine->masquerade,
+			      mine->reply_port, scratch->reply_key.protocol, scratch)) {
+		half_open_replies.delete(&scratch->reply_key);
+		return CHOOSE_AGAIN;
 	}
-	tuple_reverse(as, &quoted->tuple);
-	return flow_find(as, scratch);
+	flow->masquerade = mine->masquerade;
+	reply->masquerade_digest = address_digest(&mine->masquerade);
+	return MASQUERADED_AS;
+}
+
+/* Which address the client of `scratch->reply` is masqueraded with. That stays as it is for as long as
+ * the flow lasts; mostly it is that of the device by which the packet leaves.
+ */
+static __always_inline enum masquerading masquerade(struct __sk_buff *skb, struct scratch *scratch)
+{
+	u32 ifindex = skb->ifindex;
+	struct device *device;
+
+	if (!scratch->reply.masquerade_digest)
+		return masquerade_first(skb, scratch);
+	device = devices.lookup(&ifindex);
+	if (device) {
+		scratch->flow.masquerade = *address_of_device(device, &scratch->tuple.destination);
+		if (is_masquerade(&scratch->reply, &scratch->flow.masquerade))
+			return MASQUERADED_AS;
+	}
+	return flow_of_reply(scratch) ? MASQUERADED_AS : IMPOSSIBLE;
 }
 
 static __always_inline int icmp_egress(struct __sk_buff *skb, struct packet *packet,
-				       struct scratch *scratch)
+				       enum outgoing outgoing, struct scratch *scratch)
 {
-	struct packet *quoted = packet_begin(&scratch->quoted, packet->l4 + ICMP_HEADER, AT_EGRESS);
-	struct flow_key *as = &scratch->as;
-	struct flow *flow;
+	const struct flow_key *as = &scratch->tuple;
+	const struct reply *reply = &scratch->reply;
+	const struct flow *flow = &scratch->flow;
 
-	if (!parse_quoted(skb, packet, quoted))
+	if (outgoing == OUT_NOTHING || outgoing == OUT_COLLIDES ||
+	    !address_equal(&packet->tuple.destination, &as->destination))
 		return PASS_ON;
-	flow = flow_of_quoted(skb, quoted, as, scratch);
-	if (!flow || !address_equal(&packet->tuple.destination, &as->destination))
-		return PASS_ON;
-	/* The node's own stack complains of what it was given back, to nobody who would know it; or
-	 * knows of a better way to an endpoint whose address its client never saw. A direct flow is
-	 * known to its endpoint, by the port that it was given.
+	/* The node's own stack complains of what was given back to it, to an address that knows
+	 * nothing of it; or knows of a better way to an endpoint whose address its client never
+	 * saw. A direct flow is known to its endpoint, by the port that it was given.
 	 */
-	if ((flow->way != BETWEEN && !(flow->flags & FLOW_DIRECT)) || is_icmp_redirect(packet))
+	if ((outgoing == OUT_OF_NODE && !(flow->flags & FLOW_DIRECT)) || is_icmp_redirect(packet))
 		return DROP;
-	if (mark_get(skb) == MARK_FORWARD || flow->flags & FLOW_DIRECT)
-		flow_to_endpoint(&scratch->to, flow);
-	else
-		flow_to_client(&scratch->to, flow);
-	return rewrite_icmp_error(skb, packet, quoted, &scratch->to, scratch) ? PASS_ON : DROP;
+	if (outgoing == OUT_REPLY) {
+		tuple_set(&scratch->to, &reply->frontend, reply->frontend_port, &reply->client,
+			  reply->client_port);
+	} else {
+		if (outgoing == OUT_FORWARDED && !flow_of_reply(scratch))
+			return DROP;
+		tuple_set(&scratch->to, &flow->masquerade, flow->reply_port, &as->destination,
+			  as->destination_port);
+	}
+	return rewrite_icmp_error(skb, packet, &scratch->quoted, &scratch->to, scratch) ? PASS_ON
+											: DROP;
 }
 
-/* By which device a packet to an endpoint leaves, which for the node's own is not the one that led
- * to the frontend; 0: there is no way. From ::1 there never is one (rt6_need_strict()), but that is
- * not where the packet will come from.
+/* The endpoint's packet gets the address back that its client connected to. Masqueraded replies were
+ * counted at ingress.
+ */
+static __always_inline int reply_out(struct __sk_buff *skb, struct packet *packet,
+				     struct scratch *scratch)
+{
+	const struct reply *reply = &scratch->reply;
+
+	if (!(reply->flags & FLOW_MASQUERADE))
+		carried(reply->service_id, packet->length, false, false);
+	tuple_set(&scratch->to, &reply->frontend, reply->frontend_port, &reply->client,
+		  reply->client_port);
+	return rewrite(skb, packet, &scratch->to) ? PASS_ON : DROP;
+}
+
+/* Make `scratch->flow` where a packet of no Service has an address and a port of this node by which the
+ * endpoint knows one of our clients: it gets another port.
+ */
+static __always_inline void direct_flow(const struct packet *packet, struct flow *flow)
+{
+	__builtin_memset(flow, 0, sizeof(*flow));
+	flow->endpoint = packet->tuple.destination;
+	flow->endpoint_port = packet->tuple.destination_port;
+	flow->masquerade = packet->tuple.source;
+	flow->flags = FLOW_NODE | FLOW_MASQUERADE | FLOW_DIRECT;
+}
+
+/* What a first packet of no flow has to do with flows: the node itself may open one to a Service. */
+static __always_inline enum standing standing_of_first(struct __sk_buff *skb,
+						       const struct packet *packet, bool collides,
+						       struct scratch *scratch)
+{
+	enum standing standing = NO_FLOW;
+
+	if (!skb->ingress_ifindex)
+		standing = admit(skb, packet, NODE, scratch);
+	if (standing == NO_FLOW && collides && packet->tuple.protocol != IPPROTO_SCTP) {
+		direct_flow(packet, &scratch->flow); /* SCTP's checksum covers the ports */
+		return OPENS;
+	}
+	/* At its own address nobody listens, and the stack says so itself. */
+	if (standing == REJECTED && network_flags(&packet->tuple.destination) & NETWORK_LOCAL)
+		return NO_FLOW;
+	if (standing == NO_FLOW && skb->ingress_ifindex)
+		note_bypass(skb, packet);
+	return standing;
+}
+
+/* By which device a packet of the node's own flow leaves, which is not the one that led to the
+ * frontend; 0: there is no way. From ::1 there never is one (rt6_need_strict()), but that is not where
+ * the packet will come from.
  */
 static __always_inline u32 way_to_endpoint(struct __sk_buff *skb, const struct packet *packet,
 					   const struct flow *flow)
 {
 	struct address any;
 
-	if (flow->way == BETWEEN || flow->flags & FLOW_DIRECT)
-		return skb->ifindex;
-	address_unspecified_like(&any, &flow->client);
-	return route(skb, packet, address_is_loopback(&flow->client) ? &any : &flow->client,
+	address_unspecified_like(&any, &packet->tuple.source);
+	return route(skb, packet,
+		     address_is_loopback(&packet->tuple.source) ? &any : &packet->tuple.source,
 		     &flow->endpoint);
 }
 
-static __always_inline int translate_at_egress(struct __sk_buff *skb, struct packet *packet,
-					       struct scratch *scratch, bool to_endpoint)
+/* What is sent at this node goes to the endpoint: around the stack, which has routed it to the
+ * frontend. `device`: see way_to_endpoint(). A direct flow is routed already.
+ */
+static __always_inline int from_node(struct __sk_buff *skb, struct packet *packet, u32 device,
+				     struct scratch *scratch)
 {
-	struct flow *flow = &scratch->mine;
-	struct flow_key *to = &scratch->to;
-	bool masqueraded = to_endpoint && flow->flags & FLOW_MASQUERADE;
-	u32 device = 0;
+	const struct flow *flow = &scratch->flow;
+	bool masqueraded = flow->flags & FLOW_MASQUERADE;
 
-	flow_seen(flow, packet->tcp_flags, to_endpoint, scratch);
-	if (masqueraded) {
-		device = way_to_endpoint(skb, packet, flow);
-		if (!device) {
-			count(COUNTER_NO_ROUTE);
-			return DROP;
-		}
-		if (!flow->masquerade_port && !masquerade(skb, flow, device, scratch))
-			return DROP;
-	}
-	if (!to_endpoint || flow->way == FROM_CLIENT) /* others were counted at ingress */
-		carried(flow->service_id, packet->length, to_endpoint, packet->opens);
-	if (to_endpoint)
-		flow_to_endpoint(to, flow);
-	else
-		flow_to_client(to, flow);
-	if (!rewrite(skb, packet, to))
+	carried(flow->service_id, packet->length, true, packet->opens);
+	tuple_set(&scratch->to, masqueraded ? &flow->masquerade : &packet->tuple.source,
+		  flow->reply_port, &flow->endpoint, flow->endpoint_port);
+	if (!rewrite(skb, packet, &scratch->to))
 		return DROP;
-	if (flow->way == BETWEEN || flow->flags & FLOW_DIRECT) {
+	if (flow->flags & FLOW_DIRECT) {
 		mark_set(skb, MARK_DONE);
 		return PASS_ON;
 	}
 	return masqueraded ? redirect_out(skb, device) : deliver(skb, packet);
 }
 
-/* What a packet that the stack marked to be masqueraded has to do with flows. */
-static __always_inline enum standing standing_of_forwarded(const struct packet *packet,
-							   struct scratch *scratch)
+static __always_inline int forwarded(struct __sk_buff *skb, struct packet *packet,
+				     struct scratch *scratch)
 {
-	struct flow *flow;
+	const struct flow *flow = &scratch->flow;
 
-	tuple_reverse(&scratch->key, &packet->tuple);
-	flow = flow_find(&scratch->key, scratch);
-	if (flow && flow->way == BETWEEN && flow->flags & FLOW_MASQUERADE) {
-		scratch->mine = *flow;
-		return KNOWN;
-	}
-	/* Somebody else has masqueraded it, as the rules of a CNI do, and will undo that. */
-	if (network_flags(&packet->tuple.source) & NETWORK_LOCAL)
-		return NO_FLOW;
-	count(COUNTER_INCONSISTENT); /* better no packet than one that gets no answer */
-	return DROPPED;
+	tuple_set(&scratch->to, &flow->masquerade, scratch->reply_key.destination_port,
+		  &packet->tuple.destination, packet->tuple.destination_port);
+	if (!rewrite(skb, packet, &scratch->to))
+		return DROP;
+	mark_set(skb, MARK_DONE);
+	return PASS_ON;
 }
 
-/* Whether it is an address that endpoints may know our clients by, where they are reached by the
- * packet's device.
- */
-static __always_inline bool masquerades_with(struct __sk_buff *skb, const struct address *address)
+/* Everything that may open a flow, or send one to its endpoint. */
+static __always_inline int to_endpoint_out(struct __sk_buff *skb, struct packet *packet,
+					   enum outgoing outgoing, struct scratch *scratch)
 {
-	u32 ifindex = skb->ifindex;
-	struct device *device = devices.lookup(&ifindex);
+	struct flow *flow = &scratch->flow;
+	bool opens = false;
+	u32 device = 0;
 
-	return device && address_equal(address_of_device(device, address), address);
-}
-
-/* What a packet of no flow has to do with flows, that comes from the node itself, as an OUTPUT
- * chain would see it.
- */
-static __always_inline enum standing
-standing_of_node(struct __sk_buff *skb, const struct packet *packet, struct scratch *scratch)
-{
-	enum standing standing;
-
-	if (!is_first(packet))
-		return NO_FLOW;
-	standing = admit(skb, packet, NODE, scratch);
-	if (standing == NO_FLOW)
-		return direct_flow(packet, scratch) ? OPENS : NO_FLOW;
-	/* At its own address nobody listens, and the stack says so itself. */
-	if (standing == REJECTED && network_flags(&packet->tuple.destination) & NETWORK_LOCAL)
-		return NO_FLOW;
-	return standing;
-}
-
-/* What a packet that goes out has to do with flows. */
-static __always_inline enum standing
-standing_at_egress(struct __sk_buff *skb, struct packet *packet, struct scratch *scratch, u32 mark)
-{
-	struct flow *flow;
-
-	if (mark == MARK_FORWARD) {
-		enum standing standing = standing_of_forwarded(packet, scratch);
-
-		if (standing != NO_FLOW)
-			return standing;
+	if (outgoing == OUT_FORWARDED) {
+		switch (masquerade(skb, scratch)) {
+		case MASQUERADED_AS:
+			break;
+		case CHOOSE_AGAIN:
+			opens = true;
+			break;
+		default:
+			return DROP;
+		}
+	} else if (outgoing != OUT_OF_NODE) {
+		if (!is_first(packet))
+			return PASS_ON;
+		switch (standing_of_first(skb, packet, outgoing == OUT_COLLIDES, scratch)) {
+		case OPENS:
+			break;
+		case REJECTED:
+			return answer_refusal(skb, packet, scratch) ? back_in(skb) : DROP;
+		case DROPPED:
+			return DROP;
+		default:
+			return PASS_ON;
+		}
+		opens = packet->opens = true;
+		count(COUNTER_PACKET_NEW);
+		scratch->flow_key = packet->tuple;
 	}
-	flow = flow_find(&packet->tuple, scratch);
-	/* A masqueraded flow's replies came in by our ingress; what else looks so is none. */
-	if (flow && flow->way == BETWEEN && flow->masquerade_port && mark != MARK_REPLY)
-		return NO_FLOW;
-	if (flow && flow->way == BETWEEN ? !(packet->tcp_flags & TCP_SYN && flow_is_closed(flow))
-					 : flow && goes_on(flow, packet, scratch)) {
-		scratch->mine = *flow;
-		return KNOWN;
+	if (outgoing != OUT_FORWARDED && (flow->flags & (FLOW_MASQUERADE | FLOW_DIRECT)) == FLOW_MASQUERADE) {
+		device = way_to_endpoint(skb, packet, flow);
+		if (!device) {
+			count(COUNTER_NO_ROUTE);
+			return DROP;
+		}
+		if (opens && !choose_masquerade(flow, device))
+			return DROP;
 	}
-	if (flow) /* that ended: what follows this packet would be taken for it */
-		flows.delete(&packet->tuple);
-	if (!skb->ingress_ifindex)
-		return standing_of_node(skb, packet, scratch);
-	/* Masqueraded by somebody else, who does not know of our ports. */
-	if (is_first(packet) && masquerades_with(skb, &packet->tuple.source) &&
-	    direct_flow(packet, scratch))
-		return OPENS;
-	note_bypass(skb, packet);
-	return NO_FLOW;
+	if (opens && !flow_open(skb, packet, scratch))
+		return DROP;
+	return outgoing == OUT_FORWARDED ? forwarded(skb, packet, scratch)
+				     : from_node(skb, packet, device, scratch);
 }
 
 static __always_inline int egress(struct __sk_buff *skb, u32 l3)
 {
 	struct scratch *scratch = scratch_get();
 	struct packet *packet;
-	u32 mark = mark_get(skb);
-	bool to_endpoint;
+	enum outgoing outgoing;
+	bool is_error = false;
 
-	if (mark == MARK_DONE || !scratch)
+	if (mark_get(skb) == MARK_DONE || !scratch)
 		return PASS_ON;
 	packet = packet_begin(&scratch->packet, l3, AT_EGRESS);
 	switch (parse(skb, packet)) {
 	case TRANSPORT:
+		if (packet->fragment != WHOLE && !fragment_ports(packet))
+			return PASS_ON;
+		scratch->tuple = packet->tuple;
 		break;
 	case ICMP:
-		if (is_icmp_error(packet) || is_icmp_redirect(packet))
-			return icmp_egress(skb, packet, scratch);
 		if (is_echo_of_ours(packet))
 			return answer_echo(skb, packet) ? back_in(skb) : DROP;
-		return PASS_ON;
+		if ((!is_icmp_error(packet) && !is_icmp_redirect(packet)) ||
+		    !parse_quoted(skb, packet, AT_EGRESS, scratch))
+			return PASS_ON;
+		is_error = true;
+		break;
 	default:
 		return PASS_ON;
 	}
-	if (packet->fragment != WHOLE && !fragment_ports(packet))
-		return PASS_ON;
-	switch (standing_at_egress(skb, packet, scratch, mark)) {
-	case KNOWN:
-		break;
-	case OPENS:
-		scratch->now = time_now();
-		if (!flow_open(skb, packet, scratch))
-			return DROP;
-		break;
-	case REJECTED:
-		return answer_refusal(skb, packet, scratch) ? back_in(skb) : DROP;
-	case DROPPED:
-		return DROP;
-	default:
-		return PASS_ON;
-	}
-	to_endpoint = mark == MARK_FORWARD || scratch->mine.way == FROM_CLIENT;
-	return translate_at_egress(skb, packet, scratch, to_endpoint);
+	outgoing = look_up_outgoing(skb, packet, is_error, scratch);
+	if (is_error)
+		return icmp_egress(skb, packet, outgoing, scratch);
+	if (outgoing == OUT_REPLY)
+		return reply_out(skb, packet, scratch);
+	return to_endpoint_out(skb, packet, outgoing, scratch);
 }

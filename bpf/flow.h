@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
  *
- * Flows: what is remembered of a connection that is translated. See enum flow_side in abi.h for the
- * places where it is looked up, and by what.
+ * Flows: the entries of a connection that is translated, how a packet finds them, and when they end.
+ * docs/decisions/0023 has the reasons.
  */
 #pragma once
 
@@ -12,25 +12,37 @@
 #define CLOSED_BY_BOTH (FLOW_CLIENT_FIN | FLOW_ENDPOINT_FIN)
 #define EBUSY_NEGATIVE (-16)
 
-/* Room for what does not fit on a stack of 512 bytes, and for whatever is known of a packet beyond
- * a few instructions: the verifier knows nothing of what is read from here, so ways that differ in
- * it alone are one to it (docs/decisions/0019). One program at a time uses it on a CPU: tc runs
- * with bottom halves off.
+/* Sequence numbers further than this beyond what was acknowledged are out of any usual window. */
+#define WINDOW_MAX (1 << 22)
+
+/* What does not fit on a stack of 512 bytes, and what the verifier need not follow: it knows nothing
+ * of the content of a map's value, so paths that differ in that alone are one to it
+ * (docs/decisions/0019). One program at a time uses it on a CPU: tc runs with bottom halves off.
+ *
+ *   packet, quoted   set by parsing; `quoted` is the packet that an ICMP error is about
+ *   tuple            what the packet is looked up by: its own tuple, or the reverse of the quoted one
+ *   flow, reply      copies of the entries found, or the entries to be made
+ *   flow_key         key of `flow`, wherever `flow` or `reply` is set
+ *   reply_key        key of `reply`, likewise
+ *   now              when the packet was looked up, as flow.last_seen
+ *   key, to          temporary; `to` is what the packet becomes
+ *   others           arguments of helpers, used within one function
  */
 struct scratch {
-	struct flow flow;    /* what is written into the map */
-	struct flow mine;    /* the flow that the packet is of */
-	struct flow brought; /* from a former layout */
 	struct packet packet;
-	struct packet quoted; /* by `packet`, an ICMP error */
-	u64 now;	      /* from when a flow is found or opened on */
+	struct packet quoted;
+	struct flow_key tuple;
+	struct flow flow;
+	struct reply reply;
+	struct flow_key flow_key;
+	struct flow_key reply_key;
 	struct flow_key key;
-	struct flow_key to; /* what the packet becomes */
-	struct flow_key as; /* what the quoted packet is taken for */
+	struct flow_key to;
 	struct service_key dialed;
 	struct affinity_key affinity;
 	struct source_range_key source;
 	struct bpf_sock_tuple sockets;
+	u32 now;
 	u8 bytes[128];
 };
 BPF_PERCPU_ARRAY(scratches, struct scratch, 1);
@@ -51,18 +63,6 @@ static __always_inline struct packet *packet_begin(struct packet *packet, u32 l3
 	return packet;
 }
 
-/* Seconds after which a flow without packets is over. flow_state.py tells the same to people. */
-static __always_inline u32 flow_timeout(const struct flow *flow, const struct node *node)
-{
-	if (flow->protocol != IPPROTO_TCP)
-		return flow->flags & FLOW_REPLIED ? node->udp_stream : node->udp;
-	if (flow->flags & FLOW_RESET || (flow->flags & CLOSED_BY_BOTH) == CLOSED_BY_BOTH)
-		return node->tcp_fin;
-	if (flow->flags & CLOSED_BY_BOTH)
-		return node->tcp_close_wait;
-	return flow->flags & FLOW_ESTABLISHED ? node->tcp_established : node->tcp_syn;
-}
-
 static __always_inline struct node *node_get(void)
 {
 	WORD_KEY(zero, 0);
@@ -70,85 +70,47 @@ static __always_inline struct node *node_get(void)
 	return node.lookup(zero);
 }
 
-/* Over for good, or so long without a packet that it counts as over. */
-static __always_inline bool flow_is_over(const struct flow *flow, u64 now)
+static __always_inline u32 flow_now(void)
 {
-	const struct node *settings = node_get();
-
-	if (!settings)
-		return false;
-	/* Signed: another CPU may have seen it after this one has looked at the clock. */
-	return (s64)(now - flow->last_seen) > (s64)(flow_timeout(flow, settings) * NSEC_PER_SEC);
+	return (u32)(time_now() >> 30);
 }
 
-/* Write an entry. EBUSY: somebody reads this bucket just now (htab_lock_bucket()); cilium #35010.
+/* Whether `seconds` have passed since `last_seen`. Signed: another CPU may have read the clock later.
  */
-static __always_inline int flow_write(struct flow_key *key, struct flow *flow, bool only_new)
+static __always_inline bool has_passed(u32 last_seen, u32 now, u32 seconds)
 {
-	int failed = 0;
+	s32 units = (s32)(now - last_seen);
 
-#pragma nounroll
-	for (int attempt = 0; attempt < BUSY_ATTEMPTS; again(attempt, 1)) {
-		failed = only_new ? flows.insert(key, flow) : flows.update(key, flow);
-		if (failed != EBUSY_NEGATIVE)
-			break;
-		count(COUNTER_FLOWS_BUSY);
-	}
-	return failed;
+	return units > 0 && (u64)(u32)units << 30 > seconds * NSEC_PER_SEC;
 }
 
-/* The entry that a former layout's programs wrote there since the agent began to copy theirs. What
- * is older was copied, so where it is not here it was removed, or evicted.
- */
-static __always_inline struct flow *flow_lent(struct flow_key *key)
+/* Which uses a port has had in flows, as bits of enum port_use. */
+static __always_inline u8 *port_uses_of(u8 protocol, __be16 port)
 {
-	WORD_KEY(zero, 0);
-	const struct node *settings = node_get();
-	struct flow *found;
-	void *former;
+	u32 number = bpf_ntohs(port);
+	u32 line = protocol == IPPROTO_TCP   ? PORTS_TCP
+		   : protocol == IPPROTO_UDP ? PORTS_UDP
+					     : PORTS_SCTP;
+	u32 entry = line * FLOW_PORT_LINE + number / 64;
+	struct port_uses *uses = flow_ports.lookup(&entry);
 
-	if (!settings || !settings->lent_since)
-		return NULL;
-	former = former_flows.lookup(zero);
-	found = former ? bpf_map_lookup_elem(former, key) : NULL;
-	return found && found->last_seen >= settings->lent_since ? found : NULL;
+	return uses ? &uses->use[number % 64] : NULL;
 }
 
-/* Bring such an entry over. Ids mean others there; the agent writes ours when nothing is lent any
- * more.
- */
-static __always_inline bool flow_bring_over(struct flow_key *key, struct scratch *scratch)
+/* Most packets are of no flow: this spares them the lookups in hash maps. */
+static __always_inline bool port_has_use(u8 protocol, __be16 port, u8 use)
 {
-	struct flow *found = flow_lent(key);
+	u8 *uses = port_uses_of(protocol, port);
 
-	if (!found)
-		return false;
-	scratch->brought = *found;
-	scratch->brought.service_id = 0;
-	scratch->brought.endpoint_id = 0;
-	scratch->brought.flags |= FLOW_BROUGHT;
-	flow_write(key, &scratch->brought, true);
-	return true;
+	return uses && *uses & use;
 }
 
-/* The entry that has this key, unless it is over. */
-static __always_inline struct flow *flow_find(struct flow_key *key, struct scratch *scratch)
+static __always_inline void port_set_use(u8 protocol, __be16 port, u8 use)
 {
-	struct flow *flow = flows.lookup(key);
+	u8 *uses = port_uses_of(protocol, port);
 
-	if (!flow && flow_bring_over(key, scratch))
-		flow = flows.lookup(key);
-	if (!flow)
-		return NULL;
-	scratch->now = time_now(); /* it costs as much as parsing: not for packets of no flow */
-	if (scratch->now - flow->last_seen >= NSEC_PER_SEC && flow_is_over(flow, scratch->now))
-		return NULL;
-	return flow;
-}
-
-static __always_inline bool flow_is_closed(const struct flow *flow)
-{
-	return flow->flags & FLOW_RESET || (flow->flags & CLOSED_BY_BOTH) == CLOSED_BY_BOTH;
+	if (uses && !(*uses & use))
+		*uses |= use; /* never taken back, so a lost race is repeated by the next flow */
 }
 
 static __always_inline void tuple_set(struct flow_key *key, const struct address *source,
@@ -170,135 +132,305 @@ static __always_inline void tuple_reverse(struct flow_key *key, const struct flo
 	key->pad = 0;
 }
 
-/* The key of the flow's entry for `way`. */
-static __always_inline void flow_key_of(struct flow_key *key, const struct flow *flow, u8 way)
+/* The key in `replies` of what an endpoint sends to a masqueraded client's port. */
+static __always_inline void key_of_masqueraded(struct flow_key *key, const struct address *endpoint,
+					       __be16 endpoint_port, __be16 reply_port, u8 protocol)
 {
-	key->protocol = flow->protocol;
-	key->pad = 0;
-	if (way == FROM_CLIENT) {
-		tuple_set(key, &flow->client, flow->client_port, &flow->frontend,
-			  flow->frontend_port);
-		key->side = flow->flags & FLOW_NODE ? AT_EGRESS : AT_INGRESS;
-	} else if (way == BETWEEN) {
-		tuple_set(key, &flow->endpoint, flow->endpoint_port, &flow->client,
-			  flow->between_port);
+	__builtin_memset(key, 0, sizeof(*key));
+	key->source = *endpoint;
+	key->source_port = endpoint_port;
+	key->destination_port = reply_port;
+	key->protocol = protocol;
+	key->side = MASQUERADED;
+}
+
+/* The key of a flow's entry in `replies`, from its entry in `flows`. */
+static __always_inline void reply_key_of(struct flow_key *key, const struct flow_key *flow_key,
+					 const struct flow *flow)
+{
+	key_of_masqueraded(key, &flow->endpoint, flow->endpoint_port, flow->reply_port,
+			   flow_key->protocol);
+	if (!(flow->flags & FLOW_MASQUERADE)) {
+		key->destination = flow_key->source;
 		key->side = AT_EGRESS;
-	} else {
-		tuple_set(key, &flow->endpoint, flow->endpoint_port, &flow->masquerade,
-			  flow->masquerade_port);
-		key->side = AT_INGRESS;
 	}
 }
 
-/* What a packet from the client is, once both translations are done. */
-static __always_inline void flow_to_endpoint(struct flow_key *to, const struct flow *flow)
+/* The key of a flow's entry in `flows`, from its entry in `replies`. */
+static __always_inline void flow_key_of(struct flow_key *key, u8 protocol,
+					const struct reply *reply)
 {
-	if (flow->masquerade_port)
-		tuple_set(to, &flow->masquerade, flow->masquerade_port, &flow->endpoint,
-			  flow->endpoint_port);
-	else
-		tuple_set(to, &flow->client, flow->between_port, &flow->endpoint,
-			  flow->endpoint_port);
+	tuple_set(key, &reply->client, reply->client_port, &reply->frontend, reply->frontend_port);
+	key->protocol = protocol;
+	key->side = reply->flags & FLOW_NODE ? AT_EGRESS : AT_INGRESS;
+	key->pad = 0;
 }
 
-/* What a packet from the client is between both translations. */
-static __always_inline void flow_between(struct flow_key *to, const struct flow *flow)
-{
-	tuple_set(to, &flow->client, flow->between_port, &flow->endpoint, flow->endpoint_port);
-}
-
-/* What a packet from the endpoint is, once both translations are undone. */
-static __always_inline void flow_to_client(struct flow_key *to, const struct flow *flow)
-{
-	tuple_set(to, &flow->frontend, flow->frontend_port, &flow->client, flow->client_port);
-}
-
-/* Whether the flow has an entry for `way`. A node's own flow that leaves by a device has no part in
- * which the stack sees it translated by half.
+/* An address in 32 bits: IPv4 is told apart exactly, IPv6 among the few addresses of one node. Never
+ * 0.
  */
-static __always_inline bool flow_has(const struct flow *flow, u8 way)
+static __always_inline u32 address_digest(const struct address *address)
 {
-	if (way == FROM_ENDPOINT)
-		return flow->masquerade_port != 0;
-	if (way == BETWEEN)
-		return !(flow->flags & FLOW_NODE && flow->flags & FLOW_MASQUERADE);
+	u32 digest = address->word[0];
+
+	digest = (digest ^ (digest >> 15)) * 0x9e3779b1 + address->word[1];
+	digest = (digest ^ (digest >> 15)) * 0x9e3779b1 + address->word[2];
+	digest = (digest ^ (digest >> 15)) * 0x9e3779b1 + address->word[3];
+	return digest ? digest : 1;
+}
+
+/* Whether a reply is to the address that its client is masqueraded with. */
+static __always_inline bool is_masquerade(const struct reply *reply, const struct address *address)
+{
+	return reply->masquerade_digest == address_digest(address);
+}
+
+static __always_inline bool is_closed(u16 flags)
+{
+	return flags & FLOW_RESET || (flags & CLOSED_BY_BOTH) == CLOSED_BY_BOTH;
+}
+
+/* Whether an entry of a half-open map has been there for too long. LRU maps keep entries until they
+ * need the room.
+ */
+static __always_inline bool half_open_is_over(u32 last_seen, u8 protocol, u32 now)
+{
+	const struct node *settings = node_get();
+
+	if (!settings)
+		return false;
+	return has_passed(last_seen, now,
+			  protocol == IPPROTO_TCP ? settings->tcp_syn : settings->udp);
+}
+
+/* Whether a reset that one side sends would end the connection for the other, as conntrack decides
+ * (tcp_in_window(), be0502a3f2e9, 5.3; nf_conntrack_tcp_packet()) and RFC 5961, 3.2: its sequence
+ * number is the very one that the other side waits for. `sent`: the end of the last segment of the
+ * same side, which may not be acknowledged yet.
+ */
+static __always_inline bool reset_is_valid(u32 sequence, u32 sent, u32 acknowledged)
+{
+	return sequence == acknowledged ||
+	       (sequence == sent && sequence - acknowledged < WINDOW_MAX);
+}
+
+/* A segment with FIN or RST: what it ends, as flags; 0 where its sequence number is not credible. */
+static __always_inline u16 ends(const struct packet *packet, u32 sent, u32 acknowledged, u16 fin)
+{
+	if (packet->tcp_flags & TCP_RST)
+		return reset_is_valid(packet->sequence, sent, acknowledged) ? FLOW_RESET : 0;
+	return packet->sequence - acknowledged < WINDOW_MAX ? fin : 0;
+}
+
+/* What a segment says of the connection's sequence numbers. Those of RST and SYN are not kept, but of
+ * the SYNs that open it.
+ */
+#define note_sequence(entry, packet, half_open)                                                    \
+	({                                                                                         \
+		u8 noted = (packet)->tcp_flags;                                                    \
+                                                                                                   \
+		if (!(noted & TCP_RST) && (!(noted & TCP_SYN) || half_open)) {                     \
+			(entry)->sequence_end = (packet)->sequence_end;                            \
+			if (noted & TCP_ACK)                                                       \
+				(entry)->acknowledged = (packet)->acknowledged;                    \
+		}                                                                                  \
+	})
+
+static __always_inline bool is_segment(const struct packet *packet)
+{
+	return packet->tuple.protocol == IPPROTO_TCP && packet->fragment != LATER;
+}
+
+/* The client of an established flow has sent `packet`. Nothing but the entry that was found is
+ * written, unless the connection ends.
+ */
+static __always_inline void client_sent(struct flow *flow, const struct packet *packet,
+					struct scratch *scratch)
+{
+	if (flow->last_seen != scratch->now)
+		flow->last_seen = scratch->now;
+	if (!is_segment(packet))
+		return;
+	if (packet->tcp_flags & (TCP_FIN | TCP_RST)) {
+		struct reply *reply = replies.lookup(&scratch->reply_key);
+
+		if (reply) {
+			u16 ended = ends(packet, flow->sequence_end, reply->acknowledged,
+					 FLOW_CLIENT_FIN);
+
+			flow->flags |= ended;
+			reply->flags |= ended;
+		}
+	}
+	note_sequence(flow, packet, false);
+}
+
+/* The endpoint of an established flow has sent `packet`. */
+static __always_inline void endpoint_sent(struct reply *reply, const struct packet *packet,
+					  struct scratch *scratch)
+{
+	if (reply->last_seen != scratch->now)
+		reply->last_seen = scratch->now;
+	if (!is_segment(packet))
+		return;
+	if (packet->tcp_flags & (TCP_FIN | TCP_RST)) {
+		struct flow *flow = flows.lookup(&scratch->flow_key);
+
+		if (flow) {
+			u16 ended = ends(packet, reply->sequence_end, flow->acknowledged,
+					 FLOW_ENDPOINT_FIN);
+
+			reply->flags |= ended;
+			flow->flags |= ended;
+		}
+	}
+	note_sequence(reply, packet, false);
+}
+
+/* The endpoint of a half-open flow has sent `packet`. A reset refuses the connection: whoever can
+ * send it from the endpoint's address can do worse.
+ */
+static __always_inline void endpoint_answered(struct reply *reply, const struct packet *packet,
+					      struct scratch *scratch)
+{
+	reply->last_seen = scratch->now;
+	reply->flags |= FLOW_REPLIED;
+	if (!is_segment(packet))
+		return;
+	if (packet->tcp_flags & TCP_RST) {
+		struct flow *flow = half_open_flows.lookup(&scratch->flow_key);
+
+		reply->flags |= FLOW_RESET;
+		if (flow)
+			flow->flags |= FLOW_RESET;
+	}
+	note_sequence(reply, packet, true);
+}
+
+/* By what a packet that fits the key of a reply has to fit its value, too. */
+enum reply_match {
+	MATCH_KEY,	   /* nothing else: the key has both addresses */
+	MATCH_MASQUERADE,  /* it is sent to what the client is masqueraded with */
+	MATCH_DESTINATION, /* it is sent to the client */
+	MATCH_SOURCE,	   /* the client sends it: the key is of its reverse */
+};
+
+static __always_inline bool reply_matches(const struct reply *reply, const struct flow_key *tuple,
+					  enum reply_match match)
+{
+	switch (match) {
+	case MATCH_MASQUERADE:
+		return is_masquerade(reply, &tuple->destination);
+	case MATCH_DESTINATION:
+		return address_equal(&reply->client, &tuple->destination);
+	case MATCH_SOURCE:
+		return address_equal(&reply->client, &tuple->source);
+	default:
+		return true;
+	}
+}
+
+/* Find the entry of `scratch->reply_key` that fits `scratch->tuple`; it is copied to
+ * `scratch->reply`, and `scratch->flow_key` is set. `seen`: the endpoint's packet, which is new to
+ * the entry; NULL where it is not. False: there is none; `scratch->reply` may be another flow's.
+ */
+static __always_inline bool reply_find(struct scratch *scratch, enum reply_match match,
+				       const struct packet *seen)
+{
+	struct reply *reply = replies.lookup(&scratch->reply_key);
+	bool half_open = !reply;
+
+	scratch->reply.client_port = 0;
+	if (half_open) {
+		reply = half_open_replies.lookup(&scratch->reply_key);
+		if (!reply)
+			return false;
+	}
+	scratch->reply = *reply;
+	if (!reply_matches(&scratch->reply, &scratch->tuple, match))
+		return false;
+	scratch->now = flow_now(); /* it costs as much as parsing: not for packets of no flow */
+	if (half_open && half_open_is_over(scratch->reply.last_seen, scratch->reply_key.protocol,
+					   scratch->now))
+		return false;
+	flow_key_of(&scratch->flow_key, scratch->reply_key.protocol, &scratch->reply);
+	if (seen) {
+		if (half_open)
+			endpoint_answered(reply, seen, scratch);
+		else
+			endpoint_sent(reply, seen, scratch);
+	}
 	return true;
 }
 
-/* Whether both are between the same client's socket and the same frontend. */
-static __always_inline bool flow_is_same(const struct flow *one, const struct flow *other)
+/* What a packet of `tuple`'s source is, as a reply to a client whose address the endpoint sees. */
+static __always_inline void reply_key_unmasqueraded(struct flow_key *key,
+						    const struct flow_key *tuple)
 {
-	return one->client_port == other->client_port &&
-	       one->frontend_port == other->frontend_port &&
-	       address_equal(&one->client, &other->client) &&
-	       address_equal(&one->frontend, &other->frontend);
+	*key = *tuple;
+	key->side = AT_EGRESS;
 }
 
-/* Tell the entry for `way` what is known of the flow; one that was evicted is restored. */
-static __always_inline void flow_tell(struct flow *known, u8 way, struct scratch *scratch)
-{
-	struct flow *entry;
+/* EBUSY: somebody reads this bucket just now (htab_lock_bucket()); cilium #35010. */
+#define RETRY(write)                                                                               \
+	({                                                                                         \
+		int failed = 0;                                                                    \
+		_Pragma("nounroll") for (int attempt = 0; attempt < BUSY_ATTEMPTS;                 \
+					 again(attempt, 1))                                        \
+		{                                                                                  \
+			failed = (write);                                                          \
+			if (failed != EBUSY_NEGATIVE)                                              \
+				break;                                                             \
+			count(COUNTER_FLOWS_BUSY);                                                 \
+		}                                                                                  \
+		failed;                                                                            \
+	})
 
-	if (!flow_has(known, way))
-		return;
-	flow_key_of(&scratch->key, known, way);
-	entry = flows.lookup(&scratch->key);
-	/* Not that of an earlier flow between the same, which had another port in between. */
-	if (entry && entry->endpoint_port == known->endpoint_port &&
-	    address_equal(&entry->endpoint, &known->endpoint) &&
-	    entry->between_port == known->between_port && flow_is_same(entry, known)) {
-		entry->flags = (known->flags & ~FLOW_BROUGHT) | (entry->flags & ~FLOW_RESET);
-		entry->last_seen = known->last_seen;
-		entry->masquerade = known->masquerade;
-		entry->masquerade_port = known->masquerade_port;
-		return;
-	}
-	if (entry) { /* another flow took the place meanwhile: this one will get a new port */
-		if (way == FROM_ENDPOINT)
-			known->masquerade_port = 0;
-		return;
-	}
-	scratch->flow = *known;
-	scratch->flow.way = way;
-	if (!flow_write(&scratch->key, &scratch->flow, true))
-		count(COUNTER_HEALED);
+static __always_inline int put_flow(struct flow_key *key, struct flow *flow)
+{
+	return flows.update(key, flow);
 }
 
-/* Tell all entries of the flow. What a lookup returned is not to be used any more then: to restore
- * one, the LRU may take any other's place, and gives it to somebody else at once.
+static __always_inline int put_reply(struct flow_key *key, struct reply *reply)
+{
+	return replies.update(key, reply);
+}
+
+static __always_inline int put_half_open_flow(struct flow_key *key, struct flow *flow)
+{
+	return half_open_flows.update(key, flow);
+}
+
+static __always_inline int add_half_open_reply(struct flow_key *key, struct reply *reply)
+{
+	return half_open_replies.insert(key, reply);
+}
+
+/* Both sides have been heard: the flow in the scratch moves to the established ones, the reply first,
+ * so that nothing finds one entry and not the other. Where there is no room it stays where it is.
  */
-static __always_inline void flow_tell_all(struct flow *known, struct scratch *scratch)
+static __always_inline void establish(struct scratch *scratch)
 {
-#pragma nounroll
-	for (u32 way = FROM_ENDPOINT; way >= FROM_CLIENT;
-	     again(way, -1)) /* whether the port is lost comes first */
-		flow_tell(known, way, scratch);
+	if (RETRY(put_reply(&scratch->reply_key, &scratch->reply)) ||
+	    RETRY(put_flow(&scratch->flow_key, &scratch->flow))) {
+		count(COUNTER_FLOWS_FULL);
+		replies.delete(&scratch->reply_key);
+		return;
+	}
+	half_open_flows.delete(&scratch->flow_key);
+	half_open_replies.delete(&scratch->reply_key);
 }
 
-/* A packet of the flow was seen. What is new of it is told to the flow's entries at once, that it
- * lives once a second: so a busy one costs nothing to keep, and no half of it is forgotten. `mine`
- * is a copy.
- */
-static __always_inline void flow_seen(struct flow *mine, u8 tcp_flags, bool from_client,
-				      struct scratch *scratch)
+/* Whether this packet of the client shows that it has heard the endpoint. */
+static __always_inline bool completes(const struct packet *packet, const struct reply *reply)
 {
-	u16 flags = mine->flags;
-
-	if (!from_client)
-		flags |= FLOW_REPLIED;
-	if (mine->protocol == IPPROTO_TCP) {
-		/* Whoever gets a reset may know better: then the connection goes on. */
-		flags = tcp_flags & TCP_RST ? flags | FLOW_RESET : flags & ~FLOW_RESET;
-		if (tcp_flags & TCP_FIN)
-			flags |= from_client ? FLOW_CLIENT_FIN : FLOW_ENDPOINT_FIN;
-		if (from_client && tcp_flags & TCP_ACK && flags & FLOW_REPLIED)
-			flags |= FLOW_ESTABLISHED;
-	}
-	if (flags == mine->flags && scratch->now - mine->last_seen < NSEC_PER_SEC)
-		return;
-	mine->flags = flags;
-	mine->last_seen = scratch->now;
-	flow_tell_all(mine, scratch);
+	if (!(reply->flags & FLOW_REPLIED))
+		return false;
+	if (packet->tuple.protocol != IPPROTO_TCP)
+		return true;
+	return is_segment(packet) &&
+	       (packet->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_ACK &&
+	       packet->acknowledged == reply->sequence_end;
 }
 
 static __always_inline void carried(u32 service_id, u32 bytes, bool to_endpoint, bool is_new)

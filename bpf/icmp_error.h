@@ -8,6 +8,7 @@
  */
 #pragma once
 
+#include "answer.h"
 #include "flow.h"
 #include "rewrite.h"
 
@@ -31,12 +32,14 @@ static __always_inline bool is_icmp_redirect(const struct packet *packet)
 	return packet->version == 4 && packet->icmp_type == 5;
 }
 
-/* The quoted packet, into `quoted`: all zero but for l3 and side before. Its transport header may
- * be cut short behind the ports.
+/* The packet that `error` quotes, into `scratch->quoted`, and its reverse into `scratch->tuple`. Its
+ * transport header may be cut short behind the ports. False: there is none, or none of a Service.
  */
-static __always_inline bool parse_quoted(struct __sk_buff *skb, const struct packet *error,
-					 struct packet *quoted)
+static __always_inline bool parse_quoted(struct __sk_buff *skb, const struct packet *error, u8 side,
+					 struct scratch *scratch)
 {
+	struct packet *quoted =
+	    packet_begin(&scratch->quoted, error->l4 + ICMP_HEADER, side);
 	u32 end = error->l3 + error->length; /* behind it is padding, maybe */
 	u8 version = error->version;
 	__be16 ports[2];
@@ -72,6 +75,7 @@ static __always_inline bool parse_quoted(struct __sk_buff *skb, const struct pac
 		return false;
 	quoted->tuple.source_port = ports[0];
 	quoted->tuple.destination_port = ports[1];
+	tuple_reverse(&scratch->tuple, &quoted->tuple);
 	return true;
 }
 

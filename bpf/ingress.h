@@ -10,162 +10,171 @@
 #include "reserve.h"
 #include "route.h"
 
-/* Back out by the device that it came in by, as if somebody beyond had sent it. */
+/* Whether it is not merely overheard. A pod's port of a bridge sees as somebody else's what is for the
+ * bridge.
+ */
+static __always_inline bool is_for_us(struct __sk_buff *skb)
+{
+	return skb->pkt_type != PACKET_OTHERHOST || class_of(skb) == POD;
+}
+
+/* What a packet at ingress is part of. */
+enum incoming {
+	IN_NOTHING,
+	IN_FROM_CLIENT,   /* of `scratch->flow` */
+	IN_FROM_ENDPOINT, /* of `scratch->reply`, whose client is masqueraded */
+};
+
+/* Back out by the device that it came in by, as if it had been sent from beyond. */
 static __always_inline int back_out(struct __sk_buff *skb)
 {
 	mark_set(skb, MARK_DONE);
 	return bpf_redirect(skb->ifindex, 0);
 }
 
-/* The device by which a packet may leave at once, past this node's stack; 0: it is for the stack.
+/* The device by which a packet may leave at once, past this node's stack; 0: it is for the stack. `to`
+ * is what it becomes then.
  */
 static __always_inline u32 way_past_stack(struct __sk_buff *skb, const struct packet *packet,
-					  const struct flow *flow, bool to_endpoint)
+					  u16 flow_flags, const struct address *from,
+					  const struct address *to)
 {
 	u32 device;
 
-	if (!(flow->flags & FLOW_REDIRECT) || packet->fragment != WHOLE || packet->ttl <= 1)
+	if (!(flow_flags & FLOW_REDIRECT) || packet->fragment != WHOLE || packet->ttl <= 1)
 		return 0;
-	device = route(skb, packet, to_endpoint ? &flow->client : &flow->frontend,
-		       to_endpoint ? &flow->endpoint : &flow->client);
+	device = route(skb, packet, from, to);
 	return device && devices.lookup(&device) ? device : 0;
 }
 
-/* What a packet becomes at ingress; `past_stack`: both translations are done at once. */
-static __always_inline void ingress_target(struct flow_key *to, const struct flow *flow,
-					   bool past_stack)
+static __always_inline int leave_past_stack(struct __sk_buff *skb, const struct packet *packet,
+					    u32 device)
 {
-	if (flow->way == FROM_ENDPOINT) {
-		if (past_stack || flow->flags & FLOW_NODE)
-			flow_to_client(to, flow);
-		else
-			tuple_set(to, &flow->endpoint, flow->endpoint_port, &flow->client,
-				  flow->between_port);
-	} else if (past_stack) {
-		flow_to_endpoint(to, flow);
-	} else {
-		flow_between(to, flow);
-	}
+	count(COUNTER_REDIRECTED);
+	/* way_past_stack() leaves those to the stack that have no hop left. */
+	return write_ttl(skb, packet, packet->ttl - 1) ? redirect_out(skb, device) : DROP;
 }
 
-/* To the node itself, whose own flow it is. What it dialed may have been the endpoint as such: then
- * nothing but a port is given back, and the packet finds its way by itself.
+/* `scratch->tuple` is looked up as a packet that comes in. `seen`: the packet itself; NULL where it is
+ * an ICMP error about one.
+ */
+static __always_inline enum incoming look_up_incoming(const struct packet *packet, bool is_error,
+						      struct scratch *scratch)
+{
+	const struct flow_key *tuple = &scratch->tuple;
+
+	if (port_has_use(tuple->protocol, tuple->source_port, PORT_OF_ENDPOINT)) {
+		key_of_masqueraded(&scratch->reply_key, &tuple->source, tuple->source_port,
+				   tuple->destination_port, tuple->protocol);
+		if (reply_find(scratch, MATCH_MASQUERADE, is_error ? NULL : packet))
+			return IN_FROM_ENDPOINT;
+	}
+	if (!port_has_use(tuple->protocol, tuple->destination_port, PORT_OF_FRONTEND))
+		return IN_NOTHING;
+	if (is_error)
+		return client_find_quoted(scratch) ? IN_FROM_CLIENT : IN_NOTHING;
+	return client_find(packet, scratch) ? IN_FROM_CLIENT : IN_NOTHING;
+}
+
+/* What the client sends becomes a packet to the endpoint: from the client's address, as far as the
+ * node's stack sees it, from the node's where the packet goes past the stack.
+ */
+static __always_inline int to_endpoint(struct __sk_buff *skb, struct packet *packet,
+				       struct scratch *scratch)
+{
+	const struct flow *flow = &scratch->flow;
+	const struct address *client = &packet->tuple.source;
+	u32 device = 0;
+
+	if (!address_is_unspecified(&flow->masquerade))
+		device = way_past_stack(skb, packet, flow->flags, client, &flow->endpoint);
+	carried(flow->service_id, packet->length, true, packet->opens);
+	tuple_set(&scratch->to, device ? &flow->masquerade : client, flow->reply_port,
+		  &flow->endpoint, flow->endpoint_port);
+	if (!rewrite(skb, packet, &scratch->to))
+		return DROP;
+	return device ? leave_past_stack(skb, packet, device) : PASS_ON;
+}
+
+/* To the node itself, whose own flow it is. A direct flow changes a port alone: the packet finds its
+ * way by itself.
  */
 static __always_inline int to_node(struct __sk_buff *skb, const struct packet *packet,
-				   const struct flow *flow)
+				   u16 flow_flags)
 {
-	struct node *settings = node_get();
+	const struct node *settings = node_get();
 
-	if (!settings || !settings->inlet || flow->flags & FLOW_DIRECT)
+	if (!settings || !settings->inlet || flow_flags & FLOW_DIRECT)
 		return PASS_ON;
 	return deliver(skb, packet);
 }
 
-static __always_inline int translate_at_ingress(struct __sk_buff *skb, struct packet *packet,
-						struct scratch *scratch)
+/* What a packet from the endpoint becomes at ingress; `at_once`: it does not pass the node's stack,
+ * which sees the endpoint's own address.
+ */
+static __always_inline void reply_target(struct flow_key *to, const struct flow_key *tuple,
+					 const struct reply *reply, bool at_once)
 {
-	struct flow *flow = &scratch->mine;
-	struct flow_key *to = &scratch->to;
-	bool to_endpoint = flow->way == FROM_CLIENT;
+	if (at_once)
+		tuple_set(to, &reply->frontend, reply->frontend_port, &reply->client,
+			  reply->client_port);
+	else
+		tuple_set(to, &tuple->source, tuple->source_port, &reply->client,
+			  tuple->destination_port);
+}
+
+/* What the endpoint sends to an address of this node goes to the client, in one step or two. */
+static __always_inline int to_client(struct __sk_buff *skb, struct packet *packet,
+				     struct scratch *scratch)
+{
+	const struct reply *reply = &scratch->reply;
+	bool of_node = reply->flags & FLOW_NODE;
+	u32 device = 0;
+
+	if (!of_node)
+		device = way_past_stack(skb, packet, reply->flags, &reply->frontend, &reply->client);
+	carried(reply->service_id, packet->length, false, false);
+	reply_target(&scratch->to, &packet->tuple, reply, of_node || device);
+	if (!rewrite(skb, packet, &scratch->to))
+		return DROP;
+	if (of_node)
+		return to_node(skb, packet, reply->flags);
+	return device ? leave_past_stack(skb, packet, device) : PASS_ON;
+}
+
+/* An ICMP error about a packet that this node has sent. */
+static __always_inline int icmp_ingress(struct __sk_buff *skb, struct packet *packet,
+					enum incoming incoming, struct scratch *scratch)
+{
+	const struct flow_key *as = &scratch->tuple;
+	bool of_node = false;
+
+	if (incoming == IN_NOTHING ||
+	    !address_equal(&packet->tuple.destination, &as->destination))
+		return PASS_ON;
+	if (incoming == IN_FROM_CLIENT) {
+		const struct flow *flow = &scratch->flow;
+
+		tuple_set(&scratch->to, &as->source, flow->reply_port, &flow->endpoint,
+			  flow->endpoint_port);
+	} else {
+		of_node = scratch->reply.flags & FLOW_NODE;
+		reply_target(&scratch->to, as, &scratch->reply, of_node);
+	}
+	if (!rewrite_icmp_error(skb, packet, &scratch->quoted, &scratch->to, scratch))
+		return DROP;
+	return of_node ? to_node(skb, packet, scratch->reply.flags) : PASS_ON;
+}
+
+/* The first packet of a client opens a flow, where it is to a frontend. */
+static __always_inline int open_incoming(struct __sk_buff *skb, struct packet *packet,
+					 struct scratch *scratch)
+{
+	struct flow *flow = &scratch->flow;
 	u32 device;
 
-	flow_seen(flow, packet->tcp_flags, to_endpoint, scratch);
-	device = way_past_stack(skb, packet, flow, to_endpoint);
-	if (device && to_endpoint && !flow->masquerade_port &&
-	    !masquerade(skb, flow, device, scratch))
-		return DROP;
-	if (to_endpoint || device || flow->flags & FLOW_NODE) /* others are counted at egress */
-		carried(flow->service_id, packet->length, to_endpoint, packet->opens);
-	ingress_target(to, flow, device);
-	if (!rewrite(skb, packet, to))
-		return DROP;
-	if (device) {
-		count(COUNTER_REDIRECTED);
-		/* way_past_stack() left those to the stack that have no hop left. */
-		return write_ttl(skb, packet, packet->ttl - 1) ? redirect_out(skb, device) : DROP;
-	}
-	if (flow->flags & FLOW_NODE)
-		return to_node(skb, packet, flow);
-	if (flow->flags & FLOW_MASQUERADE)
-		mark_set(skb, to_endpoint ? MARK_FORWARD : MARK_REPLY);
-	return PASS_ON;
-}
-
-/* An error about a packet of a flow, at ingress. */
-static __always_inline int icmp_ingress(struct __sk_buff *skb, struct packet *packet,
-					struct scratch *scratch)
-{
-	struct packet *quoted =
-	    packet_begin(&scratch->quoted, packet->l4 + ICMP_HEADER, AT_INGRESS);
-	struct flow_key *as = &scratch->as;
-	struct flow *flow;
-
-	if (!parse_quoted(skb, packet, quoted))
-		return PASS_ON;
-	tuple_reverse(as, &quoted->tuple);
-	flow = flow_find(as, scratch);
-	if (!flow || !address_equal(&packet->tuple.destination, &as->destination))
-		return PASS_ON;
-	ingress_target(&scratch->to, flow, false);
-	if (!rewrite_icmp_error(skb, packet, quoted, &scratch->to, scratch))
-		return DROP;
-	if (flow->flags & FLOW_NODE)
-		return to_node(skb, packet, flow);
-	if (flow->flags & FLOW_MASQUERADE)
-		mark_set(skb, flow->way == FROM_CLIENT ? MARK_FORWARD : MARK_REPLY);
-	return PASS_ON;
-}
-
-/* What a packet that came in has to do with flows. */
-static __always_inline enum standing
-standing_at_ingress(struct __sk_buff *skb, struct packet *packet, struct scratch *scratch)
-{
-	struct flow *flow = flow_find(&packet->tuple, scratch);
-	enum standing standing;
-
-	if (flow && (flow->way != FROM_CLIENT || goes_on(flow, packet, scratch))) {
-		scratch->mine = *flow;
-		return KNOWN;
-	}
-	if (!is_first(packet))
-		return NO_FLOW;
-	standing = admit(skb, packet, class_of(skb), scratch);
-	if (flow && standing == NO_FLOW) /* that ended: what follows would be taken for it */
-		flows.delete(&packet->tuple);
-	return standing;
-}
-
-static __always_inline int ingress(struct __sk_buff *skb, u32 l3)
-{
-	struct scratch *scratch = scratch_get();
-	struct packet *packet;
-
-	if (mark_get(skb) || !scratch) /* a device above has done it, as a bridge's port */
-		return PASS_ON;
-	if (skb->pkt_type == PACKET_BROADCAST || skb->pkt_type == PACKET_MULTICAST)
-		return PASS_ON;
-	packet = packet_begin(&scratch->packet, l3, AT_INGRESS);
-	switch (parse(skb, packet)) {
-	case TRANSPORT:
-		break;
-	case ICMP:
-		if (is_icmp_error(packet))
-			return icmp_ingress(skb, packet, scratch);
-		if (is_echo_of_ours(packet))
-			return answer_echo(skb, packet) ? back_out(skb) : DROP;
-		return PASS_ON;
-	default:
-		return PASS_ON;
-	}
-	if (packet->fragment != WHOLE && !fragment_ports(packet))
-		return PASS_ON;
-	switch (standing_at_ingress(skb, packet, scratch)) {
-	case KNOWN:
-		break;
+	switch (admit(skb, packet, class_of(skb), scratch)) {
 	case OPENS:
-		scratch->now = time_now();
-		if (!flow_open(skb, packet, scratch))
-			return DROP;
 		break;
 	case REJECTED:
 		return answer_refusal(skb, packet, scratch) ? back_out(skb) : DROP;
@@ -174,7 +183,53 @@ static __always_inline int ingress(struct __sk_buff *skb, u32 l3)
 	default:
 		return PASS_ON;
 	}
-	return translate_at_ingress(skb, packet, scratch);
+	device = way_past_stack(skb, packet, flow->flags, &packet->tuple.source, &flow->endpoint);
+	if (device && !choose_masquerade(flow, device))
+		return DROP;
+	scratch->flow_key = packet->tuple;
+	if (!flow_open(skb, packet, scratch))
+		return DROP;
+	count(COUNTER_PACKET_NEW);
+	packet->opens = true;
+	return to_endpoint(skb, packet, scratch);
+}
+
+static __always_inline int ingress(struct __sk_buff *skb, u32 l3)
+{
+	struct scratch *scratch = scratch_get();
+	struct packet *packet;
+	enum incoming incoming;
+	bool is_error = false;
+
+	if (mark_get(skb)) /* of a device that it left by before */
+		mark_word(skb) = MARK_NONE;
+	if (!scratch || skb->pkt_type == PACKET_BROADCAST || skb->pkt_type == PACKET_MULTICAST)
+		return PASS_ON;
+	packet = packet_begin(&scratch->packet, l3, AT_INGRESS);
+	switch (parse(skb, packet)) {
+	case TRANSPORT:
+		if (packet->fragment != WHOLE && !fragment_ports(packet))
+			return PASS_ON;
+		scratch->tuple = packet->tuple;
+		break;
+	case ICMP:
+		if (is_echo_of_ours(packet) && is_for_us(skb))
+			return answer_echo(skb, packet) ? back_out(skb) : DROP;
+		if (!is_icmp_error(packet) || !parse_quoted(skb, packet, AT_INGRESS, scratch))
+			return PASS_ON;
+		is_error = true;
+		break;
+	default:
+		return PASS_ON;
+	}
+	incoming = look_up_incoming(packet, is_error, scratch);
+	if (is_error)
+		return icmp_ingress(skb, packet, incoming, scratch);
+	if (incoming == IN_FROM_ENDPOINT)
+		return to_client(skb, packet, scratch);
+	if (incoming == IN_FROM_CLIENT)
+		return to_endpoint(skb, packet, scratch);
+	return is_first(packet) ? open_incoming(skb, packet, scratch) : PASS_ON;
 }
 
 /* Whether a packet of a device without Ethernet begins with something else than its IP header: up

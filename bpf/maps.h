@@ -38,9 +38,13 @@ PINNED("hash", u32, struct device, devices, 4096, BPF_F_NO_PREALLOC);
 /* Pods, by the index of their device, whose packets reached a frontend by no program of ours. */
 PINNED("lru_hash", u32, u64, bypassing, 4096, 0);
 
-PINNED("lru_hash", struct flow_key, struct flow, flows, FLOWS_MAX, 0);
-/* The map `flows` of a former layout, for as long as its programs are at some device. */
-PINNED("array_of_maps$flows", u32, u32, former_flows, 1, 0);
+/* Established flows are never evicted; what does not fit stays half-open. */
+PINNED("hash", struct flow_key, struct flow, flows, FLOWS_MAX, 0);
+PINNED("hash", struct flow_key, struct reply, replies, FLOWS_MAX, 0);
+PINNED("lru_hash", struct flow_key, struct flow, half_open_flows, HALF_OPEN_MAX, 0);
+PINNED("lru_hash", struct flow_key, struct reply, half_open_replies, HALF_OPEN_MAX, 0);
+PINNED("array", u32, struct port_uses, flow_ports, FLOW_PORT_ENTRIES, 0);
+PINNED("array", u32, struct icmp_budget, icmp_budget, 1, 0);
 /* By what their endpoint sends: connections to Services that netfilter masquerades, from before
  * this dataplane. The value is conntrack's zone of that direction.
  */

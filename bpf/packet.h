@@ -45,7 +45,10 @@ struct packet {
 	u32 l4;
 	u32 length; /* of the IP packet, in bytes; what comes behind is the link's */
 	u32 fragment_id;
-	u8 version; /* 4 or 6 */
+	u32 sequence;	  /* TCP: of its first byte, as sequence_end and acknowledged in host order */
+	u32 sequence_end; /* TCP: behind its last byte; SYN and FIN count as one each */
+	u32 acknowledged; /* TCP */
+	u8 version;	  /* 4 or 6 */
 	u8 fragment;
 	u8 fragment_protocol; /* that all fragments name */
 	u8 tcp_flags;	      /* of SCTP, too, TCP_SYN for what opens an association; else 0 */
@@ -105,7 +108,19 @@ static __always_inline bool load_header(struct __sk_buff *skb, u32 offset, void 
 	return load(skb, offset, to, size);
 }
 
-/* Ports, and the flags of TCP. The whole header has to be there, so that its checksum is. */
+static __always_inline void parse_tcp(struct packet *packet, const __be32 *header)
+{
+	u32 headers = packet->l4 - packet->l3 + (((const u8 *)header)[12] >> 4) * 4;
+	u8 flags = ((const u8 *)header)[13];
+
+	packet->tcp_flags = flags;
+	packet->sequence = bpf_ntohl(header[1]);
+	packet->acknowledged = bpf_ntohl(header[2]);
+	packet->sequence_end = packet->sequence + packet->length - headers +
+			       !!(flags & TCP_SYN) + !!(flags & TCP_FIN);
+}
+
+/* Ports, and what TCP says of its connection. The whole header has to be there, so that its checksum is. */
 static __always_inline enum parsed parse_transport(struct __sk_buff *skb, struct packet *packet)
 {
 	u8 protocol = packet->tuple.protocol;
@@ -114,7 +129,7 @@ static __always_inline enum parsed parse_transport(struct __sk_buff *skb, struct
 	if (protocol == IPPROTO_TCP) {
 		if (!load_header(skb, packet->l4, header, 20))
 			return MALFORMED;
-		packet->tcp_flags = ((u8 *)header)[13];
+		parse_tcp(packet, header);
 	} else if (protocol == IPPROTO_UDP) {
 		if (!load_header(skb, packet->l4, header, 8))
 			return MALFORMED;

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
  *
- * Opening a flow: the ports that it is known by are reserved by the very entries that a reply looks
- * for.
+ * Opening a flow: the entry by which a reply is found reserves the port that the reply is sent to.
  */
 #pragma once
 
@@ -75,29 +74,35 @@ static __always_inline bool tcp_socket_gets(struct __sk_buff *skb, struct bpf_so
 
 #endif
 
-/* Whether a socket of this node talks to the endpoint from where `flow` is masqueraded to. */
-static __always_inline bool socket_uses(struct __sk_buff *skb, const struct flow *flow,
-					struct scratch *scratch)
+/* Whether somebody else on this node has a connection from the address and port to the endpoint: a
+ * socket, or netfilter, whose connections from before this dataplane are in `netfilter_flows`.
+ */
+static __always_inline bool is_used_by_others(struct __sk_buff *skb, const struct address *endpoint,
+					      __be16 endpoint_port, const struct address *masquerade,
+					      __be16 port, u8 protocol, struct scratch *scratch)
 {
-#if defined(HAVE_SKC_LOOKUP_TCP) && defined(HAVE_SK_LOOKUP_UDP)
-	struct bpf_sock_tuple *tuple = &scratch->sockets;
-	u32 size = socket_tuple(tuple, &flow->endpoint, flow->endpoint_port, &flow->masquerade,
-				flow->masquerade_port);
+	const struct node *settings = node_get();
 
-	if (flow->protocol == IPPROTO_TCP)
-		return tcp_socket_gets(skb, tuple, size);
-	if (flow->protocol == IPPROTO_UDP)
-		return udp_socket_gets(skb, tuple, size, false);
+	if (settings && settings->flags & NODE_NETFILTER_FLOWS) {
+		tuple_set(&scratch->key, endpoint, endpoint_port, masquerade, port);
+		scratch->key.protocol = protocol;
+		scratch->key.side = AT_INGRESS;
+		scratch->key.pad = 0;
+		if (netfilter_flows.lookup(&scratch->key))
+			return true;
+	}
+#if defined(HAVE_SKC_LOOKUP_TCP) && defined(HAVE_SK_LOOKUP_UDP)
+	{
+		struct bpf_sock_tuple *tuple = &scratch->sockets;
+		u32 size = socket_tuple(tuple, endpoint, endpoint_port, masquerade, port);
+
+		if (protocol == IPPROTO_TCP)
+			return tcp_socket_gets(skb, tuple, size);
+		if (protocol == IPPROTO_UDP)
+			return udp_socket_gets(skb, tuple, size, false);
+	}
 #endif
 	return false;
-}
-
-/* Whether a former layout knows another flow by `scratch->key`, that is not over. */
-static __always_inline bool is_lent_flows(struct scratch *scratch)
-{
-	struct flow *lent = flow_lent(&scratch->key);
-
-	return lent && !flow_is_same(lent, &scratch->flow) && !flow_is_over(lent, scratch->now);
 }
 
 enum place {
@@ -106,62 +111,78 @@ enum place {
 	TAKEN,
 };
 
-/* What is at `scratch->key`, by which `scratch->flow` would be known for `way`. Being closed is not
- * enough to be over: who was connected may not know yet, and what is on its way would come to
- * somebody else's connection.
- */
-static __always_inline enum place place_of(struct scratch *scratch, u8 way)
+/* Whether both are of one client's socket and one frontend. */
+static __always_inline bool reply_is_same(const struct reply *one, const struct reply *other)
 {
-	const struct flow *flow = &scratch->flow;
-	struct flow *present;
-
-	/* Of an endpoint to itself there and back must differ. */
-	if (way == BETWEEN && flow->between_port == flow->endpoint_port &&
-	    address_equal(&flow->client, &flow->endpoint))
-		return TAKEN;
-	if (way == FROM_ENDPOINT && netfilter_flows.lookup(&scratch->key))
-		return TAKEN;
-	present = flows.lookup(&scratch->key);
-	if (!present)
-		return VACANT;
-	return flow_is_same(present, flow) || flow_is_over(present, scratch->now) ? REUSABLE
-										  : TAKEN;
+	return one->client_port == other->client_port &&
+	       one->frontend_port == other->frontend_port &&
+	       address_equal(&one->client, &other->client) &&
+	       address_equal(&one->frontend, &other->frontend);
 }
 
-/* Reserve for `scratch->flow` the port that its entry for `way` is known by, at first the one that
- * is at `port`, which is in that flow: the entry itself is what reserves it. False: it is counted
- * why not.
+/* What is at `scratch->reply_key`. Being closed is not enough to be over: who was connected may not
+ * know yet, and what is under way would come to somebody else's connection.
  */
-static __always_inline bool reserve(struct __sk_buff *skb, struct scratch *scratch, u8 way,
-				    __be16 *port)
+static __always_inline enum place place_of(struct scratch *scratch)
+{
+	const struct flow_key *key = &scratch->reply_key;
+	struct reply *present;
+
+	/* Of an endpoint to itself there and back must differ. */
+	if (key->destination_port == key->source_port &&
+	    address_equal(&key->source, &scratch->reply.client))
+		return TAKEN;
+	present = replies.lookup(&scratch->reply_key);
+	if (present)
+		return reply_is_same(present, &scratch->reply) ? REUSABLE : TAKEN;
+	present = half_open_replies.lookup(&scratch->reply_key);
+	if (!present)
+		return VACANT;
+	return reply_is_same(present, &scratch->reply) ||
+		       half_open_is_over(present->last_seen, key->protocol, scratch->now)
+		   ? REUSABLE
+		   : TAKEN;
+}
+
+/* Reserve a port for the flow in the scratch, the client's own where it is free: `scratch->reply_key`
+ * with that port is the key of `scratch->reply`, which is written there. `masquerade`: by which others
+ * may have used the port; unspecified where that is not known, or does not matter. False: it is
+ * counted why not.
+ */
+static __always_inline bool reserve(struct __sk_buff *skb, struct scratch *scratch)
 {
 	struct flow *flow = &scratch->flow;
+	u8 protocol = scratch->reply_key.protocol;
 	int failed = EEXIST_NEGATIVE;
 
-	flow->way = way;
-	flow_key_of(&scratch->key, flow, way);
 #pragma nounroll
 	for (int round = 0; round < ROUNDS; again(round, 1)) {
 		enum place place = TAKEN;
 
 #pragma nounroll
 		for (int try = 0; try < TRIES; again(try, 1)) {
-			scratch->key.destination_port = *port;
-			place = place_of(scratch, way);
+			place = place_of(scratch);
 			/* SCTP's checksum covers the ports. */
-			if (place != TAKEN || flow->protocol == IPPROTO_SCTP)
+			if (place != TAKEN || protocol == IPPROTO_SCTP)
 				break;
-			*port = any_port();
+			scratch->reply_key.destination_port = any_port();
 		}
-		if (place != TAKEN && !is_lent_flows(scratch) &&
-		    !(way == FROM_ENDPOINT && socket_uses(skb, flow, scratch))) {
-			failed = flow_write(&scratch->key, flow, place == VACANT);
+		if (place != TAKEN &&
+		    (!scratch->reply.masquerade_digest ||
+		     !is_used_by_others(skb, &flow->endpoint, flow->endpoint_port,
+					&flow->masquerade, scratch->reply_key.destination_port,
+					protocol, scratch))) {
+			if (place == REUSABLE) {
+				replies.delete(&scratch->reply_key);
+				half_open_replies.delete(&scratch->reply_key);
+			}
+			failed = RETRY(add_half_open_reply(&scratch->reply_key, &scratch->reply));
 			if (failed != EEXIST_NEGATIVE)
 				break;
 		}
-		if (flow->protocol == IPPROTO_SCTP)
+		if (protocol == IPPROTO_SCTP)
 			break;
-		*port = any_port();
+		scratch->reply_key.destination_port = any_port();
 	}
 	if (!failed)
 		return true;
@@ -169,39 +190,45 @@ static __always_inline bool reserve(struct __sk_buff *skb, struct scratch *scrat
 	return false;
 }
 
-/* Reserve the port by which the node's stack will know this flow, and no other between the two. */
-static __always_inline bool reserve_between(struct __sk_buff *skb, struct scratch *scratch)
-{
-	struct flow *flow = &scratch->flow;
-
-	flow->between_port = flow->client_port;
-	if (!flow_has(flow, BETWEEN))
-		return true;
-	if (!reserve(skb, scratch, BETWEEN, &flow->between_port))
-		return false;
-	if (flow->between_port != flow->client_port)
-		count(COUNTER_PORT_CHANGED);
-	return true;
-}
-
-/* Remember `scratch->flow`: what undoes it first, so that no reply is met by surprise. */
-static __always_inline bool flow_open(struct __sk_buff *skb, struct packet *packet,
+/* Make the entries of `scratch->flow`, whose key is `scratch->flow_key`: the reply first, so that no
+ * packet of the endpoint is of no flow.
+ */
+static __always_inline bool flow_open(struct __sk_buff *skb, const struct packet *packet,
 				      struct scratch *scratch)
 {
+	const struct flow_key *client = &scratch->flow_key;
+	struct reply *reply = &scratch->reply;
 	struct flow *flow = &scratch->flow;
 
+	scratch->now = flow_now();
+	__builtin_memset(reply, 0, sizeof(*reply));
+	reply->client = client->source;
+	reply->client_port = client->source_port;
+	reply->frontend = client->destination;
+	reply->frontend_port = client->destination_port;
+	reply->service_id = flow->service_id;
+	reply->flags = flow->flags;
+	reply->last_seen = scratch->now;
+	if (!address_is_unspecified(&flow->masquerade))
+		reply->masquerade_digest = address_digest(&flow->masquerade);
 	flow->last_seen = scratch->now;
-	if (!reserve_between(skb, scratch))
+	flow->sequence_end = packet->sequence_end;
+	flow->reply_port = client->source_port;
+	/* Its own port is the one that a direct flow cannot have. */
+	if (flow->flags & FLOW_DIRECT)
+		flow->reply_port = any_port();
+	reply_key_of(&scratch->reply_key, client, flow);
+	if (!reserve(skb, scratch))
 		return false;
-	flow->way = FROM_CLIENT;
-	flow_key_of(&scratch->key, flow, FROM_CLIENT);
-	if (flow_write(&scratch->key, flow, false)) {
+	flow->reply_port = scratch->reply_key.destination_port;
+	if (flow->reply_port != client->source_port)
+		count(COUNTER_PORT_CHANGED);
+	if (RETRY(put_half_open_flow(&scratch->flow_key, flow))) {
 		count(COUNTER_FLOWS_FULL);
 		return false;
 	}
-	count(COUNTER_PACKET_NEW);
-	packet->opens = true;
-	scratch->mine = *flow;
+	port_set_use(client->protocol, client->destination_port, PORT_OF_FRONTEND);
+	port_set_use(client->protocol, flow->endpoint_port, PORT_OF_ENDPOINT);
 	return true;
 }
 
@@ -212,30 +239,18 @@ static __always_inline const struct address *address_of_device(const struct devi
 	return address_is_v4(like) ? &device->v4 : &device->v6;
 }
 
-/* Choose the address and port by which the endpoint sees the client of `mine`, and tell its
- * entries. `ifindex` is the device towards the endpoint. False: it is counted why not.
+/* Set the address that the endpoint is to see in place of the client's: that of the device towards it.
+ * False: it has none, which is counted.
  */
-static __always_inline bool masquerade(struct __sk_buff *skb, struct flow *mine, u32 ifindex,
-				       struct scratch *scratch)
+static __always_inline bool choose_masquerade(struct flow *flow, u32 ifindex)
 {
 	struct device *device = devices.lookup(&ifindex);
-	struct flow *flow = &scratch->flow;
 
-	*flow = *mine;
 	if (device)
-		flow->masquerade = *address_of_device(device, &mine->endpoint);
+		flow->masquerade = *address_of_device(device, &flow->endpoint);
 	if (!device || address_is_unspecified(&flow->masquerade)) {
 		count(COUNTER_NO_ADDRESS);
 		return false;
 	}
-	flow->last_seen = scratch->now;
-	/* The port by which a direct flow came is taken: that is why there is one. */
-	flow->masquerade_port = mine->flags & FLOW_DIRECT ? any_port() : mine->between_port;
-	if (!reserve(skb, scratch, FROM_ENDPOINT, &flow->masquerade_port))
-		return false;
-	mine->masquerade = flow->masquerade;
-	mine->masquerade_port = flow->masquerade_port;
-	mine->last_seen = scratch->now;
-	flow_tell_all(mine, scratch);
 	return true;
 }

@@ -12,16 +12,15 @@
 
 #define LOOPBACK_IFINDEX 1 /* in every network namespace (include/net/flow.h) */
 
-/* What our ingress tells our egress about a packet, through the stack: tc_index is tc's own word to
- * itself, and fragments and segments inherit it (ip_copy_metadata(), __copy_skb_header()). Its
- * upper half is this node's: a packet may bring the mark of another node on the same machine, as
- * with kind. Test runs have no other way in than cb.
+/* A note to the next program of ours that sees the packet, where no other one comes in between: right
+ * behind a redirect. Nothing depends on it where another program may have been: whatever classifies
+ * a packet with TC_ACT_OK overwrites tc_index, and no flow is found by it. Its upper half is this
+ * node's: with kind, a packet may bring the note of another node on the same machine. Test runs have
+ * no other way in than cb.
  */
-#define MARK_NONE    0
-#define MARK_FORWARD 1 /* is to be masqueraded */
-#define MARK_REPLY   2 /* was masqueraded, and goes to the client */
-#define MARK_DONE    3 /* needs nothing any more */
-#define MARK_BARE    4 /* comes in by a tunnel for the second time (come_in_bare()) */
+#define MARK_NONE 0
+#define MARK_DONE 3 /* needs nothing any more */
+#define MARK_BARE 4 /* comes in by a tunnel for the second time (come_in_bare()) */
 
 #ifdef MARK_IN_CB
 #define mark_word(skb) ((skb)->cb[0])

@@ -9,6 +9,9 @@ from ebpfproxy.errors import AbiMismatch
 from ebpfproxy.kernel.bpf import Map
 
 _U32, _ADDRESS = 4, 16
+_HALF_OPEN_PART, _HALF_OPEN_MIN = 4, 4096
+"""Half-open flows have a quarter of the room of established ones. With the default that is 65 536, as many as
+have a port of their own towards one endpoint."""
 _SHAPES = {
     "services": (abi.SERVICE_KEY.size, abi.SERVICE.size),
     "service_names": (_U32, abi.SERVICE_NAME.size),
@@ -26,7 +29,11 @@ _SHAPES = {
     "devices": (_U32, abi.DEVICE.size),
     "bypassing": (_U32, 8),
     "flows": (abi.FLOW_KEY.size, abi.FLOW.size),
-    "former_flows": (_U32, _U32),
+    "replies": (abi.FLOW_KEY.size, abi.REPLY.size),
+    "half_open_flows": (abi.FLOW_KEY.size, abi.FLOW.size),
+    "half_open_replies": (abi.FLOW_KEY.size, abi.REPLY.size),
+    "flow_ports": (_U32, abi.PORT_USES.size),
+    "icmp_budget": (_U32, abi.ICMP_BUDGET.size),
     "netfilter_flows": (abi.FLOW_KEY.size, _U32),
     "fragments": (abi.FRAGMENT_KEY.size, abi.FRAGMENT.size),
     "traffic": (_U32, abi.TRAFFIC.size),
@@ -42,12 +49,13 @@ class MapSizes:
     endpoints: int = 262144
     affinity: int = 65536
     sockets: int = 262144
-    flows: int = 524288
+    flows: int = 262144
     source_ranges: int = 65536
 
     def defines(self) -> dict[str, str]:
         """As maps.h wants them from the compiler's command line."""
-        return {f"{name.upper()}_MAX": str(value) for name, value in dataclasses.asdict(self).items()}
+        sizes = dataclasses.asdict(self) | {"half_open": max(self.flows // _HALF_OPEN_PART, _HALF_OPEN_MIN)}
+        return {f"{name.upper()}_MAX": str(value) for name, value in sizes.items()}
 
 
 class Maps:
