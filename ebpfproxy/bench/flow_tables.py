@@ -17,15 +17,14 @@ from ebpfproxy.lab import Agent, Lab, Place
 _EVENT = re.compile(r'^ebpfproxy_datapath_events_total\{reason="(\w+)"\} ([0-9.e+]+)$', re.MULTILINE)
 _SHOWN = (
     "packet_new",
-    "healed",
+    "icmp_limited",
     "flows_full",
     "flows_busy",
     "ports_exhausted",
     "port_changed",
     "inconsistent",
 )
-_ENTRIES = 3
-"""Of a flow, at the most."""
+_MAPS = "flows", "replies", "half_open_flows", "half_open_replies"
 _FINISHED = 60
 """Seconds for which flows that were reset may still be in our table: their time-out, and a sweep."""
 _CLOSED = 10
@@ -33,13 +32,13 @@ _CLOSED = 10
 
 
 def flows_max(held: int, rate: float, seconds: float) -> int:
-    """Entries that our flow table needs, with a half more, since one that is nearly full evicts.
+    """Established flows that our flow table needs room for, and a half more.
 
     >>> flows_max(200_000, 1000.0, 60.0), flows_max(0, 1000.0, 1000.0), flows_max(0, 0.0, 1.0)
-    (1170000, 270000, 131072)
+    (390000, 90000, 65536)
     """
     recent = rate * min(seconds, _FINISHED)
-    return max(131072, math.ceil((held + recent) * _ENTRIES * 1.5))
+    return max(65536, math.ceil((held + recent) * 1.5))
 
 
 def require_tracking(mode: str, limit: int | None, held: int, rate: float) -> None:
@@ -73,7 +72,7 @@ def _ours(lab: Lab) -> int:
     except NotFound:
         return 0
     try:
-        return sum(len(keys) // abi.FLOW_KEY.size for keys, _ in maps["flows"].batches(65536))
+        return sum(len(keys) // abi.FLOW_KEY.size for name in _MAPS for keys, _ in maps[name].batches(65536))
     finally:
         maps.close()
 
@@ -92,8 +91,8 @@ def _scrape() -> str:
 def events(metrics: str) -> dict[str, float]:
     """What the programs did, by why, of an agent's metrics.
 
-    >>> events('ebpfproxy_datapath_events_total{reason="healed"} 12.0')
-    {'healed': 12.0}
+    >>> events('ebpfproxy_datapath_events_total{reason="flows_full"} 12.0')
+    {'flows_full': 12.0}
     """
     return {reason: float(count) for reason, count in _EVENT.findall(metrics)}
 

@@ -21,17 +21,38 @@ int egress_unmarked(struct __sk_buff *skb)
 	return egress(skb, ETHERNET_HEADER);
 }
 
-int egress_forward_marked(struct __sk_buff *skb)
-{
-	mark_set(skb, MARK_FORWARD);
-	return egress(skb, ETHERNET_HEADER);
-}
+/* Programs that first put an address back, without its checksums, and floors that do that alone. */
+#define CLIENT_V4 {bpf_htonl(0xc0000205)}					  /* 192.0.2.5 */
+#define CLIENT_V6 {bpf_htonl(0x20010db8), 0, 0, bpf_htonl(5)}			  /* 2001:db8::5 */
+#define NODE_V4	  {bpf_htonl(0xac120002)}					  /* 172.18.0.2 */
+#define NODE_V6	  {bpf_htonl(0xfd000172), bpf_htonl(0x00180000), 0, bpf_htonl(2)} /* fd00:172:18::2 \
+										   */
 
-int egress_reply_marked(struct __sk_buff *skb)
-{
-	mark_set(skb, MARK_REPLY);
-	return egress(skb, ETHERNET_HEADER);
-}
+#define PUT_BACK(name, words, offset, then)                                                        \
+	static __always_inline void put_back_##name(struct __sk_buff *skb)                         \
+	{                                                                                          \
+		__be32 address[] = words;                                                          \
+                                                                                                   \
+		bpf_skb_store_bytes(skb, ETHERNET_HEADER + offset, address, sizeof(address), 0);   \
+		mark_set(skb, MARK_NONE);                                                          \
+	}                                                                                          \
+                                                                                                   \
+	int floor_of_##name(struct __sk_buff *skb)                                                 \
+	{                                                                                          \
+		put_back_##name(skb);                                                              \
+		return PASS_ON;                                                                    \
+	}                                                                                          \
+                                                                                                   \
+	int name(struct __sk_buff *skb)                                                            \
+	{                                                                                          \
+		put_back_##name(skb);                                                              \
+		return then(skb, ETHERNET_HEADER);                                                 \
+	}
+
+PUT_BACK(ingress_node_v4, NODE_V4, 16, ingress)
+PUT_BACK(ingress_node_v6, NODE_V6, 24, ingress)
+PUT_BACK(egress_client_v4, CLIENT_V4, 12, egress)
+PUT_BACK(egress_client_v6, CLIENT_V6, 8, egress)
 
 /* A client's first packet to FRONTEND, be it translated already; no two runs are the same client.
  */

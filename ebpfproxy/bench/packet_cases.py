@@ -1,9 +1,11 @@
-"""The packets of the benchmark packet, and the entries of `flows` by which they are translated. Pure.
+"""The packets of the benchmark packet, and the flows by which they are translated. Pure.
 
-Two entries send a packet to and fro, so that each run of a program translates.
+A program runs again and again on one packet, and each run must translate it. Where possible, two flows
+translate the packet to and fro. Otherwise the program first puts the address back that the last run replaced;
+a floor program does that alone, and what it takes is subtracted.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from socket import IPPROTO_TCP, IPPROTO_UDP, htons
 from typing import NamedTuple
 
@@ -15,33 +17,30 @@ from ebpfproxy.dataplanes.ebpf.flow_state import Flow
 from ebpfproxy.model.address import Address, parse_address
 
 _INGRESS, _EGRESS = classifier(0, INGRESS), classifier(0, EGRESS)
-_KINDS = {
-    ("flow_ns", "ingress"): "ingress_unmarked",
-    ("flow_port_ns", "ingress"): "ingress_unmarked",
-    ("reply_masqueraded_ns", "ingress"): "ingress_unmarked",
-    ("masquerade_ns", "egress"): "egress_forward_marked",
-    ("reply_ns", "egress"): "egress_unmarked",
-    ("reply_masqueraded_ns", "egress"): "egress_reply_marked",
-}
+_TO_AND_FRO = {"ingress": "ingress_unmarked", "egress": "egress_unmarked"}
 FLOOR = "floor_of_all"
 NEW_FLOW, FLOOR_OF_NEW_FLOW = "new_flow", "floor_of_new_flow"
-PROGRAMS = (_INGRESS, _EGRESS, *sorted(set(_KINDS.values())), FLOOR, NEW_FLOW, FLOOR_OF_NEW_FLOW)
+_PUT_BACK = "ingress_node_v4", "ingress_node_v6", "egress_client_v4", "egress_client_v6"
+_FLOORS = {name: f"floor_of_{name}" for name in _PUT_BACK}
+PROGRAMS = (
+    *(_INGRESS, _EGRESS, *_TO_AND_FRO.values(), *_PUT_BACK, *_FLOORS.values()),
+    *(FLOOR, NEW_FLOW, FLOOR_OF_NEW_FLOW),
+)
 """Those of packet.c and tc.c that are run."""
 
-_ESTABLISHED = abi.FLOW_REPLIED | abi.FLOW_ESTABLISHED
-_MASQUERADED = _ESTABLISHED | abi.FLOW_MASQUERADE
 _NO_ADDRESS = Address(bytes(16))
 
 
 class Case(NamedTuple):
-    """`path` is where the packet is seen and its family. `flows`: entries that send it to and fro."""
+    """`path` is where the packet is seen and its family. `floor`: the program whose time is subtracted."""
 
     metric: str
     path: str
     program: str
     frame: bytes
     forwarded: bool = True
-    flows: Mapping[bytes, Flow] = {}
+    flows: tuple[Flow, ...] = ()
+    floor: str = ""
 
 
 def cases() -> Iterator[Case]:
@@ -87,65 +86,76 @@ _PARTIES = {
 
 
 def _established(family: str) -> Iterator[Case]:
-    """Ports differ from case to case, since all entries are there at once."""
+    """Client ports differ from case to case, since all flows are there at once."""
+    c, f, e, _ = _PARTIES[family]
+    yield _from_client("flow_ns", family, Tuple(c, 4001, f, 80), (e, 80))
+    yield _from_client("flow_port_ns", family, Tuple(c, 4002, f, 80), (e, 8080))
+    yield _reply_in(family, 4003)
+    yield _masquerade(family, 4004)
+    yield _reply_out("reply_ns", family, 4005, 0)
+    yield _reply_out("reply_masqueraded_ns", family, 4006, abi.FLOW_MASQUERADE)
+
+
+def _from_client(metric: str, family: str, dialed: Tuple, endpoint: tuple[Address, int]) -> Case:
+    """To the endpoint, and from there to the frontend as if that were another flow's endpoint."""
+    back = Tuple(*dialed[:2], *endpoint)
+    flows = _flow(dialed, endpoint), _flow(back, dialed[2:])
+    packet = frame(dialed, IPPROTO_TCP)
+    return Case(metric, f"ingress-v{family}", _TO_AND_FRO["ingress"], packet, flows=flows)
+
+
+def _reply_out(metric: str, family: str, port: int, flags: int) -> Case:
     c, f, e, m = _PARTIES[family]
-    yield _to_and_fro("flow_ns", f"ingress-v{family}", Tuple(c, 4001, f, 80), Tuple(c, 4001, e, 80))
-    yield _to_and_fro("flow_port_ns", f"ingress-v{family}", Tuple(c, 4002, f, 80), Tuple(c, 4002, e, 8080))
-    yield _to_and_fro(
-        "reply_masqueraded_ns", f"ingress-v{family}", Tuple(e, 8080, m, 4003), Tuple(e, 8080, c, 4003)
+    flows = (
+        _flow(Tuple(c, port, f, 80), (e, 8081), flags, m),
+        _flow(Tuple(c, port, e, 8081), (f, 80), flags, m),
     )
-    yield _to_and_fro("masquerade_ns", f"egress-v{family}", Tuple(c, 4004, e, 8080), Tuple(m, 4004, e, 8080))
-    yield _to_and_fro("reply_ns", f"egress-v{family}", Tuple(e, 8080, c, 4005), Tuple(f, 80, c, 4005))
-    yield _to_and_fro(
-        "reply_masqueraded_ns", f"egress-v{family}", Tuple(e, 8080, c, 4006), Tuple(f, 80, c, 4006)
-    )
+    packet = frame(Tuple(e, 8081, c, port), IPPROTO_TCP)
+    return Case(metric, f"egress-v{family}", _TO_AND_FRO["egress"], packet, flows=flows)
 
 
-def _to_and_fro(metric: str, path: str, one: Tuple, other: Tuple) -> Case:
-    side = path.partition("-")[0]
-    flows = dict(_entry(metric, side, here, there) for here, there in ((one, other), (other, one)))
-    return Case(metric, path, _KINDS[metric, side], frame(one, IPPROTO_TCP), flows=flows)
+def _reply_in(family: str, port: int) -> Case:
+    """To the node's address, which becomes the client's."""
+    c, f, e, m = _PARTIES[family]
+    flows = (_flow(Tuple(c, port, f, 80), (e, 8081), abi.FLOW_MASQUERADE, m),)
+    program = f"ingress_node_v{family}"
+    packet = frame(Tuple(e, 8081, m, port), IPPROTO_TCP)
+    path = f"ingress-v{family}"
+    return Case("reply_masqueraded_ns", path, program, packet, flows=flows, floor=_FLOORS[program])
 
 
-def _entry(metric: str, side: str, seen: Tuple, becomes: Tuple) -> tuple[bytes, Flow]:
-    """The entry by which a packet `seen` at a side becomes another one."""
-    if side == "ingress":
-        key = _key(seen, abi.AT_INGRESS)
-        if metric == "reply_masqueraded_ns":
-            return key, _flow(abi.FROM_ENDPOINT, _MASQUERADED, Tuple(*becomes[2:], *seen[2:]), seen[:2])
-        return key, _flow(abi.FROM_CLIENT, _ESTABLISHED, seen, becomes[2:])
-    if metric == "masquerade_ns":  # found by what will come back
-        dialed = Tuple(*seen[:2], *seen[2:])
-        key = _key(Tuple(*seen[2:], *seen[:2]), abi.AT_EGRESS)
-        flow = _flow(abi.BETWEEN, _MASQUERADED, dialed, seen[2:])
-        return key, flow._replace(masquerade=becomes.source, masquerade_port=htons(becomes.source_port))
-    flags = _MASQUERADED if metric == "reply_masqueraded_ns" else _ESTABLISHED
-    dialed = Tuple(*becomes[2:], *becomes[:2])
-    return _key(seen, abi.AT_EGRESS), _flow(abi.BETWEEN, flags, dialed, seen[:2])
+def _masquerade(family: str, port: int) -> Case:
+    """From the client's address, which becomes the node's."""
+    c, f, e, m = _PARTIES[family]
+    flows = (_flow(Tuple(c, port, f, 80), (e, 8081), abi.FLOW_MASQUERADE, m),)
+    program = f"egress_client_v{family}"
+    packet = frame(Tuple(c, port, e, 8081), IPPROTO_TCP)
+    path = f"egress-v{family}"
+    return Case("masquerade_ns", path, program, packet, flows=flows, floor=_FLOORS[program])
 
 
-def _key(ends: Tuple, side: int) -> bytes:
-    ports = htons(ends.source_port), htons(ends.destination_port)
-    return abi.FLOW_KEY.pack(ends.source, ends.destination, *ports, IPPROTO_TCP, side, 0)
+def node_addresses() -> tuple[Address, Address]:
+    """What masqueraded packets come from, IPv4 and IPv6: the addresses of the device by which they leave."""
+    return _PARTIES["4"].m, _PARTIES["6"].m
 
 
-def _flow(way: int, flags: int, dialed: Tuple, endpoint: tuple[Address, int]) -> Flow:
+def _flow(
+    dialed: Tuple, endpoint: tuple[Address, int], flags: int = 0, masquerade: Address = _NO_ADDRESS
+) -> Flow:
     """Of service 1, which is there. `dialed`: from the client to the frontend."""
     return Flow(
         client=dialed.source,
         frontend=dialed.destination,
         endpoint=endpoint[0],
-        masquerade=_NO_ADDRESS,
+        masquerade=masquerade if flags & abi.FLOW_MASQUERADE else _NO_ADDRESS,
         client_port=htons(dialed.source_port),
         frontend_port=htons(dialed.destination_port),
         endpoint_port=htons(endpoint[1]),
-        between_port=htons(dialed.source_port),
-        masquerade_port=0,
-        flags=flags,
+        reply_port=htons(dialed.source_port),
+        flags=flags | abi.FLOW_REPLIED,
         service_id=1,
         endpoint_id=1,
         protocol=IPPROTO_TCP,
-        way=way,
-        pad=0,
-        last_seen=0,
+        client_seen=0,
+        endpoint_seen=0,
     )

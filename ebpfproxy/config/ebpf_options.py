@@ -48,8 +48,9 @@ class EbpfOptions:
         "FORWARD rules and connection tracking do not see them.",
     )  # fmt: skip
     ebpf_flows_max: int = option(
-        "--ebpf-flows-max", kinds.ENTRIES, "524288", _EBPF,
-        "Entries for flows whose packets are translated: two or three for each flow.",
+        "--ebpf-flows-max", kinds.ENTRIES, "262144", _EBPF,
+        "Established flows whose packets are translated. A quarter as many may be half-open besides, and at "
+        "least 4096.",
     )  # fmt: skip
     ebpf_source_ranges_max: int = option(
         "--ebpf-source-ranges-max", kinds.ENTRIES, "65536", _EBPF,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ebpfproxy.dataplanes.ebpf import abi, removal
-from ebpfproxy.dataplanes.ebpf.flow_state import Flow, keys
+from ebpfproxy.dataplanes.ebpf.flow_state import Flow, unit_now
 from ebpfproxy.dataplanes.ebpf.hooks import SOCKET_HOOKS
 from ebpfproxy.dataplanes.ebpf.retirement import Retirement
 from ebpfproxy.errors import Rejected
@@ -53,8 +53,8 @@ def await_end(pair: TwoNodes) -> None:
     """Until nothing is left to be retired, when what is closed, and what is of UDP, is over at once."""
     for path in pair.lab.bpffs.glob("v*-*/maps/node"):
         with contextlib.closing(Map.pinned(path)) as node:
-            *first, established, close_wait, _, _, _, _ = abi.NODE.unpack(node.lookup(bytes(4)) or b"")
-            node.update(bytes(4), abi.NODE.pack(*first, established, close_wait, 0, 0, 0, 0))
+            *first, _, _, _, _, rate, burst = abi.NODE.unpack(node.lookup(bytes(4)) or b"")
+            node.update(bytes(4), abi.NODE.pack(*first, 0, 0, 0, 0, rate, burst))
     eventually(lambda: not step(pair)[1], "everything is removed")
 
 
@@ -248,21 +248,21 @@ def test_of_what_others_masquerade_only_a_connection_is_waited_for(
     serve(pair)
     pair.end()
     client, endpoint = parse_address(pair.node.v4), parse_address(pair.d.v4)
+    now = unit_now(time.monotonic_ns())
     flow = Flow(
         *(client, endpoint, endpoint, client),
-        *(1025, 80, 80, 0, 1026),
+        *(1025, 80, 80, 1026),
         flags=abi.FLOW_NODE | abi.FLOW_MASQUERADE | abi.FLOW_DIRECT,
         service_id=0,
         endpoint_id=0,
         protocol=protocol,
-        way=abi.FROM_CLIENT,
-        pad=0,
-        last_seen=time.monotonic_ns(),
+        client_seen=now,
+        endpoint_seen=now,
     )
-    for path in pair.lab.bpffs.glob("v*-*/maps/flows"):
-        with contextlib.closing(Map.pinned(path)) as flows:
-            for way, key in keys(flow).items():
-                flows.update(key, flow._replace(way=way).pack())
+    for name, entry in (("flows", flow.entry()), ("replies", flow.reply_entry())):
+        for path in pair.lab.bpffs.glob(f"v*-*/maps/{name}"):
+            with contextlib.closing(Map.pinned(path)) as entries:
+                entries.update(*entry)
     step(pair)
     assert step(pair)[1] is stays
 

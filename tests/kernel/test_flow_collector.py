@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from socket import IPPROTO_UDP
+from socket import IPPROTO_UDP, htons
 
 import pytest
 
@@ -16,13 +16,15 @@ from ebpfproxy.dataplanes.ebpf.flow_collector import FlowCollector
 from ebpfproxy.dataplanes.ebpf.flow_state import FlowTimeouts
 from ebpfproxy.dataplanes.ebpf.maps import Maps, MapSizes
 from ebpfproxy.kernel.bpf import Map
+from ebpfproxy.model.address import parse_address
 from tests.support.bpf_place import bpf_place, build_maps
-from tests.support.flows import ENDPOINT, a_flow, endpoints, entries
+from tests.support.flows import ENDPOINT, NS, a_flow, endpoints, entries, reply_entries, write
 
 pytestmark = pytest.mark.kernel
 
 _SIZES = MapSizes(services=8, slots=16, endpoints=64, affinity=8, sockets=8, flows=65536, source_ranges=8)
 _U32 = struct.Struct("=I")
+FLOWS = "flows", "replies", "half_open_flows", "half_open_replies"
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +37,7 @@ def folder() -> Iterator[Path]:
 def maps(folder: Path) -> Iterator[Maps]:
     """Empty, but for the endpoint of `a_flow`."""
     with contextlib.closing(Maps(folder)) as opened:
-        for name in ("flows", "bypassing"):
+        for name in (*FLOWS, "bypassing", "netfilter_flows"):
             for key, _ in list(opened[name].items()):
                 opened[name].delete(key)
         listed(opened, abi.ENDPOINT_LISTED)
@@ -52,14 +54,17 @@ def listed(maps: Maps, flags: int) -> None:
 def started(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[Callable[[frozenset[int]], object]], FlowCollector]]:
-    """A collector that looks all the time, for which TCP without an answer is over in a second."""
+    """A collector that looks all the time, for which a closed TCP connection is over in a second."""
     monkeypatch.setattr(flow_collector, "_POLL", 0.01)
     monkeypatch.setattr(flow_collector, "_SHORTEST", 0.01)
     monkeypatch.setattr(flow_collector, "_LONGEST", 0.01)
     running = []
 
-    def start(pods_bypass: Callable[[frozenset[int]], object] = lambda seen: None) -> FlowCollector:
-        running.append(FlowCollector(folder, FlowTimeouts(tcp_syn=1), pods_bypass))
+    def start(
+        pods_bypass: Callable[[frozenset[int]], object] = lambda seen: None,
+        note: Callable[[bool], object] = lambda present: None,
+    ) -> FlowCollector:
+        running.append(FlowCollector(folder, FlowTimeouts(tcp_fin=1), pods_bypass, note))
         return running[-1]
 
     yield start
@@ -82,23 +87,47 @@ def contents(of: Map) -> dict[bytes, bytes]:
 
 
 def test_flows_that_are_over_are_removed_and_the_others_are_not(maps: Maps, started: Start) -> None:
-    long_ago = time.monotonic_ns() - 2 * 10**9
-    over = entries(*(a_flow(n, last_seen=long_ago, masquerade="10.0.0.1") for n in range(500)))
-    alive = entries(*(a_flow(n, flags=abi.FLOW_ESTABLISHED, last_seen=long_ago) for n in range(1000, 1500)))
-    maps["flows"].update_all(list((over | alive).items()))
+    long_ago = time.monotonic_ns() - 4 * NS
+    over = [a_flow(n, flags=abi.FLOW_RESET, last_seen=long_ago, masquerade="10.0.0.1") for n in range(500)]
+    alive = [a_flow(n, last_seen=long_ago) for n in range(1000, 1500)]
+    half_open = [a_flow(n, last_seen=long_ago) for n in range(2000, 2010)]
+    write(maps, *over, *alive)
+    write(maps, *half_open, half_open=True)
     collector = started()
-    eventually(lambda: collector.collected()[:2] == (len(alive), len(over)))
-    assert contents(maps["flows"]) == alive
+    eventually(lambda: collector.collected().expired == len(over))
+    eventually(lambda: collector.collected()[:2] == (len(alive), len(half_open)))
+    assert [contents(maps[name]) for name in FLOWS] == [
+        *(entries(*alive), reply_entries(*alive)),
+        *(entries(*half_open), reply_entries(*half_open)),
+    ]
+
+
+def test_a_reply_whose_flow_is_gone_is_removed_when_it_is_over(maps: Maps, started: Start) -> None:
+    alive, over = a_flow(1, last_seen=time.monotonic_ns()), a_flow(2, flags=abi.FLOW_RESET)
+    maps["replies"].update_all(list(reply_entries(alive, over).items()))
+    collector = started()
+    eventually(lambda: collector.collected().orphaned == 1)
+    assert contents(maps["replies"]) == reply_entries(alive)
 
 
 def test_udp_flows_go_when_their_endpoint_is_retired(maps: Maps, started: Start) -> None:
-    flows = entries(a_flow(1, IPPROTO_UDP, abi.FLOW_REPLIED, time.monotonic_ns()))
-    maps["flows"].update_all(list(flows.items()))
+    write(maps, a_flow(1, IPPROTO_UDP, abi.FLOW_REPLIED, time.monotonic_ns()))
     collector = started()
-    eventually(lambda: collector.collected().entries == 2)
+    eventually(lambda: collector.collected().entries == 1)
     listed(maps, abi.ENDPOINT_ON_NODE)
-    eventually(lambda: collector.collected().retired == 2)
-    assert contents(maps["flows"]) == {}
+    eventually(lambda: collector.collected().retired == 1)
+    assert [contents(maps[name]) for name in ("flows", "replies")] == [{}, {}]
+
+
+def test_when_netfilters_last_flow_is_gone_that_is_noted(maps: Maps, started: Start) -> None:
+    """Conntrack has none with these addresses."""
+    a, b = parse_address("192.0.2.1"), parse_address("192.0.2.2")
+    key = abi.FLOW_KEY.pack(a, b, htons(80), htons(4000), IPPROTO_UDP, abi.AT_INGRESS, 0)
+    maps["netfilter_flows"].update(key, bytes(4))
+    noted: list[bool] = []
+    started(note=noted.append)
+    eventually(lambda: noted == [True, False])
+    assert contents(maps["netfilter_flows"]) == {}
 
 
 def test_pods_that_bypass_are_told_of_once_and_again_when_there_are_more(maps: Maps, started: Start) -> None:
@@ -142,10 +171,10 @@ def test_an_error_of_a_walk_does_not_end_the_thread(
         return run(sweep, rest)
 
     monkeypatch.setattr(flow_sweep.FlowSweep, "run", failing)
-    maps["flows"].update_all(list(entries(a_flow()).items()))
+    write(maps, a_flow(flags=abi.FLOW_RESET))
     with caplog.at_level(logging.ERROR):
         collector = started()
-        eventually(lambda: collector.collected().expired == 2)
+        eventually(lambda: collector.collected().expired == 1)
     assert caplog.messages.count("flows could not be collected") == 2
 
 

@@ -2,12 +2,14 @@
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from socket import ntohs
 
 import pytest
 
-from ebpfproxy.dataplanes.ebpf import abi, netfilter_flows
-from ebpfproxy.dataplanes.ebpf.maps import Maps, MapSizes
+from ebpfproxy.dataplanes.ebpf import abi
+from ebpfproxy.dataplanes.ebpf.maps import MapSizes
+from ebpfproxy.dataplanes.ebpf.netfilter_flows import NetfilterFlows
 from ebpfproxy.kernel import conntrack, netlink
 from ebpfproxy.kernel.bpf import Map
 from ebpfproxy.model.address import Family, Protocol, format_address
@@ -36,42 +38,96 @@ def ground(request: pytest.FixtureRequest, grounds: dict[Family, Ground]) -> Ite
 
 
 @pytest.fixture(scope="module")
-def flows() -> Iterator[Map]:
-    with bpf_place() as place, contextlib.closing(Maps(build_maps(place, _SIZES, "v1-masks"))) as maps:
-        yield maps["netfilter_flows"]
+def folder() -> Iterator[Path]:
+    with bpf_place() as place:
+        yield build_maps(place, _SIZES, "v1-masks")
+
+
+class Noted(NetfilterFlows):
+    """Whether the programs look there, and what they would have found when that changed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.map = Map.pinned(folder / "netfilter_flows")
+        self.noted: list[tuple[bool, int]] = []
+        super().__init__(folder, lambda present: self.noted.append((present, len(list(self.map.items())))))
+
+    def close(self) -> None:
+        super().close()
+        self.map.close()
+
+
+@pytest.fixture
+def flows(folder: Path) -> Iterator[Noted]:
+    with contextlib.closing(Noted(folder)) as opened:
+        yield opened
+        for key, _ in list(opened.map.items()):
+            opened.map.delete(key)
+
+
+def never(worked: float) -> bool:
+    return False
 
 
 def test_a_connection_to_a_service_is_known_as_its_endpoint_sees_it_until_it_ends(
-    ground: Ground, flows: Map
+    ground: Ground, flows: Noted
 ) -> None:
     with ground.pod(0) as server, ground.dialing(ground.client, ground.at.vip) as client:
         client.send(b"?")
         seen = server.recvfrom(16)[1]
         with ground.node.entered():
-            assert netfilter_flows.learn(flows) == 1
-            assert known(flows) == [(ground.at.pods[0], TARGET, *seen[:2], UDP)]
-            assert netfilter_flows.forget(flows, lambda worked: False) == 0
+            assert flows.learn() == 1
+            assert known(flows.map) == [(ground.at.pods[0], TARGET, *seen[:2], UDP)]
+            assert flows.forget(never) == 0
             (flow,) = conntrack.masqueraded()
             conntrack.delete(flow)
-            assert netfilter_flows.forget(flows, lambda worked: False) == 1
-    assert known(flows) == []
+            assert flows.forget(never) == 1
+    assert known(flows.map) == []
+    # Programs look before there is something, and until there is nothing.
+    assert flows.noted == [(False, 0), (True, 0), (False, 0)]
 
 
-def test_what_reaches_the_address_that_its_client_dialed_is_of_no_service(ground: Ground, flows: Map) -> None:
+def test_the_programs_look_on_while_some_are_left(ground: Ground, flows: Noted, folder: Path) -> None:
+    vip = ground.at.vip
+    with ground.pod(0) as server, contextlib.ExitStack() as clients:
+        for _ in range(2):
+            answers(clients.enter_context(ground.dialing(ground.client, vip)), server)
+        with ground.node.entered():
+            assert flows.learn() == 2
+            conntrack.delete(next(conntrack.masqueraded()))
+            assert flows.forget(never) == 1
+            assert flows.noted == [(False, 0), (True, 0)]
+            with contextlib.closing(Noted(folder)) as next_agent:
+                assert next_agent.noted == [(True, 1)]
+
+
+def test_a_walk_that_is_ended_early_does_not_say_that_nothing_is_left(ground: Ground, flows: Noted) -> None:
+    with ground.pod(0) as server, ground.dialing(ground.client, ground.at.vip) as client:
+        answers(client, server)
+        with ground.node.entered():
+            flows.learn()
+            conntrack.delete(next(conntrack.masqueraded()))
+            assert flows.forget(lambda worked: True) == 1
+    assert flows.noted == [(False, 0), (True, 0)]
+
+
+def test_what_reaches_the_address_that_its_client_dialed_is_of_no_service(
+    ground: Ground, flows: Noted
+) -> None:
     with ground.pod(0) as server, ground.dialing(ground.client, ground.at.pods[0], TARGET) as client:
         answers(client, server)
         with ground.node.entered():
             assert [flow.is_snated for flow in conntrack.masqueraded()] == [True]
-            assert netfilter_flows.learn(flows) == 0
+            assert flows.learn() == 0
+    assert flows.noted == [(False, 0)]
 
 
 def test_without_any_tracked_connection_nothing_is_asked(
-    ground: Ground, flows: Map, monkeypatch: pytest.MonkeyPatch
+    ground: Ground, flows: Noted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Since to ask has the kernel load connection tracking."""
     monkeypatch.setattr(netlink, "dump", lambda *_: pytest.fail("it was asked"))
     with ground.node.entered():
-        assert netfilter_flows.learn(flows) == 0
+        assert flows.learn() == 0
 
 
 def known(flows: Map) -> list[tuple[str, int, str, int, Protocol]]:

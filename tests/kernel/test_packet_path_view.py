@@ -5,7 +5,7 @@ import json
 import struct
 import time
 from collections.abc import Iterator
-from socket import IPPROTO_UDP, htons, if_nametoindex
+from socket import IPPROTO_TCP, IPPROTO_UDP, htons, if_nametoindex
 from typing import Any
 
 import pytest
@@ -14,7 +14,6 @@ from click.testing import CliRunner, Result
 
 from ebpfproxy.cli.dump import command
 from ebpfproxy.dataplanes.ebpf import abi
-from ebpfproxy.dataplanes.ebpf.flow_state import keys
 from ebpfproxy.dataplanes.ebpf.maps import Maps, MapSizes
 from ebpfproxy.dataplanes.ebpf.pins import Pins
 from ebpfproxy.dataplanes.ebpf.readings import Readings
@@ -22,10 +21,10 @@ from ebpfproxy.dataplanes.ebpf.view import View
 from ebpfproxy.errors import ConfigError, NotFound
 from ebpfproxy.kernel import tc
 from ebpfproxy.kernel.bpf import possible_cpus
-from ebpfproxy.model.address import Address, format_address, parse_address
+from ebpfproxy.model.address import format_address, parse_address
 from ebpfproxy.model.traffic import ServiceTraffic
 from tests.support.bpf_place import BpfPlace, bpf_place, build_maps, load_program
-from tests.support.flows import NS, SERVICE, a_flow, entries
+from tests.support.flows import NS, SERVICE, a_flow, entries, reply_entries, seen, write
 from tests.support.namespace import namespace
 
 pytestmark = pytest.mark.kernel
@@ -33,7 +32,7 @@ pytestmark = pytest.mark.kernel
 _SIZES = MapSizes(services=8, slots=16, endpoints=64, affinity=8, sockets=8, flows=65536, source_ranges=8)
 SCHED_CLS = 3  # BPF_PROG_TYPE_SCHED_CLS
 _U32 = struct.Struct("=I")
-_LIVE = abi.FLOW_REPLIED | abi.FLOW_ESTABLISHED
+_FLOWS = "flows", "replies", "half_open_flows", "half_open_replies"
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +47,7 @@ def made() -> Iterator[BpfPlace]:
 def maps(made: BpfPlace) -> Iterator[Maps]:
     """Empty, but for the name of the service of `a_flow`."""
     with contextlib.closing(Maps(made.bpffs / "v1-view" / "maps")) as opened:
-        for name in ("flows", "devices"):
+        for name in (*_FLOWS, "devices"):
             for key, _ in list(opened[name].items()):
                 opened[name].delete(key)
         opened["node"].update(_U32.pack(0), bytes(abi.NODE.size))
@@ -60,11 +59,6 @@ def maps(made: BpfPlace) -> Iterator[Maps]:
 def view(maps: Maps, made: BpfPlace) -> Iterator[View]:
     with contextlib.closing(View(made.bpffs)) as opened:
         yield opened
-
-
-def write(maps: Maps, *contents: dict[bytes, bytes]) -> None:
-    for each in contents:
-        maps["flows"].update_all(list(each.items()))
 
 
 def ago(seconds: float) -> int:
@@ -79,10 +73,9 @@ def dumped(made: BpfPlace, *arguments: str) -> Any:
     return json.loads(dump(made, *arguments, "-o", "json").output)
 
 
-def test_a_flow_is_one_row_however_many_entries_it_has(maps: Maps, view: View) -> None:
-    write(maps, entries(a_flow(1, flags=_LIVE, last_seen=ago(100), masquerade="10.0.0.1")))
+def test_a_flow_is_one_row_for_both_entries(maps: Maps, view: View) -> None:
+    write(maps, seen(a_flow(1, masquerade="10.0.0.1"), client=ago(300), endpoint=ago(100)))
     (row,) = view.conntrack()
-    assert row.client == "192.0.2.9:1001"
     assert row[:3] == ("default/web:http", "TCP", "192.0.2.9:1001")
     assert row[3:7] == ("10.96.0.1:80", "10.244.1.3:8080", "10.0.0.1:40001", "ESTABLISHED")
     assert row.age == pytest.approx(100, abs=5)
@@ -91,74 +84,121 @@ def test_a_flow_is_one_row_however_many_entries_it_has(maps: Maps, view: View) -
 
 
 def test_the_timeouts_are_those_that_the_programs_go_by(maps: Maps, view: View) -> None:
-    maps["node"].update(_U32.pack(0), abi.NODE.pack(0, 0, 0, 0, 400, 1, 2, 3, 4, 5))
-    write(maps, entries(a_flow(1, flags=_LIVE, last_seen=ago(100)), a_flow(2, IPPROTO_UDP, 0, ago(100))))
+    maps["node"].update(_U32.pack(0), abi.NODE.pack(0, 0, 0, 400, 1, 2, 3, 4, 5, 1000, 50))
+    write(maps, a_flow(1, last_seen=ago(100)), a_flow(2, IPPROTO_UDP, 0, ago(100)))
     tcp, udp = sorted(view.conntrack(), key=lambda row: row.protocol)
     assert tcp.left == pytest.approx(300, abs=5)
-    assert (udp.state, udp.left) == ("UNREPLIED", 0)  # over, and not collected yet
+    assert (udp.state, udp.left) == ("REPLIED", 0)  # over, and not collected yet
 
 
-@pytest.mark.parametrize("way", [abi.FROM_CLIENT, abi.BETWEEN, abi.FROM_ENDPOINT])
-def test_a_flow_with_an_entry_missing_is_marked(maps: Maps, view: View, way: int) -> None:
-    flow = a_flow(1, masquerade="10.0.0.1")
-    write(maps, {key: value for key, value in entries(flow).items() if key != keys(flow)[way]})
+@pytest.mark.parametrize(
+    ("protocol", "flags", "state"),
+    [
+        (IPPROTO_TCP, 0, "SYN"),
+        (IPPROTO_TCP, abi.FLOW_RESET, "FIN"),
+        (IPPROTO_UDP, 0, "UNREPLIED"),
+        (IPPROTO_UDP, abi.FLOW_REPLIED, "REPLIED"),
+    ],
+)
+def test_half_open_flows_are_shown_until_they_are_over(
+    maps: Maps, view: View, protocol: int, flags: int, state: str
+) -> None:
+    """They stay in their maps until the room is needed."""
+    flows = a_flow(1, protocol, flags, ago(20), "10.0.0.1"), a_flow(2, protocol, flags, ago(70), "10.0.0.1")
+    write(maps, *flows, half_open=True)
     (row,) = view.conntrack()
-    assert row.flags == ["half"]
+    assert (row.client, row.state, row.flags) == ("192.0.2.9:1001", state, [])
+    assert row.left == pytest.approx(40 if protocol == IPPROTO_TCP else 10, abs=5)
+    assert len(list(view.nat())) == 4
+    assert view.usage()["half_open_flows"] == (1, 16384)
 
 
-def test_entries_that_know_nothing_of_the_masquerade_yet_are_the_same_flow(maps: Maps, view: View) -> None:
-    flow = a_flow(1, masquerade="10.0.0.1")
-    early = flow._replace(masquerade=Address(bytes(16)), masquerade_port=0)
-    write(maps, entries(flow), {keys(flow)[abi.FROM_CLIENT]: early.pack()})
+def test_a_flow_without_its_reply_is_shown(maps: Maps, view: View) -> None:
+    maps["flows"].update_all(list(entries(a_flow(1, last_seen=ago(50))).items()))
     (row,) = view.conntrack()
-    assert (row.masquerade, row.flags) == ("10.0.0.1:40001", [])
+    assert row.age == pytest.approx(50, abs=5)
 
 
-@pytest.mark.parametrize("way", [abi.FROM_CLIENT, abi.BETWEEN])
-def test_an_entry_that_has_no_ids_yet_is_of_the_same_flow(maps: Maps, view: View, way: int) -> None:
-    """It was just brought over from a former layout."""
-    flow = a_flow(1, flags=_LIVE)
-    brought = flow._replace(flags=_LIVE | abi.FLOW_BROUGHT, service_id=0, endpoint_id=0, way=way)
-    write(maps, entries(flow), {keys(flow)[way]: brought.pack()})
+def test_a_reply_that_belongs_to_another_flow_is_not_taken_for_that_of_this_one(
+    maps: Maps, view: View
+) -> None:
+    """Of two flows with the same reply port one was replaced."""
+    former = a_flow(1, last_seen=ago(500), masquerade="10.0.0.1")
+    write(maps, former)
+    write(maps, seen(former, ago(7), ago(7))._replace(client_port=htons(1002)))
+    rows = {row.client: row.age for row in view.conntrack()}
+    assert rows == pytest.approx({"192.0.2.9:1001": 500, "192.0.2.9:1002": 7}, abs=5)
+
+
+def test_a_masquerade_that_is_not_chosen_yet_is_left_out(maps: Maps, view: View) -> None:
+    write(maps, a_flow(1, flags=abi.FLOW_MASQUERADE, last_seen=ago(1)), half_open=True)
     (row,) = view.conntrack()
-    assert (row.service, row.state, row.flags) == ("default/web:http", "ESTABLISHED", [])
+    assert row.masquerade == ""
 
 
-def test_the_nodes_own_flow_is_whole_with_two_entries(maps: Maps, view: View) -> None:
-    write(maps, entries(a_flow(1, flags=abi.FLOW_NODE | abi.FLOW_REDIRECT, masquerade="10.0.0.1")))
+def test_flags_of_a_flow(maps: Maps, view: View) -> None:
+    write(maps, a_flow(1, flags=abi.FLOW_NODE | abi.FLOW_REDIRECT, masquerade="10.0.0.1"))
     (row,) = view.conntrack()
     assert row.flags == ["node", "redirect"]
 
 
 def test_ipv6_addresses_have_brackets(maps: Maps, view: View) -> None:
-    write(maps, entries(a_flow(1, family=6)))
+    write(maps, a_flow(1, family=6))
     (row,) = view.conntrack()
     assert row.endpoint == f"[{format_address(parse_address('fd00::10.244.1.3'))}]:8080"
 
 
-def test_the_translations_of_a_masqueraded_flow(maps: Maps, view: View) -> None:
-    write(maps, entries(a_flow(1, masquerade="10.0.0.1")._replace(between_port=htons(7777))))
-    client, between, masquerade = "192.0.2.9:1001", "192.0.2.9:7777", "10.0.0.1:40001"
-    frontend, endpoint = "10.96.0.1:80", "10.244.1.3:8080"
-    assert sorted(row[2:] for row in view.nat()) == [
-        ("egress", endpoint, between, frontend, client),
-        ("ingress", endpoint, masquerade, endpoint, between),
-        ("ingress", client, frontend, between, endpoint),
+_CLIENT, _FRONTEND, _ENDPOINT = "192.0.2.9:1001", "10.96.0.1:80", "10.244.1.3:8080"
+
+
+def translations(view: View) -> list[tuple[str, ...]]:
+    return sorted(row[2:] for row in view.nat())
+
+
+def test_the_translations_of_a_flow(maps: Maps, view: View) -> None:
+    write(maps, a_flow(1)._replace(reply_port=htons(7777)))
+    assert translations(view) == [
+        ("egress", _ENDPOINT, "192.0.2.9:7777", _FRONTEND, _CLIENT),
+        ("ingress", _CLIENT, _FRONTEND, "192.0.2.9:7777", _ENDPOINT),
     ]
 
 
-def test_the_nodes_own_flow_is_translated_at_once_both_ways(maps: Maps, view: View) -> None:
-    write(maps, entries(a_flow(1, flags=abi.FLOW_NODE, masquerade="10.0.0.1")))
-    client, frontend, endpoint = "192.0.2.9:1001", "10.96.0.1:80", "10.244.1.3:8080"
-    assert sorted(row[2:] for row in view.nat()) == [
-        ("egress", client, frontend, "10.0.0.1:40001", endpoint),
-        ("ingress", endpoint, "10.0.0.1:40001", frontend, client),
+def test_a_masqueraded_flow_that_passes_the_stack_is_translated_in_two_steps(maps: Maps, view: View) -> None:
+    write(maps, a_flow(1, masquerade="10.0.0.1"))
+    between, masquerade = "192.0.2.9:40001", "10.0.0.1:40001"
+    assert translations(view) == [
+        ("egress", _ENDPOINT, between, _FRONTEND, _CLIENT),
+        ("egress", between, _ENDPOINT, masquerade, _ENDPOINT),
+        ("ingress", _ENDPOINT, masquerade, _ENDPOINT, between),
+        ("ingress", _CLIENT, _FRONTEND, between, _ENDPOINT),
     ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "side"), [(abi.FLOW_NODE, "egress"), (abi.FLOW_REDIRECT, "ingress")], ids=["node", "redirect"]
+)
+def test_a_masqueraded_flow_past_the_stack_is_translated_at_once(
+    maps: Maps, view: View, flags: int, side: str
+) -> None:
+    write(maps, a_flow(1, flags=flags, masquerade="10.0.0.1"))
+    assert translations(view) == sorted(
+        [
+            (side, _CLIENT, _FRONTEND, "10.0.0.1:40001", _ENDPOINT),
+            ("ingress", _ENDPOINT, "10.0.0.1:40001", _FRONTEND, _CLIENT),
+        ]
+    )
+
+
+def test_of_a_reply_without_its_flow_the_masquerade_is_not_known(maps: Maps, view: View) -> None:
+    flow = a_flow(1, flags=abi.FLOW_NODE, masquerade="10.0.0.1")
+    maps["replies"].update_all(list(reply_entries(flow).items()))
+    assert list(view.conntrack()) == []
+    assert translations(view) == [("ingress", _ENDPOINT, "*:40001", _FRONTEND, _CLIENT)]
 
 
 def test_rows_are_sorted_by_client_and_frontend(maps: Maps, made: BpfPlace) -> None:
     flows = [a_flow(n)._replace(client=parse_address(f"192.0.2.{n}")) for n in (30, 4, 200)]
-    write(maps, entries(*flows))
+    write(maps, *flows)
     for what, column in (("conntrack", "client"), ("nat", "source")):
         shown = [row[column] for row in dumped(made, what) if row[column].startswith("192")]
         assert shown == ["192.0.2.4:1004", "192.0.2.30:1030", "192.0.2.200:1200"]
@@ -180,12 +220,12 @@ def test_rows_are_sorted_by_client_and_frontend(maps: Maps, made: BpfPlace) -> N
 def test_flows_are_chosen_by_service_and_by_any_address(
     maps: Maps, made: BpfPlace, arguments: list[str], count: int
 ) -> None:
-    write(maps, entries(a_flow(1), a_flow(2, masquerade="10.0.0.1")))
+    write(maps, a_flow(1), a_flow(2, masquerade="10.0.0.1"))
     assert len(dumped(made, "conntrack", *arguments)) == count
 
 
 def test_more_rows_than_are_laid_out_at_once_are_the_same_in_every_output(maps: Maps, made: BpfPlace) -> None:
-    write(maps, entries(*(a_flow(n, last_seen=ago(1)) for n in range(5000))))
+    write(maps, *(a_flow(n, last_seen=ago(1)) for n in range(5000)))
     rows = dumped(made, "conntrack")
     assert len({row["client"] for row in rows}) == 5000
     lines = dump(made, "conntrack").output.splitlines()
@@ -260,7 +300,7 @@ def test_a_reading_after_the_end_is_an_error_of_ours(maps: Maps, made: BpfPlace)
 
 @pytest.mark.parametrize("output", ["table", "json", "yaml"])
 def test_all_has_every_part(maps: Maps, made: BpfPlace, output: str) -> None:
-    write(maps, entries(a_flow(1)))
+    write(maps, a_flow(1))
     text = dump(made, "all", "-o", output).output
     parts = ["services", "endpoints", "affinity", "sockets", "conntrack", "nat"]
     parts += ["devices", "counters", "traffic", "maps"]
@@ -270,7 +310,7 @@ def test_all_has_every_part(maps: Maps, made: BpfPlace, output: str) -> None:
         content = json.loads(text) if output == "json" else yaml.safe_load(text)
         assert list(content) == parts
         assert (len(content["conntrack"]), len(content["nat"]), content["services"]) == (1, 2, [])
-        assert {"map": "flows", "entries": 2, "room": 65536} in content["maps"]
+        assert {"map": "flows", "entries": 1, "room": 65536} in content["maps"]
 
 
 def test_what_belongs_to_no_service_is_not_chosen_by_one(maps: Maps, made: BpfPlace) -> None:

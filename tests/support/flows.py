@@ -1,10 +1,15 @@
-"""Flows as the programs would write them, and a map that holds them without a kernel."""
+"""Flows as the programs would write them, and maps that hold them without a kernel."""
 
 from collections.abc import Iterator
 from socket import IPPROTO_TCP, htons
+from typing import cast
 
 from ebpfproxy.dataplanes.ebpf import abi
-from ebpfproxy.dataplanes.ebpf.flow_state import Flow, keys
+from ebpfproxy.dataplanes.ebpf.flow_state import UNIT, Flow, unit_now
+from ebpfproxy.dataplanes.ebpf.flow_sweep import FlowMaps
+from ebpfproxy.errors import AlreadyExists
+from ebpfproxy.kernel import bpf
+from ebpfproxy.kernel.bpf import Map
 from ebpfproxy.model.address import Address, parse_address
 
 NS = 1_000_000_000
@@ -20,7 +25,10 @@ def a_flow(
     masquerade: str = "",
     family: int = 4,
 ) -> Flow:
-    """From client port 1000 + `number`; masqueraded where an address for that is given."""
+    """From client port 1000 + `number`; masqueraded where an address for that is given.
+
+    `last_seen`: of both sides, in ns of CLOCK_MONOTONIC.
+    """
     prefix = "" if family == 4 else "fd00::"
     return Flow(
         client=parse_address(f"{prefix}192.0.2.9"),
@@ -30,21 +38,29 @@ def a_flow(
         client_port=htons(1000 + number),
         frontend_port=htons(80),
         endpoint_port=htons(8080),
-        between_port=htons(1000 + number),
-        masquerade_port=htons(40000 + number) if masquerade else 0,
+        reply_port=htons((40000 if masquerade else 1000) + number),
         flags=flags | (abi.FLOW_MASQUERADE if masquerade else 0),
         service_id=SERVICE,
         endpoint_id=ENDPOINT,
         protocol=protocol,
-        way=abi.FROM_CLIENT,
-        pad=0,
-        last_seen=last_seen,
+        client_seen=unit_now(last_seen),
+        endpoint_seen=unit_now(last_seen),
     )
 
 
+def seen(flow: Flow, client: int, endpoint: int) -> Flow:
+    """The flow when either side sent last at these times, in ns of CLOCK_MONOTONIC."""
+    return flow._replace(client_seen=client // UNIT, endpoint_seen=endpoint // UNIT)
+
+
 def entries(*flows: Flow) -> dict[bytes, bytes]:
-    """Every entry that these flows have in the map `flows`."""
-    return {key: flow._replace(way=way).pack() for flow in flows for way, key in keys(flow).items()}
+    """The entries that these flows have in `flows`, or `half_open_flows`."""
+    return dict(flow.entry() for flow in flows)
+
+
+def reply_entries(*flows: Flow) -> dict[bytes, bytes]:
+    """The entries that these flows have in `replies`, or `half_open_replies`."""
+    return dict(flow.reply_entry() for flow in flows)
 
 
 def endpoints(flags: int = abi.ENDPOINT_LISTED, service: int = SERVICE, port: int = 8080) -> bytearray:
@@ -58,8 +74,8 @@ def endpoints(flags: int = abi.ENDPOINT_LISTED, service: int = SERVICE, port: in
 class FlowMap:
     """As bpf.Map, as far as a walk needs it."""
 
-    def __init__(self, contents: dict[bytes, bytes]) -> None:
-        self.contents = dict(contents)
+    def __init__(self, contents: dict[bytes, bytes] | None = None) -> None:
+        self.contents = dict(contents or {})
         self.calls: list[int] = []  # how many entries each batch had
         self.lookups = 0
 
@@ -74,5 +90,37 @@ class FlowMap:
         self.lookups += 1
         return self.contents.get(key)
 
+    def update(self, key: bytes, value: bytes, flags: int = 0) -> None:
+        if flags and key in self.contents:
+            raise AlreadyExists("cannot write map flows")
+        self.contents[key] = value
+
     def delete(self, key: bytes) -> bool:
         return self.contents.pop(key, None) is not None
+
+
+class Tables:
+    """The maps of flows. `established` and `half_open` are written there."""
+
+    def __init__(self, *established: Flow, half_open: tuple[Flow, ...] = ()) -> None:
+        self.flows = FlowMap(entries(*established))
+        self.replies = FlowMap(reply_entries(*established))
+        self.half_open_flows = FlowMap(entries(*half_open))
+        self.endpoints = endpoints()
+
+    def maps(self) -> FlowMaps:
+        made = self.flows, self.replies, self.half_open_flows
+        flows, replies, half_open = (cast(bpf.Map, each) for each in made)
+        return FlowMaps(flows, replies, half_open, self.endpoints)
+
+    def has(self, *flows: Flow) -> bool:
+        """Whether these are the established flows, with both entries each."""
+        expected = entries(*flows), reply_entries(*flows)
+        return (self.flows.contents, self.replies.contents) == expected
+
+
+def write(maps: dict[str, Map] | object, *flows: Flow, half_open: bool = False) -> None:
+    """Put both entries of the flows into real maps, by name."""
+    prefix = "half_open_" if half_open else ""
+    for name, found in (("flows", entries(*flows)), ("replies", reply_entries(*flows))):
+        cast(dict[str, Map], maps)[prefix + name].update_all(list(found.items()))

@@ -1,9 +1,9 @@
 """What a former layout's maps remember of sockets, flows and clients, copied into the present maps.
 
 Services, endpoints, source ranges, networks and devices are written anew from the plan. Sockets that are
-connected, unconnected UDP sockets that await an answer, flows of the packet path, and clients with affinity
-are known to the maps alone: without them getpeername() would show an endpoint, an answer would come from
-one, a connection through this node would be sent elsewhere, and no stale socket would be found.
+connected, unconnected UDP sockets that await an answer, and clients with affinity are known to the maps
+alone: without them getpeername() would show an endpoint, an answer would come from one, and no stale socket
+would be found.
 
 What has no service or endpoint any more keeps its addresses, since its socket or its connection does.
 
@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from ebpfproxy.dataplanes.ebpf import abi
-from ebpfproxy.dataplanes.ebpf.carry_over_flows import CarriedFlows
 from ebpfproxy.dataplanes.ebpf.carry_over_ids import IdsOf, Translation
 from ebpfproxy.dataplanes.ebpf.carry_over_peers import CarriedPeers
 from ebpfproxy.dataplanes.ebpf.maps import Maps
@@ -34,7 +33,6 @@ _Pair = tuple[bytes, bytes]  # a key, and its value
 
 _NEEDED = {
     "socket_peers": ("service_names",),
-    "flows": ("service_names",),
     "socket_flows": ("service_names",),
     "affinity": ("service_names", "endpoints"),
 }
@@ -42,15 +40,13 @@ _NEEDED = {
 _FORMER = ("service_names", "endpoints", *_NEEDED)
 _NOEXIST = 1  # BPF_NOEXIST
 _BATCH = 4096  # entries
-_U32, _U64 = struct.Struct("=I"), struct.Struct("=Q")
-_ONLY = _U32.pack(0)  # key of `former_flows`
+_U64 = struct.Struct("=Q")
 
 
 class CarryOver:
     """From one former layout into the present maps. Nothing is ever written to the former ones.
 
-    `copy` as often as needed, once before the hooks are switched and once after. What flows the former
-    programs begin in between, `lend` tells the present ones of. Close with `close`.
+    `copy` as often as needed, once before the hooks are switched and once after. Close with `close`.
     """
 
     def __init__(self, former: Path, maps: Maps, ids_of: IdsOf) -> None:
@@ -68,16 +64,12 @@ class CarryOver:
             reason = "; ".join(dict.fromkeys(unlike.values()))
             log.warning("maps of a former layout cannot be carried over", maps=lost, reason=reason)
         self._seen_keys: dict[str, set[bytes]] = {name: set() for name in ("socket_flows", "affinity")}
-        self._flows: CarriedFlows | None = None
         self._steps = {name: self._step(name) for name in names}
 
     def _step(self, name: str) -> Callable[[Translation], int]:
         """What copies this map, and tells how many entries it wrote."""
         if name == "socket_peers":
             return CarriedPeers(self._former[name], self._present[name]).copy
-        if name == "flows":
-            self._flows = CarriedFlows(self._former[name], self._present[name])
-            return self._flows.copy
         return self._datagrams if name == "socket_flows" else self._affinity
 
     def _open(self, folder: Path, name: str) -> str:
@@ -116,31 +108,6 @@ class CarryOver:
         if any(written.values()):
             log.info("carried over from the former layout", **written)
         return sum(written.values())
-
-    def lend(self) -> bool:
-        """Put the former `flows` where the present programs can see it; whether that worked. What they look
-        for there, `node` says. It stays until `take_back`, also when nobody runs.
-
-        Without it a flow that is begun after a copy, and goes on by a device that has been switched, would be
-        nobody's until the next copy. Takes Linux 5.10 where both maps have another size (134fede4eecf).
-        """
-        if not self._flows:
-            return False
-        try:
-            self._present["former_flows"].update(_ONLY, _U32.pack(self._former["flows"].fd))
-        except KernelError as failure:
-            log.error("flows that begin while programs are replaced may end", reason=failure.message)
-            return False
-        return True
-
-    def take_back(self) -> None:
-        """After the last copy, when the programs have been told to look there no more."""
-        self._present["former_flows"].delete(_ONLY)
-        if self._flows:
-            ids = Translation(self._former["service_names"], self._ids_of)
-            adopted = self._flows.adopt(ids)
-            if adopted:
-                log.info("brought over while programs were replaced", entries=adopted)
 
     # Unconnected sockets, and clients
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from ebpfproxy.dataplanes.ebpf import abi, entries, netfilter_flows, netns_cookie
+from ebpfproxy.dataplanes.ebpf import abi, entries, netns_cookie
 from ebpfproxy.dataplanes.ebpf.carry_over import CarryOver
 from ebpfproxy.dataplanes.ebpf.devices import DeviceTable, former_clsacts, former_pods
 from ebpfproxy.dataplanes.ebpf.entries import (
@@ -43,7 +43,6 @@ from ebpfproxy.plan.service_plan import NodePlan, ServicePortPlan, SocketLb
 log = Logger(__name__)
 
 _U32 = struct.Struct("=I")
-_SEEN_ANEW = 1_000_000_000  # ns within which a flow's packets do not change when it was last seen
 _PATIENCE = 5.0  # seconds for an agent that is about to end, as at a DaemonSet's update
 
 
@@ -144,7 +143,9 @@ class EbpfDataplane:
         pins = self._programs.maps
         self._stale = StaleSockets(pins, self._settings.proc_root, self._sockets_destroyed)
         opened.callback(self._stale.close)
-        self._collector = FlowCollector(pins, self._settings.timeouts, self._pods_bypass)
+        self._collector = FlowCollector(
+            pins, self._settings.timeouts, self._pods_bypass, self._node.note_netfilter_flows
+        )
         opened.callback(self._collector.close)
         self._readings = Readings(pins)
         opened.callback(self._readings.close)
@@ -231,7 +232,7 @@ class EbpfDataplane:
         devices = {key: entry for key, entry in devices.items() if key not in refused}
         wanted = frozenset[Key](devices).union(map(HookKey, hooks))
         if wanted and not wanted <= self._unattached:
-            self._carry(lend=True)
+            self._carry()
         refused.update(self._devices.attach(devices).items())
         failed = self._programs.attach(hooks)
         refused.update({HookKey(name): failure for name, failure in failed.items()})
@@ -242,18 +243,15 @@ class EbpfDataplane:
         """Of another mode, which may have served until now. What is logged here costs an open connection at
         worst, and is no reason not to serve."""
         try:
-            netfilter_flows.learn(self._maps["netfilter_flows"])
+            self._collector.netfilter_flows.learn()
         except KernelError as failure:
             log.error("could not learn of connections that netfilter masquerades", reason=failure.message)
 
-    def _carry(self, *, lend: bool) -> None:
-        """Copy what another layout knows, if that is hooked in; `lend`: some device has its filters yet."""
+    def _carry(self) -> None:
+        """Copy what another layout knows, if that is hooked in."""
         carrying = self._carry_over()
         if carrying:
-            since = time.monotonic_ns() - _SEEN_ANEW
             carrying.copy()
-            if lend and carrying.lend():
-                self._node.lend(since)
 
     def _carry_over(self) -> CarryOver | None:
         """From the layout that is hooked in, the same until all is settled, as it knows what it has copied;
@@ -262,12 +260,6 @@ class EbpfDataplane:
         if former and not self._carrying:
             self._carrying = CarryOver(former, self._maps, self._table.ids_of)
         return self._carrying
-
-    def _take_back(self) -> None:
-        """No device has a filter of another layout any more, and all that these knew is copied."""
-        self._node.take_back()
-        if self._carrying:
-            self._carrying.take_back()
 
     def _end_carrying(self) -> None:
         if self._carrying:
@@ -301,9 +293,7 @@ class EbpfDataplane:
         devices_held = any(self._devices.has_outdated(key) for key in refused if isinstance(key, DeviceKey))
         held = devices_held or any(isinstance(key, HookKey) for key in refused)
         if attached or not held:
-            self._carry(lend=devices_held)
-        if not devices_held:
-            self._take_back()
+            self._carry()
         if held:
             return
         self._learn_netfilter_flows()  # of what was begun meanwhile
@@ -340,9 +330,15 @@ class EbpfDataplane:
     # For any thread:
 
     def usage(self) -> dict[str, tuple[int, int]]:
-        """By map: entries in use, and room. Flows are those that the collector met last."""
-        flows = self._collector.collected().entries, self._settings.sizes.flows
-        return self._table.usage() | {"flows": flows}
+        """By map: entries in use, and room. Flows are those that the collector counted last; half-open ones
+        that are over do not count, since their room is free for others.
+        """
+        found = self._collector.collected()
+        sizes = self._settings.sizes.defines()
+        return self._table.usage() | {
+            "flows": (found.entries, int(sizes["FLOWS_MAX"])),
+            "half_open_flows": (found.half_open, int(sizes["HALF_OPEN_MAX"])),
+        }
 
     def counters(self) -> dict[str, int]:
         """How often the programs and the collector did what, by its name."""

@@ -1,5 +1,5 @@
-"""What looks at the packet path's maps all the time: flows that are over are removed, and pods that no
-program of ours sees are told of.
+"""A thread that watches the packet path's maps: it removes flows that are over, and reports pods that no
+program of this dataplane sees.
 """
 
 import struct
@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from ebpfproxy.dataplanes.ebpf import netfilter_flows
 from ebpfproxy.dataplanes.ebpf.flow_state import FlowTimeouts
-from ebpfproxy.dataplanes.ebpf.flow_sweep import FlowSweep, Swept
+from ebpfproxy.dataplanes.ebpf.flow_sweep import FlowMaps, FlowSweep, Swept
+from ebpfproxy.dataplanes.ebpf.netfilter_flows import NetfilterFlows
 from ebpfproxy.errors import KernelError
 from ebpfproxy.kernel.bpf import Map
 from ebpfproxy.log import Logger
@@ -29,42 +29,58 @@ _IFINDEX = struct.Struct("=I")
 
 
 class Collected(NamedTuple):
-    """Since the start, in entries, not in flows; `entries` are those that the last walk left."""
+    """`entries` and `half_open` are the flows that the last walk found and left; the other numbers are sums
+    since the start. See `Swept`.
+    """
 
     entries: int = 0
+    half_open: int = 0
     expired: int = 0
     retired: int = 0
+    orphaned: int = 0
     busy: int = 0
 
     def events(self) -> dict[str, int]:
         """As further counters beside those of the programs."""
-        return {"flow_expired": self.expired, "flow_retired": self.retired, "flow_walk_busy": self.busy}
+        return {
+            "flow_expired": self.expired,
+            "flow_retired": self.retired,
+            "flow_orphaned": self.orphaned,
+            "flow_walk_busy": self.busy,
+        }
 
     def plus(self, swept: Swept) -> "Collected":
         return Collected(
             swept.entries,
+            swept.half_open,
             self.expired + swept.expired,
             self.retired + swept.retired,
+            self.orphaned + swept.orphaned,
             self.busy + swept.busy,
         )
 
 
 class FlowCollector:
     """A thread of its own. `pods_bypass` is called in it, with the indexes of all devices whose pods were
-    seen to reach frontends by no program of ours, whenever there are others than before.
+    seen to reach frontends by no program of ours, whenever there are others than before. `note_netfilter`:
+    see `NetfilterFlows`.
 
     Raises NotFound where the maps are not in `maps`.
     """
 
     def __init__(
-        self, maps: Path, timeouts: FlowTimeouts, pods_bypass: Callable[[frozenset[int]], object]
+        self,
+        maps: Path,
+        timeouts: FlowTimeouts,
+        pods_bypass: Callable[[frozenset[int]], object],
+        note_netfilter: Callable[[bool], object],
     ) -> None:
-        self._maps = [
-            Map.pinned(maps / name) for name in ("flows", "endpoints", "bypassing", "netfilter_flows")
-        ]
-        self._flows, _, self._bypassing, self._netfilter_flows = self._maps
-        self._endpoints = self._maps[1].mapped()
-        self._sweep = FlowSweep(self._flows, self._endpoints, timeouts)
+        names = "flows", "replies", "half_open_flows", "bypassing", "endpoints"
+        self._maps = [Map.pinned(maps / name) for name in names]
+        self._flows, replies, half_open, self._bypassing, endpoints = self._maps
+        self._endpoints = endpoints.mapped()
+        self._sweep = FlowSweep(FlowMaps(self._flows, replies, half_open, self._endpoints), timeouts)
+        self.netfilter_flows = NetfilterFlows(maps, note_netfilter)
         self._pods_bypass = pods_bypass
         self._told: frozenset[int] = frozenset()
         self._polled = 0.0
@@ -85,6 +101,7 @@ class FlowCollector:
             log.warning("flows are still being collected; not waiting", seconds=_PATIENCE)
             return
         self._endpoints.close()
+        self.netfilter_flows.close()
         for opened in self._maps:
             opened.close()
 
@@ -123,7 +140,7 @@ class FlowCollector:
     def _forget(self) -> None:
         """Netfilter's connections that have ended, too."""
         try:
-            netfilter_flows.forget(self._netfilter_flows, self._rest)
+            self.netfilter_flows.forget(self._rest)
         except Exception as failure:  # as above
             log.error(
                 "connections that netfilter masquerades could not be looked up", reason=_reason(failure)
@@ -141,8 +158,9 @@ def following(swept: Swept, room: int, interval: float) -> float:
 
     Twice as many as long as there is little to remove, up to a minute.
     """
-    removed = swept.expired + swept.retired
-    if removed > _CHANGED * (swept.entries + removed) or swept.entries > _CROWDED * room:
+    removed = swept.expired + swept.retired + swept.orphaned
+    used = max(swept.entries, swept.replies)
+    if removed > _CHANGED * (used + removed) or used > _CROWDED * room:
         return _SHORTEST
     return min(2 * interval, _LONGEST)
 

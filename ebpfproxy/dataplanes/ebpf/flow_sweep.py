@@ -1,13 +1,18 @@
-"""One walk over the map `flows` that removes what is over, in pieces that hold up nobody.
+"""One walk over the established flows that removes those that are over, in short steps.
 
-It only frees memory: the programs themselves take an entry that is over for absent, and choose anew for a
-UDP flow whose endpoint is retired.
+The programs never remove an established TCP flow by age, and the maps `flows` and `replies` never evict: a
+flow occupies its two entries, and its port, until this walk removes them. A flow is over when both of its
+entries are: each records when its own side sent last. An entry whose counterpart is gone, or belongs to another flow,
+is over by itself. A UDP flow is also removed once its endpoint is no longer listed.
 
-A lookup of a batch locks one bucket at a time, interrupts off, and goes on over empty ones without giving
-the CPU away, so that a sparse map was seen to hold one for 36 ms (cilium #45564). In a map of 524 288
-entries (Linux 6.18, 2 virtual CPUs) a call for BATCH entries takes 65 us where 300 000 are in use, 0.1 ms
-where 1000 are, and 0.4 to 0.6 ms where there are so few that it goes through all buckets: the longest call
-that there is. BPF_MAP_GET_NEXT_KEY goes through them in the same way.
+Half-open flows need no sweep: the programs ignore those that are over, and their maps evict. This walk counts
+them.
+
+A batch lookup locks one bucket at a time with interrupts off, and passes empty buckets without yielding the
+CPU: a sparse map was measured to hold a CPU for 36 ms (cilium #45564). In a map of 524 288 entries (Linux
+6.18, 2 virtual CPUs) a call for BATCH entries takes 65 us where 300 000 are in use, 0.1 ms where 1000 are, and
+0.4 to 0.6 ms where so few are that it passes all buckets: the longest possible call. BPF_MAP_GET_NEXT_KEY passes
+buckets in the same way.
 """
 
 import mmap
@@ -18,14 +23,15 @@ from typing import NamedTuple
 
 from ebpfproxy.dataplanes.ebpf import abi
 from ebpfproxy.dataplanes.ebpf.flow_state import (
-    Flow,
+    REPLY_GLANCE,
     FlowTimeouts,
+    Oldest,
     columns,
-    keys,
-    over_before,
-    same_packed_flow,
+    flow_key,
+    protocols,
+    reply_key,
 )
-from ebpfproxy.errors import KernelError
+from ebpfproxy.errors import AlreadyExists, KernelError
 from ebpfproxy.kernel.bpf import BUSY, Map, errno_of
 
 BATCH = 128
@@ -34,146 +40,220 @@ BATCH = 128
 _NS = 1_000_000_000
 _KEY = abi.FLOW_KEY.size
 _VALUE = abi.FLOW.size
+_NOEXIST = 1  # BPF_NOEXIST
 _GLANCE = columns(
+    abi.FLOW,
     endpoint="16s",
     endpoint_port="H",
-    flags="H",
     service_id="I",
     endpoint_id="I",
-    protocol="B",
-    last_seen="Q",
+    flags="H",
+    last_seen="I",
 )
+
+assert abi.REPLY.size == _VALUE
+
+
+class FlowMaps(NamedTuple):
+    """The maps of flows. `endpoints` is the memory of the map with that name."""
+
+    flows: Map
+    replies: Map
+    half_open_flows: Map
+    endpoints: mmap.mmap | bytes | bytearray
 
 
 class Swept(NamedTuple):
-    """Entries: how many stay, were removed because they were over, or because their endpoint is retired;
-    and how often the kernel had a bucket locked."""
+    """Results of a walk. In flows: how many stay, how many are half-open and not over, how many were removed
+    because they were over, or because their endpoint is no longer listed. In entries of `replies`: how many
+    stay, and how many without a flow were removed. `busy`: how often the kernel had a bucket locked.
+    """
 
     entries: int = 0
+    half_open: int = 0
     expired: int = 0
     retired: int = 0
+    replies: int = 0
+    orphaned: int = 0
     busy: int = 0
 
 
 class FlowSweep:
-    """`endpoints` is the memory of the map of that name; `clock` tells ns of CLOCK_MONOTONIC."""
+    """`clock` returns ns of CLOCK_MONOTONIC."""
 
     def __init__(
-        self,
-        flows: Map,
-        endpoints: mmap.mmap | bytes | bytearray,
-        timeouts: FlowTimeouts,
-        clock: Callable[[], int] = time.monotonic_ns,
+        self, maps: FlowMaps, timeouts: FlowTimeouts, clock: Callable[[], int] = time.monotonic_ns
     ) -> None:
-        self._flows = flows
-        self._endpoints = endpoints
+        self._maps = maps
         self._timeouts = timeouts
         self._clock = clock
         self._start_over()
 
     def _start_over(self) -> None:
-        self._oldest = _Oldest(self._timeouts, self._clock())
-        self._staying = self._expired = self._retired = self._busy = 0
+        now = self._clock()
+        self._oldest = Oldest(self._timeouts, now)
+        self._oldest_half_open = Oldest(self._timeouts, now, half_open=True)
+        self._expired = self._retired = self._orphaned = self._busy = 0
 
     def run(self, rest: Callable[[float], bool]) -> Swept:
         """Walk over all entries once. `rest` is called between batches with the seconds that the last one
-        took; where it returns True, the walk ends there.
+        took; the walk ends early where it returns True.
 
-        Raises KernelError where the map cannot be read.
+        Raises KernelError where a map cannot be read.
         """
         self._start_over()
+        stopped = False
+
+        def pause(worked: float) -> bool:
+            nonlocal stopped
+            stopped = rest(worked)
+            return stopped
+
+        flows = self._walk(self._maps.flows, self._sweep_flows, pause)
+        replies = 0 if stopped else self._walk(self._maps.replies, self._sweep_replies, pause)
+        half_open = 0 if stopped else self._walk(self._maps.half_open_flows, self._count_half_open, pause)
+        return Swept(flows, half_open, self._expired, self._retired, replies, self._orphaned, self._busy)
+
+    def _walk(self, of: Map, look: Callable[[bytes, bytes], int], rest: Callable[[float], bool]) -> int:
+        """The sum of what `look` returns for each batch of keys and values."""
+        found = 0
         began = self._clock()
-        for packed_keys, values in self._flows.batches(BATCH):
-            self._staying += len(packed_keys) // _KEY
-            self._busy += not packed_keys
-            for at in self._suspects(values):
-                key = packed_keys[at * _KEY : (at + 1) * _KEY]
-                self._staying -= self._remove(key, values[at * _VALUE : (at + 1) * _VALUE])
+        for keys, values in of.batches(BATCH):
+            self._busy += not keys
+            found += look(keys, values)
             if rest((self._clock() - began) / _NS):
                 break
             began = self._clock()
-        return Swept(self._staying, self._expired, self._retired, self._busy)
+        return found
 
-    def _suspects(self, values: bytes) -> Iterator[int]:
-        """Which entries of a batch look dead: most of them never do."""
+    # Flows
+
+    def _sweep_flows(self, keys: bytes, values: bytes) -> int:
+        """How many of the batch stay."""
+        staying = len(keys) // _KEY
+        for at in self._suspects(keys, values):
+            staying -= self._remove_flow(keys[at * _KEY : (at + 1) * _KEY])
+        return staying
+
+    def _suspects(self, keys: bytes, values: bytes) -> Iterator[int]:
+        """Which entries of a batch may be dead: most never are."""
         oldest, is_listed = self._oldest, self._is_listed
-        for at, (address, port, flags, service, id_, protocol, seen) in enumerate(
-            _GLANCE.iter_unpack(values)
-        ):
+        glances = zip(protocols(keys), _GLANCE.iter_unpack(values), strict=True)
+        for at, (protocol, (address, port, service, id_, flags, seen)) in enumerate(glances):
             if seen < oldest[protocol, flags] or (
-                protocol == IPPROTO_UDP and not is_listed(address, port, flags, service, id_)
+                protocol == IPPROTO_UDP and not is_listed(address, port, service, id_)
             ):
                 yield at
 
-    def _remove(self, key: bytes, value: bytes) -> bool:
-        """Remove all entries of a flow, if all of them are dead; whether that at `key` is gone.
+    def _remove_flow(self, key: bytes) -> bool:
+        """Remove a flow if it is dead; whether it is gone. Both entries are read again for that.
 
-        Each is read again right before it is deleted: where a packet came meanwhile it stays, and the
-        program restores from it those that are gone.
+        Where its endpoint sends while its entry in `flows` is removed, that entry is put back.
         """
-        places = dict.fromkeys((key, *keys(Flow.unpack(value)).values()))
-        entries = [self._entry(place, value) for place in places]
-        if not all(self._is_dead(entry) for entry in entries if entry):
-            return not entries[0]
-        for place in (place for place, entry in zip(places, entries, strict=True) if entry):
-            entry = self._entry(place, value)
-            if entry and not (self._is_dead(entry) and self._delete(place, entry)):
-                return place != key
+        value = self._maps.flows.lookup(key)
+        if not value:
+            return True
+        place = reply_key(key, value)
+        (protocol,) = protocols(key)
+        *endpoint, flags, seen = _GLANCE.unpack(value)
+        retired = protocol == IPPROTO_UDP and not self._is_listed(*endpoint)
+
+        def is_dead() -> bool:
+            return retired or self._is_silent(protocol, flags, seen, self._reply_of(key, place))
+
+        if not is_dead() or not self._delete(self._maps.flows, key):
+            return False
+        if not is_dead():
+            return not self._put_back(key, value)
+        if self._reply_of(key, place):
+            self._delete(self._maps.replies, place)
+        self._retired += retired
+        self._expired += not retired
         return True
 
-    def _entry(self, key: bytes, flow: bytes) -> bytes | None:
-        """The flow's entry there, as it is now; None where there is none, or another flow's."""
-        value = self._flows.lookup(key)
-        return value if value and same_packed_flow(value, flow) else None
+    def _is_silent(self, protocol: int, flags: int, seen: int, reply: bytes | None) -> bool:
+        """Whether both entries are over, of which the reply's may be missing."""
+        if not reply:
+            return seen < self._oldest[protocol, flags]
+        reply_flags, reply_seen = REPLY_GLANCE.unpack(reply)
+        return bool(max(seen, reply_seen) < self._oldest[protocol, flags | reply_flags])
 
-    def _delete(self, key: bytes, value: bytes) -> bool:
-        """Whether it is gone."""
+    def _reply_of(self, key: bytes, place: bytes) -> bytes | None:
+        """The entry at `place` in `replies`; None where there is none, or another flow's."""
+        reply = self._maps.replies.lookup(place)
+        return reply if reply and flow_key(place, reply) == key else None
+
+    def _put_back(self, key: bytes, value: bytes) -> bool:
+        """Whether the flow has its entry again. The programs may have made another one meanwhile."""
         try:
-            self._flows.delete(key)
+            self._maps.flows.update(key, value, _NOEXIST)
+        except AlreadyExists:
+            pass
         except KernelError as failure:
             if errno_of(failure) not in BUSY:
                 raise
-            self._busy += 1  # the next walk comes by again
+            self._busy += 1
             return False
-        if self._is_over(value):
-            self._expired += 1
-        else:
-            self._retired += 1
         return True
 
-    def _is_dead(self, value: bytes) -> bool:
-        address, port, flags, service, id_, protocol, _ = _GLANCE.unpack(value)
-        if self._is_over(value):
+    # Replies
+
+    def _sweep_replies(self, keys: bytes, values: bytes) -> int:
+        """How many of the batch stay. Those with a flow are the subject of the walk over `flows`."""
+        staying = len(keys) // _KEY
+        oldest = self._oldest
+        glances = zip(protocols(keys), REPLY_GLANCE.iter_unpack(values), strict=True)
+        for at, (protocol, (flags, seen)) in enumerate(glances):
+            if seen < oldest[protocol, flags]:
+                staying -= self._remove_orphan(keys[at * _KEY : (at + 1) * _KEY])
+        return staying
+
+    def _remove_orphan(self, place: bytes) -> bool:
+        """Remove a reply that is over and has no flow; whether it is gone. It is read again for that."""
+        reply = self._maps.replies.lookup(place)
+        if not reply:
             return True
-        return protocol == IPPROTO_UDP and not self._is_listed(address, port, flags, service, id_)
+        (protocol,) = protocols(place)
+        flags, seen = REPLY_GLANCE.unpack(reply)
+        if seen >= self._oldest[protocol, flags] or self._has_flow(place, reply):
+            return False
+        if not self._delete(self._maps.replies, place):
+            return False
+        self._orphaned += 1
+        return True
 
-    def _is_over(self, value: bytes) -> bool:
-        _, _, flags, _, _, protocol, seen = _GLANCE.unpack(value)
-        return bool(seen < self._oldest[protocol, flags])
+    def _has_flow(self, place: bytes, reply: bytes) -> bool:
+        key = flow_key(place, reply)
+        value = self._maps.flows.lookup(key)
+        return value is not None and reply_key(key, value) == place
 
-    def _is_listed(self, address: bytes, port: int, of_flow: int, service: int, id_: int) -> bool:
-        """Whether the endpoint is in force, and still the same: an id is given again after a while.
+    # Half-open flows
 
-        As endpoint_is_in_force() of bpf/admit.h: a direct flow is no service's, and of one that was brought
-        over it is not known yet.
+    def _count_half_open(self, keys: bytes, values: bytes) -> int:
+        """How many of the batch are not over."""
+        oldest = self._oldest_half_open
+        glances = zip(protocols(keys), _GLANCE.iter_unpack(values), strict=True)
+        return sum(seen >= oldest[protocol, flags] for protocol, (*_, flags, seen) in glances)
+
+    def _delete(self, of: Map, key: bytes) -> bool:
+        """Whether it is gone."""
+        try:
+            of.delete(key)
+        except KernelError as failure:
+            if errno_of(failure) not in BUSY:
+                raise
+            self._busy += 1  # the next walk tries again
+            return False
+        return True
+
+    def _is_listed(self, address: bytes, port: int, service: int, id_: int) -> bool:
+        """Whether the endpoint is in force and still the same one, as endpoint_is_in_force() of bpf/admit.h:
+        ids are reused after a while. A direct flow belongs to no Service.
         """
-        if of_flow & (abi.FLOW_DIRECT | abi.FLOW_BROUGHT):
+        if not service:
             return True
         at = id_ * abi.ENDPOINT.size
-        if at + abi.ENDPOINT.size > len(self._endpoints):
+        if at + abi.ENDPOINT.size > len(self._maps.endpoints):
             return False
-        place, number, flags, owner = abi.ENDPOINT.unpack_from(self._endpoints, at)
+        place, number, flags, owner = abi.ENDPOINT.unpack_from(self._maps.endpoints, at)
         return bool(flags & abi.ENDPOINT_LISTED) and (place, number, owner) == (address, port, service)
-
-
-class _Oldest(dict[tuple[int, int], int]):
-    """By protocol and flags: an entry last seen before this was over when the walk began."""
-
-    def __init__(self, timeouts: FlowTimeouts, now: int) -> None:
-        super().__init__()
-        self._timeouts = timeouts
-        self._now = now
-
-    def __missing__(self, key: tuple[int, int]) -> int:
-        self[key] = over_before(*key, self._timeouts, self._now)
-        return self[key]

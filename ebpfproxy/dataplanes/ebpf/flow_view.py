@@ -1,7 +1,4 @@
-"""The flows of the packet path, for people: as connections, and as the translations that they consist of.
-
-Rows are made one by one as they are asked for: of 200 000 flows only the packed entries are held.
-"""
+"""The flows of the packet path as connections, for `dump conntrack`."""
 
 import dataclasses
 import functools
@@ -12,28 +9,28 @@ from socket import ntohs
 from typing import NamedTuple
 
 from ebpfproxy.dataplanes.ebpf import abi
-from ebpfproxy.dataplanes.ebpf.flow_state import Flow, FlowTimeouts, columns, has_between, state, timeout
+from ebpfproxy.dataplanes.ebpf.flow_pairs import pairs
+from ebpfproxy.dataplanes.ebpf.flow_state import UNIT, Flow, FlowTimeouts, state, timeout
 from ebpfproxy.dataplanes.ebpf.maps import Maps
 from ebpfproxy.kernel.bpf import Map
-from ebpfproxy.model.address import Address, format_address, protocol_name
+from ebpfproxy.model.address import Address, format_address, is_unspecified, protocol_name
 
 NameOf = Callable[[int], str]
 """The name of a service, by its id."""
 
-_BATCH = 4096  # entries a call
 _NS = 1_000_000_000
 _U32 = struct.Struct("=I")
-_SIDES = {abi.AT_INGRESS: "ingress", abi.AT_EGRESS: "egress"}
 _WORDS = {abi.FLOW_NODE: "node", abi.FLOW_REDIRECT: "redirect", abi.FLOW_DIRECT: "direct"}
 
 
 class FlowRow(NamedTuple):
-    """A flow. `service` is "" where the node dialed the endpoint itself, from a port that was taken there;
-    `masquerade` is what the endpoint sees instead of the client, "" where that is the client. `age`:
-    seconds since its last packet; `left`: until it is over unless another comes, 0 where it is.
+    """A flow. `service` is "" where the node connected to the endpoint itself, from a port that was in use
+    there. `masquerade` is the address that the endpoint sees, "" where that is the client's own. `age`:
+    seconds since the last packet, of the client where the flow is half-open; `left`: seconds until the flow
+    is over unless another one follows, 0 where it is over and not removed yet. Both are accurate to 1 s.
 
-    `flags`: node (the client is this node itself), redirect (it skips this node's stack), half (one of its
-    entries is missing; the next packet restores it).
+    `flags`: node (the client is this node itself), redirect (the flow skips this node's stack), direct (it
+    belongs to no Service).
     """
 
     service: str
@@ -48,156 +45,36 @@ class FlowRow(NamedTuple):
     flags: list[str]
 
 
-class TranslationRow(NamedTuple):
-    """An entry: a packet from `source` to `destination` at this side of a device becomes one from
-    `new_source` to `new_destination`. What goes on to the endpoint is masqueraded at egress by the
-    entry of the way back, the one that has the node's address as destination.
-    """
-
-    service: str
-    protocol: str
-    side: str
-    source: str
-    destination: str
-    new_source: str
-    new_destination: str
-
-
-class _Known(NamedTuple):
-    """What the entries of one flow say together. `ways`: 1 << abi.h's flow_way for each of them. `service`:
-    its id, which entries that were just brought over from a former layout do not tell.
-    """
-
-    service: int
-    flags: int
-    ways: int
-    last_seen: int
-    masquerade: bytes
-    masquerade_port: int
-
-
-_NOTHING = _Known(0, 0, 0, 0, bytes(16), 0)
-_PARTS = columns(  # 48s: client, frontend, endpoint; 8s: their ports and the one between
-    client="48s",
-    masquerade="16s",
-    client_port="8s",
-    masquerade_port="H",
-    flags="H",
-    service_id="I",
-    protocol="s",
-    way="B",
-    last_seen="Q",
-)
-_COMMON = struct.Struct("=16s16s16sHHHHB")  # those of _PARTS that all entries of a flow have in common
-
-
 def conntrack(maps: Maps, name: NameOf) -> Iterator[FlowRow]:
-    """Each flow once, by client and frontend; those that are over and not collected yet included."""
-    kinds = _Kinds(read_timeouts(maps["node"]))
-    found = _flows(maps["flows"])
+    """Each flow once, by client and frontend, half-open ones included."""
+    timeouts = read_timeouts(maps["node"])
+    found = pairs(maps, timeouts)
     now = time.monotonic_ns()
-    for common in sorted(found):
-        yield _row(common, found[common], kinds, now, name)
+    for key, flow, _, reply, half_open in found:
+        if flow:
+            yield _row(Flow.unpack(key, flow, reply), half_open, timeouts, now, name)
 
 
-def _flows(flows: Map) -> dict[bytes, _Known]:
-    """By what the entries of a flow have in common, packed."""
-    found: dict[bytes, _Known] = {}
-    for _, values in flows.batches(_BATCH):
-        for places, to, ports, to_port, flags, service, protocol, way, seen in _PARTS.iter_unpack(values):
-            common = places + ports + protocol
-            known = found.get(common, _NOTHING)
-            found[common] = _Known(
-                known.service or service,
-                known.flags | flags,
-                known.ways | 1 << way,
-                max(known.last_seen, seen),
-                *((to, to_port) if to_port else known[4:]),
-            )
-    return found
-
-
-class _Kind(NamedTuple):
-    """What protocol and flags say of a flow. `ways`: those of the entries that it has, but FROM_ENDPOINT."""
-
-    protocol: str
-    state: str
-    timeout: int
-    words: list[str]
-    ways: int
-
-
-class _Kinds(dict[tuple[int, int], _Kind]):
-    """By protocol and flags, of which there are few."""
-
-    def __init__(self, timeouts: FlowTimeouts) -> None:
-        super().__init__()
-        self._timeouts = timeouts
-
-    def __missing__(self, key: tuple[int, int]) -> _Kind:
-        protocol, flags = key
-        self[key] = _Kind(
-            protocol_name(protocol),
-            state(protocol, flags).value,
-            timeout(protocol, flags, self._timeouts),
-            [word for bit, word in _WORDS.items() if flags & bit],
-            1 << abi.FROM_CLIENT | has_between(flags) << abi.BETWEEN,
-        )
-        return self[key]
-
-
-def _row(common: bytes, known: _Known, kinds: _Kinds, now: int, name: NameOf) -> FlowRow:
-    client, frontend, endpoint, cport, fport, eport, _, number = _COMMON.unpack(common)
-    service, flags, ways, last_seen, masquerade, mport = known
-    protocol, state_, timeout_, words, wanted = kinds[number, flags]
-    half = wanted & ~ways or (mport and not ways & 1 << abi.FROM_ENDPOINT)
-    age = max(0, now - last_seen) / _NS
+def _row(flow: Flow, half_open: bool, timeouts: FlowTimeouts, now: int, name: NameOf) -> FlowRow:
+    seen = flow.client_seen if half_open else max(flow.client_seen, flow.endpoint_seen or 0)
+    age = max(0, now - seen * UNIT) / _NS
+    left = timeout(flow.protocol, flow.flags, timeouts, half_open) - age
     return FlowRow(
-        name(service) if service else "",
-        protocol,
-        _place(client, cport),
-        _place(frontend, fport),
-        _place(endpoint, eport),
-        _place(masquerade, mport) if mport else "",
-        state_,
+        name(flow.service_id) if flow.service_id else "",
+        protocol_name(flow.protocol),
+        place(flow.client, flow.client_port),
+        place(flow.frontend, flow.frontend_port),
+        place(flow.endpoint, flow.endpoint_port),
+        "" if is_unspecified(flow.masquerade) else place(flow.masquerade, flow.reply_port),
+        state(flow.protocol, flow.flags, half_open).value,
         round(age, 1),
-        round(max(0.0, timeout_ - age), 1),
-        [*words, "half"] if half else words,
+        round(max(0.0, left), 1),
+        [word for bit, word in _WORDS.items() if flow.flags & bit],
     )
 
 
-def nat(maps: Maps, name: NameOf) -> Iterator[TranslationRow]:
-    """Each entry, by client and frontend."""
-    size = abi.FLOW.size
-    found: list[bytes] = []
-    for _, values in maps["flows"].batches(_BATCH):
-        found += (values[at : at + size] for at in range(0, len(values), size))
-    found.sort()
-    return (_translation(Flow.unpack(value), name) for value in found)
-
-
-def _translation(flow: Flow, name: NameOf) -> TranslationRow:
-    client, between = (flow.client, flow.client_port), (flow.client, flow.between_port)
-    frontend = flow.frontend, flow.frontend_port
-    endpoint, masquerade = (flow.endpoint, flow.endpoint_port), (flow.masquerade, flow.masquerade_port)
-    at_once = flow.flags & abi.FLOW_NODE and flow.masquerade_port  # there is nothing in between
-    side = abi.AT_INGRESS
-    match flow.way:
-        case abi.BETWEEN:
-            side = abi.AT_EGRESS
-            places = endpoint, between, frontend, client
-        case abi.FROM_ENDPOINT:
-            places = endpoint, masquerade, *((frontend, client) if at_once else (endpoint, between))
-        case _:
-            side = abi.AT_EGRESS if flow.flags & abi.FLOW_NODE else abi.AT_INGRESS
-            places = client, frontend, masquerade if at_once else between, endpoint
-    shown = (_place(*place) for place in places)
-    service = name(flow.service_id) if flow.service_id else ""
-    return TranslationRow(service, protocol_name(flow.protocol), _SIDES[side], *shown)
-
-
 def read_timeouts(node: Map) -> FlowTimeouts:
-    """Those that the programs go by; the defaults where the agent has not said any yet."""
+    """The timeouts that the programs use; the defaults where the agent has not written any yet."""
     value = node.lookup(_U32.pack(0)) or bytes(abi.NODE.size)
     names = [field.name for field in dataclasses.fields(FlowTimeouts)]
     words = dict(zip((field.name for field in abi.NODE.fields), abi.NODE.unpack(value), strict=True))
@@ -205,8 +82,8 @@ def read_timeouts(node: Map) -> FlowTimeouts:
     return FlowTimeouts(**found) if any(found.values()) else FlowTimeouts()
 
 
-def _place(address: bytes, port: int) -> str:
-    """`port` in network order."""
+def place(address: bytes, port: int) -> str:
+    """Address and port as text; `port` in network order."""
     return f"{_host(address)}:{ntohs(port)}"
 
 

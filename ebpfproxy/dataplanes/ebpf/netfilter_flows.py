@@ -1,15 +1,18 @@
-"""The map `netfilter_flows`: connections to Services that netfilter masquerades, and goes on to.
+"""The map `netfilter_flows`: connections to Services that netfilter masquerades, and continues to.
 
-They are of a mode that served this node before. An endpoint sees them come from ports of this node that the
-map `flows` knows nothing of; were a new flow to the same endpoint given one of those, its entry would be
-found first, and the older connection would hear no more. So the programs give away none that is here.
+They were opened in another mode, which served this node before. An endpoint receives them from ports of
+this node that the map `replies` does not contain. If a new flow to the same endpoint were given one of these
+ports, its entry would be found first, and the older connection would receive nothing any more. So the
+programs assign no port that is in this map; they look there only while NODE_NETFILTER_FLOWS is set.
 
-An entry is the key that the flow would have in `flows` for what its endpoint sends. It goes when conntrack
-has that connection no more. All is in the pins: what one agent has learned, the next one forgets in time.
+An entry is the key of the packets that the endpoint sends, at ingress. It is removed when conntrack no longer
+has that connection. The map is pinned: the next agent removes what this one has learned.
 """
 
+import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from socket import htons, ntohs
 from struct import Struct
 
@@ -24,42 +27,72 @@ _ZONE = Struct("=I")
 _BATCH = 64  # looked up in a row: 3 ms, 50 us each (measured)
 
 
-def learn(flows: Map) -> int:
-    """Put what conntrack has now, of the calling thread's network namespace; how many that is.
+class NetfilterFlows:
+    """`note` is called before the first entry is written, with True, and after the last one was removed, with
+    False. `learn` and `forget` may be called in different threads, each in one alone.
 
-    What is masqueraded on its way to where its client dialed is left out: that is no Service's. Nothing where
-    conntrack is not at work, or does not tell.
-
-    Raises Rejected, where the map is full, too.
+    Raises NotFound where the map is not in `maps`.
     """
-    try:
-        found = {
-            _key(flow): _ZONE.pack(flow.reply_zone) for flow in conntrack.masqueraded() if _is_sent(flow)
-        }
-    except Unsupported:
-        return 0
-    flows.update_all(list(found.items()))
-    return len(found)
 
+    def __init__(self, maps: Path, note: Callable[[bool], object]) -> None:
+        self._map = Map.pinned(maps / "netfilter_flows")
+        self._note = note
+        self._lock = threading.Lock()  # held while entries are written or found to be gone, and noted
+        self._noted = not self._is_empty()
+        note(self._noted)
 
-def forget(flows: Map, rest: Callable[[float], bool]) -> int:
-    """Remove what conntrack has no more; how many that was. `rest`: see `FlowSweep.run`.
+    def close(self) -> None:
+        self._map.close()
 
-    Raises KernelError.
-    """
-    removed = 0
-    for keys, zones in flows.batches(_BATCH):
-        began = time.monotonic()
-        for at in range(len(keys) // _KEY):
-            key, zone = keys[at * _KEY : (at + 1) * _KEY], zones[at * _ZONE.size : (at + 1) * _ZONE.size]
-            removed += _is_over(key, zone) and flows.delete(key)
-        if rest(time.monotonic() - began):
-            break
-    return removed
+    def learn(self) -> int:
+        """Add the connections that conntrack has now, of the calling thread's network namespace; how many.
+
+        Connections masqueraded on their way to the address that their client connected to belong to no
+        Service and are left out. Nothing is added where conntrack is not active, or not supported.
+
+        Raises Rejected, also where the map is full.
+        """
+        try:
+            found = {
+                _key(flow): _ZONE.pack(flow.reply_zone) for flow in conntrack.masqueraded() if _is_sent(flow)
+            }
+        except Unsupported:
+            return 0
+        if found:
+            with self._lock:
+                self._set(True)
+                self._map.update_all(list(found.items()))
+        return len(found)
+
+    def forget(self, rest: Callable[[float], bool]) -> int:
+        """Remove connections that conntrack no longer has; how many. `rest`: see `FlowSweep.run`.
+
+        Raises KernelError.
+        """
+        removed = 0
+        for keys, zones in self._map.batches(_BATCH):
+            began = time.monotonic()
+            for at in range(len(keys) // _KEY):
+                key, zone = keys[at * _KEY : (at + 1) * _KEY], zones[at * _ZONE.size : (at + 1) * _ZONE.size]
+                removed += _is_over(key, zone) and self._map.delete(key)
+            if rest(time.monotonic() - began):
+                return removed
+        with self._lock:
+            if self._noted and self._is_empty():
+                self._set(False)
+        return removed
+
+    def _set(self, present: bool) -> None:
+        if self._noted != present:
+            self._note(present)
+            self._noted = present
+
+    def _is_empty(self) -> bool:
+        return next(self._map.batches(1), None) is None
 
 
 def _is_sent(flow: conntrack.Flow) -> bool:
-    """Elsewhere than where its client dialed. IPVS does that without the bit of DNAT."""
+    """Whether it goes elsewhere than its client connected to. IPVS does that without the bit of DNAT."""
     dialed = flow.destination, flow.destination_port
     return (flow.reply_source, flow.reply_source_port) != dialed
 

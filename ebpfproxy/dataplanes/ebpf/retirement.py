@@ -8,7 +8,7 @@ or dropped for it:
    from then on no frontend is found, so that neither an endpoint is chosen nor anybody refused;
 3. `frontend_addresses`, by which pings are answered; `services`; and `affinity`.
 
-Flows that are known go on: what the programs need of them is in `flows`, `devices`, `node` and
+Flows that are known go on: what the programs need of them is in the maps of flows, `devices`, `node` and
 `local_networks`, and these stay, as do filters and inlet. A TCP connection lives until both sides have closed
 it, or as long without a packet as `node` says. A SYN that is sent again goes where the first one went.
 
@@ -33,8 +33,9 @@ from pathlib import Path
 from socket import IPPROTO_UDP
 
 from ebpfproxy.dataplanes.ebpf import abi, programs, removal
-from ebpfproxy.dataplanes.ebpf.flow_state import Flow
-from ebpfproxy.dataplanes.ebpf.flow_sweep import FlowSweep
+from ebpfproxy.dataplanes.ebpf.flow_pairs import Pair, pairs
+from ebpfproxy.dataplanes.ebpf.flow_state import REPLY_GLANCE, columns, protocols
+from ebpfproxy.dataplanes.ebpf.flow_sweep import FlowMaps, FlowSweep
 from ebpfproxy.dataplanes.ebpf.flow_view import read_timeouts
 from ebpfproxy.dataplanes.ebpf.hooks import SOCKET_HOOKS
 from ebpfproxy.dataplanes.ebpf.maps import Maps
@@ -47,6 +48,7 @@ log = Logger(__name__)
 
 _GIVING_BACK = frozenset({"sock_release", "getpeername4", "getpeername6", "recvmsg4", "recvmsg6"})
 _TAKING = tuple(hook for hook in SOCKET_HOOKS if hook.name not in _GIVING_BACK)
+_FLAGS = columns(abi.FLOW, flags="H")
 _LONGEST_SWEEP = 4.0  # seconds, less than an agent waits that is to have the bpffs root
 _LONGEST_REST = 0.05  # seconds
 
@@ -120,21 +122,26 @@ def _empty(of: Map) -> int:
 
 
 def _has_flows(maps: Maps) -> bool:
-    """Whether any flow is left that needs us when those are removed that are over; where these are many, it
-    takes several times. It works for half of the time: nobody waits for it."""
+    """Whether a flow is left that needs these maps after those that are over were removed; where these are
+    many, that takes several calls. A reply without a flow counts, since its endpoint may still send. The
+    sweep works for half of the time: no caller waits for it."""
     until = time.monotonic() + _LONGEST_SWEEP
 
     def rest(worked: float) -> bool:
         time.sleep(min(worked, _LONGEST_REST))
         return time.monotonic() > until
 
+    timeouts = read_timeouts(maps["node"])
     with contextlib.closing(maps["endpoints"].mapped()) as endpoints:
-        FlowSweep(maps["flows"], endpoints, read_timeouts(maps["node"])).run(rest)
-    return any(not _is_others_datagrams(value) for _, value in maps["flows"].items())
+        flows = FlowMaps(maps["flows"], maps["replies"], maps["half_open_flows"], endpoints)
+        FlowSweep(flows, timeouts).run(rest)
+    return any(not _is_direct_datagrams(pair) for pair in pairs(maps, timeouts))
 
 
-def _is_others_datagrams(value: bytes) -> bool:
-    """Whether it is of a direct flow of UDP, which is begun still, and need never end. Without it the next
-    datagram has its own port again, and whoever else translates it knows that."""
-    flow = Flow.unpack(value)
-    return flow.protocol == IPPROTO_UDP and bool(flow.flags & abi.FLOW_DIRECT)
+def _is_direct_datagrams(pair: Pair) -> bool:
+    """Whether it is a direct flow of UDP: programs still open these, and they may never end. Without the
+    flow the next datagram keeps its own port, which the dataplane that translates it knows."""
+    if protocols(pair.key)[0] != IPPROTO_UDP:
+        return False
+    flags = _FLAGS.unpack(pair.flow)[0] if pair.flow else REPLY_GLANCE.unpack(pair.reply or b"")[0]
+    return bool(flags & abi.FLOW_DIRECT)

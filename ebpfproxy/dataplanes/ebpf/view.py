@@ -10,12 +10,21 @@ from pathlib import Path
 from socket import ntohs
 from typing import NamedTuple
 
-from ebpfproxy.dataplanes.ebpf import abi, client_view, device_view, flow_view, readings
+from ebpfproxy.dataplanes.ebpf import (
+    abi,
+    client_view,
+    device_view,
+    flow_pairs,
+    flow_view,
+    readings,
+    translation_view,
+)
 from ebpfproxy.dataplanes.ebpf.client_view import AffinityRow, SocketRow
 from ebpfproxy.dataplanes.ebpf.device_view import DeviceRow
-from ebpfproxy.dataplanes.ebpf.flow_view import FlowRow, TranslationRow
+from ebpfproxy.dataplanes.ebpf.flow_view import FlowRow
 from ebpfproxy.dataplanes.ebpf.maps import Maps
 from ebpfproxy.dataplanes.ebpf.pins import Pins
+from ebpfproxy.dataplanes.ebpf.translation_view import TranslationRow
 from ebpfproxy.errors import NotFound
 from ebpfproxy.model.address import (
     Address,
@@ -29,7 +38,10 @@ from ebpfproxy.model.traffic import ServiceTraffic
 _U32 = struct.Struct("=I")
 _SLOT_STRIDE = 8
 
-_USAGE = ("services", "endpoints", "affinity", "socket_peers", "socket_flows", "source_ranges", "flows")
+_USAGE = (
+    *("services", "endpoints", "affinity", "socket_peers", "socket_flows", "source_ranges"),
+    *("flows", "half_open_flows"),
+)
 _FLAGS = {
     abi.SERVICE_REJECT: "reject",
     abi.SERVICE_RESTRICTED: "source-ranges",
@@ -196,7 +208,7 @@ class View:
 
     def nat(self) -> Iterator[TranslationRow]:
         """What the packet path makes of which packets, by client and frontend."""
-        return flow_view.nat(self._maps, self.name)
+        return translation_view.nat(self._maps, self.name)
 
     def devices(self) -> list[DeviceRow]:
         """Those that the packet path looks at, by ifindex."""
@@ -212,8 +224,11 @@ class View:
         return sorted(readings.traffic(self._maps["traffic"], self._names))
 
     def usage(self) -> dict[str, tuple[int, int]]:
-        """By map: entries in use, and room; the arrays' by what is in force."""
+        """By map: entries in use, and room. Of arrays those in force count, of half-open flows those that
+        are not over."""
         used = {name: self._count(name) for name in ("services", "affinity", "socket_flows", "flows")}
+        timeouts = flow_view.read_timeouts(self._maps["node"])
+        used["half_open_flows"] = flow_pairs.count_half_open(self._maps, timeouts)
         used["endpoints"] = len(self.endpoints())
         used["socket_peers"] = client_view.connected(self._maps)
         used["source_ranges"] = self._count("source_ranges")

@@ -9,13 +9,11 @@ from typing import NamedTuple
 from ebpfproxy.dataplanes.ebpf import abi
 from ebpfproxy.dataplanes.ebpf.carry_over import CarryOver
 from ebpfproxy.dataplanes.ebpf.entries import ServicePortEntry, ServicePortKey
-from ebpfproxy.dataplanes.ebpf.flow_state import Flow
 from ebpfproxy.dataplanes.ebpf.maps import Maps, MapSizes
 from ebpfproxy.dataplanes.ebpf.service_table import ServiceTable
 from ebpfproxy.model.address import Address, Family, Protocol, parse_address
 from tests.kernel.service_table.samples import bring, endpoint, entry, frontend, wipe
 from tests.support.clock import Clock
-from tests.support.flows import entries
 
 U32, U64 = struct.Struct("=I"), struct.Struct("=Q")
 VIP, ONE, TWO, OTHER = map(parse_address, ("10.96.0.1", "10.1.0.1", "10.1.0.2", "10.1.0.3"))
@@ -46,9 +44,8 @@ class Layout:
 
     def empty(self) -> None:
         wipe(self.maps)
-        for name in ("socket_flows", "flows"):
-            for key, _ in list(self.maps[name].items()):
-                self.maps[name].delete(key)
+        for key, _ in list(self.maps["socket_flows"].items()):
+            self.maps["socket_flows"].delete(key)
         with contextlib.closing(self.maps["socket_peers"].mapped()) as memory:
             memory[:] = bytes(len(memory))
         self.table.close()
@@ -96,13 +93,6 @@ class Layout:
 
     def datagrams(self) -> dict[bytes, bytes]:
         return dict(self.maps["socket_flows"].items())
-
-    def track(self, *flows: Flow) -> None:
-        """As the programs do at a flow's first packet, or when they tell its entries what is new of it."""
-        self.maps["flows"].update_all(list(entries(*flows).items()))
-
-    def tracked(self) -> dict[bytes, Flow]:
-        return {key: Flow.unpack(value) for key, value in self.maps["flows"].items()}
 
     def stick(self, ids: tuple[int, int], last_used: int = 7, client: bytes = CLIENT) -> None:
         self.maps["affinity"].update(

@@ -29,7 +29,6 @@ from tests.kernel.carry_over.layouts import (
 )
 from tests.kernel.service_table.samples import endpoint, entry, frontend
 from tests.support.bpf_place import ARRAY, MMAPABLE, BpfPlace, build_maps, create_map
-from tests.support.flows import a_flow
 from tests.support.system_calls import counted
 
 pytestmark = pytest.mark.kernel
@@ -54,7 +53,6 @@ def test_the_former_maps_stay_as_they_were(both: Both) -> None:
     both.former.connect(1000, both.former.ids())
     both.former.send(1001, both.former.ids())
     both.former.stick(both.former.ids())
-    both.former.track(a_flow(protocol=UDP))
     before = held()
     assert both.carry() == 6
     assert held() == before

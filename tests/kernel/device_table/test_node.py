@@ -6,14 +6,16 @@ import socket
 
 import pytest
 
-from ebpfproxy.dataplanes.ebpf import abi, removal
+from ebpfproxy.dataplanes.ebpf import abi, flow_collector, removal
 from ebpfproxy.dataplanes.ebpf.dataplane import EbpfDataplane
 from ebpfproxy.dataplanes.ebpf.hooks import SOCKET_HOOKS
 from ebpfproxy.dataplanes.ebpf.settings import EbpfSettings
-from ebpfproxy.errors import Rejected, Unsupported
-from ebpfproxy.kernel import cgroup, inlet
+from ebpfproxy.errors import NotFound, Rejected, Unsupported
+from ebpfproxy.kernel import cgroup, conntrack, inlet, sysctl
 from ebpfproxy.kernel.bpf import Map
+from ebpfproxy.model.address import Protocol, parse_address
 from ebpfproxy.plan.service_plan import SocketLb
+from tests.kernel.cluster import eventually
 from tests.kernel.device_table.plane import (
     NOBODY,
     OTHER_SIZES,
@@ -33,7 +35,7 @@ def node_entry(place: BpfPlace) -> tuple[int, int]:
     """Flags and inlet."""
     (layout,) = place.bpffs.glob("v*-*")
     with contextlib.closing(Map.pinned(layout / "maps" / "node")) as opened:
-        _, _, flags, inlet, *_ = abi.NODE.unpack(opened.lookup(bytes(4)) or b"")
+        _, flags, inlet, *_ = abi.NODE.unpack(opened.lookup(bytes(4)) or b"")
     return flags, inlet
 
 
@@ -45,6 +47,61 @@ def test_the_entry_of_the_node_is_repaired_when_it_is_read(dataplane: EbpfDatapl
         dataplane.read()
         assert opened.lookup(bytes(4)) == before
         assert any(before or b"")
+
+
+def icmp_limits(place: BpfPlace) -> tuple[int, int]:
+    """ICMP errors per second, and at once."""
+    (layout,) = place.bpffs.glob("v*-*")
+    with contextlib.closing(Map.pinned(layout / "maps" / "node")) as opened:
+        *_, rate, burst = abi.NODE.unpack(opened.lookup(bytes(4)) or b"")
+    return rate, burst
+
+
+def test_icmp_errors_are_limited_as_the_kernel_limits_its_own(
+    dataplane: EbpfDataplane, place: BpfPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sysctl that is absent, or no number, stands for the kernel's default."""
+    known = {"net/ipv4/icmp_msgs_per_sec": "7", "net/ipv4/icmp_msgs_burst": "3"}
+
+    def read(name: str) -> str:
+        if name not in known:
+            raise NotFound(name)
+        return known[name]
+
+    monkeypatch.setattr(sysctl, "read", read)
+    dataplane.read()
+    assert icmp_limits(place) == (7, 3)
+    known |= {"net/ipv4/icmp_msgs_per_sec": "0", "net/ipv4/icmp_msgs_burst": "many"}
+    dataplane.read()
+    assert icmp_limits(place) == (0, 50)
+    known.clear()
+    dataplane.read()
+    assert icmp_limits(place) == (1000, 50)
+
+
+def test_the_programs_look_for_netfilters_flows_while_there_are_some_also_after_a_restart(
+    settings: EbpfSettings, node: Namespace, place: BpfPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Conntrack has none of what is learned here, so the first walk of the collector forgets it."""
+    client, frontend, endpoint, this = (parse_address(f"192.0.2.{number}") for number in range(1, 5))
+    ends = client, 4001, frontend, 53, endpoint, 5353, this, 4002
+    flow = conntrack.Flow(Protocol.UDP, *ends, status=0, zone=0, reply_zone=0, mark=0, id=1)
+    monkeypatch.setattr(conntrack, "masqueraded", lambda: iter([flow]))
+    pods = abi.NODE_SOCKETS_OF_PODS
+    with running(settings) as first:
+        assert node_entry(place)[0] == pods
+        bring(first, NOBODY)
+        assert node_entry(place)[0] == pods | abi.NODE_NETFILTER_FLOWS
+        first.read()
+        assert node_entry(place)[0] == pods | abi.NODE_NETFILTER_FLOWS
+    with running(settings):
+        assert node_entry(place)[0] == pods | abi.NODE_NETFILTER_FLOWS
+    monkeypatch.setattr(flow_collector, "_POLL", 0.01)
+    monkeypatch.setattr(flow_collector, "_SHORTEST", 0.01)
+    with running(settings) as third:
+        eventually(lambda: node_entry(place)[0] == pods, "the last of them is forgotten")
+        third.read()
+        assert node_entry(place)[0] == pods
 
 
 def test_pods_lose_the_socket_path_only_when_all_else_is_in_force(

@@ -4,19 +4,17 @@ import contextlib
 import dataclasses
 import shutil
 import socket
-import time
 from typing import Any
 
 import pytest
 
 from ebpfproxy.dataplanes.delta import diff
-from ebpfproxy.dataplanes.ebpf import abi, removal
 from ebpfproxy.dataplanes.ebpf import dataplane as module
+from ebpfproxy.dataplanes.ebpf import removal
 from ebpfproxy.dataplanes.ebpf.carry_over import CarryOver
 from ebpfproxy.dataplanes.ebpf.dataplane import EbpfDataplane
 from ebpfproxy.dataplanes.ebpf.entries import DeviceKey, Entry, Key
 from ebpfproxy.dataplanes.ebpf.maps import MapSizes
-from ebpfproxy.dataplanes.ebpf.programs import Programs
 from ebpfproxy.dataplanes.ebpf.settings import EbpfSettings
 from ebpfproxy.errors import AlreadyExists, Rejected
 from ebpfproxy.kernel import tc
@@ -35,7 +33,6 @@ from tests.kernel.device_table.plane import (
     refuse,
     running,
 )
-from tests.support.flows import a_flow, entries
 from tests.support.namespace import Namespace
 
 pytestmark = pytest.mark.kernel
@@ -140,116 +137,6 @@ def test_a_device_that_goes_on_refusing_has_nothing_copied_again(
         assert not bring(second, plan("net"))
         assert len(copies) == 3
         assert len(set(map(id, copies))) == 1
-        assert len(list(settings.bpffs_root.glob("v*-*"))) == 1
-        bring(second, NOBODY)
-
-
-def test_while_a_former_layouts_programs_run_ours_know_its_flows(
-    settings: EbpfSettings, node: Namespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before the first device is switched, and until the last is, also when the agent is killed meanwhile."""
-    lent: list[bool] = []
-    real = tc.attach
-
-    def attach(*given: Any) -> None:
-        lent.append(lends(settings))
-        real(*given)
-
-    def attach_one(*given: Any) -> None:
-        lent.append(lends(settings))
-        if given[0] == socket.if_nametoindex("pod"):
-            refuse()
-        real(*given)
-
-    with running(settings) as first:
-        bring(first, plan("net", "pod"))
-    others = dataclasses.replace(settings, sizes=OTHER_SIZES)
-    with running(others) as second, monkeypatch.context() as patch:
-        patch.setattr(tc, "attach", attach_one)
-        assert bring(second, plan("net", "pod"))
-        assert lends(settings)
-    with running(others) as third:
-        assert lends(settings)
-        monkeypatch.setattr(tc, "attach", attach)
-        assert not bring(third, plan("net", "pod"))
-        assert not lends(settings)
-        bring(third, NOBODY)
-    assert lent
-    assert all(lent)
-
-
-def lends(settings: EbpfSettings) -> bool:
-    """Whether the programs of some layout know another's flows."""
-    found = []
-    for maps in settings.bpffs_root.glob("v*-*/maps"):
-        with (
-            contextlib.closing(Map.pinned(maps / "former_flows")) as lent,
-            contextlib.closing(Map.pinned(maps / "node")) as node,
-        ):
-            _, since, *_ = abi.NODE.unpack(node.lookup(bytes(4)) or b"")
-            assert since <= time.monotonic_ns()
-            assert (lent.lookup(bytes(4)) is not None) is bool(since)
-            found.append(bool(since))
-    return any(found)
-
-
-@pytest.mark.parametrize("way", ["killed", "device is let go", "device vanishes"])
-def test_what_began_meanwhile_comes_along_also_where_nothing_is_left_to_replace(
-    settings: EbpfSettings, node: Namespace, monkeypatch: pytest.MonkeyPatch, way: str
-) -> None:
-    """The agent was killed when all was replaced; or a device that kept a former filter is gone."""
-    others = dataclasses.replace(settings, sizes=OTHER_SIZES)
-    real_attach, real_copy = tc.attach, CarryOver.copy
-
-    def attach(*given: Any) -> None:
-        if way != "killed" and given[0] == pod:
-            refuse()
-        real_attach(*given)
-
-    def copy(self: CarryOver) -> int:
-        if way == "killed" and lends(settings):
-            raise KeyboardInterrupt
-        return real_copy(self)
-
-    pod = socket.if_nametoindex("pod")
-    with running(settings) as first:
-        bring(first, plan("net", "pod"))
-    former = Map.pinned(next(settings.bpffs_root.glob("v*-*/maps")) / "flows")
-    with contextlib.ExitStack() as stack:
-        stack.callback(former.close)
-        second = stack.enter_context(running(others))
-        with monkeypatch.context() as patch:
-            patch.setattr(tc, "attach", attach)
-            patch.setattr(CarryOver, "copy", copy)
-            with contextlib.suppress(KeyboardInterrupt):
-                assert bring(second, plan("net", "pod"))
-        assert lends(settings)
-        former.update_all(list(entries(a_flow(last_seen=time.monotonic_ns())).items()))
-        if way == "killed":
-            second.close()
-            second = stack.enter_context(running(others))
-        elif way == "device vanishes":
-            node.ip("link del pod")
-        assert not bring(second, plan("net"))
-        assert not lends(settings)
-        with contextlib.closing(Map.pinned(settings.bpffs_root / "current/maps/flows")) as present:
-            assert len(list(present.items())) == 2
-        bring(second, NOBODY)
-
-
-def test_a_hook_that_refuses_does_not_keep_flows_lent(
-    settings: EbpfSettings, node: Namespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No program of the cgroup's writes any."""
-    with running(settings) as first:
-        bring(first, plan("net"))
-    with running(dataclasses.replace(settings, sizes=OTHER_SIZES)) as second:
-        with monkeypatch.context() as patch:
-            patch.setattr(Programs, "_attach", refuse)
-            assert bring(second, plan("net"))
-        assert len(list(settings.bpffs_root.glob("v*-*"))) == 2
-        assert not lends(settings)
-        assert not bring(second, plan("net"))
         assert len(list(settings.bpffs_root.glob("v*-*"))) == 1
         bring(second, NOBODY)
 

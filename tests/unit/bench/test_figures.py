@@ -9,6 +9,7 @@ from rich.console import Console
 from ebpfproxy.bench import flow_clients, flow_tables, iperf, packet_cases, report
 from ebpfproxy.bench.samples import Ratio, Result, Samples
 from ebpfproxy.errors import ConfigError
+from tests.support.flows import entries, reply_entries
 
 MODES = ("none", "ebpf", "nftables")
 
@@ -101,10 +102,8 @@ def test_throughput_is_what_the_receiver_counts() -> None:
 
 
 def test_other_metrics_are_no_events() -> None:
-    text = (
-        'ebpfproxy_map_entries{map="flows"} 7.0\nebpfproxy_datapath_events_total{reason="healed"} 1.5e+06\n'
-    )
-    assert flow_tables.events(text) == {"healed": 1.5e6}
+    text = 'ebpfproxy_map_entries{map="flows"} 7.0\nebpfproxy_datapath_events_total{reason="flows_full"} 1.5e+06\n'
+    assert flow_tables.events(text) == {"flows_full": 1.5e6}
 
 
 @pytest.mark.parametrize("held", [1, 200_000])
@@ -125,11 +124,14 @@ def test_more_connections_than_the_kernel_tracks_are_refused_with_what_would_do(
     assert "--held" not in caught.value.hint
 
 
-def test_every_translation_goes_to_and_fro() -> None:
-    """Two entries each, and no entry of one case is another one's."""
+def test_every_translation_has_flows_of_its_own_and_is_repeated() -> None:
+    """To and fro by two flows, or with the address put back before each run."""
     translating = [case for case in packet_cases.cases() if case.flows]
-    assert all(len(case.flows) == 2 for case in translating)
-    assert len({key for case in translating for key in case.flows}) == 2 * len(translating)
+    assert all(len(case.flows) == (1 if case.floor else 2) for case in translating)
+    flows = [flow for case in translating for flow in case.flows]
+    assert len(entries(*flows)) == len(reply_entries(*flows)) == len(flows)
     everything = list(packet_cases.cases())
     assert len({(case.metric, case.path) for case in everything}) == len(everything)
-    assert {case.program for case in everything} < set(packet_cases.PROGRAMS)
+    assert {case.program for case in everything} | {case.floor for case in translating} - {""} < set(
+        packet_cases.PROGRAMS
+    )

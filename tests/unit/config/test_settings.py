@@ -44,7 +44,7 @@ def test_the_defaults_of_our_own_options() -> None:
     sizes = (config.ebpf_services_max, config.ebpf_slots_max, config.ebpf_endpoints_max)
     assert sizes == (65536, 1048576, 262144)
     assert (config.ebpf_affinity_max, config.ebpf_sockets_max) == (65536, 262144)
-    assert (config.ebpf_flows_max, config.ebpf_source_ranges_max) == (524288, 65536)
+    assert (config.ebpf_flows_max, config.ebpf_source_ranges_max) == (262144, 65536)
     assert (config.socket_lb, config.tc_devices, config.ebpf_redirect) == (SocketLb.ON, (), False)
 
 
