@@ -218,9 +218,11 @@ static __always_inline bool goes_on(const struct flow *flow, const struct packet
  * is gone, unless that has answered; a connection that was refused is over.
  */
 static __always_inline bool half_open_goes_on(const struct flow *flow, const struct packet *packet,
-					      bool replied, struct scratch *scratch)
+					      const struct reply *reply, struct scratch *scratch)
 {
 	if (half_open_is_over(flow->last_seen, packet->tuple.protocol, scratch->now))
+		return false;
+	if (!reply && is_first(packet)) /* the LRU needed its place */
 		return false;
 	if (packet->tuple.protocol == IPPROTO_UDP)
 		return endpoint_is_in_force(flow) &&
@@ -229,7 +231,7 @@ static __always_inline bool half_open_goes_on(const struct flow *flow, const str
 		return true;
 	if (is_closed(flow->flags))
 		return false;
-	return endpoint_is_in_force(flow) || replied;
+	return endpoint_is_in_force(flow) || (reply && reply->flags & FLOW_REPLIED);
 }
 
 /* The client of the half-open `flow` has sent `packet`: whether that goes on with it. It is established
@@ -239,15 +241,14 @@ static __always_inline bool half_open_continue(struct flow *flow, const struct p
 					       struct scratch *scratch)
 {
 	struct reply *reply = half_open_replies.lookup(&scratch->reply_key);
-	bool replied = reply && reply->flags & FLOW_REPLIED;
 
-	if (!half_open_goes_on(flow, packet, replied, scratch))
+	if (!half_open_goes_on(flow, packet, reply, scratch))
 		return false;
 	flow->last_seen = scratch->now;
 	if (is_segment(packet))
 		note_sequence(flow, packet, true);
 	scratch->flow = *flow;
-	if (replied && completes(packet, reply)) {
+	if (reply && completes(packet, reply)) {
 		scratch->reply = *reply;
 		establish(scratch);
 	}

@@ -355,6 +355,11 @@ static __always_inline bool reply_find(struct scratch *scratch, enum reply_match
 		return false;
 	flow_key_of(&scratch->flow_key, scratch->reply_key.protocol, &scratch->reply);
 	if (seen) {
+		/* The endpoint answers another connection, of no flow, that has this one's tuple. */
+		if (seen->tcp_flags & TCP_SYN && is_closed(scratch->reply.flags)) {
+			replies.delete(&scratch->reply_key);
+			return false;
+		}
 		if (half_open)
 			endpoint_answered(reply, seen, scratch);
 		else
