@@ -245,6 +245,8 @@ static __always_inline bool half_open_continue(struct flow *flow, const struct p
 	if (!half_open_goes_on(flow, packet, reply, scratch))
 		return false;
 	flow->last_seen = scratch->now;
+	if (reply)
+		reply->last_seen = scratch->now;
 	if (is_segment(packet))
 		note_sequence(flow, packet, true);
 	scratch->flow = *flow;

@@ -102,22 +102,28 @@ static __always_inline enum outgoing look_up_outgoing(struct __sk_buff *skb,
 	return OUT_NOTHING;
 }
 
-/* Copy the flow's own entry to `scratch->flow`; false: it is gone. */
+/* The entry in `flows` that `scratch->reply` belongs to, which is copied to `scratch->flow`. NULL: it is
+ * gone, or is another flow's by now, of the same client and frontend.
+ */
 static __always_inline struct flow *flow_of_reply(struct scratch *scratch)
 {
 	struct flow *flow = flows.lookup(&scratch->flow_key);
 
 	if (!flow)
 		flow = half_open_flows.lookup(&scratch->flow_key);
-	if (flow)
-		scratch->flow = *flow;
+	if (!flow || !(flow->flags & FLOW_MASQUERADE) ||
+	    flow->reply_port != scratch->reply_key.destination_port ||
+	    !address_equal(&flow->endpoint, &scratch->reply_key.source))
+		return NULL;
+	scratch->flow = *flow;
 	return flow;
 }
 
 enum masquerading {
 	MASQUERADED_AS, /* `scratch->flow.masquerade` is the address, and the port is the packet's */
 	CHOOSE_AGAIN,	/* somebody else uses the port with the address: the flow gets another port */
-	IMPOSSIBLE,	/* it is counted why */
+	NO_ADDRESS,	/* the device has none, which is counted */
+	NOT_ITS_FLOW,	/* the flow that the reply belongs to has ended */
 };
 
 /* The first forwarded packet of a flow: which address it gets is known only now. */
@@ -128,8 +134,10 @@ static __always_inline enum masquerading masquerade_first(struct __sk_buff *skb,
 	struct reply *reply = half_open_replies.lookup(&scratch->reply_key);
 	struct flow *mine = &scratch->flow;
 
-	if (!flow || !reply || !choose_masquerade(mine, skb->ifindex))
-		return IMPOSSIBLE;
+	if (!flow || !reply)
+		return NOT_ITS_FLOW;
+	if (!choose_masquerade(mine, skb->ifindex))
+		return NO_ADDRESS;
 	if (is_used_by_others(skb, &mine->endpoint, mine->endpoint_port, &mine->masquerade,
 			      mine->reply_port, scratch->reply_key.protocol, scratch)) {
 		half_open_replies.delete(&scratch->reply_key);
@@ -156,7 +164,7 @@ static __always_inline enum masquerading masquerade(struct __sk_buff *skb, struc
 		if (is_masquerade(&scratch->reply, &scratch->flow.masquerade))
 			return MASQUERADED_AS;
 	}
-	return flow_of_reply(scratch) ? MASQUERADED_AS : IMPOSSIBLE;
+	return flow_of_reply(scratch) ? MASQUERADED_AS : NOT_ITS_FLOW;
 }
 
 static __always_inline int icmp_egress(struct __sk_buff *skb, struct packet *packet,
@@ -179,8 +187,10 @@ static __always_inline int icmp_egress(struct __sk_buff *skb, struct packet *pac
 		tuple_set(&scratch->to, &reply->frontend, reply->frontend_port, &reply->client,
 			  reply->client_port);
 	} else {
-		if (outgoing == OUT_FORWARDED && !flow_of_reply(scratch))
-			return DROP;
+		/* What its endpoint never got it cannot have answered. */
+		if (outgoing == OUT_FORWARDED &&
+		    (!reply->masquerade_digest || !flow_of_reply(scratch)))
+			return PASS_ON;
 		tuple_set(&scratch->to, &flow->masquerade, flow->reply_port, &as->destination,
 			  as->destination_port);
 	}
@@ -300,8 +310,10 @@ static __always_inline int to_endpoint_out(struct __sk_buff *skb, struct packet 
 		case CHOOSE_AGAIN:
 			opens = true;
 			break;
-		default:
+		case NO_ADDRESS:
 			return DROP;
+		default:
+			return PASS_ON;
 		}
 	} else if (outgoing != OUT_OF_NODE) {
 		if (!is_first(packet))

@@ -287,24 +287,29 @@ static __always_inline void endpoint_sent(struct reply *reply, const struct pack
 	note_sequence(reply, packet, false);
 }
 
-/* The endpoint of a half-open flow has sent `packet`. A reset refuses the connection: whoever can
+/* The endpoint of a half-open flow has sent `packet`. Half-open entries are over at the same time, so
+ * both are refreshed once a second. A reset refuses the connection: whoever can
  * send it from the endpoint's address can do worse.
  */
 static __always_inline void endpoint_answered(struct reply *reply, const struct packet *packet,
 					      struct scratch *scratch)
 {
-	reply->last_seen = scratch->now;
-	reply->flags |= FLOW_REPLIED;
-	if (!is_segment(packet))
-		return;
-	if (packet->tcp_flags & TCP_RST) {
-		struct flow *flow = half_open_flows.lookup(&scratch->flow_key);
+	bool resets = is_segment(packet) && packet->tcp_flags & TCP_RST;
 
-		reply->flags |= FLOW_RESET;
-		if (flow)
-			flow->flags |= FLOW_RESET;
+	reply->flags |= FLOW_REPLIED;
+	if (resets || reply->last_seen != scratch->now) {
+		struct flow *flow = half_open_flows.lookup(&scratch->flow_key);
+		u16 ended = resets ? FLOW_RESET : 0;
+
+		reply->last_seen = scratch->now;
+		reply->flags |= ended;
+		if (flow) {
+			flow->last_seen = scratch->now;
+			flow->flags |= ended;
+		}
 	}
-	note_sequence(reply, packet, true);
+	if (is_segment(packet))
+		note_sequence(reply, packet, true);
 }
 
 /* By what a packet that fits the key of a reply has to fit its value, too. */

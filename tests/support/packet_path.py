@@ -18,7 +18,7 @@ import socket
 import struct
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -274,14 +274,12 @@ class PacketPath:
         """All entries by which endpoints' packets are found, by key."""
         return self.flows(*REPLY_MAPS)
 
-    def age(self, seconds: float, which: Callable[[], bool] = lambda: True) -> None:
+    def age(self, seconds: float) -> None:
         """Entries have seen no packet for so much longer, to two seconds."""
         units = math.ceil(seconds * 1e9 / (1 << 30))
         for name in (*FLOW_MAPS, *REPLY_MAPS):
             layout = abi.FLOW if name in FLOW_MAPS else abi.REPLY
             for key, value in list(self.maps[name].items()):
-                if not which():
-                    continue
                 older = _fields(layout, value)
                 older["last_seen"] = max(0, older["last_seen"] - units)
                 self.maps[name].update(key, layout.pack(*older.values()))

@@ -125,7 +125,7 @@ class _Run:
         of_node = self.path.runs_out("net", "").run
         for number in range(count):
             if not number % _PAUSE:
-                self.path.age(_LONG, lambda: chance() < 0.5)
+                self.path.age(_LONG)
             frame = make()
             way = ways[int(chance() * 6)]
             came_in, ingress, to, egress = way
