@@ -341,7 +341,7 @@ static __always_inline int to_endpoint_out(struct __sk_buff *skb, struct packet 
 		if (opens && !choose_masquerade(flow, device))
 			return DROP;
 	}
-	if (opens && !flow_open(skb, packet, scratch))
+	if (opens && !flow_open(skb, packet, 0, scratch))
 		return DROP;
 	return outgoing == OUT_FORWARDED ? forwarded(skb, packet, scratch)
 				     : from_node(skb, packet, device, scratch);

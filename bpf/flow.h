@@ -25,9 +25,16 @@
  *   flow_key         key of `flow`, wherever `flow` or `reply` is set
  *   reply_key        key of `reply`, likewise
  *   now              when the packet was looked up, as flow.last_seen
+ *   search           how far find_port() has come with the flow in the scratch
  *   key, to          temporary; `to` is what the packet becomes
  *   others           arguments of helpers, used within one function
  */
+struct port_search {
+	u32 next;	 /* the port to look at, less FIRST_PORT */
+	u32 left;	 /* how many ports are still to be looked at */
+	u64 redirect_to; /* BPF_F_INGRESS or 0: by which side the packet comes again */
+};
+
 struct scratch {
 	struct packet packet;
 	struct packet quoted;
@@ -42,6 +49,7 @@ struct scratch {
 	struct affinity_key affinity;
 	struct source_range_key source;
 	struct bpf_sock_tuple sockets;
+	struct port_search search;
 	u32 now;
 	u8 bytes[128];
 };

@@ -186,10 +186,10 @@ static __always_inline int open_incoming(struct __sk_buff *skb, struct packet *p
 	device = way_past_stack(skb, packet, flow->flags, &packet->tuple.source, &flow->endpoint);
 	if (device && !choose_masquerade(flow, device))
 		return DROP;
-	scratch->flow_key = packet->tuple;
-	if (!flow_open(skb, packet, scratch))
-		return DROP;
 	count(COUNTER_PACKET_NEW);
+	scratch->flow_key = packet->tuple;
+	if (!flow_open(skb, packet, BPF_F_INGRESS, scratch))
+		return DROP;
 	packet->opens = true;
 	return to_endpoint(skb, packet, scratch);
 }

@@ -27,6 +27,7 @@ from scapy.packet import Packet
 
 from ebpfproxy.dataplanes.ebpf import abi, features
 from ebpfproxy.dataplanes.ebpf.entries import ServicePortEntry, ServicePortKey, render
+from ebpfproxy.dataplanes.ebpf.hooks import TAIL_CALLS
 from ebpfproxy.dataplanes.ebpf.maps import Maps, MapSizes
 from ebpfproxy.dataplanes.ebpf.service_table import ServiceTable
 from ebpfproxy.kernel import netns, tc
@@ -55,7 +56,7 @@ SIZES = MapSizes(
     flows=131072,  # room for one entry for each port of an address
     source_ranges=256,
 )
-PROGRAMS = ("from_any", "from_any_l3", "to_any")
+PROGRAMS = ("from_any", "from_any_l3", "to_any", *TAIL_CALLS)
 NODE_V4, NODE_V6 = "192.0.2.10", "2001:db8::10"
 
 FLOW_MAPS = ("flows", "half_open_flows")
@@ -164,6 +165,7 @@ class PacketPath:
         """No Services and no flows; the node and its devices as at the top of this file."""
         self.serve_nothing()
         self.forget_flows()
+        self._empty("exhausted_ports")
         self._empty("netfilter_flows", "affinity", "bypassing")
         self._empty("local_networks", "devices")
         self.set_node()
@@ -310,7 +312,9 @@ def packet_path(place: BpfPlace, sizes: MapSizes = SIZES, source: Path | None = 
     (folder / "maps").mkdir(parents=True)
     defines = sizes.defines() | features.defines() | {"MARK_IN_CB": "1"}
     specs = tuple(ProgramSpec(name, _SCHED_CLS, 0) for name in PROGRAMS)
-    build(source or abi.source_directory() / "tc.c", defines, specs, folder / "maps", folder / "programs")
+    programs = folder / "programs"
+    code = source or abi.source_directory() / "tc.c"
+    build(code, defines, specs, folder / "maps", programs, tail_calls=TAIL_CALLS)
     with _devices(), contextlib.closing(PacketPath(folder / "maps", folder / "programs")) as made:
         yield made
 

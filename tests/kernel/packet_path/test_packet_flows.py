@@ -13,7 +13,7 @@ from tests.kernel.packet_path import served
 from tests.kernel.packet_path.conversation import NEXT, answer, established, is_left_alone, request
 from tests.kernel.packet_path.served import CLIENT_PORT, PORTS, TARGETS, UDP, families, serve, translatable
 from tests.support import headers
-from tests.support.packet_path import SHOT, UNSPEC, Entry, PacketPath
+from tests.support.packet_path import REDIRECT, SHOT, UNSPEC, Entry, PacketPath
 from tests.support.packets import V4, Places, become, ip, transport
 
 pytestmark = pytest.mark.kernel
@@ -98,8 +98,29 @@ def test_no_port_left_drops_the_flow_and_counts_it(path: PacketPath, at: Places,
     path.maps["replies"].update_all(list(_every_port(*entry, client=at.router)))
     path.counted()
     assert path.forward(request(at, protocol, CLIENT_PORT + 1), "net", "tunnel").verdict == SHOT
-    assert path.counted() == {"ports_exhausted": 1}
+    assert path.counted() == {"packet_new": 1, "ports_exhausted": 1}
     assert path.forward(answer(first), "tunnel", "net").packet.dport == CLIENT_PORT
+
+
+@families
+@translatable
+@pytest.mark.parametrize("free", [1024, 33333, 65535])
+def test_the_last_free_port_is_found(path: PacketPath, at: Places, protocol: Protocol, free: int) -> None:
+    """All 64 512 are looked at, and then the packet comes again: its flow is known."""
+    serve(path, at, at.there)
+    established(path, at, protocol=protocol)
+    (entry,) = path.replies().items()
+    entries = dict(_every_port(*entry, client=at.router))
+    at_port = abi.FLOW_KEY.offset("destination_port")
+    path.maps["replies"].update_all(
+        [(key, value) for key, value in entries.items() if key[at_port : at_port + 2] != free.to_bytes(2)]
+    )
+    first = request(at, protocol, CLIENT_PORT + 1)
+    again = path.ingress(first)
+    assert again == (REDIRECT, bytes(first), 0)
+    got = path.forward(again.packet, "net", "tunnel")
+    assert (got.packet.payload.src, got.packet.sport) == (at.masquerade, free)
+    assert path.forward(answer(got), "tunnel", "net").packet.dport == CLIENT_PORT + 1
 
 
 def _every_port(key: bytes, entry: Entry, client: str) -> Iterator[tuple[bytes, bytes]]:
