@@ -240,7 +240,7 @@ static __always_inline bool half_open_goes_on(const struct flow *flow, const str
 static __always_inline bool half_open_continue(struct flow *flow, const struct packet *packet,
 					       struct scratch *scratch)
 {
-	struct reply *reply = half_open_replies.lookup(&scratch->reply_key);
+	struct reply *reply = half_open_reply_lookup(&scratch->reply_key, scratch);
 
 	if (!half_open_goes_on(flow, packet, reply, scratch))
 		return false;
@@ -265,7 +265,7 @@ static __always_inline bool client_find(const struct packet *packet, struct scra
 	struct flow *flow;
 
 	scratch->flow_key = scratch->tuple;
-	flow = flows.lookup(&scratch->flow_key);
+	flow = flow_lookup(&scratch->flow_key, scratch);
 	if (flow) {
 		scratch->now = flow_now();
 		reply_key_of(&scratch->reply_key, &scratch->flow_key, flow);
@@ -274,17 +274,17 @@ static __always_inline bool client_find(const struct packet *packet, struct scra
 			scratch->flow = *flow;
 			return true;
 		}
-		flows.delete(&scratch->flow_key);
+		flow_delete(&scratch->flow_key);
 		return false;
 	}
-	flow = half_open_flows.lookup(&scratch->flow_key);
+	flow = half_open_flow_lookup(&scratch->flow_key, scratch);
 	if (!flow)
 		return false;
 	scratch->now = flow_now();
 	reply_key_of(&scratch->reply_key, &scratch->flow_key, flow);
 	if (half_open_continue(flow, packet, scratch))
 		return true;
-	half_open_flows.delete(&scratch->flow_key);
+	half_open_flow_delete(&scratch->flow_key);
 	return false;
 }
 
@@ -294,9 +294,9 @@ static __always_inline bool client_find_quoted(struct scratch *scratch)
 	struct flow *flow;
 
 	scratch->flow_key = scratch->tuple;
-	flow = flows.lookup(&scratch->flow_key);
+	flow = flow_lookup(&scratch->flow_key, scratch);
 	if (!flow)
-		flow = half_open_flows.lookup(&scratch->flow_key);
+		flow = half_open_flow_lookup(&scratch->flow_key, scratch);
 	if (!flow)
 		return false;
 	scratch->flow = *flow;

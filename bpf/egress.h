@@ -107,10 +107,10 @@ static __always_inline enum outgoing look_up_outgoing(struct __sk_buff *skb,
  */
 static __always_inline struct flow *flow_of_reply(struct scratch *scratch)
 {
-	struct flow *flow = flows.lookup(&scratch->flow_key);
+	struct flow *flow = flow_lookup(&scratch->flow_key, scratch);
 
 	if (!flow)
-		flow = half_open_flows.lookup(&scratch->flow_key);
+		flow = half_open_flow_lookup(&scratch->flow_key, scratch);
 	if (!flow || !(flow->flags & FLOW_MASQUERADE) ||
 	    flow->reply_port != scratch->reply_key.destination_port ||
 	    !address_equal(&flow->endpoint, &scratch->reply_key.source))

@@ -230,6 +230,120 @@ static __always_inline u16 ends(const struct packet *packet, u32 sent, u32 ackno
 	return packet->sequence - acknowledged < WINDOW_MAX ? fin : 0;
 }
 
+/* Entries of the previous maps of flows, while there are such (map_migration.py), are moved to the
+ * present ones when they are looked up.
+ */
+#define PREVIOUS(array, key)                                                                       \
+	({                                                                                         \
+		void *previous = (array);                                                          \
+		previous ? bpf_map_lookup_elem(previous, key) : NULL;                              \
+	})
+
+static __always_inline void *previous_flows(void)
+{
+	WORD_KEY(zero, 0);
+
+	return former_flows.lookup(zero);
+}
+
+static __always_inline void *previous_replies(void)
+{
+	WORD_KEY(zero, 0);
+
+	return former_replies.lookup(zero);
+}
+
+static __always_inline void *previous_half_open_flows(void)
+{
+	WORD_KEY(zero, 0);
+
+	return former_half_open_flows.lookup(zero);
+}
+
+static __always_inline void *previous_half_open_replies(void)
+{
+	WORD_KEY(zero, 0);
+
+	return former_half_open_replies.lookup(zero);
+}
+
+static __always_inline struct flow *flow_lookup(struct flow_key *key, struct scratch *scratch)
+{
+	struct flow *found = flows.lookup(key);
+
+	if (found)
+		return found;
+	found = PREVIOUS(previous_flows(), key);
+	if (!found)
+		return NULL;
+	scratch->flow = *found;
+	flows.insert(key, &scratch->flow);
+	return flows.lookup(key);
+}
+
+static __always_inline struct flow *half_open_flow_lookup(struct flow_key *key,
+							  struct scratch *scratch)
+{
+	struct flow *found = half_open_flows.lookup(key);
+
+	if (found)
+		return found;
+	found = PREVIOUS(previous_half_open_flows(), key);
+	if (!found)
+		return NULL;
+	scratch->flow = *found;
+	half_open_flows.insert(key, &scratch->flow);
+	return half_open_flows.lookup(key);
+}
+
+static __always_inline struct reply *reply_lookup(struct flow_key *key, struct scratch *scratch)
+{
+	struct reply *found = replies.lookup(key);
+
+	if (found)
+		return found;
+	found = PREVIOUS(previous_replies(), key);
+	if (!found)
+		return NULL;
+	scratch->reply = *found;
+	replies.insert(key, &scratch->reply);
+	return replies.lookup(key);
+}
+
+static __always_inline struct reply *half_open_reply_lookup(struct flow_key *key,
+							    struct scratch *scratch)
+{
+	struct reply *found = half_open_replies.lookup(key);
+
+	if (found)
+		return found;
+	found = PREVIOUS(previous_half_open_replies(), key);
+	if (!found)
+		return NULL;
+	scratch->reply = *found;
+	half_open_replies.insert(key, &scratch->reply);
+	return half_open_replies.lookup(key);
+}
+
+/* Remove what flow_lookup() has found, for good. */
+static __always_inline void flow_delete(struct flow_key *key)
+{
+	void *previous = previous_flows();
+
+	flows.delete(key);
+	if (previous)
+		bpf_map_delete_elem(previous, key);
+}
+
+static __always_inline void half_open_flow_delete(struct flow_key *key)
+{
+	void *previous = previous_half_open_flows();
+
+	half_open_flows.delete(key);
+	if (previous)
+		bpf_map_delete_elem(previous, key);
+}
+
 /* What a segment says of the connection's sequence numbers. Those of RST and SYN are not kept, but of
  * the SYNs that open it.
  */
@@ -350,14 +464,15 @@ static __always_inline bool reply_matches(const struct reply *reply, const struc
 static __always_inline bool reply_find(struct scratch *scratch, enum reply_match match,
 				       const struct packet *seen)
 {
-	struct reply *reply = replies.lookup(&scratch->reply_key);
+	struct reply *reply = reply_lookup(&scratch->reply_key, scratch);
 	bool half_open = !reply;
 
-	scratch->reply.client_port = 0;
 	if (half_open) {
-		reply = half_open_replies.lookup(&scratch->reply_key);
-		if (!reply)
+		reply = half_open_reply_lookup(&scratch->reply_key, scratch);
+		if (!reply) {
+			scratch->reply.client_port = 0;
 			return false;
+		}
 	}
 	scratch->reply = *reply;
 	if (!reply_matches(&scratch->reply, &scratch->tuple, match))
@@ -435,7 +550,7 @@ static __always_inline void establish(struct scratch *scratch)
 		replies.delete(&scratch->reply_key);
 		return;
 	}
-	half_open_flows.delete(&scratch->flow_key);
+	half_open_flow_delete(&scratch->flow_key);
 	half_open_replies.delete(&scratch->reply_key);
 }
 

@@ -153,7 +153,10 @@ static __always_inline int take_place(struct __sk_buff *skb, enum place place,
 				      struct scratch *scratch)
 {
 	const struct flow *flow = &scratch->flow;
+	const struct reply *previous = PREVIOUS(previous_replies(), &scratch->reply_key);
 
+	if (previous && !reply_is_same(previous, &scratch->reply))
+		return EEXIST_NEGATIVE;
 	if (scratch->reply.masquerade_digest &&
 	    is_used_by_others(skb, &flow->endpoint, flow->endpoint_port, &flow->masquerade,
 			      scratch->reply_key.destination_port, scratch->reply_key.protocol,
