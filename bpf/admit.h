@@ -182,8 +182,8 @@ static __always_inline bool frontend_is_in_force(const struct flow *flow,
 	return service && service->id == flow->service_id;
 }
 
-/* Whether a UDP flow has been idle for so long that its next datagram opens another one. The endpoint
- * may have sent meanwhile, which its own entry knows.
+/* Whether a UDP flow has been idle for so long that its next datagram opens another one. The
+ * endpoint may have sent meanwhile, which its own entry knows.
  */
 static __always_inline bool stream_is_over(const struct flow *flow, struct scratch *scratch)
 {
@@ -197,9 +197,9 @@ static __always_inline bool stream_is_over(const struct flow *flow, struct scrat
 }
 
 /* Whether the packet belongs to the established flow that has its tuple, and opens no other. A
- * datagram opens another one where endpoint or frontend are gone, since UDP itself never ends. A SYN
- * does after the end of the connection alone: as long as it may live, its endpoint says so to whoever
- * sent the SYN (RFC 5961, 4).
+ * datagram opens another one where endpoint or frontend are gone, since UDP itself never ends. A
+ * SYN does after the end of the connection alone: as long as it may live, its endpoint says so to
+ * whoever sent the SYN (RFC 5961, 4).
  */
 static __always_inline bool goes_on(const struct flow *flow, const struct packet *packet,
 				    struct scratch *scratch)
@@ -214,8 +214,8 @@ static __always_inline bool goes_on(const struct flow *flow, const struct packet
 						     : endpoint_is_in_force(flow);
 }
 
-/* The same of a half-open flow. A SYN that is sent again goes to another endpoint where the first one
- * is gone, unless that has answered; a connection that was refused is over.
+/* The same of a half-open flow. A SYN that is sent again goes to another endpoint where the first
+ * one is gone, unless that has answered; a connection that was refused is over.
  */
 static __always_inline bool half_open_goes_on(const struct flow *flow, const struct packet *packet,
 					      const struct reply *reply, struct scratch *scratch)
@@ -234,8 +234,8 @@ static __always_inline bool half_open_goes_on(const struct flow *flow, const str
 	return endpoint_is_in_force(flow) || (reply && reply->flags & FLOW_REPLIED);
 }
 
-/* The client of the half-open `flow` has sent `packet`: whether that goes on with it. It is established
- * where this is the proof that both sides have been heard.
+/* The client of the half-open `flow` has sent `packet`: whether that goes on with it. It is
+ * established where this is the proof that both sides have been heard.
  */
 static __always_inline bool half_open_continue(struct flow *flow, const struct packet *packet,
 					       struct scratch *scratch)
@@ -257,8 +257,8 @@ static __always_inline bool half_open_continue(struct flow *flow, const struct p
 	return true;
 }
 
-/* What a packet that a client may have sent, by `packet->tuple` at its side, has to do with flows. An
- * entry that ended is removed: what follows this packet would be taken for it.
+/* What a packet that a client may have sent, by `packet->tuple` at its side, has to do with flows.
+ * An entry that ended is removed: what follows this packet would be taken for it.
  */
 static __always_inline bool client_find(const struct packet *packet, struct scratch *scratch)
 {

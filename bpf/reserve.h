@@ -80,8 +80,9 @@ static __always_inline bool tcp_socket_gets(struct __sk_buff *skb, struct bpf_so
  * socket, or netfilter, whose connections from before this dataplane are in `netfilter_flows`.
  */
 static __always_inline bool is_used_by_others(struct __sk_buff *skb, const struct address *endpoint,
-					      __be16 endpoint_port, const struct address *masquerade,
-					      __be16 port, u8 protocol, struct scratch *scratch)
+					      __be16 endpoint_port,
+					      const struct address *masquerade, __be16 port,
+					      u8 protocol, struct scratch *scratch)
 {
 	const struct node *settings = node_get();
 
@@ -190,10 +191,10 @@ static __always_inline void note_exhausted(struct scratch *scratch)
 	exhausted_ports.update(&scratch->key, &scratch->now);
 }
 
-/* Reserve a port for the flow in the scratch, the client's own where it is free: `scratch->reply_key`
- * with that port is the key of `scratch->reply`, which is written there. `redirect_to`: see struct
- * port_search. False: it is counted why not. Where random ports are taken it does not return:
- * find_port() looks at all of them, and the packet comes again.
+/* Reserve a port for the flow in the scratch, the client's own where it is free:
+ * `scratch->reply_key` with that port is the key of `scratch->reply`, which is written there.
+ * `redirect_to`: see struct port_search. False: it is counted why not. Where random ports are taken
+ * it does not return: find_port() looks at all of them, and the packet comes again.
  */
 static __always_inline bool reserve(struct __sk_buff *skb, u64 redirect_to, struct scratch *scratch)
 {
@@ -228,8 +229,7 @@ static __always_inline bool reserve(struct __sk_buff *skb, u64 redirect_to, stru
 		return false;
 	}
 	if (protocol != IPPROTO_SCTP && !is_exhausted(scratch)) {
-		scratch->search.next =
-		    bpf_ntohs(scratch->reply_key.destination_port) - FIRST_PORT;
+		scratch->search.next = bpf_ntohs(scratch->reply_key.destination_port) - FIRST_PORT;
 		scratch->search.left = PORTS;
 		scratch->search.redirect_to = redirect_to;
 		tail_calls.call(skb, TAIL_FIND_PORT);
@@ -256,8 +256,8 @@ static __always_inline bool flow_write(struct scratch *scratch)
 	return true;
 }
 
-/* Make the entries of `scratch->flow`, whose key is `scratch->flow_key`: the reply first, so that no
- * packet of the endpoint is of no flow.
+/* Make the entries of `scratch->flow`, whose key is `scratch->flow_key`: the reply first, so that
+ * no packet of the endpoint is of no flow.
  */
 static __always_inline bool flow_open(struct __sk_buff *skb, const struct packet *packet,
 				      u64 redirect_to, struct scratch *scratch)
@@ -280,16 +280,13 @@ static __always_inline bool flow_open(struct __sk_buff *skb, const struct packet
 	flow->last_seen = scratch->now;
 	flow->sequence_end = packet->sequence_end;
 	flow->reply_port = client->source_port;
-	/* Its own port is the one that a direct flow cannot have. */
-	if (flow->flags & FLOW_DIRECT)
-		flow->reply_port = any_port();
 	reply_key_of(&scratch->reply_key, client, flow);
 	return reserve(skb, redirect_to, scratch) && flow_write(scratch);
 }
 
 /* Look at the next SEARCH_PORTS ports; true: `scratch->reply_key` has one that is free, or whose
- * half-open flow is over. It asks less than place_of(): the verifier keeps each branch of each turn in
- * mind, and has room for 8192.
+ * half-open flow is over. It asks less than place_of(): the verifier keeps each branch of each turn
+ * in mind, and has room for 8192.
  */
 static __always_inline bool search_ports(struct scratch *scratch)
 {
@@ -320,8 +317,8 @@ static __always_inline bool search_ports(struct scratch *scratch)
 	return false;
 }
 
-/* The rest of reserve(), by a tail call: search for a free port, open the flow in the scratch, and let
- * the packet come again, which then is of that flow.
+/* The rest of reserve(), by a tail call: search for a free port, open the flow in the scratch, and
+ * let the packet come again, which then is of that flow.
  */
 static __always_inline int continue_search(struct __sk_buff *skb, struct scratch *scratch)
 {
@@ -353,8 +350,8 @@ static __always_inline const struct address *address_of_device(const struct devi
 	return address_is_v4(like) ? &device->v4 : &device->v6;
 }
 
-/* Set the address that the endpoint is to see in place of the client's: that of the device towards it.
- * False: it has none, which is counted.
+/* Set the address that the endpoint is to see in place of the client's: that of the device towards
+ * it. False: it has none, which is counted.
  */
 static __always_inline bool choose_masquerade(struct flow *flow, u32 ifindex)
 {
