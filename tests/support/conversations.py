@@ -6,7 +6,7 @@ import struct
 from socket import IPPROTO_TCP, IPPROTO_UDP
 from typing import NamedTuple
 
-from ebpfproxy.model.address import Address, Family, Protocol, family, parse_address
+from ebpfproxy.model.address import Address, Family, Protocol, family, format_address, parse_address
 from tests.support import headers
 from tests.support.packet_path import UNSPEC, Outcome, PacketPath
 from tests.support.packets import HERE, THERE
@@ -77,7 +77,8 @@ def ends(raw: bytes) -> tuple[End, End]:
 
 @dataclasses.dataclass
 class Conversation:
-    """A client that comes in by the device `net`, and an endpoint behind the device `towards`.
+    """A client that comes in by the device `net`, and an endpoint behind the device `towards`: "" for the one
+    that leads to whichever endpoint is chosen.
 
     `endpoint` and `seen` are the two ends as the endpoint knows them, once the first packet has reached it.
     `client_next` and `endpoint_next` are the sequence numbers of the next segments.
@@ -87,7 +88,7 @@ class Conversation:
     protocol: Protocol
     client: End
     frontend: End
-    towards: str = "tunnel"
+    towards: str = ""
     client_next: int = 1000
     endpoint_next: int = 5000
     endpoint: End | None = None
@@ -104,9 +105,16 @@ class Conversation:
         return True
 
     def begin(self) -> Outcome:
-        """The client's first packet; what became of it."""
+        """The client's first packet; what became of it. If no one knows yet where the endpoint is, it is sent
+        twice, as if the first one had been lost behind ingress."""
         first = Segment(SYN, self.client_next) if self.protocol is Protocol.TCP else Segment(data=b"?")
-        arrived = self.path.forward(self._frame(self.client, self.frontend, first), "net", self.towards)
+        raw = self._frame(self.client, self.frontend, first)
+        if not self.towards:
+            came_in = self.path.ingress(raw, "net")
+            if came_in.verdict != UNSPEC:
+                return came_in
+            self.towards = _device_towards(ends(came_in.raw)[1].address)
+        arrived = self.path.forward(raw, "net", self.towards)
         if arrived.verdict == UNSPEC:
             self.seen, self.endpoint = ends(arrived.raw)
             self._count("client_next", first)
@@ -144,6 +152,11 @@ class Conversation:
 
     def _frame(self, source: End, to: End, segment: Segment) -> bytes:
         return frame(self.protocol, source, to, segment)
+
+
+def _device_towards(endpoint: Address) -> str:
+    """Of the devices at the top of packet_path.py."""
+    return "pod" if format_address(endpoint).startswith(("10.244.1.", "fd00:1:")) else "tunnel"
 
 
 def end(address: str, port: int) -> End:

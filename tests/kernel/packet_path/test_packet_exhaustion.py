@@ -63,14 +63,14 @@ def test_every_port_can_be_used_and_one_more_flow_is_counted(
     *clients, more = _clients(at, len(ALL_PORTS) + 1)
     path.counted()
     began = time.monotonic()
-    flows = [Conversation(path, protocol, client, frontend) for client in clients]
+    flows = [Conversation(path, protocol, client, frontend, "tunnel") for client in clients]
     lost = next((number for number, flow in enumerate(flows) if not flow.open()), None)
     print(f"{len(flows)} flows in {time.monotonic() - began:.1f} s")
     assert lost is None, f"no port was found when {lost} were taken"
     assert {flow.seen.port for flow in flows if flow.seen} == set(ALL_PORTS)
     assert "ports_exhausted" not in path.counted()
 
-    assert Conversation(path, protocol, more, frontend).begin().verdict == SHOT
+    assert Conversation(path, protocol, more, frontend, "tunnel").begin().verdict == SHOT
     assert path.counted()["ports_exhausted"] == 1
     chance = random.Random(2)
     assert all(flow.exchange() for flow in chance.sample(flows, SAMPLE))
@@ -84,7 +84,7 @@ def test_every_port_can_be_used_and_one_more_flow_is_counted(
         path.set_node(udp_stream=1)
         ended, kept = flows, []
     free = {flow.seen.port for flow in ended if flow.seen}
-    again = Conversation(path, protocol, more, frontend)
+    again = Conversation(path, protocol, more, frontend, "tunnel")
     eventually(lambda: again.begin().verdict == UNSPEC, "the ports of flows that have ended are free", 20.0)
     assert again.seen
     assert again.seen.port in free
