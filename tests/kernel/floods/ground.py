@@ -85,11 +85,14 @@ class Target(Cluster):
         return self.service(node_port=True, **spec).to(*self.backends)
 
 
-def in_modes(*, ebpf_lacks: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A test of `target` in every mode. `ebpf_lacks`: why it fails in mode ebpf today; "": it does not."""
+def in_modes(
+    *, ebpf_lacks: str = "", ipvs_lacks: str = ""
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A test of `target` in every mode. `ebpf_lacks`, `ipvs_lacks`: why it fails there; "": it does not."""
+    lacks = {"ebpf": ebpf_lacks, "ipvs": ipvs_lacks}
     modes = [
-        pytest.param(mode, marks=[pytest.mark.xfail(strict=False, reason=ebpf_lacks)])
-        if mode == "ebpf" and ebpf_lacks
+        pytest.param(mode, marks=[pytest.mark.xfail(strict=False, reason=lacks[mode])])
+        if lacks.get(mode)
         else pytest.param(mode)
         for mode in MODES
     ]

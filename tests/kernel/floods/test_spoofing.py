@@ -72,6 +72,7 @@ ATTACKS: Mapping[str, Callable[[Target, Victim], None]] = {
     "RST of the endpoint, SYN": _reset_by_endpoint,
     "FIN of both, SYN": _closed_by_both,
 }
+_IPVS_LACKS = "IPVS looks at flags alone (tcp_state_idx() of ip_vs_proto_tcp.c)"
 _LACKS = "a reset and a FIN end a flow whatever their sequence number"
 
 
@@ -87,7 +88,7 @@ def _victims(target: Target, family: str, port: int) -> Iterator[list[Victim]]:
 
 @both_families
 @pytest.mark.parametrize("attack", ATTACKS)
-@in_modes(ebpf_lacks=_LACKS)
+@in_modes(ebpf_lacks=_LACKS, ipvs_lacks=_IPVS_LACKS)
 def test_random_sequence_numbers_end_no_connection(target: Target, family: str, attack: str) -> None:
     """Three endpoints: a SYN that chose one anew would most likely choose another one."""
     with _victims(target, family, target.node_port().node_port) as victims:
@@ -99,7 +100,9 @@ def test_random_sequence_numbers_end_no_connection(target: Target, family: str, 
 
 @both_families
 @pytest.mark.parametrize("attack", ["SYN", "RST, SYN"])
-@in_modes(ebpf_lacks="a SYN chooses an endpoint anew where that of an open flow is gone")
+@in_modes(
+    ebpf_lacks="a SYN chooses an endpoint anew where that of an open flow is gone", ipvs_lacks=_IPVS_LACKS
+)
 def test_a_connection_whose_endpoint_left_the_service_survives_too(
     target: Target, family: str, attack: str
 ) -> None:
@@ -149,7 +152,7 @@ ENDINGS: Mapping[str, Callable[[socket.socket], None]] = {
 @both_families
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize("after", ["", "RST, SYN"], ids=["at once", "after an attack"])
-@in_modes()
+@in_modes(ipvs_lacks="IPVS keeps a closed connection for up to two minutes")
 def test_a_port_that_is_used_again_after_a_real_end_reaches_an_endpoint_in_force(
     target: Target, family: str, ending: str, after: str
 ) -> None:
