@@ -15,7 +15,7 @@ STAMP  := $(VENV)/.installed
 # boot other kernels.
 APT    := python3 python3-venv python3-bpfcc linux-libc-dev iproute2 mount gcc libc6-dev iperf3 iptables nftables \
   ipset ipvsadm crun qemu-system-x86 busybox-static kmod
-C      := $(wildcard bpf/*.c bpf/*.h ebpfproxy/bench/*.c ebpfproxy/bench/c/*.[ch])
+C      := $(wildcard bpf/*.c bpf/*.h ebpfproxy/bench/*.c ebpfproxy/bench/c/*.[ch] tests/support/*.c)
 # What the benches compare, and what `make soak` moves among; where the kernel has IPVS:
 # make soak MOVES=ebpf,iptables,nftables,ipvs
 MODES  := ebpf,nftables,iptables-legacy,iptables-nft
@@ -80,6 +80,10 @@ check: $(STAMP)  ## formatting, lint, types, layers
 fuzz: $(STAMP)  ## 200 000 broken API objects through parse, plan and render; ten million random packets
 	$(PYTHON) -m pytest -q --timeout=0 --junk=200000 tests/unit/source/test_junk.py tests/unit/plan/test_junk_plans.py
 	$(PYTHON) -m pytest -q --timeout=0 --packets=10000000 tests/kernel/packet_path/test_packet_random.py
+
+.PHONY: floods
+floods: $(STAMP)  ## floods of 400 000 SYNs and datagrams, in all modes, with tables of the default sizes: five minutes
+	$(PYTHON) -m pytest -q --timeout=0 --flood=400000 tests/kernel/floods/test_floods.py
 
 .PHONY: differential
 differential: $(STAMP)  ## 500 random histories of Services, drawn anew, through all dataplanes side by side: half an hour

@@ -217,8 +217,8 @@ struct device {
 	__u32 pad;
 };
 
-/* A flow is one connection that is translated. It has two entries: one in `flows`, by what its client
- * sends, and one in `replies`, by what its endpoint sends. Both are in `half_open_flows` and
+/* A flow is one connection that is translated. It has two entries: one in `flows`, by what its
+ * client sends, and one in `replies`, by what its endpoint sends. Both are in `half_open_flows` and
  * `half_open_replies` until both sides have been heard: TCP has seen the three-way handshake, a
  * datagram was answered and another one followed. So nothing that one side sends alone can evict an
  * established flow.
@@ -228,11 +228,12 @@ struct device {
  * own address, in both directions.
  */
 enum flow_side {
-	AT_INGRESS = 1,	 /* `flows`: what a client sends that is not this node */
-	AT_EGRESS = 2,	 /* `flows`: what the node itself sends; `replies`: to a client whose address the
-			  * endpoint sees */
-	MASQUERADED = 3, /* `replies`: to an address of this node. `destination` in the key is all zero:
-			  * the stack sees the same reply with the client's address in its place. */
+	AT_INGRESS = 1, /* `flows`: what a client sends that is not this node */
+	AT_EGRESS = 2,	/* `flows`: what the node itself sends; `replies`: to a client whose address
+			 * the  endpoint sees */
+	MASQUERADED =
+	    3, /* `replies`: to an address of this node. `destination` in the key is all zero:
+		* the stack sees the same reply with the client's address in its place. */
 };
 
 /* Key of `flows` and `replies`, and of their half-open counterparts: a packet's tuple. */
@@ -247,14 +248,14 @@ struct flow_key {
 };
 
 enum flow_flag {
-	FLOW_MASQUERADE = 1,	/* the endpoint sees an address of this node */
-	FLOW_NODE = 2,		/* the client is this node itself */
-	FLOW_REPLIED = 4,	/* the endpoint has sent something; set in the half-open reply alone */
-	FLOW_CLIENT_FIN = 8,	/* TCP: no more from the client */
+	FLOW_MASQUERADE = 1, /* the endpoint sees an address of this node */
+	FLOW_NODE = 2,	     /* the client is this node itself */
+	FLOW_REPLIED = 4,    /* the endpoint has sent something; set in the half-open reply alone */
+	FLOW_CLIENT_FIN = 8, /* TCP: no more from the client */
 	FLOW_ENDPOINT_FIN = 16, /* TCP: nor from the endpoint */
-	FLOW_RESET = 32,	/* TCP: by either, with a sequence number that the other side accepts */
-	FLOW_REDIRECT = 64,	/* both directions skip the node's stack */
-	FLOW_DIRECT = 128,	/* of no Service: its address and port were another flow's */
+	FLOW_RESET = 32,    /* TCP: by either, with a sequence number that the other side accepts */
+	FLOW_REDIRECT = 64, /* both directions skip the node's stack */
+	FLOW_DIRECT = 128,  /* of no Service: its address and port were another flow's */
 };
 
 /* Value of `flows` and `half_open_flows`: where what the client sends goes. `last_seen` is in units
@@ -284,7 +285,8 @@ struct reply {
 	__be16 client_port;
 	__be16 frontend_port;
 	__u32 service_id;
-	__u32 masquerade_digest; /* address_digest() of what the client is masqueraded with; 0: not yet */
+	__u32 masquerade_digest; /* address_digest() of what the client is masqueraded with; 0: not
+				    yet */
 	__u16 flags;
 	__u16 pad;
 	__u32 last_seen;

@@ -182,8 +182,8 @@ static __always_inline bool frontend_is_in_force(const struct flow *flow,
 	return service && service->id == flow->service_id;
 }
 
-/* Whether a UDP flow has been idle for so long that its next datagram opens another one. The endpoint
- * may have sent meanwhile, which its own entry knows.
+/* Whether a UDP flow has been idle for so long that its next datagram opens another one. The
+ * endpoint may have sent meanwhile, which its own entry knows.
  */
 static __always_inline bool stream_is_over(const struct flow *flow, struct scratch *scratch)
 {
@@ -197,9 +197,9 @@ static __always_inline bool stream_is_over(const struct flow *flow, struct scrat
 }
 
 /* Whether the packet belongs to the established flow that has its tuple, and opens no other. A
- * datagram opens another one where endpoint or frontend are gone, since UDP itself never ends. A SYN
- * does after the end of the connection alone: as long as it may live, its endpoint says so to whoever
- * sent the SYN (RFC 5961, 4).
+ * datagram opens another one where endpoint or frontend are gone, since UDP itself never ends. A
+ * SYN does after the end of the connection alone: as long as it may live, its endpoint says so to
+ * whoever sent the SYN (RFC 5961, 4).
  */
 static __always_inline bool goes_on(const struct flow *flow, const struct packet *packet,
 				    struct scratch *scratch)
@@ -214,13 +214,15 @@ static __always_inline bool goes_on(const struct flow *flow, const struct packet
 						     : endpoint_is_in_force(flow);
 }
 
-/* The same of a half-open flow. A SYN that is sent again goes to another endpoint where the first one
- * is gone, unless that has answered; a connection that was refused is over.
+/* The same of a half-open flow. A SYN that is sent again goes to another endpoint where the first
+ * one is gone, unless that has answered; a connection that was refused is over.
  */
 static __always_inline bool half_open_goes_on(const struct flow *flow, const struct packet *packet,
-					      bool replied, struct scratch *scratch)
+					      const struct reply *reply, struct scratch *scratch)
 {
 	if (half_open_is_over(flow->last_seen, packet->tuple.protocol, scratch->now))
+		return false;
+	if (!reply && is_first(packet)) /* the LRU needed its place */
 		return false;
 	if (packet->tuple.protocol == IPPROTO_UDP)
 		return endpoint_is_in_force(flow) &&
@@ -229,40 +231,41 @@ static __always_inline bool half_open_goes_on(const struct flow *flow, const str
 		return true;
 	if (is_closed(flow->flags))
 		return false;
-	return endpoint_is_in_force(flow) || replied;
+	return endpoint_is_in_force(flow) || (reply && reply->flags & FLOW_REPLIED);
 }
 
-/* The client of the half-open `flow` has sent `packet`: whether that goes on with it. It is established
- * where this is the proof that both sides have been heard.
+/* The client of the half-open `flow` has sent `packet`: whether that goes on with it. It is
+ * established where this is the proof that both sides have been heard.
  */
 static __always_inline bool half_open_continue(struct flow *flow, const struct packet *packet,
 					       struct scratch *scratch)
 {
-	struct reply *reply = half_open_replies.lookup(&scratch->reply_key);
-	bool replied = reply && reply->flags & FLOW_REPLIED;
+	struct reply *reply = half_open_reply_lookup(&scratch->reply_key, scratch);
 
-	if (!half_open_goes_on(flow, packet, replied, scratch))
+	if (!half_open_goes_on(flow, packet, reply, scratch))
 		return false;
 	flow->last_seen = scratch->now;
+	if (reply)
+		reply->last_seen = scratch->now;
 	if (is_segment(packet))
 		note_sequence(flow, packet, true);
 	scratch->flow = *flow;
-	if (replied && completes(packet, reply)) {
+	if (reply && completes(packet, reply)) {
 		scratch->reply = *reply;
 		establish(scratch);
 	}
 	return true;
 }
 
-/* What a packet that a client may have sent, by `packet->tuple` at its side, has to do with flows. An
- * entry that ended is removed: what follows this packet would be taken for it.
+/* What a packet that a client may have sent, by `packet->tuple` at its side, has to do with flows.
+ * An entry that ended is removed: what follows this packet would be taken for it.
  */
 static __always_inline bool client_find(const struct packet *packet, struct scratch *scratch)
 {
 	struct flow *flow;
 
 	scratch->flow_key = scratch->tuple;
-	flow = flows.lookup(&scratch->flow_key);
+	flow = flow_lookup(&scratch->flow_key, scratch);
 	if (flow) {
 		scratch->now = flow_now();
 		reply_key_of(&scratch->reply_key, &scratch->flow_key, flow);
@@ -271,17 +274,17 @@ static __always_inline bool client_find(const struct packet *packet, struct scra
 			scratch->flow = *flow;
 			return true;
 		}
-		flows.delete(&scratch->flow_key);
+		flow_delete(&scratch->flow_key);
 		return false;
 	}
-	flow = half_open_flows.lookup(&scratch->flow_key);
+	flow = half_open_flow_lookup(&scratch->flow_key, scratch);
 	if (!flow)
 		return false;
 	scratch->now = flow_now();
 	reply_key_of(&scratch->reply_key, &scratch->flow_key, flow);
 	if (half_open_continue(flow, packet, scratch))
 		return true;
-	half_open_flows.delete(&scratch->flow_key);
+	half_open_flow_delete(&scratch->flow_key);
 	return false;
 }
 
@@ -291,9 +294,9 @@ static __always_inline bool client_find_quoted(struct scratch *scratch)
 	struct flow *flow;
 
 	scratch->flow_key = scratch->tuple;
-	flow = flows.lookup(&scratch->flow_key);
+	flow = flow_lookup(&scratch->flow_key, scratch);
 	if (!flow)
-		flow = half_open_flows.lookup(&scratch->flow_key);
+		flow = half_open_flow_lookup(&scratch->flow_key, scratch);
 	if (!flow)
 		return false;
 	scratch->flow = *flow;

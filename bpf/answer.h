@@ -253,8 +253,8 @@ static __always_inline bool answer_unreachable(struct __sk_buff *skb, struct pac
 }
 
 /* Take one ICMP error from the node's budget, which fills up at the kernel's own rate
- * (net.ipv4.icmp_msgs_per_sec and icmp_msgs_burst, icmp_global_allow()). CPUs that do so at the same
- * time may take one together. False: there is none left.
+ * (net.ipv4.icmp_msgs_per_sec and icmp_msgs_burst, icmp_global_allow()). CPUs that do so at the
+ * same time may take one together. False: there is none left.
  */
 static __always_inline bool icmp_is_allowed(void)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
  *
- * POSTROUTING: what goes out is masqueraded, or gets the address back that its client connected to. For
- * what the node itself sends this is its PREROUTING, too.
+ * POSTROUTING: what goes out is masqueraded, or gets the address back that its client connected to.
+ * For what the node itself sends this is its PREROUTING, too.
  */
 #pragma once
 
@@ -14,9 +14,11 @@
 /* What a packet at egress is. */
 enum outgoing {
 	OUT_NOTHING,
-	OUT_REPLY,	   /* to the client of `scratch->reply` */
-	OUT_FORWARDED, /* of a client to the endpoint of `scratch->reply`, still to be masqueraded */
-	OUT_OF_NODE,   /* of `scratch->flow`, whose client is at this node */
+	OUT_REPLY,     /* to the client of `scratch->reply` */
+	OUT_FORWARDED, /* of a client to the endpoint of `scratch->reply`, still to be masqueraded
+			*/
+	OUT_OF_NODE,   /* of `scratch->flow`, whose client is this node */
+	OUT_DIRECT,    /* of `scratch->flow`, which is of no Service: it gets another port */
 	OUT_COLLIDES,  /* of no flow, but its reply would be taken for one of `scratch->reply` */
 };
 
@@ -45,13 +47,15 @@ static __always_inline void note_bypass(struct __sk_buff *skb, const struct pack
 	bypassing.update(&device, &now);
 }
 
-/* A flow that begins at this node. Forwarded packets have such a flow only where it is a direct one. */
-static __always_inline bool look_up_node(struct __sk_buff *skb, const struct packet *packet,
-					 bool is_error, struct scratch *scratch)
+static __always_inline enum outgoing look_up_node(struct __sk_buff *skb,
+						  const struct packet *packet, bool is_error,
+						  struct scratch *scratch)
 {
 	if (!(is_error ? client_find_quoted(scratch) : client_find(packet, scratch)))
-		return false;
-	return !skb->ingress_ifindex || is_error || scratch->flow.flags & FLOW_DIRECT;
+		return OUT_NOTHING;
+	if (scratch->flow.flags & FLOW_DIRECT)
+		return OUT_DIRECT;
+	return !skb->ingress_ifindex || is_error ? OUT_OF_NODE : OUT_NOTHING;
 }
 
 static __always_inline bool look_up_reply(const struct packet *packet, bool is_error,
@@ -64,8 +68,7 @@ static __always_inline bool look_up_reply(const struct packet *packet, bool is_e
 		return true;
 	key_of_masqueraded(&scratch->reply_key, &tuple->source, tuple->source_port,
 			   tuple->destination_port, tuple->protocol);
-	return reply_find(scratch, MATCH_DESTINATION, NULL) &&
-	       !(scratch->reply.flags & FLOW_NODE);
+	return reply_find(scratch, MATCH_DESTINATION, NULL) && !(scratch->reply.flags & FLOW_NODE);
 }
 
 static __always_inline enum outgoing look_up_forwarded(struct scratch *scratch)
@@ -82,8 +85,8 @@ static __always_inline enum outgoing look_up_forwarded(struct scratch *scratch)
 	return OUT_NOTHING;
 }
 
-/* `scratch->tuple` is looked up as a packet that goes out; `is_error`: it is the reverse of one that an
- * ICMP error quotes.
+/* `scratch->tuple` is looked up as a packet that goes out; `is_error`: it is the reverse of one
+ * that an ICMP error quotes.
  */
 static __always_inline enum outgoing look_up_outgoing(struct __sk_buff *skb,
 						      const struct packet *packet, bool is_error,
@@ -91,9 +94,12 @@ static __always_inline enum outgoing look_up_outgoing(struct __sk_buff *skb,
 {
 	const struct flow_key *tuple = &scratch->tuple;
 
-	if (port_has_use(tuple->protocol, tuple->destination_port, PORT_OF_FRONTEND) &&
-	    look_up_node(skb, packet, is_error, scratch))
-		return OUT_OF_NODE;
+	if (port_has_use(tuple->protocol, tuple->destination_port, PORT_OF_FRONTEND)) {
+		enum outgoing outgoing = look_up_node(skb, packet, is_error, scratch);
+
+		if (outgoing != OUT_NOTHING)
+			return outgoing;
+	}
 	if (port_has_use(tuple->protocol, tuple->source_port, PORT_OF_ENDPOINT) &&
 	    look_up_reply(packet, is_error, scratch))
 		return OUT_REPLY;
@@ -102,22 +108,29 @@ static __always_inline enum outgoing look_up_outgoing(struct __sk_buff *skb,
 	return OUT_NOTHING;
 }
 
-/* Copy the flow's own entry to `scratch->flow`; false: it is gone. */
+/* The entry in `flows` that `scratch->reply` belongs to, which is copied to `scratch->flow`. NULL:
+ * it is gone, or is another flow's by now, of the same client and frontend.
+ */
 static __always_inline struct flow *flow_of_reply(struct scratch *scratch)
 {
-	struct flow *flow = flows.lookup(&scratch->flow_key);
+	struct flow *flow = flow_lookup(&scratch->flow_key, scratch);
 
 	if (!flow)
-		flow = half_open_flows.lookup(&scratch->flow_key);
-	if (flow)
-		scratch->flow = *flow;
+		flow = half_open_flow_lookup(&scratch->flow_key, scratch);
+	if (!flow || !(flow->flags & FLOW_MASQUERADE) ||
+	    flow->reply_port != scratch->reply_key.destination_port ||
+	    !address_equal(&flow->endpoint, &scratch->reply_key.source))
+		return NULL;
+	scratch->flow = *flow;
 	return flow;
 }
 
 enum masquerading {
-	MASQUERADED_AS, /* `scratch->flow.masquerade` is the address, and the port is the packet's */
-	CHOOSE_AGAIN,	/* somebody else uses the port with the address: the flow gets another port */
-	IMPOSSIBLE,	/* it is counted why */
+	MASQUERADED_AS, /* `scratch->flow.masquerade` is the address, and the port is the packet's
+			 */
+	CHOOSE_AGAIN, /* somebody else uses the port with the address: the flow gets another port */
+	NO_ADDRESS,   /* the device has none, which is counted */
+	NOT_ITS_FLOW, /* the flow that the reply belongs to has ended */
 };
 
 /* The first forwarded packet of a flow: which address it gets is known only now. */
@@ -128,8 +141,10 @@ static __always_inline enum masquerading masquerade_first(struct __sk_buff *skb,
 	struct reply *reply = half_open_replies.lookup(&scratch->reply_key);
 	struct flow *mine = &scratch->flow;
 
-	if (!flow || !reply || !choose_masquerade(mine, skb->ifindex))
-		return IMPOSSIBLE;
+	if (!flow || !reply)
+		return NOT_ITS_FLOW;
+	if (!choose_masquerade(mine, skb->ifindex))
+		return NO_ADDRESS;
 	if (is_used_by_others(skb, &mine->endpoint, mine->endpoint_port, &mine->masquerade,
 			      mine->reply_port, scratch->reply_key.protocol, scratch)) {
 		half_open_replies.delete(&scratch->reply_key);
@@ -140,8 +155,8 @@ static __always_inline enum masquerading masquerade_first(struct __sk_buff *skb,
 	return MASQUERADED_AS;
 }
 
-/* Which address the client of `scratch->reply` is masqueraded with. That stays as it is for as long as
- * the flow lasts; mostly it is that of the device by which the packet leaves.
+/* Which address the client of `scratch->reply` is masqueraded with. That stays as it is for as long
+ * as the flow lasts; mostly it is that of the device by which the packet leaves.
  */
 static __always_inline enum masquerading masquerade(struct __sk_buff *skb, struct scratch *scratch)
 {
@@ -156,7 +171,7 @@ static __always_inline enum masquerading masquerade(struct __sk_buff *skb, struc
 		if (is_masquerade(&scratch->reply, &scratch->flow.masquerade))
 			return MASQUERADED_AS;
 	}
-	return flow_of_reply(scratch) ? MASQUERADED_AS : IMPOSSIBLE;
+	return flow_of_reply(scratch) ? MASQUERADED_AS : NOT_ITS_FLOW;
 }
 
 static __always_inline int icmp_egress(struct __sk_buff *skb, struct packet *packet,
@@ -173,14 +188,16 @@ static __always_inline int icmp_egress(struct __sk_buff *skb, struct packet *pac
 	 * nothing of it; or knows of a better way to an endpoint whose address its client never
 	 * saw. A direct flow is known to its endpoint, by the port that it was given.
 	 */
-	if ((outgoing == OUT_OF_NODE && !(flow->flags & FLOW_DIRECT)) || is_icmp_redirect(packet))
+	if (outgoing == OUT_OF_NODE || is_icmp_redirect(packet))
 		return DROP;
 	if (outgoing == OUT_REPLY) {
 		tuple_set(&scratch->to, &reply->frontend, reply->frontend_port, &reply->client,
 			  reply->client_port);
 	} else {
-		if (outgoing == OUT_FORWARDED && !flow_of_reply(scratch))
-			return DROP;
+		/* What its endpoint never got it cannot have answered. */
+		if (outgoing == OUT_FORWARDED &&
+		    (!reply->masquerade_digest || !flow_of_reply(scratch)))
+			return PASS_ON;
 		tuple_set(&scratch->to, &flow->masquerade, flow->reply_port, &as->destination,
 			  as->destination_port);
 	}
@@ -188,8 +205,8 @@ static __always_inline int icmp_egress(struct __sk_buff *skb, struct packet *pac
 											: DROP;
 }
 
-/* The endpoint's packet gets the address back that its client connected to. Masqueraded replies were
- * counted at ingress.
+/* The endpoint's packet gets the address back that its client connected to. Masqueraded replies
+ * were counted at ingress.
  */
 static __always_inline int reply_out(struct __sk_buff *skb, struct packet *packet,
 				     struct scratch *scratch)
@@ -203,8 +220,8 @@ static __always_inline int reply_out(struct __sk_buff *skb, struct packet *packe
 	return rewrite(skb, packet, &scratch->to) ? PASS_ON : DROP;
 }
 
-/* Make `scratch->flow` where a packet of no Service has an address and a port of this node by which the
- * endpoint knows one of our clients: it gets another port.
+/* Make `scratch->flow` where a packet of no Service has an address and a port of this node by which
+ * the endpoint knows one of our clients: it gets another port.
  */
 static __always_inline void direct_flow(const struct packet *packet, struct flow *flow)
 {
@@ -215,17 +232,23 @@ static __always_inline void direct_flow(const struct packet *packet, struct flow
 	flow->flags = FLOW_NODE | FLOW_MASQUERADE | FLOW_DIRECT;
 }
 
-/* What a first packet of no flow has to do with flows: the node itself may open one to a Service. */
+/* What a first packet of no flow has to do with flows: the node itself may open one to a Service,
+ * and one that collides is made a direct flow. SCTP's checksum covers the ports.
+ */
 static __always_inline enum standing standing_of_first(struct __sk_buff *skb,
-						       const struct packet *packet, bool collides,
+						       const struct packet *packet,
+						       enum outgoing *outgoing,
 						       struct scratch *scratch)
 {
 	enum standing standing = NO_FLOW;
+	bool collides = *outgoing == OUT_COLLIDES;
 
 	if (!skb->ingress_ifindex)
 		standing = admit(skb, packet, NODE, scratch);
+	*outgoing = OUT_OF_NODE;
 	if (standing == NO_FLOW && collides && packet->tuple.protocol != IPPROTO_SCTP) {
-		direct_flow(packet, &scratch->flow); /* SCTP's checksum covers the ports */
+		direct_flow(packet, &scratch->flow);
+		*outgoing = OUT_DIRECT;
 		return OPENS;
 	}
 	/* At its own address nobody listens, and the stack says so itself. */
@@ -237,8 +260,8 @@ static __always_inline enum standing standing_of_first(struct __sk_buff *skb,
 }
 
 /* By which device a packet of the node's own flow leaves, which is not the one that led to the
- * frontend; 0: there is no way. From ::1 there never is one (rt6_need_strict()), but that is not where
- * the packet will come from.
+ * frontend; 0: there is no way. From ::1 there never is one (rt6_need_strict()), but that is not
+ * where the packet will come from.
  */
 static __always_inline u32 way_to_endpoint(struct __sk_buff *skb, const struct packet *packet,
 					   const struct flow *flow)
@@ -252,10 +275,11 @@ static __always_inline u32 way_to_endpoint(struct __sk_buff *skb, const struct p
 }
 
 /* What is sent at this node goes to the endpoint: around the stack, which has routed it to the
- * frontend. `device`: see way_to_endpoint(). A direct flow is routed already.
+ * frontend. `device`: see way_to_endpoint(). A direct flow is routed already, and needs nothing
+ * more at another device.
  */
-static __always_inline int from_node(struct __sk_buff *skb, struct packet *packet, u32 device,
-				     struct scratch *scratch)
+static __always_inline int from_node(struct __sk_buff *skb, struct packet *packet, bool direct,
+				     u32 device, struct scratch *scratch)
 {
 	const struct flow *flow = &scratch->flow;
 	bool masqueraded = flow->flags & FLOW_MASQUERADE;
@@ -265,7 +289,7 @@ static __always_inline int from_node(struct __sk_buff *skb, struct packet *packe
 		  flow->reply_port, &flow->endpoint, flow->endpoint_port);
 	if (!rewrite(skb, packet, &scratch->to))
 		return DROP;
-	if (flow->flags & FLOW_DIRECT) {
+	if (direct) {
 		mark_set(skb, MARK_DONE);
 		return PASS_ON;
 	}
@@ -300,13 +324,15 @@ static __always_inline int to_endpoint_out(struct __sk_buff *skb, struct packet 
 		case CHOOSE_AGAIN:
 			opens = true;
 			break;
-		default:
+		case NO_ADDRESS:
 			return DROP;
+		default:
+			return PASS_ON;
 		}
-	} else if (outgoing != OUT_OF_NODE) {
+	} else if (outgoing != OUT_OF_NODE && outgoing != OUT_DIRECT) {
 		if (!is_first(packet))
 			return PASS_ON;
-		switch (standing_of_first(skb, packet, outgoing == OUT_COLLIDES, scratch)) {
+		switch (standing_of_first(skb, packet, &outgoing, scratch)) {
 		case OPENS:
 			break;
 		case REJECTED:
@@ -320,7 +346,7 @@ static __always_inline int to_endpoint_out(struct __sk_buff *skb, struct packet 
 		count(COUNTER_PACKET_NEW);
 		scratch->flow_key = packet->tuple;
 	}
-	if (outgoing != OUT_FORWARDED && (flow->flags & (FLOW_MASQUERADE | FLOW_DIRECT)) == FLOW_MASQUERADE) {
+	if (outgoing == OUT_OF_NODE && flow->flags & FLOW_MASQUERADE) {
 		device = way_to_endpoint(skb, packet, flow);
 		if (!device) {
 			count(COUNTER_NO_ROUTE);
@@ -329,10 +355,11 @@ static __always_inline int to_endpoint_out(struct __sk_buff *skb, struct packet 
 		if (opens && !choose_masquerade(flow, device))
 			return DROP;
 	}
-	if (opens && !flow_open(skb, packet, scratch))
+	if (opens && !flow_open(skb, packet, 0, scratch))
 		return DROP;
-	return outgoing == OUT_FORWARDED ? forwarded(skb, packet, scratch)
-				     : from_node(skb, packet, device, scratch);
+	return outgoing == OUT_FORWARDED
+		   ? forwarded(skb, packet, scratch)
+		   : from_node(skb, packet, outgoing == OUT_DIRECT, device, scratch);
 }
 
 static __always_inline int egress(struct __sk_buff *skb, u32 l3)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
  *
- * Flows: the entries of a connection that is translated, how a packet finds them, and when they end.
- * docs/decisions/0023 has the reasons.
+ * Flows: the entries of a connection that is translated, how a packet finds them, and when they
+ * end. docs/decisions/0023 has the reasons.
  */
 #pragma once
 
@@ -15,19 +15,24 @@
 /* Sequence numbers further than this beyond what was acknowledged are out of any usual window. */
 #define WINDOW_MAX (1 << 22)
 
-/* What does not fit on a stack of 512 bytes, and what the verifier need not follow: it knows nothing
- * of the content of a map's value, so paths that differ in that alone are one to it
+/* What does not fit on a stack of 512 bytes, and what the verifier need not follow: it knows
+ * nothing of the content of a map's value, so paths that differ in that alone are one to it
  * (docs/decisions/0019). One program at a time uses it on a CPU: tc runs with bottom halves off.
  *
  *   packet, quoted   set by parsing; `quoted` is the packet that an ICMP error is about
- *   tuple            what the packet is looked up by: its own tuple, or the reverse of the quoted one
- *   flow, reply      copies of the entries found, or the entries to be made
- *   flow_key         key of `flow`, wherever `flow` or `reply` is set
- *   reply_key        key of `reply`, likewise
- *   now              when the packet was looked up, as flow.last_seen
- *   key, to          temporary; `to` is what the packet becomes
- *   others           arguments of helpers, used within one function
+ *   tuple            what the packet is looked up by: its own tuple, or the reverse of the quoted
+ * one flow, reply      copies of the entries found, or the entries to be made flow_key         key
+ * of `flow`, wherever `flow` or `reply` is set reply_key        key of `reply`, likewise now when
+ * the packet was looked up, as flow.last_seen search           how far find_port() has come with
+ * the flow in the scratch key, to          temporary; `to` is what the packet becomes others
+ * arguments of helpers, used within one function
  */
+struct port_search {
+	u32 next;	 /* the port to look at, less FIRST_PORT */
+	u32 left;	 /* how many ports are still to be looked at */
+	u64 redirect_to; /* BPF_F_INGRESS or 0: by which side the packet comes again */
+};
+
 struct scratch {
 	struct packet packet;
 	struct packet quoted;
@@ -42,6 +47,7 @@ struct scratch {
 	struct affinity_key affinity;
 	struct source_range_key source;
 	struct bpf_sock_tuple sockets;
+	struct port_search search;
 	u32 now;
 	u8 bytes[128];
 };
@@ -75,7 +81,8 @@ static __always_inline u32 flow_now(void)
 	return (u32)(time_now() >> 30);
 }
 
-/* Whether `seconds` have passed since `last_seen`. Signed: another CPU may have read the clock later.
+/* Whether `seconds` have passed since `last_seen`. Signed: another CPU may have read the clock
+ * later.
  */
 static __always_inline bool has_passed(u32 last_seen, u32 now, u32 seconds)
 {
@@ -166,8 +173,8 @@ static __always_inline void flow_key_of(struct flow_key *key, u8 protocol,
 	key->pad = 0;
 }
 
-/* An address in 32 bits: IPv4 is told apart exactly, IPv6 among the few addresses of one node. Never
- * 0.
+/* An address in 32 bits: IPv4 is told apart exactly, IPv6 among the few addresses of one node.
+ * Never 0.
  */
 static __always_inline u32 address_digest(const struct address *address)
 {
@@ -214,7 +221,8 @@ static __always_inline bool reset_is_valid(u32 sequence, u32 sent, u32 acknowled
 	       (sequence == sent && sequence - acknowledged < WINDOW_MAX);
 }
 
-/* A segment with FIN or RST: what it ends, as flags; 0 where its sequence number is not credible. */
+/* A segment with FIN or RST: what it ends, as flags; 0 where its sequence number is not credible.
+ */
 static __always_inline u16 ends(const struct packet *packet, u32 sent, u32 acknowledged, u16 fin)
 {
 	if (packet->tcp_flags & TCP_RST)
@@ -222,8 +230,122 @@ static __always_inline u16 ends(const struct packet *packet, u32 sent, u32 ackno
 	return packet->sequence - acknowledged < WINDOW_MAX ? fin : 0;
 }
 
-/* What a segment says of the connection's sequence numbers. Those of RST and SYN are not kept, but of
- * the SYNs that open it.
+/* Entries of the previous maps of flows, while there are such (map_migration.py), are moved to the
+ * present ones when they are looked up.
+ */
+#define PREVIOUS(array, key)                                                                       \
+	({                                                                                         \
+		void *previous = (array);                                                          \
+		previous ? bpf_map_lookup_elem(previous, key) : NULL;                              \
+	})
+
+static __always_inline void *previous_flows(void)
+{
+	WORD_KEY(zero, 0);
+
+	return former_flows.lookup(zero);
+}
+
+static __always_inline void *previous_replies(void)
+{
+	WORD_KEY(zero, 0);
+
+	return former_replies.lookup(zero);
+}
+
+static __always_inline void *previous_half_open_flows(void)
+{
+	WORD_KEY(zero, 0);
+
+	return former_half_open_flows.lookup(zero);
+}
+
+static __always_inline void *previous_half_open_replies(void)
+{
+	WORD_KEY(zero, 0);
+
+	return former_half_open_replies.lookup(zero);
+}
+
+static __always_inline struct flow *flow_lookup(struct flow_key *key, struct scratch *scratch)
+{
+	struct flow *found = flows.lookup(key);
+
+	if (found)
+		return found;
+	found = PREVIOUS(previous_flows(), key);
+	if (!found)
+		return NULL;
+	scratch->flow = *found;
+	flows.insert(key, &scratch->flow);
+	return flows.lookup(key);
+}
+
+static __always_inline struct flow *half_open_flow_lookup(struct flow_key *key,
+							  struct scratch *scratch)
+{
+	struct flow *found = half_open_flows.lookup(key);
+
+	if (found)
+		return found;
+	found = PREVIOUS(previous_half_open_flows(), key);
+	if (!found)
+		return NULL;
+	scratch->flow = *found;
+	half_open_flows.insert(key, &scratch->flow);
+	return half_open_flows.lookup(key);
+}
+
+static __always_inline struct reply *reply_lookup(struct flow_key *key, struct scratch *scratch)
+{
+	struct reply *found = replies.lookup(key);
+
+	if (found)
+		return found;
+	found = PREVIOUS(previous_replies(), key);
+	if (!found)
+		return NULL;
+	scratch->reply = *found;
+	replies.insert(key, &scratch->reply);
+	return replies.lookup(key);
+}
+
+static __always_inline struct reply *half_open_reply_lookup(struct flow_key *key,
+							    struct scratch *scratch)
+{
+	struct reply *found = half_open_replies.lookup(key);
+
+	if (found)
+		return found;
+	found = PREVIOUS(previous_half_open_replies(), key);
+	if (!found)
+		return NULL;
+	scratch->reply = *found;
+	half_open_replies.insert(key, &scratch->reply);
+	return half_open_replies.lookup(key);
+}
+
+/* Remove what flow_lookup() has found, for good. */
+static __always_inline void flow_delete(struct flow_key *key)
+{
+	void *previous = previous_flows();
+
+	flows.delete(key);
+	if (previous)
+		bpf_map_delete_elem(previous, key);
+}
+
+static __always_inline void half_open_flow_delete(struct flow_key *key)
+{
+	void *previous = previous_half_open_flows();
+
+	half_open_flows.delete(key);
+	if (previous)
+		bpf_map_delete_elem(previous, key);
+}
+
+/* What a segment says of the connection's sequence numbers. Those of RST and SYN are not kept, but
+ * of the SYNs that open it.
  */
 #define note_sequence(entry, packet, half_open)                                                    \
 	({                                                                                         \
@@ -255,8 +377,8 @@ static __always_inline void client_sent(struct flow *flow, const struct packet *
 		struct reply *reply = replies.lookup(&scratch->reply_key);
 
 		if (reply) {
-			u16 ended = ends(packet, flow->sequence_end, reply->acknowledged,
-					 FLOW_CLIENT_FIN);
+			u16 ended =
+			    ends(packet, flow->sequence_end, reply->acknowledged, FLOW_CLIENT_FIN);
 
 			flow->flags |= ended;
 			reply->flags |= ended;
@@ -287,24 +409,29 @@ static __always_inline void endpoint_sent(struct reply *reply, const struct pack
 	note_sequence(reply, packet, false);
 }
 
-/* The endpoint of a half-open flow has sent `packet`. A reset refuses the connection: whoever can
- * send it from the endpoint's address can do worse.
+/* The endpoint of a half-open flow has sent `packet`. Half-open entries are over at the same time,
+ * so both are refreshed once a second. A reset refuses the connection: whoever can send it from the
+ * endpoint's address can do worse.
  */
 static __always_inline void endpoint_answered(struct reply *reply, const struct packet *packet,
 					      struct scratch *scratch)
 {
-	reply->last_seen = scratch->now;
-	reply->flags |= FLOW_REPLIED;
-	if (!is_segment(packet))
-		return;
-	if (packet->tcp_flags & TCP_RST) {
-		struct flow *flow = half_open_flows.lookup(&scratch->flow_key);
+	bool resets = is_segment(packet) && packet->tcp_flags & TCP_RST;
 
-		reply->flags |= FLOW_RESET;
-		if (flow)
-			flow->flags |= FLOW_RESET;
+	reply->flags |= FLOW_REPLIED;
+	if (resets || reply->last_seen != scratch->now) {
+		struct flow *flow = half_open_flows.lookup(&scratch->flow_key);
+		u16 ended = resets ? FLOW_RESET : 0;
+
+		reply->last_seen = scratch->now;
+		reply->flags |= ended;
+		if (flow) {
+			flow->last_seen = scratch->now;
+			flow->flags |= ended;
+		}
 	}
-	note_sequence(reply, packet, true);
+	if (is_segment(packet))
+		note_sequence(reply, packet, true);
 }
 
 /* By what a packet that fits the key of a reply has to fit its value, too. */
@@ -337,24 +464,31 @@ static __always_inline bool reply_matches(const struct reply *reply, const struc
 static __always_inline bool reply_find(struct scratch *scratch, enum reply_match match,
 				       const struct packet *seen)
 {
-	struct reply *reply = replies.lookup(&scratch->reply_key);
+	struct reply *reply = reply_lookup(&scratch->reply_key, scratch);
 	bool half_open = !reply;
 
-	scratch->reply.client_port = 0;
 	if (half_open) {
-		reply = half_open_replies.lookup(&scratch->reply_key);
-		if (!reply)
+		reply = half_open_reply_lookup(&scratch->reply_key, scratch);
+		if (!reply) {
+			scratch->reply.client_port = 0;
 			return false;
+		}
 	}
 	scratch->reply = *reply;
 	if (!reply_matches(&scratch->reply, &scratch->tuple, match))
 		return false;
 	scratch->now = flow_now(); /* it costs as much as parsing: not for packets of no flow */
-	if (half_open && half_open_is_over(scratch->reply.last_seen, scratch->reply_key.protocol,
-					   scratch->now))
+	if (half_open &&
+	    half_open_is_over(scratch->reply.last_seen, scratch->reply_key.protocol, scratch->now))
 		return false;
 	flow_key_of(&scratch->flow_key, scratch->reply_key.protocol, &scratch->reply);
 	if (seen) {
+		/* The endpoint answers another connection, of no flow, that has this one's tuple.
+		 */
+		if (seen->tcp_flags & TCP_SYN && is_closed(scratch->reply.flags)) {
+			replies.delete(&scratch->reply_key);
+			return false;
+		}
 		if (half_open)
 			endpoint_answered(reply, seen, scratch);
 		else
@@ -406,8 +540,9 @@ static __always_inline int add_half_open_reply(struct flow_key *key, struct repl
 	return half_open_replies.insert(key, reply);
 }
 
-/* Both sides have been heard: the flow in the scratch moves to the established ones, the reply first,
- * so that nothing finds one entry and not the other. Where there is no room it stays where it is.
+/* Both sides have been heard: the flow in the scratch moves to the established ones, the reply
+ * first, so that nothing finds one entry and not the other. Where there is no room it stays where
+ * it is.
  */
 static __always_inline void establish(struct scratch *scratch)
 {
@@ -417,7 +552,7 @@ static __always_inline void establish(struct scratch *scratch)
 		replies.delete(&scratch->reply_key);
 		return;
 	}
-	half_open_flows.delete(&scratch->flow_key);
+	half_open_flow_delete(&scratch->flow_key);
 	half_open_replies.delete(&scratch->reply_key);
 }
 

@@ -32,14 +32,14 @@ static __always_inline bool is_icmp_redirect(const struct packet *packet)
 	return packet->version == 4 && packet->icmp_type == 5;
 }
 
-/* The packet that `error` quotes, into `scratch->quoted`, and its reverse into `scratch->tuple`. Its
- * transport header may be cut short behind the ports. False: there is none, or none of a Service.
+/* The packet that `error` quotes, into `scratch->quoted`, and its reverse into `scratch->tuple`.
+ * Its transport header may be cut short behind the ports. False: there is none, or none of a
+ * Service.
  */
 static __always_inline bool parse_quoted(struct __sk_buff *skb, const struct packet *error, u8 side,
 					 struct scratch *scratch)
 {
-	struct packet *quoted =
-	    packet_begin(&scratch->quoted, error->l4 + ICMP_HEADER, side);
+	struct packet *quoted = packet_begin(&scratch->quoted, error->l4 + ICMP_HEADER, side);
 	u32 end = error->l3 + error->length; /* behind it is padding, maybe */
 	u8 version = error->version;
 	__be16 ports[2];

@@ -10,8 +10,8 @@
 #include "reserve.h"
 #include "route.h"
 
-/* Whether it is not merely overheard. A pod's port of a bridge sees as somebody else's what is for the
- * bridge.
+/* Whether it is not merely overheard. A pod's port of a bridge sees as somebody else's what is for
+ * the bridge.
  */
 static __always_inline bool is_for_us(struct __sk_buff *skb)
 {
@@ -21,7 +21,7 @@ static __always_inline bool is_for_us(struct __sk_buff *skb)
 /* What a packet at ingress is part of. */
 enum incoming {
 	IN_NOTHING,
-	IN_FROM_CLIENT,   /* of `scratch->flow` */
+	IN_FROM_CLIENT,	  /* of `scratch->flow` */
 	IN_FROM_ENDPOINT, /* of `scratch->reply`, whose client is masqueraded */
 };
 
@@ -32,8 +32,8 @@ static __always_inline int back_out(struct __sk_buff *skb)
 	return bpf_redirect(skb->ifindex, 0);
 }
 
-/* The device by which a packet may leave at once, past this node's stack; 0: it is for the stack. `to`
- * is what it becomes then.
+/* The device by which a packet may leave at once, past this node's stack; 0: it is for the stack.
+ * `to` is what it becomes then.
  */
 static __always_inline u32 way_past_stack(struct __sk_buff *skb, const struct packet *packet,
 					  u16 flow_flags, const struct address *from,
@@ -55,8 +55,8 @@ static __always_inline int leave_past_stack(struct __sk_buff *skb, const struct 
 	return write_ttl(skb, packet, packet->ttl - 1) ? redirect_out(skb, device) : DROP;
 }
 
-/* `scratch->tuple` is looked up as a packet that comes in. `seen`: the packet itself; NULL where it is
- * an ICMP error about one.
+/* `scratch->tuple` is looked up as a packet that comes in. `seen`: the packet itself; NULL where it
+ * is an ICMP error about one.
  */
 static __always_inline enum incoming look_up_incoming(const struct packet *packet, bool is_error,
 						      struct scratch *scratch)
@@ -96,8 +96,8 @@ static __always_inline int to_endpoint(struct __sk_buff *skb, struct packet *pac
 	return device ? leave_past_stack(skb, packet, device) : PASS_ON;
 }
 
-/* To the node itself, whose own flow it is. A direct flow changes a port alone: the packet finds its
- * way by itself.
+/* To the node itself, whose own flow it is. A direct flow changes a port alone: the packet finds
+ * its way by itself.
  */
 static __always_inline int to_node(struct __sk_buff *skb, const struct packet *packet,
 				   u16 flow_flags)
@@ -132,7 +132,8 @@ static __always_inline int to_client(struct __sk_buff *skb, struct packet *packe
 	u32 device = 0;
 
 	if (!of_node)
-		device = way_past_stack(skb, packet, reply->flags, &reply->frontend, &reply->client);
+		device =
+		    way_past_stack(skb, packet, reply->flags, &reply->frontend, &reply->client);
 	carried(reply->service_id, packet->length, false, false);
 	reply_target(&scratch->to, &packet->tuple, reply, of_node || device);
 	if (!rewrite(skb, packet, &scratch->to))
@@ -149,8 +150,7 @@ static __always_inline int icmp_ingress(struct __sk_buff *skb, struct packet *pa
 	const struct flow_key *as = &scratch->tuple;
 	bool of_node = false;
 
-	if (incoming == IN_NOTHING ||
-	    !address_equal(&packet->tuple.destination, &as->destination))
+	if (incoming == IN_NOTHING || !address_equal(&packet->tuple.destination, &as->destination))
 		return PASS_ON;
 	if (incoming == IN_FROM_CLIENT) {
 		const struct flow *flow = &scratch->flow;
@@ -186,10 +186,10 @@ static __always_inline int open_incoming(struct __sk_buff *skb, struct packet *p
 	device = way_past_stack(skb, packet, flow->flags, &packet->tuple.source, &flow->endpoint);
 	if (device && !choose_masquerade(flow, device))
 		return DROP;
-	scratch->flow_key = packet->tuple;
-	if (!flow_open(skb, packet, scratch))
-		return DROP;
 	count(COUNTER_PACKET_NEW);
+	scratch->flow_key = packet->tuple;
+	if (!flow_open(skb, packet, BPF_F_INGRESS, scratch))
+		return DROP;
 	packet->opens = true;
 	return to_endpoint(skb, packet, scratch);
 }

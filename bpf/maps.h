@@ -44,6 +44,17 @@ PINNED("hash", struct flow_key, struct reply, replies, FLOWS_MAX, 0);
 PINNED("lru_hash", struct flow_key, struct flow, half_open_flows, HALF_OPEN_MAX, 0);
 PINNED("lru_hash", struct flow_key, struct reply, half_open_replies, HALF_OPEN_MAX, 0);
 PINNED("array", u32, struct port_uses, flow_ports, FLOW_PORT_ENTRIES, 0);
+/* The previous maps of flows, while programs that use them are attached to some device: what is not
+ * in the present maps is looked up there.
+ */
+PINNED("array_of_maps$flows", u32, u32, former_flows, 1, 0);
+PINNED("array_of_maps$replies", u32, u32, former_replies, 1, 0);
+PINNED("array_of_maps$half_open_flows", u32, u32, former_half_open_flows, 1, 0);
+PINNED("array_of_maps$half_open_replies", u32, u32, former_half_open_replies, 1, 0);
+/* When no port was free, in units of 2^30 ns, by the key of the reply without its port. */
+PINNED("lru_hash", struct flow_key, u32, exhausted_ports, 1024, 0);
+/* Not pinned by its own path, but with the programs that belong to it. */
+BPF_PROG_ARRAY(tail_calls, 1);
 PINNED("array", u32, struct icmp_budget, icmp_budget, 1, 0);
 /* By what their endpoint sends: connections to Services that netfilter masquerades, from before
  * this dataplane. The value is conntrack's zone of that direction.

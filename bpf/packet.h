@@ -45,7 +45,7 @@ struct packet {
 	u32 l4;
 	u32 length; /* of the IP packet, in bytes; what comes behind is the link's */
 	u32 fragment_id;
-	u32 sequence;	  /* TCP: of its first byte, as sequence_end and acknowledged in host order */
+	u32 sequence; /* TCP: of its first byte, as sequence_end and acknowledged in host order */
 	u32 sequence_end; /* TCP: behind its last byte; SYN and FIN count as one each */
 	u32 acknowledged; /* TCP */
 	u8 version;	  /* 4 or 6 */
@@ -116,11 +116,12 @@ static __always_inline void parse_tcp(struct packet *packet, const __be32 *heade
 	packet->tcp_flags = flags;
 	packet->sequence = bpf_ntohl(header[1]);
 	packet->acknowledged = bpf_ntohl(header[2]);
-	packet->sequence_end = packet->sequence + packet->length - headers +
-			       !!(flags & TCP_SYN) + !!(flags & TCP_FIN);
+	packet->sequence_end =
+	    packet->sequence + packet->length - headers + !!(flags & TCP_SYN) + !!(flags & TCP_FIN);
 }
 
-/* Ports, and what TCP says of its connection. The whole header has to be there, so that its checksum is. */
+/* Ports, and what TCP says of its connection. The whole header has to be there, so that its
+ * checksum is. */
 static __always_inline enum parsed parse_transport(struct __sk_buff *skb, struct packet *packet)
 {
 	u8 protocol = packet->tuple.protocol;

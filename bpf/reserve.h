@@ -5,20 +5,22 @@
 #pragma once
 
 #include "flow.h"
+#include "route.h"
 
-/* Ports that are looked at before there is said to be none: ROUNDS * TRIES. Two loops, since the
+/* Ports that are tried at random before all are looked at: ROUNDS * TRIES. Two loops, since the
  * verifier follows each turn of the inner one, and that only looks.
  */
-#define ROUNDS		4
-#define TRIES		6
+#define ROUNDS		3
+#define TRIES		4
 #define FIRST_PORT	1024
+#define PORTS		(65536 - FIRST_PORT)
+#define SEARCH_PORTS	2016 /* in one run of find_port(): with 32 tail calls of 33 these are all */
+#define TAIL_FIND_PORT	0
 #define EEXIST_NEGATIVE (-17)
 
 static __always_inline __be16 any_port(void)
 {
-	u32 room = 65536 - FIRST_PORT;
-
-	return bpf_htons((u16)(FIRST_PORT + (((u64)bpf_get_prandom_u32() * room) >> 32)));
+	return bpf_htons((u16)(FIRST_PORT + (((u64)bpf_get_prandom_u32() * PORTS) >> 32)));
 }
 
 #if defined(HAVE_SKC_LOOKUP_TCP) && defined(HAVE_SK_LOOKUP_UDP)
@@ -78,8 +80,9 @@ static __always_inline bool tcp_socket_gets(struct __sk_buff *skb, struct bpf_so
  * socket, or netfilter, whose connections from before this dataplane are in `netfilter_flows`.
  */
 static __always_inline bool is_used_by_others(struct __sk_buff *skb, const struct address *endpoint,
-					      __be16 endpoint_port, const struct address *masquerade,
-					      __be16 port, u8 protocol, struct scratch *scratch)
+					      __be16 endpoint_port,
+					      const struct address *masquerade, __be16 port,
+					      u8 protocol, struct scratch *scratch)
 {
 	const struct node *settings = node_get();
 
@@ -144,14 +147,57 @@ static __always_inline enum place place_of(struct scratch *scratch)
 		   : TAKEN;
 }
 
-/* Reserve a port for the flow in the scratch, the client's own where it is free: `scratch->reply_key`
- * with that port is the key of `scratch->reply`, which is written there. `masquerade`: by which others
- * may have used the port; unspecified where that is not known, or does not matter. False: it is
- * counted why not.
+/* Take `scratch->reply_key` for `scratch->reply`. EEXIST: another flow was faster, or somebody else
+ * uses the port with the same address. Otherwise as bpf_map_update_elem().
  */
-static __always_inline bool reserve(struct __sk_buff *skb, struct scratch *scratch)
+static __always_inline int take_place(struct __sk_buff *skb, enum place place,
+				      struct scratch *scratch)
 {
-	struct flow *flow = &scratch->flow;
+	const struct flow *flow = &scratch->flow;
+	const struct reply *previous = PREVIOUS(previous_replies(), &scratch->reply_key);
+
+	if (previous && !reply_is_same(previous, &scratch->reply))
+		return EEXIST_NEGATIVE;
+	if (scratch->reply.masquerade_digest &&
+	    is_used_by_others(skb, &flow->endpoint, flow->endpoint_port, &flow->masquerade,
+			      scratch->reply_key.destination_port, scratch->reply_key.protocol,
+			      scratch))
+		return EEXIST_NEGATIVE;
+	if (place == REUSABLE) {
+		replies.delete(&scratch->reply_key);
+		half_open_replies.delete(&scratch->reply_key);
+	}
+	return RETRY(add_half_open_reply(&scratch->reply_key, &scratch->reply));
+}
+
+/* Whether all ports of the endpoint were in use a moment ago: then a search would find nothing but
+ * take milliseconds.
+ */
+static __always_inline bool is_exhausted(struct scratch *scratch)
+{
+	u32 *since;
+
+	scratch->key = scratch->reply_key;
+	scratch->key.destination_port = 0;
+	since = exhausted_ports.lookup(&scratch->key);
+	return since && (s32)(scratch->now - *since) < 1;
+}
+
+static __always_inline void note_exhausted(struct scratch *scratch)
+{
+	count(COUNTER_PORTS_EXHAUSTED);
+	scratch->key = scratch->reply_key;
+	scratch->key.destination_port = 0;
+	exhausted_ports.update(&scratch->key, &scratch->now);
+}
+
+/* Reserve a port for the flow in the scratch, the client's own where it is free:
+ * `scratch->reply_key` with that port is the key of `scratch->reply`, which is written there.
+ * `redirect_to`: see struct port_search. False: it is counted why not. Where random ports are taken
+ * it does not return: find_port() looks at all of them, and the packet comes again.
+ */
+static __always_inline bool reserve(struct __sk_buff *skb, u64 redirect_to, struct scratch *scratch)
+{
 	u8 protocol = scratch->reply_key.protocol;
 	int failed = EEXIST_NEGATIVE;
 
@@ -167,16 +213,8 @@ static __always_inline bool reserve(struct __sk_buff *skb, struct scratch *scrat
 				break;
 			scratch->reply_key.destination_port = any_port();
 		}
-		if (place != TAKEN &&
-		    (!scratch->reply.masquerade_digest ||
-		     !is_used_by_others(skb, &flow->endpoint, flow->endpoint_port,
-					&flow->masquerade, scratch->reply_key.destination_port,
-					protocol, scratch))) {
-			if (place == REUSABLE) {
-				replies.delete(&scratch->reply_key);
-				half_open_replies.delete(&scratch->reply_key);
-			}
-			failed = RETRY(add_half_open_reply(&scratch->reply_key, &scratch->reply));
+		if (place != TAKEN) {
+			failed = take_place(skb, place, scratch);
 			if (failed != EEXIST_NEGATIVE)
 				break;
 		}
@@ -186,15 +224,43 @@ static __always_inline bool reserve(struct __sk_buff *skb, struct scratch *scrat
 	}
 	if (!failed)
 		return true;
-	count(failed == EEXIST_NEGATIVE ? COUNTER_PORTS_EXHAUSTED : COUNTER_FLOWS_FULL);
+	if (failed != EEXIST_NEGATIVE) {
+		count(COUNTER_FLOWS_FULL);
+		return false;
+	}
+	if (protocol != IPPROTO_SCTP && !is_exhausted(scratch)) {
+		scratch->search.next = bpf_ntohs(scratch->reply_key.destination_port) - FIRST_PORT;
+		scratch->search.left = PORTS;
+		scratch->search.redirect_to = redirect_to;
+		tail_calls.call(skb, TAIL_FIND_PORT);
+	}
+	note_exhausted(scratch);
 	return false;
 }
 
-/* Make the entries of `scratch->flow`, whose key is `scratch->flow_key`: the reply first, so that no
- * packet of the endpoint is of no flow.
+/* The reply is there: now the flow's own entry. */
+static __always_inline bool flow_write(struct scratch *scratch)
+{
+	const struct flow_key *client = &scratch->flow_key;
+	struct flow *flow = &scratch->flow;
+
+	flow->reply_port = scratch->reply_key.destination_port;
+	if (flow->reply_port != client->source_port)
+		count(COUNTER_PORT_CHANGED);
+	if (RETRY(put_half_open_flow(&scratch->flow_key, flow))) {
+		count(COUNTER_FLOWS_FULL);
+		return false;
+	}
+	port_set_use(client->protocol, client->destination_port, PORT_OF_FRONTEND);
+	port_set_use(client->protocol, flow->endpoint_port, PORT_OF_ENDPOINT);
+	return true;
+}
+
+/* Make the entries of `scratch->flow`, whose key is `scratch->flow_key`: the reply first, so that
+ * no packet of the endpoint is of no flow.
  */
 static __always_inline bool flow_open(struct __sk_buff *skb, const struct packet *packet,
-				      struct scratch *scratch)
+				      u64 redirect_to, struct scratch *scratch)
 {
 	const struct flow_key *client = &scratch->flow_key;
 	struct reply *reply = &scratch->reply;
@@ -214,22 +280,67 @@ static __always_inline bool flow_open(struct __sk_buff *skb, const struct packet
 	flow->last_seen = scratch->now;
 	flow->sequence_end = packet->sequence_end;
 	flow->reply_port = client->source_port;
-	/* Its own port is the one that a direct flow cannot have. */
-	if (flow->flags & FLOW_DIRECT)
-		flow->reply_port = any_port();
 	reply_key_of(&scratch->reply_key, client, flow);
-	if (!reserve(skb, scratch))
+	return reserve(skb, redirect_to, scratch) && flow_write(scratch);
+}
+
+/* Look at the next SEARCH_PORTS ports; true: `scratch->reply_key` has one that is free, or whose
+ * half-open flow is over. It asks less than place_of(): the verifier keeps each branch of each turn
+ * in mind, and has room for 8192.
+ */
+static __always_inline bool search_ports(struct scratch *scratch)
+{
+	struct port_search *search = &scratch->search;
+	const struct node *settings = node_get();
+	u32 oldest = scratch->now;
+
+	if (!settings)
 		return false;
-	flow->reply_port = scratch->reply_key.destination_port;
-	if (flow->reply_port != client->source_port)
-		count(COUNTER_PORT_CHANGED);
-	if (RETRY(put_half_open_flow(&scratch->flow_key, flow))) {
-		count(COUNTER_FLOWS_FULL);
-		return false;
+	oldest -= scratch->reply_key.protocol == IPPROTO_TCP ? settings->tcp_syn : settings->udp;
+#pragma nounroll
+	for (int i = 0; i < SEARCH_PORTS; again(i, 1)) {
+		struct reply *half_open;
+		u32 last_seen = oldest - 1;
+
+		scratch->reply_key.destination_port =
+		    bpf_htons((u16)(FIRST_PORT + search->next % PORTS));
+		search->next += 1;
+		search->left -= 1;
+		if (replies.lookup(&scratch->reply_key))
+			continue;
+		half_open = half_open_replies.lookup(&scratch->reply_key);
+		if (half_open)
+			last_seen = half_open->last_seen;
+		if ((s32)(last_seen - oldest) < 0)
+			return true;
 	}
-	port_set_use(client->protocol, client->destination_port, PORT_OF_FRONTEND);
-	port_set_use(client->protocol, flow->endpoint_port, PORT_OF_ENDPOINT);
-	return true;
+	return false;
+}
+
+/* The rest of reserve(), by a tail call: search for a free port, open the flow in the scratch, and
+ * let the packet come again, which then is of that flow.
+ */
+static __always_inline int continue_search(struct __sk_buff *skb, struct scratch *scratch)
+{
+	if (search_ports(scratch)) {
+		enum place place = place_of(scratch);
+		int failed = EEXIST_NEGATIVE;
+
+		if (place != TAKEN)
+			failed = take_place(skb, place, scratch);
+		if (!failed)
+			return flow_write(scratch)
+				   ? bpf_redirect(skb->ifindex, scratch->search.redirect_to)
+				   : DROP;
+		if (failed != EEXIST_NEGATIVE) {
+			count(COUNTER_FLOWS_FULL);
+			return DROP;
+		}
+	}
+	if (scratch->search.left && scratch->search.left <= PORTS)
+		tail_calls.call(skb, TAIL_FIND_PORT);
+	note_exhausted(scratch);
+	return DROP;
 }
 
 /* What is masqueraded at the device gets, of the family of `like`; unspecified: there is none. */
@@ -239,8 +350,8 @@ static __always_inline const struct address *address_of_device(const struct devi
 	return address_is_v4(like) ? &device->v4 : &device->v6;
 }
 
-/* Set the address that the endpoint is to see in place of the client's: that of the device towards it.
- * False: it has none, which is counted.
+/* Set the address that the endpoint is to see in place of the client's: that of the device towards
+ * it. False: it has none, which is counted.
  */
 static __always_inline bool choose_masquerade(struct flow *flow, u32 ifindex)
 {

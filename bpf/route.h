@@ -12,11 +12,11 @@
 
 #define LOOPBACK_IFINDEX 1 /* in every network namespace (include/net/flow.h) */
 
-/* A note to the next program of ours that sees the packet, where no other one comes in between: right
- * behind a redirect. Nothing depends on it where another program may have been: whatever classifies
- * a packet with TC_ACT_OK overwrites tc_index, and no flow is found by it. Its upper half is this
- * node's: with kind, a packet may bring the note of another node on the same machine. Test runs have
- * no other way in than cb.
+/* A note to the next program of ours that sees the packet, where no other one comes in between:
+ * right behind a redirect. Nothing depends on it where another program may have been: whatever
+ * classifies a packet with TC_ACT_OK overwrites tc_index, and no flow is found by it. Its upper
+ * half is this node's: with kind, a packet may bring the note of another node on the same machine.
+ * Test runs have no other way in than cb.
  */
 #define MARK_NONE 0
 #define MARK_DONE 3 /* needs nothing any more */

@@ -32,3 +32,11 @@ int to_any_l3(struct __sk_buff *skb)
 {
 	return egress(skb, 0);
 }
+
+/* See continue_search(). */
+int find_port(struct __sk_buff *skb)
+{
+	struct scratch *scratch = scratch_get();
+
+	return scratch ? continue_search(skb, scratch) : DROP;
+}

@@ -42,6 +42,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="how many random packets the classifiers get (make fuzz: 10000000)",
     )
     parser.addoption(
+        "--flood",
+        type=int,
+        default=40_000,
+        metavar="N",
+        help="packets of each flood (make floods: 400000); more than 40000: with the default sizes of tables",
+    )
+    parser.addoption(
         "--connects",
         type=int,
         default=10_000,

@@ -5,6 +5,8 @@ of clang and LLVM (130 MB) goes with it. What it made lasts by its pins:
 
     <maps>/NAME          every map that the source declares, pinned by the source itself (PIN_DIR)
     <programs>/NAME      every program, appearing all at once
+    <programs>/tail_calls  the map of that name, with the programs that others continue in: it is emptied by
+                           the kernel when nothing but programs refers to it (prog_array_map_clear())
 
 bcc comes from the distribution (python3-bpfcc), never from PyPI, where that name is another project's.
 """
@@ -17,6 +19,7 @@ import os
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import sysconfig
@@ -30,6 +33,8 @@ _FLAGS = ("-Wall", "-Werror=implicit-function-declaration", "-I/usr/include", "-
 """-g0: bcc asks for debug information, which takes a fifth of the compiler's time, and is used by nobody."""
 _PR_SET_PDEATHSIG = 1
 _CLANG_ERROR = ": error: "  # after the file, line and column
+TAIL_CALLS = "tail_calls"
+_U32 = struct.Struct("=I")
 _LOCAL_INCLUDE = re.compile(r'#include "([^"/]+)"')
 
 
@@ -49,12 +54,13 @@ def build(
     program_pins: Path,
     kept_open: tuple[int, ...] = (),
     beside: tuple[Path, ...] = (),
+    tail_calls: tuple[str, ...] = (),
 ) -> None:
     """Compile `source`, load `programs`, pin them below `program_pins`, which must not exist yet.
 
     Sources `beside` it are compiled as one text with it, so that clang runs once, and maps that are not
     pinned are shared. Maps that are pinned already below `map_pins` are used, without a check of their
-    shape. The child has the file descriptors `kept_open`, too, so that a lock among them lasts as long as
+    shape. `tail_calls`: which of `programs` are put into the map `tail_calls`, in this order. The child has the file descriptors `kept_open`, too, so that a lock among them lasts as long as
     it runs; it ends with us, and leaves signals of the terminal to us.
     Raises Unsupported where bcc is missing or another package, Rejected where clang or the kernel says no.
     """
@@ -64,6 +70,7 @@ def build(
         "programs": [list(program) for program in programs],
         "maps": str(map_pins),
         "pins": str(program_pins),
+        "tail_calls": list(tail_calls),
     }
     child, log = _run(json.dumps(request), kept_open)
     if child.returncode == 0:
@@ -156,11 +163,18 @@ def _load(request: dict[str, Any]) -> None:
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(partial)  # of a child that was killed
     partial.mkdir(parents=True)
-    from ebpfproxy.kernel.bpf import Program
+    from ebpfproxy.kernel.bpf import Map, Program
 
+    loaded_fds = {}
     for name, type_, attach_type in request["programs"]:
         function = loaded.load_func(name.encode(), type_, attach_type=attach_type)
         Program(function.fd, name).pin(partial / name)
+        loaded_fds[name] = function.fd
+    if request["tail_calls"]:
+        called = Map(loaded[TAIL_CALLS.encode()].map_fd, TAIL_CALLS)
+        for index, name in enumerate(request["tail_calls"]):
+            called.update(_U32.pack(index), _U32.pack(loaded_fds[name]))
+        called.pin(partial / TAIL_CALLS)
     partial.rename(pins)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from ebpfproxy.model.address import Address, Family, family, unspecified
 from tests.support import headers
 from tests.support.headers import Headers, Tuple
-from tests.support.packet_path import MARK_FORWARD, REDIRECT, SHOT, UNSPEC
+from tests.support.packet_path import REDIRECT, SHOT, UNSPEC
 
 Place = tuple[Address, int]
 Dialed = tuple[Address, int, int]
@@ -50,6 +50,7 @@ class Judge:
         """All flows are gone."""
         self._known: dict[tuple[str, Tuple], set[Tuple]] = defaultdict(set)
         self._pairs: dict[tuple[str, Address, Address], set[tuple[Address, Address]]] = defaultdict(set)
+        self._forwarded: set[Tuple] = set()  # what ingress sent to an endpoint
 
     def offer(self, dialed: Tuple) -> Offer | None:
         address, _, port = dialed.destination, dialed.source_port, dialed.destination_port
@@ -100,6 +101,7 @@ class Judge:
         assert becomes.source == is_.source
         self._learn("ingress", is_, becomes)
         self._learn("egress", becomes.reversed(), is_.reversed())
+        self._forwarded.add(becomes)
         self.judged["opened"] += 1
 
     def _learn(self, side: str, is_: Tuple, becomes: Tuple) -> None:
@@ -109,19 +111,12 @@ class Judge:
 
     # At egress
 
-    def egress(self, frame: bytes, mark: int, device: str, verdict: int, out: bytes) -> None:
+    def egress(self, frame: bytes, device: str, verdict: int, out: bytes) -> None:
         """`frame`, which did not leave as it came, was of somebody else's, not of the node's own."""
         before = headers.read(frame)
         assert before, "a packet that cannot be parsed was changed"
         if before.protocol in (headers.ICMP, headers.ICMPV6):
             self._icmp("egress", frame, before, verdict, out)
-            return
-        if verdict == SHOT and mark == MARK_FORWARD:
-            if _may_lack_ports(before):
-                self._lacked_its_port(before)
-            else:
-                # The few entries that a small LRU map forgot; a packet without its way back is no use.
-                self.judged["forgotten by half"] += 1
             return
         assert verdict == UNSPEC, f"verdict {verdict} at egress"
         if before.fragment == "later":
@@ -130,23 +125,13 @@ class Judge:
         is_, becomes = before.tuple, self._unharmed(frame, out)
         if becomes in self._known.get(("egress", is_), ()):
             pass
-        elif mark == MARK_FORWARD:
+        elif is_ in self._forwarded:
             assert becomes.source in self._devices[device], f"{is_} was masqueraded as {becomes} at {device}"
             assert becomes[1::2] == is_[1::2], "masquerade changed the destination"
             self._learn_masqueraded(is_, becomes)
         else:
             raise AssertionError(f"{is_} became {becomes}")
         self.judged["translated at egress"] += 1
-
-    def _lacked_its_port(self, before: Headers) -> None:
-        """When the flow that has the port is over, the first packet that gets it may be a later fragment.
-        What it becomes does not show its ports; but then they are those that it has."""
-        is_ = before.tuple
-        if before.fragment == "later":
-            return
-        for address in frozenset().union(*self._devices.values()):
-            if family(address) is family(is_.source):
-                self._learn_masqueraded(is_, is_._replace(source=address))
 
     def _learn_masqueraded(self, is_: Tuple, becomes: Tuple) -> None:
         self._learn("egress", is_, becomes)

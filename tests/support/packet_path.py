@@ -12,21 +12,22 @@ Programs run by themselves here, so what the node's stack does in between is lef
 
 import contextlib
 import dataclasses
+import math
 import os
 import socket
 import struct
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from scapy.layers.l2 import Ether
 from scapy.packet import Packet
 
 from ebpfproxy.dataplanes.ebpf import abi, features
 from ebpfproxy.dataplanes.ebpf.entries import ServicePortEntry, ServicePortKey, render
-from ebpfproxy.dataplanes.ebpf.flow_state import Flow
+from ebpfproxy.dataplanes.ebpf.hooks import TAIL_CALLS
 from ebpfproxy.dataplanes.ebpf.maps import Maps, MapSizes
 from ebpfproxy.dataplanes.ebpf.service_table import ServiceTable
 from ebpfproxy.kernel import netns, tc
@@ -44,7 +45,7 @@ from tests.support.clock import Clock
 from tests.support.packets import HERE
 
 UNSPEC, SHOT, REDIRECT = -1, 2, 7  # TC_ACT_*: other filters go on; dropped; sent out of a device
-MARK_FORWARD, MARK_REPLY, MARK_DONE, MARK_BARE = 0xEB01, 0xEB02, 0xEB03, 0xEB04
+MARK_DONE, MARK_BARE = 0xEB03, 0xEB04
 
 SIZES = MapSizes(
     services=512,
@@ -55,8 +56,11 @@ SIZES = MapSizes(
     flows=131072,  # room for one entry for each port of an address
     source_ranges=256,
 )
-PROGRAMS = ("from_any", "from_any_l3", "to_any")
+PROGRAMS = ("from_any", "from_any_l3", "to_any", *TAIL_CALLS)
 NODE_V4, NODE_V6 = "192.0.2.10", "2001:db8::10"
+
+FLOW_MAPS = ("flows", "half_open_flows")
+REPLY_MAPS = ("replies", "half_open_replies")
 
 _SCHED_CLS = 3
 _U32 = struct.Struct("=I")
@@ -94,6 +98,14 @@ TIMEOUTS = {
     "udp": 30,
     "udp_stream": 180,
 }
+
+
+class Entry(NamedTuple):
+    """An entry of a flow in one of FLOW_MAPS or REPLY_MAPS; `key` and `value` by the fields of abi.h."""
+
+    map: str
+    key: dict[str, Any]
+    value: dict[str, Any]
 
 
 class Outcome(NamedTuple):
@@ -152,7 +164,9 @@ class PacketPath:
     def start_over(self) -> None:
         """No Services and no flows; the node and its devices as at the top of this file."""
         self.serve_nothing()
-        self._empty("flows", "netfilter_flows", "fragments", "affinity", "bypassing")
+        self.forget_flows()
+        self._empty("exhausted_ports")
+        self._empty("netfilter_flows", "affinity", "bypassing")
         self._empty("local_networks", "devices")
         self.set_node()
         for name, side in DEVICES.items():
@@ -163,7 +177,7 @@ class PacketPath:
         self._counted = self._counters()
 
     def forget_flows(self) -> None:
-        self._empty("flows", "fragments")
+        self._empty(*FLOW_MAPS, *REPLY_MAPS, "fragments")
 
     def _empty(self, *names: str) -> None:
         for name in names:
@@ -172,11 +186,11 @@ class PacketPath:
 
     # What the agent writes
 
-    def set_node(self, flags: int = 0, inlet: int = 0, lent_since: int = 0, **timeouts: int) -> None:
+    def set_node(self, flags: int = 0, inlet: int = 0, icmp_rate: int = 0, **timeouts: int) -> None:
         """The one entry of `node`; timeouts in seconds, kube-proxy's unless given. The cookie is 0, by which
         the marks are those that are written here."""
         seconds = TIMEOUTS | timeouts
-        values = (0, lent_since, flags, inlet, *(seconds[name] for name in TIMEOUTS))
+        values = (0, flags, inlet, *(seconds[name] for name in TIMEOUTS), icmp_rate, icmp_rate)
         self.maps["node"].update(_U32.pack(0), abi.NODE.pack(*values))
 
     def set_device(self, name: str, v4: str = "0.0.0.0", v6: str = "::") -> None:
@@ -249,17 +263,28 @@ class PacketPath:
 
     # What the programs keep
 
-    def flows(self) -> dict[bytes, Flow]:
-        """All entries, by key."""
-        return {key: Flow.unpack(value) for key, value in self.maps["flows"].items()}
+    def flows(self, *maps: str) -> dict[bytes, Entry]:
+        """All entries by which clients' packets are found, or those of `maps`, by key."""
+        found = {}
+        for name in maps or FLOW_MAPS:
+            layout = abi.FLOW if name in FLOW_MAPS else abi.REPLY
+            for key, value in self.maps[name].items():
+                found[key] = Entry(name, _fields(abi.FLOW_KEY, key), _fields(layout, value))
+        return found
 
-    def age(self, seconds: float, which: Callable[[Flow], bool] = lambda _: True) -> None:
-        """Entries have seen no packet for so much longer."""
-        for key, flow in self.flows().items():
-            if not which(flow):
-                continue
-            older = flow._replace(last_seen=max(0, flow.last_seen - int(seconds * 1e9)))
-            self.maps["flows"].update(key, older.pack())
+    def replies(self) -> dict[bytes, Entry]:
+        """All entries by which endpoints' packets are found, by key."""
+        return self.flows(*REPLY_MAPS)
+
+    def age(self, seconds: float) -> None:
+        """Entries have seen no packet for so much longer, to two seconds."""
+        units = math.ceil(seconds * 1e9 / (1 << 30))
+        for name in (*FLOW_MAPS, *REPLY_MAPS):
+            layout = abi.FLOW if name in FLOW_MAPS else abi.REPLY
+            for key, value in list(self.maps[name].items()):
+                older = _fields(layout, value)
+                older["last_seen"] = max(0, older["last_seen"] - units)
+                self.maps[name].update(key, layout.pack(*older.values()))
 
     def counted(self) -> dict[str, int]:
         """The counters that went up since `start_over` or the last call, by how much."""
@@ -276,6 +301,10 @@ class PacketPath:
         return {abi.COUNTERS[index]: n for index, n in sums.items() if index in abi.COUNTERS}
 
 
+def _fields(layout: abi.Layout, packed: bytes) -> dict[str, Any]:
+    return dict(zip((field.name for field in layout.fields), layout.unpack(packed), strict=True))
+
+
 @contextlib.contextmanager
 def packet_path(place: BpfPlace, sizes: MapSizes = SIZES, source: Path | None = None) -> Iterator[PacketPath]:
     """Compile, load, make the devices, and be in their namespace within the block."""
@@ -283,7 +312,9 @@ def packet_path(place: BpfPlace, sizes: MapSizes = SIZES, source: Path | None = 
     (folder / "maps").mkdir(parents=True)
     defines = sizes.defines() | features.defines() | {"MARK_IN_CB": "1"}
     specs = tuple(ProgramSpec(name, _SCHED_CLS, 0) for name in PROGRAMS)
-    build(source or abi.source_directory() / "tc.c", defines, specs, folder / "maps", folder / "programs")
+    programs = folder / "programs"
+    code = source or abi.source_directory() / "tc.c"
+    build(code, defines, specs, folder / "maps", programs, tail_calls=TAIL_CALLS)
     with _devices(), contextlib.closing(PacketPath(folder / "maps", folder / "programs")) as made:
         yield made
 

@@ -7,14 +7,14 @@ import sysconfig
 from collections.abc import Iterator, Mapping
 
 from ebpfproxy.dataplanes.ebpf import abi
-from ebpfproxy.dataplanes.ebpf.hooks import CLASSIFIERS, SCHED_CLS, SOCKET_HOOKS
+from ebpfproxy.dataplanes.ebpf.hooks import CLASSIFIERS, SCHED_CLS, SOCKET_HOOKS, TAIL_CALLS
 from ebpfproxy.dataplanes.ebpf.maps import MapSizes
 from ebpfproxy.kernel.compiler import ProgramSpec, expand
 from tests.support.bpf_place import bpf_place
 
 SPECS = (
     *(ProgramSpec(hook.name, hook.program_type, hook.attach_type) for hook in SOCKET_HOOKS),
-    *(ProgramSpec(name, SCHED_CLS, 0) for name in CLASSIFIERS),
+    *(ProgramSpec(name, SCHED_CLS, 0) for name in (*CLASSIFIERS, *TAIL_CALLS)),
 )
 _SIZES = MapSizes(64, 64, 64, 64, 64, 64, 64)
 _LOAD_64, _EXIT, _CALL, _GOTO = 0x18, 0x95, 0x85, 0x05

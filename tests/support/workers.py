@@ -15,6 +15,7 @@ TOGETHER: Sequence[str] = (
     "tests/kernel/test_benches.py",
     "tests/kernel/test_packet_",
     "tests/kernel/test_socket_",
+    "tests/kernel/floods/",
 )
 """Beginnings of files' names: each stands for tests that one worker runs, one after the other."""
 FIRST = (*TOGETHER, "tests/kernel/test_agent_", "tests/deploy/")

@@ -38,3 +38,6 @@ CONNECT4 = next(hook for hook in SOCKET_HOOKS if hook.name == "connect4")
 
 CLASSIFIERS = ("from_any", "from_any_l3", "to_any", "to_any_l3")
 """The programs for network devices, by the names of their functions and pins."""
+
+TAIL_CALLS = ("find_port",)
+"""The programs of the map `tail_calls` of bpf/maps.h, in its order."""

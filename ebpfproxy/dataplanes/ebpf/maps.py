@@ -9,9 +9,9 @@ from ebpfproxy.errors import AbiMismatch
 from ebpfproxy.kernel.bpf import Map
 
 _U32, _ADDRESS = 4, 16
-_HALF_OPEN_PART, _HALF_OPEN_MIN = 4, 4096
-"""Half-open flows have a quarter of the room of established ones. With the default that is 65 536, as many as
-have a port of their own towards one endpoint."""
+_HALF_OPEN_PART, _HALF_OPEN_MIN = 8, 4096
+"""Half-open flows have an eighth of the room of established ones. With the default that is 32 768: a flood
+takes at most half of the ports by which one endpoint can be reached."""
 _SHAPES = {
     "services": (abi.SERVICE_KEY.size, abi.SERVICE.size),
     "service_names": (_U32, abi.SERVICE_NAME.size),
@@ -33,6 +33,11 @@ _SHAPES = {
     "half_open_flows": (abi.FLOW_KEY.size, abi.FLOW.size),
     "half_open_replies": (abi.FLOW_KEY.size, abi.REPLY.size),
     "flow_ports": (_U32, abi.PORT_USES.size),
+    "exhausted_ports": (abi.FLOW_KEY.size, _U32),
+    "former_flows": (_U32, _U32),
+    "former_replies": (_U32, _U32),
+    "former_half_open_flows": (_U32, _U32),
+    "former_half_open_replies": (_U32, _U32),
     "icmp_budget": (_U32, abi.ICMP_BUDGET.size),
     "netfilter_flows": (abi.FLOW_KEY.size, _U32),
     "fragments": (abi.FRAGMENT_KEY.size, abi.FRAGMENT.size),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ebpfproxy.dataplanes.ebpf import abi, features
 from ebpfproxy.dataplanes.ebpf.entries import ATTACHED, OUTDATED
-from ebpfproxy.dataplanes.ebpf.hooks import CLASSIFIERS, SCHED_CLS, SOCKET_HOOKS, Hook
+from ebpfproxy.dataplanes.ebpf.hooks import CLASSIFIERS, SCHED_CLS, SOCKET_HOOKS, TAIL_CALLS, Hook
 from ebpfproxy.dataplanes.ebpf.maps import MapSizes, is_complete
 from ebpfproxy.dataplanes.ebpf.pins import Pins
 from ebpfproxy.errors import KernelError, NotFound, Rejected, Unsupported
@@ -54,13 +54,22 @@ class Programs:
         source, *beside = (abi.source_directory() / name for name in _SOURCES)
         settings = sizes.defines() | features.defines()
         self._specs = tuple(ProgramSpec(h.name, h.program_type, h.attach_type) for h in self.hooks)
-        self._specs += tuple(ProgramSpec(name, SCHED_CLS, 0) for name in CLASSIFIERS)
+        self._specs += tuple(ProgramSpec(name, SCHED_CLS, 0) for name in (*CLASSIFIERS, *TAIL_CALLS))
         self.directory = pins.programs(
             self.layout, expand(source, *beside) + str(settings) + str(self._specs)
         )
         if not self.is_pinned():
             self._make_room()
-            build(source, settings, self._specs, self.maps, self.directory, kept_open, tuple(beside))
+            build(
+                source,
+                settings,
+                self._specs,
+                self.maps,
+                self.directory,
+                kept_open,
+                tuple(beside),
+                TAIL_CALLS,
+            )
             log.info("compiled and loaded", programs=len(self._specs), layout=self.layout.name)
         self._programs = {spec.name: Program.pinned(self.directory / spec.name) for spec in self._specs}
         self._ids = {name: program.id for name, program in self._programs.items()}

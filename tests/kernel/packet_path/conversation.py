@@ -12,6 +12,9 @@ from tests.kernel.packet_path.served import CLIENT_PORT, PORTS, TCP
 from tests.support.packet_path import UNSPEC, Outcome, PacketPath
 from tests.support.packets import Places, ip, transport
 
+NEXT = 5
+"""The sequence number behind a SYN with its data, which both sides wait for."""
+
 ERRORS: dict[str, tuple[Callable[[], Packet], Callable[[], Packet]]] = {
     "too big": (lambda: ICMP(type=3, code=4, nexthopmtu=1400), lambda: ICMPv6PacketTooBig(mtu=1400)),
     "port unreachable": (lambda: ICMP(type=3, code=3), lambda: ICMPv6DestUnreach(code=4)),
@@ -35,9 +38,17 @@ def request(
     **fields: Any,
 ) -> Packet:
     """Of the usual client to the external address, unless `client` or `to` says otherwise. `fields` are
-    those of the transport's header."""
+    those of the transport's header; a segment without SYN has the numbers of one that follows the SYN."""
+    if protocol is TCP:
+        fields = _numbered(fields)
     addresses = client or at.client, to or at.external
     return ip(*addresses) / transport(protocol, port, PORTS[protocol], **fields)
+
+
+def _numbered(fields: dict[str, Any]) -> dict[str, Any]:
+    """Sequence numbers as both sides wait for them; each SYN begins at 0 and has 4 bytes of data."""
+    flags = fields.get("flags", "S")
+    return {"seq": 0 if "S" in flags else NEXT, "ack": NEXT if flags != "S" else 0} | fields
 
 
 def answer(got: Outcome, **fields: Any) -> Packet:
@@ -45,7 +56,7 @@ def answer(got: Outcome, **fields: Any) -> Packet:
     packet = got.packet
     protocol = next(each for each in Protocol if each.name in packet)
     if protocol is Protocol.TCP:
-        fields = {"flags": "SA"} | fields
+        fields = _numbered({"flags": "SA"} | fields)
     back = ip(packet.payload.dst, packet.payload.src)
     return back / transport(protocol, packet.dport, packet.sport, **fields)
 
@@ -53,12 +64,12 @@ def answer(got: Outcome, **fields: Any) -> Packet:
 def established(
     path: PacketPath, at: Places, towards: str = "tunnel", protocol: Protocol = Protocol.TCP, **fields: Any
 ) -> Outcome:
-    """A TCP connection that was opened by both sides, and acknowledged; of another protocol a packet that was
-    answered. What the endpoint got first."""
+    """A connection that both sides have opened: TCP's handshake, or a packet, its answer and another one.
+    What the endpoint got first."""
     got = path.forward(request(at, protocol=protocol, **fields), "net", towards)
     path.forward(answer(got), towards, "net")
-    if protocol is Protocol.TCP:
-        path.forward(request(at, flags="A", **fields), "net", towards)
+    more = {"flags": "A"} if protocol is TCP else {}
+    path.forward(request(at, protocol=protocol, **more, **fields), "net", towards)
     return got
 
 

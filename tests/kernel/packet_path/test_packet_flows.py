@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from ebpfproxy.dataplanes.ebpf import abi
-from ebpfproxy.dataplanes.ebpf.flow_state import Flow
 from ebpfproxy.model.address import Protocol, parse_address
 from tests.kernel.packet_path import served
-from tests.kernel.packet_path.conversation import answer, established, request
+from tests.kernel.packet_path.conversation import NEXT, answer, established, is_left_alone, request
 from tests.kernel.packet_path.served import CLIENT_PORT, PORTS, TARGETS, UDP, families, serve, translatable
-from tests.support.packet_path import MARK_FORWARD, SHOT, UNSPEC, PacketPath
+from tests.support import headers
+from tests.support.packet_path import REDIRECT, SHOT, UNSPEC, Entry, PacketPath
 from tests.support.packets import V4, Places, become, ip, transport
 
 pytestmark = pytest.mark.kernel
@@ -93,25 +93,43 @@ def test_a_port_that_a_socket_of_this_node_uses_is_not_taken(
 def test_no_port_left_drops_the_flow_and_counts_it(path: PacketPath, at: Places, protocol: Protocol) -> None:
     """cilium #8740. Whoever has a port keeps it."""
     serve(path, at, at.there)
-    first = path.forward(request(at, protocol), "net", "tunnel")
-    (key, flow), = ((k, f) for k, f in path.flows().items() if f.way == abi.FROM_ENDPOINT)  # fmt: skip
-    path.maps["flows"].update_all(list(_every_port(key, flow._replace(client=parse_address(at.router)))))
+    first = established(path, at, protocol=protocol)
+    (entry,) = path.replies().items()
+    path.maps["replies"].update_all(list(_every_port(*entry, client=at.router)))
     path.counted()
     assert path.forward(request(at, protocol, CLIENT_PORT + 1), "net", "tunnel").verdict == SHOT
     assert path.counted() == {"packet_new": 1, "ports_exhausted": 1}
     assert path.forward(answer(first), "tunnel", "net").packet.dport == CLIENT_PORT
 
 
-def _every_port(key: bytes, flow: Flow) -> Iterator[tuple[bytes, bytes]]:
-    """As if the client of `flow` had opened as many."""
-    at = abi.FLOW_KEY.offset("destination_port")
-    for port in range(1, 65536):
-        if htons(port) != flow.masquerade_port:
-            value = flow._replace(
-                masquerade_port=htons(port), client_port=htons(port), between_port=htons(port)
-            )
-            packed = htons(port).to_bytes(2, "little")
-            yield key[:at] + packed + key[at + 2 :], value.pack()
+@families
+@translatable
+@pytest.mark.parametrize("free", [1024, 33333, 65535])
+def test_the_last_free_port_is_found(path: PacketPath, at: Places, protocol: Protocol, free: int) -> None:
+    """All 64 512 are looked at, and then the packet comes again: its flow is known."""
+    serve(path, at, at.there)
+    established(path, at, protocol=protocol)
+    (entry,) = path.replies().items()
+    entries = dict(_every_port(*entry, client=at.router))
+    at_port = abi.FLOW_KEY.offset("destination_port")
+    path.maps["replies"].update_all(
+        [(key, value) for key, value in entries.items() if key[at_port : at_port + 2] != free.to_bytes(2)]
+    )
+    first = request(at, protocol, CLIENT_PORT + 1)
+    again = path.ingress(first)
+    assert again == (REDIRECT, bytes(first), 0)
+    got = path.forward(again.packet, "net", "tunnel")
+    assert (got.packet.payload.src, got.packet.sport) == (at.masquerade, free)
+    assert path.forward(answer(got), "tunnel", "net").packet.dport == CLIENT_PORT + 1
+
+
+def _every_port(key: bytes, entry: Entry, client: str) -> Iterator[tuple[bytes, bytes]]:
+    """As if `client` had opened as many."""
+    for port in range(1024, 65536):
+        if htons(port) != entry.key["destination_port"]:
+            fields = entry.key | {"destination_port": htons(port)}
+            value = entry.value | {"client": parse_address(client), "client_port": htons(port)}
+            yield abi.FLOW_KEY.pack(*fields.values()), abi.REPLY.pack(*value.values())
 
 
 def test_a_device_without_an_address_drops_and_counts_it(path: PacketPath) -> None:
@@ -121,59 +139,91 @@ def test_a_device_without_an_address_drops_and_counts_it(path: PacketPath) -> No
     assert path.counted()["no_address"] == 1
 
 
-# Entries that are lost
+# Half-open and established
 
 
-LOSSES = [
-    # The endpoint is; the entry that is lost; who sends next. Without masquerade the client's packets have
-    # no entry but FROM_CLIENT, the endpoint's none but BETWEEN: then nobody could know whose they are.
-    ("here", "FROM_CLIENT", "endpoint"),
-    ("here", "BETWEEN", "client"),
-    ("there", "FROM_CLIENT", "endpoint"),
-    ("there", "BETWEEN", "client"),
-    ("there", "BETWEEN", "endpoint"),
-    ("there", "FROM_ENDPOINT", "client"),
-]
+def _maps(path: PacketPath) -> tuple[set[str], set[str]]:
+    return {each.map for each in path.flows().values()}, {each.map for each in path.replies().values()}
+
+
+HALF_OPEN = {"half_open_flows"}, {"half_open_replies"}
+ESTABLISHED = {"flows"}, {"replies"}
+
+
+@families
+@pytest.mark.parametrize("where", ["here", "there"])
+def test_a_connection_is_established_by_the_acknowledgment_of_the_endpoints_syn(
+    path: PacketPath, at: Places, where: str
+) -> None:
+    serve(path, at, getattr(at, where))
+    towards = "tunnel" if where == "there" else "pod"
+    got = path.forward(request(at), "net", towards)
+    path.forward(request(at, flags="A"), "net", towards)  # of what nobody has sent yet
+    path.forward(answer(got), towards, "net")
+    path.forward(request(at, flags="A", ack=77), "net", towards)
+    assert _maps(path) == HALF_OPEN
+    path.forward(request(at, flags="A"), "net", towards)
+    assert _maps(path) == ESTABLISHED
+
+
+@families
+def test_a_datagram_that_follows_an_answer_establishes(path: PacketPath, at: Places) -> None:
+    serve(path, at, at.there)
+    got = path.forward(request(at, UDP), "net", "tunnel")
+    path.forward(request(at, UDP), "net", "tunnel")
+    path.forward(answer(got), "tunnel", "net")
+    assert _maps(path) == HALF_OPEN
+    path.forward(request(at, UDP), "net", "tunnel")
+    assert _maps(path) == ESTABLISHED
 
 
 @families
 @translatable
-@pytest.mark.parametrize(("where", "way", "sender"), LOSSES)
-def test_a_flow_that_lost_an_entry_is_healed_by_the_next_packet(
-    path: PacketPath, at: Places, protocol: Protocol, where: str, way: str, sender: str
+def test_what_does_not_fit_among_the_established_goes_on_half_open(
+    path: PacketPath, at: Places, protocol: Protocol
 ) -> None:
-    """cilium #34833, #31643: an LRU map evicts one entry of a flow and not the others, the longest unused."""
-    serve(path, at, getattr(at, where))
-    towards = "tunnel" if where == "there" else "pod"
-    got = path.forward(request(at, protocol), "net", towards)
-    back = path.forward(answer(got), towards, "net")
-    later: dict[str, Any] = {"flags": "A"} if protocol is served.TCP else {}
-    path.age(2)
-    before = path.flows()
-    (lost,) = (key for key, flow in before.items() if flow.way == getattr(abi, way))
-    path.maps["flows"].delete(lost)
-    if sender == "client":
-        again = path.forward(request(at, protocol, **later), "net", towards)
-        assert again.packet.payload.dst == getattr(at, where)
-        assert again.packet.sport == got.packet.sport
-    else:
-        again = path.forward(answer(got, **later), towards, "net")
-        assert again.packet.payload.src == at.external
-    assert path.flows().keys() == before.keys()
-    assert path.counted()["healed"] == 1
-    assert path.forward(answer(got), towards, "net").raw == back.raw
-    assert path.forward(request(at, protocol, **later), "net", towards).packet.sport == got.packet.sport
+    serve(path, at, at.there)
+    room = path.maps["flows"].shape.max_entries
+    filler = [(n.to_bytes(abi.FLOW_KEY.size, "little"), bytes(abi.FLOW.size)) for n in range(room)]
+    path.maps["flows"].update_all(filler)
+    got = established(path, at, protocol=protocol)
+    assert path.counted()["flows_full"] == 1
+    more: dict[str, Any] = {"flags": "PA"} if protocol is served.TCP else {}
+    assert path.forward(request(at, protocol, **more), "net", "tunnel").packet.payload.dst == at.there
+    assert path.forward(answer(got, **more), "tunnel", "net").packet.payload.src == at.external
 
 
-def test_a_client_whose_entry_is_lost_begins_anew_where_it_was(path: PacketPath) -> None:
-    """A datagram: its other entries are found to be its own, and none is left behind."""
-    serve(path, V4, V4.there)
-    got = path.forward(request(V4, UDP), "net", "tunnel")
-    before = path.flows()
-    (lost,) = (key for key, flow in before.items() if flow.way == abi.FROM_CLIENT)
-    path.maps["flows"].delete(lost)
-    assert path.forward(request(V4, UDP), "net", "tunnel").raw == got.raw
-    assert path.flows().keys() == before.keys()
+@families
+@translatable
+def test_a_flood_leaves_established_flows_alone(path: PacketPath, at: Places, protocol: Protocol) -> None:
+    """More half-open flows than there is room for, and then the idle one goes on."""
+    serve(path, at, at.there)
+    got = established(path, at, protocol=protocol)
+    run = path.runs_in("net").run
+    room = path.maps["half_open_flows"].shape.max_entries
+    flood = bytearray(bytes(request(at, protocol, CLIENT_PORT, client=at.router)))
+    ports = headers.parts(bytes(flood)).outer.l4
+    for number in range(room + room // 4):
+        flood[ports : ports + 2] = (1024 + number % 64000).to_bytes(2)
+        run(bytes(flood))
+    more: dict[str, Any] = {"flags": "PA"} if protocol is served.TCP else {}
+    assert path.forward(request(at, protocol, **more), "net", "tunnel").packet.payload.dst == at.there
+    assert path.forward(answer(got, **more), "tunnel", "net").packet.payload.dst == at.client
+
+
+@families
+@translatable
+@pytest.mark.parametrize("lost", ["flows", "replies"])
+def test_a_half_open_flow_that_lost_an_entry_opens_again(
+    path: PacketPath, at: Places, protocol: Protocol, lost: str
+) -> None:
+    """cilium #34833, #31643: an LRU map evicts one entry of a flow and not the other."""
+    serve(path, at, at.there)
+    got = path.forward(request(at, protocol), "net", "tunnel")
+    (key,) = getattr(path, lost)()
+    path.maps[f"half_open_{lost}"].delete(key)
+    assert path.forward(request(at, protocol), "net", "tunnel").raw == got.raw
+    assert path.forward(answer(got), "tunnel", "net").packet.payload.src == at.external
 
 
 # Flows that end, and new ones
@@ -212,11 +262,49 @@ def test_one_fin_does_not_end_a_flow(path: PacketPath) -> None:
     assert path.ingress(request(V4, flags="A")).packet.payload.dst == V4.there
 
 
-def test_a_syn_of_an_open_flow_whose_endpoint_is_gone_chooses_anew(path: PacketPath) -> None:
-    """A client behind a small pool of ports uses one again, long after: cilium re-selects there, too."""
+@families
+def test_a_syn_on_a_live_flow_never_chooses_another_endpoint(path: PacketPath, at: Places) -> None:
+    """Whoever lives answers it with a challenge (RFC 5961, 4)."""
+    serve(path, at, at.there)
+    established(path, at)
+    serve(path, at, at.here)
+    assert path.ingress(request(at, seq=0xBADBAD)).packet.payload.dst == at.there
+    assert path.ingress(request(at, flags="A")).packet.payload.dst == at.there
+
+
+@families
+@pytest.mark.parametrize("side", ["client", "endpoint"])
+@pytest.mark.parametrize("flags", ["R", "FA"])
+def test_a_segment_out_of_the_window_ends_nothing(
+    path: PacketPath, at: Places, side: str, flags: str
+) -> None:
+    """RFC 5961, 3."""
+    serve(path, at, at.there)
+    got = established(path, at)
+    for end in ("client", "endpoint") if flags == "FA" else (side,):
+        number = {"seq": NEXT + (1 << 30)} if end == side else {}
+        if end == "client":
+            path.forward(request(at, flags=flags, **number), "net", "tunnel")
+        else:
+            path.forward(answer(got, flags=flags, **number), "tunnel", "net")
+    serve(path, at, at.here)
+    assert path.ingress(request(at, seq=77)).packet.payload.dst == at.there
+
+
+def test_a_reset_behind_data_that_is_under_way_is_the_end(path: PacketPath) -> None:
+    """As conntrack takes it: the endpoint has not acknowledged the data yet."""
     serve(path, V4, V4.there)
     established(path, V4)
-    assert path.ingress(request(V4)).packet.payload.dst == V4.there, "a stray SYN"
+    path.forward(request(V4, flags="PA"), "net", "tunnel")
+    path.forward(request(V4, flags="R", seq=NEXT + 4), "net", "tunnel")
+    serve(path, V4, V4.here)
+    assert path.ingress(request(V4)).packet.payload.dst == V4.here
+
+
+def test_a_connection_that_was_refused_may_begin_again_elsewhere(path: PacketPath) -> None:
+    serve(path, V4, V4.there)
+    got = path.forward(request(V4), "net", "tunnel")
+    path.forward(answer(got, flags="RA", seq=0), "tunnel", "net")
     serve(path, V4, V4.here)
     assert path.ingress(request(V4)).packet.payload.dst == V4.here
 
@@ -280,53 +368,48 @@ SHORT = {
 """Seconds, less than any machine is up that runs tests: its clock is what flows are timed by."""
 
 
-@pytest.mark.parametrize("state", ["tcp_syn", "tcp_established", "tcp_close_wait", "tcp_fin"])
-def test_a_tcp_flow_counts_as_over_when_its_time_is_up(path: PacketPath, state: str) -> None:
-    """Before the collector comes round; to two seconds."""
-    path.set_node(**SHORT)
-    serve(path, V4, V4.there)
-    got = path.forward(request(V4), "net", "tunnel")
-    if state != "tcp_syn":
-        established(path, V4)
-    if state in ("tcp_close_wait", "tcp_fin"):
-        path.forward(request(V4, flags="FA"), "net", "tunnel")
-    if state == "tcp_fin":
-        path.forward(answer(got, flags="FA"), "tunnel", "net")
-    more = request(V4, flags="A")
-    path.age(SHORT[state] - 2)
-    flows = path.flows()
-    assert path.ingress(more).raw != bytes(more)
-    for key, flow in flows.items():  # as if it had not been seen
-        path.maps["flows"].update(key, flow.pack())
-    path.age(4)
-    assert path.ingress(more).raw == bytes(more)
-
-
-@pytest.mark.parametrize(("answered", "timeout"), [(False, "udp"), (True, "udp_stream")])
-def test_a_udp_flow_counts_as_over_when_its_time_is_up(
-    path: PacketPath, answered: bool, timeout: str
+@families
+@translatable
+def test_a_half_open_flow_is_over_when_its_time_is_up(
+    path: PacketPath, at: Places, protocol: Protocol
 ) -> None:
     path.set_node(**SHORT)
-    serve(path, V4, V4.there)
-    got = path.forward(request(V4, UDP), "net", "tunnel")
-    if answered:
-        path.forward(answer(got), "tunnel", "net")
+    serve(path, at, at.there)
+    timeout = SHORT["tcp_syn" if protocol is served.TCP else "udp"]
+    path.forward(request(at, protocol), "net", "tunnel")
     path.counted()
-    path.age(SHORT[timeout] - 2)
-    path.ingress(request(V4, UDP))
+    path.age(timeout - 3)
+    path.ingress(request(at, protocol))
     assert not path.counted()
-    path.age(SHORT[timeout] + 2)
-    path.ingress(request(V4, UDP))
+    path.age(timeout + 2)
+    path.ingress(request(at, protocol))
     assert path.counted() == {"packet_new": 1}
 
 
 @families
+def test_a_stream_is_over_when_neither_side_has_sent_for_its_time(path: PacketPath, at: Places) -> None:
+    path.set_node(**SHORT)
+    serve(path, at, at.there)
+    got = established(path, at, protocol=UDP)
+    path.counted()
+    path.age(SHORT["udp_stream"] + 2)
+    path.forward(answer(got), "tunnel", "net")
+    path.forward(request(at, UDP), "net", "tunnel")
+    assert not path.counted()
+    path.age(SHORT["udp_stream"] + 2)
+    path.forward(request(at, UDP), "net", "tunnel")
+    assert path.counted()["packet_new"] == 1
+
+
+@families
 @translatable
-def test_a_port_is_free_again_when_its_flow_is_over(path: PacketPath, at: Places, protocol: Protocol) -> None:
+def test_a_port_is_free_again_when_its_half_open_flow_is_over(
+    path: PacketPath, at: Places, protocol: Protocol
+) -> None:
     path.set_node(**SHORT)
     serve(path, at, at.there)
     path.forward(request(at, protocol), "net", "tunnel")
-    path.age(SHORT["tcp_established"] + 2)
+    path.age(SHORT["tcp_syn"] + 2)
     other = ip(at.router, at.external) / transport(protocol, CLIENT_PORT, PORTS[protocol])
     assert path.forward(other, "net", "tunnel").packet.sport == CLIENT_PORT
 
@@ -377,17 +460,25 @@ def _sums(path: PacketPath) -> list[int]:
     return sums
 
 
-def test_marks_of_another_node_of_this_machine_mean_nothing(path: PacketPath) -> None:
-    """In a test, or with kind: one node's egress is the other's ingress, and the packet is the same."""
-    serve(path, V4, V4.here)
-    packet = ip(V4.client, V4.router) / transport(served.TCP, 1, 2)
-    another = MARK_FORWARD + 0x100
-    assert path.ingress(packet, mark=another) == (UNSPEC, bytes(packet), another)
-    assert path.ingress(request(V4), mark=another).packet.payload.dst == V4.here
+@families
+def test_what_a_port_of_a_bridge_has_translated_the_bridge_leaves_alone(path: PacketPath, at: Places) -> None:
+    """Without a note from one program to the other, which others in between may overwrite."""
+    serve(path, at, at.there)
+    once = path.ingress(request(at))
+    assert is_left_alone(path.ingress(once.packet), once.packet)
+    gone = path.egress(once.packet, "tunnel", came_in="net")
+    back = path.ingress(answer(gone), "tunnel")
+    assert is_left_alone(path.ingress(back.packet, "tunnel"), back.packet)
 
 
-def test_what_a_port_of_a_bridge_has_translated_the_bridge_leaves_alone(path: PacketPath) -> None:
-    serve(path, V4, V4.there)
-    once = path.ingress(request(V4))
-    assert once.mark == MARK_FORWARD
-    assert path.ingress(once.packet, mark=once.mark) == once._replace(verdict=UNSPEC)
+@families
+@translatable
+def test_a_packet_needs_no_mark_to_be_masqueraded(path: PacketPath, at: Places, protocol: Protocol) -> None:
+    """Whatever classifies it in between (TC_ACT_OK) overwrites tc_index."""
+    serve(path, at, at.there)
+    before = path.ingress(request(at, protocol), mark=0xEB02)
+    assert before.mark == 0
+    gone = path.egress(before.raw, "tunnel", mark=0x1234, came_in="net")
+    assert gone.packet.payload.src == at.masquerade
+    back = path.ingress(answer(gone), "tunnel", mark=0x77)
+    assert path.egress(back.raw, "net", mark=0, came_in="tunnel").packet.payload.src == at.external

@@ -6,11 +6,10 @@ from scapy.layers.inet6 import IPv6, IPv6ExtHdrDestOpt, IPv6ExtHdrFragment, frag
 from scapy.layers.l2 import Ether
 from scapy.packet import Packet
 
-from ebpfproxy.model.address import Protocol, parse_address
+from ebpfproxy.model.address import Protocol
 from tests.kernel.packet_path.served import CLIENT_PORT, PORTS, SCTP, TARGETS, TCP, UDP, families, serve
-from tests.support.packet_judge import Judge
-from tests.support.packet_path import SHOT, UNSPEC, Outcome, PacketPath
-from tests.support.packets import HERE, THERE, V4, V6, Places, become, ip, transport
+from tests.support.packet_path import UNSPEC, PacketPath
+from tests.support.packets import HERE, THERE, V6, Places, become, ip, transport
 
 pytestmark = pytest.mark.kernel
 
@@ -64,27 +63,6 @@ def test_a_later_fragment_that_comes_first_is_left_alone(path: PacketPath, at: P
     assert path.counted() == {"fragment_orphan": 1}
     assert path.ingress(first).raw != first
     assert path.ingress(second).raw != second
-
-
-def test_the_port_that_a_first_fragment_lacked_is_free_when_a_later_one_comes(path: PacketPath) -> None:
-    """SCTP's ports are not changed, so two clients with one port are one too many, until the former is over.
-    The rest of the datagram cannot harm then: nobody has its first fragment."""
-    serve(path, V4, V4.there)
-    former = whole(V4, SCTP)
-    former["IP"].src = "198.51.100.8"
-    assert path.forward(former, "net", "tunnel").verdict == UNSPEC
-    first, second, *_ = cut(bytes(whole(V4, SCTP)))
-    judge = Judge({}, frozenset(), {"tunnel": frozenset({parse_address(V4.masquerade)})})
-
-    def forwarded(piece: bytes) -> Outcome:
-        at_ingress = path.ingress(piece)
-        at_egress = path.egress(at_ingress.raw, "tunnel", at_ingress.mark, "net")
-        judge.egress(at_ingress.raw, at_ingress.mark, "tunnel", at_egress.verdict, at_egress.raw)
-        return at_egress
-
-    assert [forwarded(first).verdict, forwarded(second).verdict] == [SHOT, SHOT]
-    path.age(1000, lambda flow: flow.client == parse_address("198.51.100.8"))
-    assert forwarded(second).packet.payload.src == V4.masquerade
 
 
 @families

@@ -1,7 +1,6 @@
 """Who is after the port that a flow is masqueraded with: other clients, spoofed resets, and others on this
 node that translate, too."""
 
-import socket
 from typing import Any
 
 import pytest
@@ -9,17 +8,14 @@ from scapy.layers.inet import TCP
 from scapy.layers.sctp import SCTP, SCTPChunkInit
 
 from ebpfproxy.dataplanes.ebpf import abi
-from ebpfproxy.model.address import Protocol
+from ebpfproxy.model.address import Protocol, parse_address
 from tests.kernel.packet_path import served
 from tests.kernel.packet_path.conversation import answer, error, established, finish, is_left_alone, request
 from tests.kernel.packet_path.served import CLIENT_PORT, PORTS, TARGETS, families, serve, translatable
-from tests.support.packet_path import MARK_FORWARD, UNSPEC, Outcome, PacketPath
-from tests.support.packets import V4, Places, become, ip, transport
+from tests.support.packet_path import UNSPEC, Outcome, PacketPath
+from tests.support.packets import Places, become, ip, transport
 
 pytestmark = pytest.mark.kernel
-
-SHORT = {"tcp_established": 50, "tcp_fin": 10}
-"""Seconds, less than any machine is up that runs tests."""
 
 
 def receiver(path: PacketPath, got: Outcome) -> str:
@@ -47,36 +43,9 @@ def test_a_spoofed_reset_does_not_give_a_port_away(path: PacketPath, at: Places)
 
 
 @families
-@pytest.mark.parametrize("side", ["client", "endpoint"])
-def test_a_packet_after_a_reset_makes_the_flow_go_on(path: PacketPath, at: Places, side: str) -> None:
-    """With all the time that a connection has, whoever sends it."""
-    path.set_node(**SHORT)
-    serve(path, at, at.there)
-    got = established(path, at)
-    path.forward(request(at, flags="R", seq=0xDEADBEEF), "net", "tunnel")
-    if side == "client":
-        path.forward(request(at, flags="A"), "net", "tunnel")
-    else:
-        path.forward(answer(got, flags="A"), "tunnel", "net")
-    path.age(SHORT["tcp_fin"] + 5)
-    assert receiver(path, got) == at.client
-    assert path.forward(request(at, flags="A"), "net", "tunnel").packet.payload.dst == at.there
-
-
-def test_a_reset_that_nothing_follows_is_the_end(path: PacketPath) -> None:
-    path.set_node(**SHORT)
-    serve(path, V4, V4.there)
-    got = established(path, V4)
-    path.forward(request(V4, flags="R"), "net", "tunnel")
-    path.age(SHORT["tcp_fin"] + 5)
-    late = answer(got, flags="PA")
-    assert is_left_alone(path.ingress(late, "tunnel"), late)
-
-
-@families
-def test_a_closed_flows_port_is_nobody_elses_until_it_is_over(path: PacketPath, at: Places) -> None:
-    """The last FIN may be sent again, and must not come from another client's connection."""
-    path.set_node(**SHORT)
+def test_a_closed_flows_port_is_nobody_elses(path: PacketPath, at: Places) -> None:
+    """The last FIN may be sent again, and must not come from another client's connection. The agent's
+    collector removes the flow when its time is up."""
     serve(path, at, at.there)
     got = established(path, at)
     finish(path, at, got)
@@ -85,37 +54,6 @@ def test_a_closed_flows_port_is_nobody_elses_until_it_is_over(path: PacketPath, 
     again = path.forward(request(at, flags="FA"), "net", "tunnel")
     assert (again.packet.payload.src, again.packet.sport) == (at.masquerade, CLIENT_PORT)
     assert receiver(path, got) == at.client
-    path.age(SHORT["tcp_fin"] + 5)
-    third = ip(at.pod, at.external) / transport(served.TCP, CLIENT_PORT, PORTS[served.TCP])
-    assert path.forward(third, "pod", "tunnel").packet.sport == CLIENT_PORT
-
-
-@families
-def test_who_lost_a_port_by_eviction_gets_another(path: PacketPath, at: Places) -> None:
-    """And who has it now keeps it, whatever becomes of the first flow."""
-    serve(path, at, at.there)
-    first = established(path, at)
-    (lost,) = (key for key, flow in path.flows().items() if flow.way == abi.FROM_ENDPOINT)
-    path.maps["flows"].delete(lost)
-    second = established(path, at, client=at.router)
-    assert second.packet.sport == first.packet.sport == CLIENT_PORT
-    path.age(2)
-    moved = path.forward(request(at, flags="PA"), "net", "tunnel")
-    assert moved.packet.payload.dst == at.there
-    assert moved.packet.sport != CLIENT_PORT
-    assert receiver(path, moved) == at.client
-    assert receiver(path, second) == at.router
-    path.forward(request(at, flags="R"), "net", "tunnel")
-    ours = [flow for flow in path.flows().values() if flow.flags & abi.FLOW_RESET]
-    assert ours
-    assert {flow.client for flow in ours}.isdisjoint(_clients(path, CLIENT_PORT))
-    assert path.forward(request(at, client=at.router, flags="A"), "net", "tunnel").packet.sport == CLIENT_PORT
-
-
-def _clients(path: PacketPath, port: int) -> set[bytes]:
-    """Those who are masqueraded with that port."""
-    known = (flow for flow in path.flows().values() if flow.way == abi.FROM_ENDPOINT)
-    return {flow.client for flow in known if flow.masquerade_port == socket.htons(port)}
 
 
 # Others that translate
@@ -130,11 +68,9 @@ def test_what_somebody_else_masqueraded_is_passed_on_and_its_reply_translated(
     serve(path, at, at.there)
     dialed = request(at, protocol=protocol)
     before = path.ingress(dialed)
-    assert before.mark == MARK_FORWARD
     masqueraded = become(before.packet, at.masquerade, source_port=51234)
-    gone = path.egress(masqueraded, "tunnel", before.mark, "net")
+    gone = path.egress(masqueraded, "tunnel", came_in="net")
     assert (gone.verdict, gone.raw) == (UNSPEC, masqueraded)
-    assert "inconsistent" not in path.counted()
     reply = answer(gone)
     assert is_left_alone(path.ingress(reply, "tunnel"), reply)
     undone = answer(before)
@@ -173,8 +109,11 @@ def test_a_port_with_which_netfilter_masquerades_an_older_connection_is_given_to
     """Until conntrack has forgotten it; and what the endpoint sends on that connection passes by."""
     serve(path, at, at.there)
     theirs = path.forward(request(at, protocol=protocol), "net", "tunnel")
-    (key,) = (key for key, flow in path.flows().items() if flow.way == abi.FROM_ENDPOINT)
+    (entry,) = path.replies().values()
+    to = {"destination": parse_address(at.masquerade), "side": abi.AT_INGRESS}
+    key = abi.FLOW_KEY.pack(*(entry.key | to).values())
     path.forget_flows()
+    path.set_node(abi.NODE_NETFILTER_FLOWS)
     path.maps["netfilter_flows"].update(key, bytes(4))
     ours = path.forward(request(at, protocol=protocol), "net", "tunnel")
     assert ours.packet.sport != theirs.packet.sport == CLIENT_PORT
@@ -197,7 +136,7 @@ def test_a_flow_of_ours_that_somebody_else_masqueraded_with_anothers_port_gets_a
     for flags in "SA":
         fields: dict[str, Any] = {"flags": flags} if protocol is served.TCP else {}
         masqueraded = transport(protocol, CLIENT_PORT, TARGETS[protocol], **fields)
-        gone = path.egress(ip(at.masquerade, at.there) / masqueraded, "tunnel", MARK_FORWARD, "net")
+        gone = path.egress(ip(at.masquerade, at.there) / masqueraded, "tunnel", came_in="net")
         assert gone.verdict == UNSPEC
         assert gone.packet.sport != CLIENT_PORT
     reply = answer(gone)

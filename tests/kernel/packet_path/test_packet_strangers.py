@@ -149,7 +149,7 @@ def test_a_frame_that_has_no_vlan_but_a_priority_is_translated(path: PacketPath,
             packet = ip(at.client, at.external) / transport(served.UDP, port, PORTS[served.UDP])
             wire.send(bytes(Ether(src=THERE, dst=HERE) / Dot1Q(vlan=vlan, prio=3) / packet.payload))
         eventually(lambda: bool(path.flows()), "a flow is opened")
-    assert {flow.client_port for flow in path.flows().values()} == {socket.htons(CLIENT_PORT)}
+    assert {flow.key["source_port"] for flow in path.flows().values()} == {socket.htons(CLIENT_PORT)}
 
 
 # Fragments

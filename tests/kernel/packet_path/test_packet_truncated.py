@@ -10,7 +10,7 @@ from ebpfproxy.model.address import Protocol
 from tests.kernel.packet_path.conversation import error
 from tests.kernel.packet_path.served import CLIENT_PORT, PORTS, SCTP, TARGETS, TCP, UDP, serve
 from tests.support import headers
-from tests.support.packet_path import MARK_FORWARD, REDIRECT, UNSPEC, PacketPath
+from tests.support.packet_path import REDIRECT, UNSPEC, PacketPath
 from tests.support.packets import V4, V6, Places, ip, ping, transport
 
 pytestmark = pytest.mark.kernel
@@ -82,7 +82,7 @@ def _check(path: PacketPath, frame: bytes) -> None:
         path.ingress(frame),
         path.ingress(frame, "tunnel"),
         path.egress(frame),
-        path.egress(frame, mark=MARK_FORWARD),
+        path.egress(frame),
         path.egress(frame, came_in=""),
     ):
         if outcome.verdict == UNSPEC and outcome.raw == frame:

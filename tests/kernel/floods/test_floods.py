@@ -1,0 +1,104 @@
+"""Floods from clients that never answer: established connections survive, and new clients connect."""
+
+import contextlib
+import socket
+import time
+
+import pytest
+
+from ebpfproxy.model.address import Protocol
+from tests.kernel.clients import SILENT, TCP, UDP, connected, converse, outcome
+from tests.kernel.floods.ground import SHORT, Target, both_families, in_modes
+from tests.support.flood import Sender, Size
+
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(300)]
+
+IDLE = 10
+"""Connections, and as many UDP flows, that have no packet during the flood."""
+AFTERWARDS = 5.0
+"""Seconds between the end of a flood of the long form and the next packet of the idle connections."""
+ASSURED = 2.5
+"""Seconds after which connection tracking takes a UDP flow for a stream, if it goes on (2 s,
+nf_conntrack_udp_packet()): until then it may be evicted, and it ends after 30 s without a packet."""
+ATTEMPTS = 5
+"""Of a client of UDP: the endpoints' sockets drop datagrams while they are flooded."""
+
+
+@both_families
+@pytest.mark.parametrize("protocol", [TCP, UDP], ids=["tcp", "udp"])
+@in_modes(ebpf_lacks="half-open flows share the table with established ones, and evict them")
+def test_a_flood_ends_no_established_flow(
+    target: Target, sender: Sender, size: Size, family: str, protocol: Protocol
+) -> None:
+    """A flood to the NodePort that the idle connections have. Mode ebpf: a separate table has half-open and
+    unreplied flows, so that they never evict an established one. Other modes: see `Target.has_room_for`; no
+    established flow is ever evicted there either."""
+    target.forget_connections()
+    room = target.has_room_for(size.packets)
+    address, port = getattr(target.node, family), target.node_port().node_port
+    with contextlib.ExitStack() as stack:
+        idle, answers = _established(stack, target, address, port, room)
+        flood = sender.start(target.lab.outside, protocol, address, port, size)
+        connected_meanwhile = [_new_client(target, address, port)]
+        while flood.poll() is None:
+            connected_meanwhile.append(_new_client(target, address, port))
+        took = sender.finish(flood)
+        print(f"{size.packets} packets in {took} s; {len(connected_meanwhile)} new clients meanwhile")
+        assert not room or set(connected_meanwhile) <= {"a", "b", "c"}
+        if size.packets > SHORT:
+            time.sleep(AFTERWARDS)  # the time itself is the condition: they stay idle for it
+        assert not room or _new_client(target, address, port) in {"a", "b", "c"}
+        assert [_answer(sock) for sock in idle] == answers
+
+
+def _established(
+    stack: contextlib.ExitStack, target: Target, address: str, port: int, room: bool
+) -> tuple[list[socket.socket], list[str]]:
+    """Connections and flows that will be idle, and what each endpoint says. `room`: no table will be full."""
+    idle = [
+        stack.enter_context(connected(target.lab.outside, protocol, address, port))
+        for protocol in (TCP, UDP)
+        for _ in range(IDLE)
+    ]
+    answers = [_answer(sock) for sock in idle]
+    assert SILENT not in answers
+    if not room:
+        time.sleep(ASSURED)  # the time itself is the condition
+    assert [_answer(sock) for sock in idle] == answers  # UDP is established by this exchange
+    return idle, answers
+
+
+def _answer(sock: socket.socket) -> str:
+    """What the endpoint says, or SILENT; "closed" where the connection is gone."""
+    if sock.type == socket.SOCK_STREAM:
+        try:
+            return converse(sock) or "closed"
+        except ConnectionError:
+            return "closed"
+    sock.settimeout(1.0)
+    return next((answer for _ in range(ATTEMPTS) if (answer := converse(sock)) != SILENT), SILENT)
+
+
+def _new_client(target: Target, address: str, port: int) -> str:
+    """Which endpoint answers a new client of TCP; SILENT where none does in time for its third SYN."""
+    return outcome(target.lab.outside, TCP, address, port, 4.0).partition(" ")[0]
+
+
+@both_families
+@in_modes(ebpf_lacks="half-open flows share the table with established ones, and evict them")
+def test_a_flood_of_one_service_ends_no_flow_of_another(
+    target: Target, sender: Sender, size: Size, family: str
+) -> None:
+    """A new client of UDP is answered after the flood, too."""
+    target.forget_connections()
+    room = target.has_room_for(2 * size.packets)
+    address, port = getattr(target.node, family), target.node_port().node_port
+    flooded = target.node_port().node_port
+    with contextlib.ExitStack() as stack:
+        idle, answers = _established(stack, target, address, port, room)
+        for protocol in (TCP, UDP):
+            sender.finish(sender.start(target.lab.outside, protocol, address, flooded, size))
+        assert [_answer(sock) for sock in idle] == answers
+        with connected(target.lab.outside, UDP, address, flooded) as sock:
+            answer = _answer(sock).partition(" ")[0]
+        assert not room or answer in {"a", "b", "c"}

@@ -1,0 +1,195 @@
+"""Spoofed packets for TCP connections whose addresses and ports the attacker knows, but no sequence number.
+
+RFC 5961: such packets end no connection. A connection that its own ends have closed does end: its client may
+use the port again.
+"""
+
+import contextlib
+import errno
+import socket
+from collections.abc import Callable, Iterator, Mapping
+
+import pytest
+
+from tests.kernel.clients import FAMILIES, TCP, connected, converse, new_ports, socket_in
+from tests.kernel.cluster import TCP_TARGET, eventually
+from tests.kernel.floods import endpoints, spoofed
+from tests.kernel.floods.endpoints import Answer
+from tests.kernel.floods.ground import Target, both_families, in_modes
+from tests.kernel.floods.spoofed import End
+
+pytestmark = pytest.mark.kernel
+
+CONNECTIONS = 20
+
+
+class Victim:
+    """An established connection of the client outside to a NodePort."""
+
+    def __init__(self, target: Target, sock: socket.socket) -> None:
+        self.socket = sock
+        self.frontend: End = sock.getpeername()[:2]
+        self.client: End = sock.getsockname()[:2]
+        self.answer = Answer.read(converse(sock))
+        pod = target.lab.pods[self.answer.pod]
+        self.pod = pod
+        self.endpoint: End = (pod.v6 if ":" in self.client[0] else pod.v4, TCP_TARGET)
+        self.seen: End = self.answer[1:]
+        """The client, as the endpoint knows it."""
+
+    def by_client(self, target: Target, *flags: str) -> None:
+        """Segments in the client's name."""
+        attack = (spoofed.segment(self.client, self.frontend, each) for each in flags)
+        spoofed.send(target.lab.outside, attack)
+
+    def by_endpoint(self, flags: str) -> None:
+        """A segment in the endpoint's name, with its address and from its place."""
+        spoofed.send(self.pod, [spoofed.segment(self.endpoint, self.seen, flags)])
+
+    def answers_still(self) -> bool:
+        """By the same endpoint, to which the client looks the same."""
+        try:
+            return converse(self.socket) == " ".join(map(str, self.answer))
+        except ConnectionError:
+            return False
+
+
+def _reset_by_endpoint(target: Target, victim: Victim) -> None:
+    victim.by_endpoint("R")
+    victim.by_client(target, "S")
+
+
+def _closed_by_both(target: Target, victim: Victim) -> None:
+    victim.by_client(target, "FA")
+    victim.by_endpoint("FA")
+    victim.by_client(target, "A", "S")
+
+
+ATTACKS: Mapping[str, Callable[[Target, Victim], None]] = {
+    "SYN": lambda target, victim: victim.by_client(target, "S"),
+    "RST, SYN": lambda target, victim: victim.by_client(target, "R", "S"),
+    "RST and ACK, SYN": lambda target, victim: victim.by_client(target, "RA", "S"),
+    "RST of the endpoint, SYN": _reset_by_endpoint,
+    "FIN of both, SYN": _closed_by_both,
+}
+_IPVS_LACKS = "IPVS looks at flags alone (tcp_state_idx() of ip_vs_proto_tcp.c)"
+_LACKS = "a reset and a FIN end a flow whatever their sequence number"
+
+
+@contextlib.contextmanager
+def _victims(target: Target, family: str, port: int) -> Iterator[list[Victim]]:
+    address = getattr(target.node, family)
+    with contextlib.ExitStack() as stack:
+        yield [
+            Victim(target, stack.enter_context(connected(target.lab.outside, TCP, address, port)))
+            for _ in range(CONNECTIONS)
+        ]
+
+
+@both_families
+@pytest.mark.parametrize("attack", ATTACKS)
+@in_modes(ebpf_lacks=_LACKS, ipvs_lacks=_IPVS_LACKS)
+def test_random_sequence_numbers_end_no_connection(target: Target, family: str, attack: str) -> None:
+    """Three endpoints: a SYN that chose one anew would most likely choose another one."""
+    with _victims(target, family, target.node_port().node_port) as victims:
+        for victim in victims:
+            ATTACKS[attack](target, victim)
+        survived = sum(victim.answers_still() for victim in victims)
+    assert survived == CONNECTIONS
+
+
+@both_families
+@pytest.mark.parametrize("attack", ["SYN", "RST, SYN"])
+@in_modes(
+    ebpf_lacks="a SYN chooses an endpoint anew where that of an open flow is gone", ipvs_lacks=_IPVS_LACKS
+)
+def test_a_connection_whose_endpoint_left_the_service_survives_too(
+    target: Target, family: str, attack: str
+) -> None:
+    """The pod of a Service's former endpoint still serves the connections that it has."""
+    web = target.node_port()
+    web.to(target.a)
+    with _victims(target, family, web.node_port) as victims:
+        web.to(target.b)
+        for victim in victims:
+            ATTACKS[attack](target, victim)
+        survived = sum(victim.answers_still() for victim in victims)
+    assert survived == CONNECTIONS
+
+
+def _closed_by_endpoint(sock: socket.socket) -> None:
+    """It closes first, so that the client's port is free at once."""
+    sock.sendall(endpoints.CLOSE)
+    assert sock.recv(1) == b""
+    sock.close()
+
+
+def _reset_by_client(sock: socket.socket) -> None:
+    endpoints.reset_at_close(sock)
+    sock.close()
+
+
+def _ended_by_reset_of_endpoint(sock: socket.socket) -> None:
+    sock.sendall(endpoints.RESET)
+    with pytest.raises(ConnectionResetError):
+        sock.recv(1)
+    sock.close()
+
+
+def _is_remembered(target: Target, ending: str) -> bool:
+    """Whether a new SYN still goes to the former endpoint. Connection tracking begins a flow anew if the SYN
+    comes from the side that sent the reset (nf_conntrack_tcp_packet(), last_dir), and else 10 s later."""
+    return target.mode != "ebpf" and ending == "reset by the endpoint"
+
+
+ENDINGS: Mapping[str, Callable[[socket.socket], None]] = {
+    "closed by both": _closed_by_endpoint,
+    "reset by the client": _reset_by_client,
+    "reset by the endpoint": _ended_by_reset_of_endpoint,
+}
+
+
+@both_families
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("after", ["", "RST, SYN"], ids=["at once", "after an attack"])
+@in_modes(ipvs_lacks="IPVS keeps a closed connection for up to two minutes")
+def test_a_port_that_is_used_again_after_a_real_end_reaches_an_endpoint_in_force(
+    target: Target, family: str, ending: str, after: str
+) -> None:
+    """Also where the former endpoint is gone, and after an attack that the connection has survived."""
+    web = target.node_port()
+    web.to(target.a)
+    source = (getattr(target.lab.outside, family), next(new_ports))
+    to = (getattr(target.node, family), web.node_port)
+    former = _dialed(target, source, to)
+    assert Answer.read(converse(former)).pod == "a"
+    if after:
+        ATTACKS[after](target, Victim(target, former))
+        assert Answer.read(converse(former)).pod == "a"
+    web.to(target.b)
+    assert Answer.read(converse(former)).pod == "a"
+    ENDINGS[ending](former)
+    with _dialed(target, source, to) as again:
+        assert Answer.read(converse(again)).pod == ("a" if _is_remembered(target, ending) else "b")
+
+
+def _dialed(target: Target, source: End, to: End) -> socket.socket:
+    """A connection of the client outside from this port, once no earlier socket has it."""
+    made: list[socket.socket] = []
+
+    def dial() -> bool:
+        sock = socket_in(target.lab.outside, TCP, FAMILIES["v6" if ":" in to[0] else "v4"])
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind(source)
+            sock.connect(to)
+        except OSError as error:
+            sock.close()
+            if error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
+                raise
+            return False
+        made.append(sock)
+        return True
+
+    eventually(dial, f"port {source[1]} is free")
+    return made[0]

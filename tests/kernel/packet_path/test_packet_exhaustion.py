@@ -1,0 +1,109 @@
+"""Ports to masquerade with: every one that is free between the node's address and an endpoint can be used."""
+
+import dataclasses
+import random
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from ebpfproxy.model.address import Address, Protocol, parse_address
+from tests.kernel.cluster import eventually
+from tests.kernel.packet_path.served import PORTS, TCP, UDP, serve
+from tests.support.bpf_place import bpf_place
+from tests.support.conversations import Conversation, End
+from tests.support.packet_path import SHOT, SIZES, UNSPEC, PacketPath, packet_path
+from tests.support.packets import V4, V6, Places
+
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(300)]
+
+FIRST_PORT = 1024
+ALL_PORTS = range(FIRST_PORT, 65536)
+CLOSED = 200
+"""Flows that end when no port is left."""
+SAMPLE = 500
+"""Flows that are looked at again."""
+
+_LACKS = "24 ports are tried at random, so that a free one is not found when most are taken"
+
+
+@pytest.fixture(scope="module")
+def _large() -> Iterator[PacketPath]:
+    """Maps with room for a flow for each port."""
+    with (
+        bpf_place() as place,
+        packet_path(place, dataclasses.replace(SIZES, flows=4 * len(ALL_PORTS))) as made,
+    ):
+        yield made
+
+
+@pytest.fixture
+def path(_large: PacketPath) -> PacketPath:
+    _large.start_over()
+    return _large
+
+
+def _clients(at: Places, count: int) -> Iterator[End]:
+    """As many different ones: ports by chance, so that most are another client's already."""
+    chance = random.Random(1)
+    first = parse_address("198.18.0.0" if at is V4 else "2001:2::")
+    for number in range(count):
+        address = Address(first[:-2] + number.to_bytes(2))
+        yield End(address, chance.choice(ALL_PORTS))
+
+
+@pytest.mark.parametrize(("at", "protocol"), [(V4, TCP), (V6, UDP)], ids=["v4-tcp", "v6-udp"])
+@pytest.mark.xfail(strict=False, reason=_LACKS)
+def test_every_port_can_be_used_and_one_more_flow_is_counted(
+    path: PacketPath, at: Places, protocol: Protocol
+) -> None:
+    """Established flows, each of a client of its own, to one endpoint of another node."""
+    serve(path, at, at.there)
+    frontend = End(parse_address(at.external), PORTS[protocol])
+    *clients, more = _clients(at, len(ALL_PORTS) + 1)
+    path.counted()
+    began = time.monotonic()
+    flows = [Conversation(path, protocol, client, frontend, "tunnel") for client in clients]
+    lost = next((number for number, flow in enumerate(flows) if not flow.open()), None)
+    print(f"{len(flows)} flows in {time.monotonic() - began:.1f} s")
+    assert lost is None, f"no port was found when {lost} were taken"
+    assert {flow.seen.port for flow in flows if flow.seen} == set(ALL_PORTS)
+    assert "ports_exhausted" not in path.counted()
+
+    assert Conversation(path, protocol, more, frontend, "tunnel").begin().verdict == SHOT
+    assert path.counted()["ports_exhausted"] == 1
+    chance = random.Random(2)
+    assert all(flow.exchange() for flow in chance.sample(flows, SAMPLE))
+
+    if protocol is TCP:
+        path.set_node(tcp_fin=1)
+        ended, kept = flows[:CLOSED], flows[CLOSED:]
+        for flow in ended:
+            flow.close()
+    else:
+        path.set_node(udp_stream=1)
+        ended, kept = flows, []
+    free = {flow.seen.port for flow in ended if flow.seen}
+    again = Conversation(path, protocol, more, frontend, "tunnel")
+    eventually(lambda: again.begin().verdict == UNSPEC, "the ports of flows that have ended are free", 20.0)
+    assert again.seen
+    assert again.seen.port in free
+    assert all(flow.exchange() for flow in chance.sample(kept, min(SAMPLE, len(kept))))
+
+
+@pytest.mark.parametrize(("at", "protocol"), [(V4, TCP), (V6, UDP)], ids=["v4-tcp", "v6-udp"])
+def test_ports_of_one_endpoint_do_not_count_for_another(
+    path: PacketPath, at: Places, protocol: Protocol
+) -> None:
+    """A port is taken between the node's address and one endpoint alone: 200 clients with one port keep it
+    where each has an endpoint of its own."""
+    network = "10.244.2." if at is V4 else "fd00:2::"
+    seen = []
+    for number in range(1, 201):
+        serve(path, at, f"{network}{number:x}" if at is V6 else f"{network}{number}")
+        client = End(parse_address(f"198.18.0.{number}" if at is V4 else f"2001:2::{number:x}"), 40000)
+        flow = Conversation(path, protocol, client, End(parse_address(at.external), PORTS[protocol]))
+        assert flow.open()
+        seen.append(flow)
+    assert {flow.seen.port for flow in seen if flow.seen} == {40000}
+    assert len({flow.endpoint for flow in seen}) == len(seen)

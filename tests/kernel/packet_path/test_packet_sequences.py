@@ -1,0 +1,124 @@
+"""Sequence numbers: which resets and SYNs end a TCP flow, as connection tracking and RFC 5961 have it."""
+
+import time
+
+import pytest
+
+from ebpfproxy.model.address import parse_address
+from tests.kernel.packet_path.served import PORTS, TCP, families, serve
+from tests.support.conversations import ACK, FIN, RST, SYN, Conversation, End, Segment, ends, frame
+from tests.support.packet_path import PacketPath
+from tests.support.packets import Places
+
+pytestmark = pytest.mark.kernel
+
+FAR = 1 << 30
+"""Sequence numbers so far from the next one are in no window."""
+OVER = 3.0
+"""Seconds after which a flow that counts as closed is over, where `tcp_fin` is 1 s. Times are kept to about a
+second, and a packet would begin them anew."""
+
+_LACKS = "a reset ends a flow whatever its sequence number"
+
+senders = pytest.mark.parametrize("sender", ["client", "endpoint"])
+wheres = pytest.mark.parametrize("where", ["here", "there"])
+
+
+def _established(path: PacketPath, at: Places, where: str = "there") -> Conversation:
+    serve(path, at, getattr(at, where))
+    client = End(parse_address(at.client), 40000)
+    flow = Conversation(path, TCP, client, End(parse_address(at.external), PORTS[TCP]))
+    assert flow.open()
+    assert flow.exchange()
+    return flow
+
+
+def _send(flow: Conversation, sender: str, flags: int, distance: int) -> None:
+    """A segment of either end whose sequence number is so far from the next one."""
+    assert flow.endpoint
+    assert flow.seen
+    if sender == "client":
+        segment = Segment(flags, (flow.client_next + distance) % (1 << 32))
+        flow.path.forward(frame(TCP, flow.client, flow.frontend, segment), "net", flow.towards)
+    else:
+        segment = Segment(flags, (flow.endpoint_next + distance) % (1 << 32))
+        flow.path.forward(frame(TCP, flow.endpoint, flow.seen, segment), flow.towards, "net")
+
+
+@families
+@wheres
+@senders
+@pytest.mark.parametrize(
+    "distance", [FAR, -FAR, 1, 1000], ids=["ahead", "behind", "next but one", "in window"]
+)
+@pytest.mark.xfail(strict=False, reason=_LACKS)
+def test_a_reset_with_another_number_than_the_next_one_ends_nothing(
+    path: PacketPath, at: Places, where: str, sender: str, distance: int
+) -> None:
+    """A SYN that follows chooses no other endpoint. RFC 5961, 3.2: only the next number ends a connection;
+    within the window the receiver asks the sender to confirm."""
+    flow = _established(path, at, where)
+    _send(flow, sender, RST, distance)
+    serve(path, at, at.there if where == "here" else at.here)
+    _send(flow, "client", SYN, FAR)
+    assert flow.exchange()
+
+
+@families
+@senders
+@pytest.mark.xfail(strict=False, reason=_LACKS)
+def test_such_a_reset_does_not_shorten_a_flows_life(path: PacketPath, at: Places, sender: str) -> None:
+    """An idle connection is not over when one that was reset would be."""
+    path.set_node(tcp_fin=1)
+    flow = _established(path, at)
+    _send(flow, sender, RST, FAR)
+    time.sleep(OVER)  # the time itself is the condition: a packet would begin it anew
+    assert flow.exchange()
+
+
+@families
+@senders
+def test_a_reset_with_the_next_number_ends_the_flow(path: PacketPath, at: Places, sender: str) -> None:
+    """A SYN from the same port chooses an endpoint, though the former one is gone."""
+    flow = _established(path, at)
+    _send(flow, sender, RST | ACK if sender == "client" else RST, 0)
+    serve(path, at, at.here)
+    syn = frame(TCP, flow.client, flow.frontend, Segment(SYN, (flow.client_next + FAR) % (1 << 32)))
+    assert ends(path.ingress(syn).raw)[1].address == parse_address(at.here)
+
+
+@families
+def test_the_fins_of_both_sides_end_the_flow(path: PacketPath, at: Places) -> None:
+    flow = _established(path, at)
+    flow.close()
+    serve(path, at, at.here)
+    again = Conversation(path, TCP, flow.client, flow.frontend, client_next=flow.client_next + FAR)
+    assert again.open()
+    assert again.endpoint
+    assert again.endpoint.address == parse_address(at.here)
+    assert again.exchange()
+
+
+@families
+@senders
+@pytest.mark.xfail(strict=False, reason="a FIN counts whatever its sequence number")
+def test_a_fin_out_of_the_window_closes_nothing(path: PacketPath, at: Places, sender: str) -> None:
+    """One side closes, and the attacker pretends that the other one does, too."""
+    flow = _established(path, at)
+    other = "endpoint" if sender == "client" else "client"
+    assert flow.by_endpoint(FIN | ACK) if sender == "endpoint" else flow.by_client(FIN | ACK)
+    _send(flow, other, FIN | ACK, FAR)
+    serve(path, at, at.here)
+    _send(flow, "client", SYN, FAR)
+    assert flow.by_endpoint(ACK)
+    assert flow.by_client(ACK)
+
+
+@families
+@pytest.mark.xfail(strict=False, reason="a SYN chooses an endpoint anew where that of an open flow is gone")
+def test_a_syn_of_a_live_flow_whose_endpoint_left_chooses_none(path: PacketPath, at: Places) -> None:
+    flow = _established(path, at)
+    serve(path, at, at.here)
+    for distance in (FAR, -FAR, 0):
+        _send(flow, "client", SYN, distance)
+    assert flow.exchange()

@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Send TCP SYNs or UDP datagrams, each from a client address and port of its own:
+ *
+ *	flood PROTOCOL SOURCE SOURCES ADDRESS PORT COUNT RATE
+ *
+ * PROTOCOL is tcp or udp. Packet number i comes from address SOURCE + i % SOURCES and from port
+ * 1024 + i / SOURCES. It goes to ADDRESS and PORT. RATE is in packets each second; 0: no limit.
+ * TCP sequence numbers are random. Prints the seconds that it took.
+ *
+ * Raw sockets whose protocol is IPPROTO_RAW take the IP header from the sender, also of IPv6
+ * (inet6_create()). The kernel fills in IPv4's checksum and no other.
+ */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netinet/ip.h>
+#include <netinet/ip6.h>
+#include <netinet/tcp.h>
+#include <netinet/udp.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+
+#define BATCH	   64
+#define FIRST_PORT 1024
+#define LONGEST	   80 /* bytes of a packet: IPv6 and TCP headers are 60 */
+
+static const char payload[] = "?";
+
+struct flood {
+	bool udp;
+	int family;
+	uint32_t source[4]; /* IPv4: the last word alone */
+	uint32_t to[4];
+	uint32_t sources;
+	uint16_t port;
+	uint64_t count;
+	double rate;
+	uint64_t random;
+};
+
+struct packet {
+	uint8_t bytes[LONGEST];
+	size_t size;
+};
+
+static void die(const char *what)
+{
+	perror(what);
+	exit(1);
+}
+
+static uint64_t now(void)
+{
+	struct timespec moment;
+
+	clock_gettime(CLOCK_MONOTONIC, &moment);
+	return (uint64_t)moment.tv_sec * 1000000000 + (uint64_t)moment.tv_nsec;
+}
+
+static void await_turn(const struct flood *flood, uint64_t start, uint64_t number)
+{
+	struct timespec moment;
+	uint64_t due;
+
+	if (flood->rate <= 0)
+		return;
+	due = start + (uint64_t)((double)number / flood->rate * 1e9);
+	moment.tv_sec = (time_t)(due / 1000000000);
+	moment.tv_nsec = (long)(due % 1000000000);
+	clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &moment, NULL);
+}
+
+/* xorshift64* (Marsaglia 2003; Vigna 2016). */
+static uint32_t random_word(struct flood *flood)
+{
+	uint64_t x = flood->random;
+
+	x ^= x >> 12;
+	x ^= x << 25;
+	x ^= x >> 27;
+	flood->random = x;
+	return (uint32_t)((x * 0x2545f4914f6cdd1dULL) >> 32);
+}
+
+/* The sum of 16-bit words in network order; `size` is even or the last byte is followed by 0. */
+static uint64_t sum_of(const void *data, size_t size, uint64_t sum)
+{
+	const uint8_t *bytes = data;
+
+	for (size_t i = 0; i < size; i += 2)
+		sum += (uint64_t)bytes[i] << 8 | (i + 1 < size ? bytes[i + 1] : 0);
+	return sum;
+}
+
+/* Over the pseudo header (RFC 9293, 3.1; RFC 8200, 8.1) and the transport's header and data. */
+static uint16_t checksum(const struct flood *flood, const uint32_t source[4], const void *transport,
+			 size_t size)
+{
+	uint64_t sum = (flood->udp ? IPPROTO_UDP : IPPROTO_TCP) + size;
+
+	sum = sum_of(source, 16, sum);
+	sum = sum_of(flood->to, 16, sum);
+	sum = sum_of(transport, size, sum);
+	while (sum >> 16)
+		sum = (sum & 0xffff) + (sum >> 16);
+	return htons((uint16_t)~sum);
+}
+
+static size_t write_ip(const struct flood *flood, const uint32_t source[4], uint8_t *bytes,
+		       size_t transport)
+{
+	uint8_t protocol = flood->udp ? IPPROTO_UDP : IPPROTO_TCP;
+
+	if (flood->family == AF_INET) {
+		struct iphdr header = {.version = 4,
+				       .ihl = 5,
+				       .ttl = 64,
+				       .protocol = protocol,
+				       .tot_len = htons((uint16_t)(sizeof(header) + transport)),
+				       .saddr = source[3],
+				       .daddr = flood->to[3]};
+
+		memcpy(bytes, &header, sizeof(header));
+		return sizeof(header);
+	}
+	struct ip6_hdr header = {.ip6_flow = htonl(6U << 28),
+				 .ip6_plen = htons((uint16_t)transport),
+				 .ip6_nxt = protocol,
+				 .ip6_hlim = 64};
+
+	memcpy(&header.ip6_src, source, 16);
+	memcpy(&header.ip6_dst, flood->to, 16);
+	memcpy(bytes, &header, sizeof(header));
+	return sizeof(header);
+}
+
+static void write_packet(struct flood *flood, uint64_t number, struct packet *packet)
+{
+	uint32_t source[4];
+	uint16_t port = htons((uint16_t)(FIRST_PORT + number / flood->sources));
+	size_t size =
+	    flood->udp ? sizeof(struct udphdr) + sizeof(payload) - 1 : sizeof(struct tcphdr);
+	uint8_t *transport;
+
+	memcpy(source, flood->source, sizeof(source));
+	source[3] = htonl(ntohl(source[3]) + (uint32_t)(number % flood->sources));
+	memset(packet, 0, sizeof(*packet));
+	transport = packet->bytes + write_ip(flood, source, packet->bytes, size);
+	if (flood->udp) {
+		struct udphdr header = {
+		    .source = port, .dest = flood->port, .len = htons((uint16_t)size)};
+
+		memcpy(transport, &header, sizeof(header));
+		memcpy(transport + sizeof(header), payload, sizeof(payload) - 1);
+		header.check = checksum(flood, source, transport, size);
+		memcpy(transport, &header, sizeof(header));
+	} else {
+		struct tcphdr header = {.source = port,
+					.dest = flood->port,
+					.seq = random_word(flood),
+					.doff = 5,
+					.syn = 1,
+					.window = htons(65535)};
+
+		memcpy(transport, &header, sizeof(header));
+		header.check = checksum(flood, source, transport, size);
+		memcpy(transport, &header, sizeof(header));
+	}
+	packet->size = (size_t)(transport - packet->bytes) + size;
+}
+
+static void send_all(int sock, struct mmsghdr *messages, unsigned int count)
+{
+	unsigned int sent = 0;
+
+	while (sent < count) {
+		int done = sendmmsg(sock, messages + sent, count - sent, 0);
+
+		if (done > 0)
+			sent += (unsigned int)done;
+		else if (errno != ENOBUFS && errno != EAGAIN && errno != EINTR)
+			die("sendmmsg");
+	}
+}
+
+static void run(struct flood *flood, int sock)
+{
+	static struct packet packets[BATCH];
+	struct sockaddr_in to4 = {.sin_family = AF_INET};
+	struct sockaddr_in6 to6 = {.sin6_family = AF_INET6};
+	struct iovec parts[BATCH];
+	struct mmsghdr messages[BATCH] = {};
+	uint64_t start = now();
+
+	to4.sin_addr.s_addr = flood->to[3];
+	memcpy(&to6.sin6_addr, flood->to, 16);
+	for (uint64_t number = 0; number < flood->count;) {
+		unsigned int count = 0;
+
+		for (; count < BATCH && number < flood->count; count++, number++) {
+			struct msghdr *header = &messages[count].msg_hdr;
+
+			write_packet(flood, number, &packets[count]);
+			parts[count] = (struct iovec){packets[count].bytes, packets[count].size};
+			header->msg_iov = &parts[count];
+			header->msg_iovlen = 1;
+			header->msg_name = flood->family == AF_INET ? (void *)&to4 : (void *)&to6;
+			header->msg_namelen = flood->family == AF_INET ? sizeof(to4) : sizeof(to6);
+		}
+		send_all(sock, messages, count);
+		await_turn(flood, start, number);
+	}
+	printf("%.3f\n", (double)(now() - start) / 1e9);
+}
+
+static void read_address(const struct flood *flood, const char *text, uint32_t to[4])
+{
+	memset(to, 0, 16);
+	if (inet_pton(flood->family, text, flood->family == AF_INET ? to + 3 : to) != 1) {
+		fprintf(stderr, "%s is no address of that family\n", text);
+		exit(2);
+	}
+}
+
+int main(int count, char **words)
+{
+	struct flood flood = {.random = now() | 1};
+	int sock;
+
+	if (count != 8) {
+		fprintf(stderr, "flood tcp|udp SOURCE SOURCES ADDRESS PORT COUNT RATE\n");
+		return 2;
+	}
+	flood.udp = !strcmp(words[1], "udp");
+	flood.family = strchr(words[2], ':') ? AF_INET6 : AF_INET;
+	read_address(&flood, words[2], flood.source);
+	flood.sources = (uint32_t)strtoul(words[3], NULL, 10);
+	read_address(&flood, words[4], flood.to);
+	flood.port = htons((uint16_t)strtoul(words[5], NULL, 10));
+	flood.count = strtoull(words[6], NULL, 10);
+	flood.rate = strtod(words[7], NULL);
+	sock = socket(flood.family, SOCK_RAW, IPPROTO_RAW);
+	if (sock < 0)
+		die("socket");
+	run(&flood, sock);
+	return 0;
+}
