@@ -27,6 +27,8 @@ from scapy.packet import Packet
 
 from ebpfproxy.dataplanes.ebpf import abi, features
 from ebpfproxy.dataplanes.ebpf.entries import ServicePortEntry, ServicePortKey, render
+from ebpfproxy.dataplanes.ebpf.flow_state import FlowTimeouts
+from ebpfproxy.dataplanes.ebpf.flow_sweep import FlowMaps, FlowSweep, Swept
 from ebpfproxy.dataplanes.ebpf.hooks import TAIL_CALLS
 from ebpfproxy.dataplanes.ebpf.maps import Maps, MapSizes
 from ebpfproxy.dataplanes.ebpf.service_table import ServiceTable
@@ -234,8 +236,11 @@ class PacketPath:
         return self._run(self.runs_out(device, came_in, mark), packet)
 
     def forward(self, packet: Packet | bytes, device: str, to: str) -> Outcome:
-        """In by `device`, out by `to`. What does not pass ingress goes no further."""
+        """In by `device`, out by `to`. What does not pass ingress goes no further. What is sent back to ingress
+        as it is, since a port had to be searched for, comes in once more."""
         before = self.ingress(packet, device)
+        if before.verdict == REDIRECT and before.raw == bytes(packet):
+            before = self.ingress(packet, device, before.mark)
         return before if before.verdict != UNSPEC else self.egress(before.raw, to, before.mark, device)
 
     def runs_in(self, device: str, mark: int = 0) -> TestRuns:
@@ -285,6 +290,12 @@ class PacketPath:
                 older = _fields(layout, value)
                 older["last_seen"] = max(0, older["last_seen"] - units)
                 self.maps[name].update(key, layout.pack(*older.values()))
+
+    def sweep(self, **timeouts: int) -> Swept:
+        """What the agent's collector does all the time; timeouts as for `set_node`."""
+        with contextlib.closing(self.maps["endpoints"].mapped()) as endpoints:
+            of = FlowMaps(*(self.maps[name] for name in ("flows", "replies", "half_open_flows")), endpoints)
+            return FlowSweep(of, FlowTimeouts(**(TIMEOUTS | timeouts))).run(lambda _: False)
 
     def counted(self) -> dict[str, int]:
         """The counters that went up since `start_over` or the last call, by how much."""

@@ -68,7 +68,7 @@ def _answered(place: Pod, frames: Sequence[Packet], last: int) -> set[int]:
 
 
 @both_families
-@in_modes(ebpf_lacks="a ping is answered whoever the frame is for")
+@in_modes()
 def test_a_ping_for_another_host_is_not_answered(target: Target, family: str) -> None:
     """A device in promiscuous mode, or a port of a bridge, sees frames for other hosts (PACKET_OTHERHOST)."""
     web, outside = target.service().to(target.a), target.lab.outside
@@ -91,7 +91,7 @@ def _hardware_address(place: Pod) -> str:
 
 
 @both_families
-@in_modes(ebpf_lacks="a ping of any frontend's address is answered")
+@in_modes()
 def test_a_ping_of_a_load_balancer_is_answered_where_the_node_serves_it(target: Target, family: str) -> None:
     """With externalTrafficPolicy Local a node without an endpoint drops what clients outside send there, so
     it does not answer their pings either."""
@@ -115,7 +115,7 @@ def _load_balancer(target: Target, **spec: Any) -> Exposed:
 
 
 @both_families
-@in_modes(ebpf_lacks="errors have no limit")
+@in_modes()
 def test_errors_obey_the_kernels_limit(target: Target, sender: Sender, family: str) -> None:
     """net.ipv4.icmp_msgs_per_sec and icmp_msgs_burst limit errors of both families (icmp_global_allow()). The
     clients are many, so that no limit for one of them counts (net.ipv4.icmp_ratelimit)."""

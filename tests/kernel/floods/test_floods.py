@@ -26,7 +26,7 @@ ATTEMPTS = 5
 
 @both_families
 @pytest.mark.parametrize("protocol", [TCP, UDP], ids=["tcp", "udp"])
-@in_modes(ebpf_lacks="half-open flows share the table with established ones, and evict them")
+@in_modes()
 def test_a_flood_ends_no_established_flow(
     target: Target, sender: Sender, size: Size, family: str, protocol: Protocol
 ) -> None:
@@ -85,7 +85,7 @@ def _new_client(target: Target, address: str, port: int) -> str:
 
 
 @both_families
-@in_modes(ebpf_lacks="half-open flows share the table with established ones, and evict them")
+@in_modes()
 def test_a_flood_of_one_service_ends_no_flow_of_another(
     target: Target, sender: Sender, size: Size, family: str
 ) -> None:

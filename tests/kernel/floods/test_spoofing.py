@@ -73,7 +73,6 @@ ATTACKS: Mapping[str, Callable[[Target, Victim], None]] = {
     "FIN of both, SYN": _closed_by_both,
 }
 _IPVS_LACKS = "IPVS looks at flags alone (tcp_state_idx() of ip_vs_proto_tcp.c)"
-_LACKS = "a reset and a FIN end a flow whatever their sequence number"
 
 
 @contextlib.contextmanager
@@ -88,7 +87,7 @@ def _victims(target: Target, family: str, port: int) -> Iterator[list[Victim]]:
 
 @both_families
 @pytest.mark.parametrize("attack", ATTACKS)
-@in_modes(ebpf_lacks=_LACKS, ipvs_lacks=_IPVS_LACKS)
+@in_modes(ipvs_lacks=_IPVS_LACKS)
 def test_random_sequence_numbers_end_no_connection(target: Target, family: str, attack: str) -> None:
     """Three endpoints: a SYN that chose one anew would most likely choose another one."""
     with _victims(target, family, target.node_port().node_port) as victims:
@@ -100,9 +99,7 @@ def test_random_sequence_numbers_end_no_connection(target: Target, family: str, 
 
 @both_families
 @pytest.mark.parametrize("attack", ["SYN", "RST, SYN"])
-@in_modes(
-    ebpf_lacks="a SYN chooses an endpoint anew where that of an open flow is gone", ipvs_lacks=_IPVS_LACKS
-)
+@in_modes(ipvs_lacks=_IPVS_LACKS)
 def test_a_connection_whose_endpoint_left_the_service_survives_too(
     target: Target, family: str, attack: str
 ) -> None:

@@ -18,7 +18,6 @@ OVER = 3.0
 """Seconds after which a flow that counts as closed is over, where `tcp_fin` is 1 s. Times are kept to about a
 second, and a packet would begin them anew."""
 
-_LACKS = "a reset ends a flow whatever its sequence number"
 
 senders = pytest.mark.parametrize("sender", ["client", "endpoint"])
 wheres = pytest.mark.parametrize("where", ["here", "there"])
@@ -51,7 +50,6 @@ def _send(flow: Conversation, sender: str, flags: int, distance: int) -> None:
 @pytest.mark.parametrize(
     "distance", [FAR, -FAR, 1, 1000], ids=["ahead", "behind", "next but one", "in window"]
 )
-@pytest.mark.xfail(strict=False, reason=_LACKS)
 def test_a_reset_with_another_number_than_the_next_one_ends_nothing(
     path: PacketPath, at: Places, where: str, sender: str, distance: int
 ) -> None:
@@ -66,7 +64,6 @@ def test_a_reset_with_another_number_than_the_next_one_ends_nothing(
 
 @families
 @senders
-@pytest.mark.xfail(strict=False, reason=_LACKS)
 def test_such_a_reset_does_not_shorten_a_flows_life(path: PacketPath, at: Places, sender: str) -> None:
     """An idle connection is not over when one that was reset would be."""
     path.set_node(tcp_fin=1)
@@ -101,7 +98,6 @@ def test_the_fins_of_both_sides_end_the_flow(path: PacketPath, at: Places) -> No
 
 @families
 @senders
-@pytest.mark.xfail(strict=False, reason="a FIN counts whatever its sequence number")
 def test_a_fin_out_of_the_window_closes_nothing(path: PacketPath, at: Places, sender: str) -> None:
     """One side closes, and the attacker pretends that the other one does, too."""
     flow = _established(path, at)
@@ -115,7 +111,6 @@ def test_a_fin_out_of_the_window_closes_nothing(path: PacketPath, at: Places, se
 
 
 @families
-@pytest.mark.xfail(strict=False, reason="a SYN chooses an endpoint anew where that of an open flow is gone")
 def test_a_syn_of_a_live_flow_whose_endpoint_left_chooses_none(path: PacketPath, at: Places) -> None:
     flow = _established(path, at)
     serve(path, at, at.here)
