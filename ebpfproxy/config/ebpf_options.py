@@ -49,7 +49,7 @@ class EbpfOptions:
     )  # fmt: skip
     ebpf_flows_max: int = option(
         "--ebpf-flows-max", kinds.ENTRIES, "262144", _EBPF,
-        "Established flows whose packets are translated. A quarter as many may be half-open besides, and at "
+        "Established flows whose packets are translated. An eighth as many may be half-open besides, and at "
         "least 4096.",
     )  # fmt: skip
     ebpf_source_ranges_max: int = option(

@@ -74,12 +74,12 @@ def dumped(made: BpfPlace, *arguments: str) -> Any:
 
 
 def test_a_flow_is_one_row_for_both_entries(maps: Maps, view: View) -> None:
-    write(maps, seen(a_flow(1, masquerade="10.0.0.1"), client=ago(300), endpoint=ago(100)))
+    write(maps, seen(a_flow(1, masquerade="10.0.0.1"), client=ago(100), endpoint=ago(50)))
     (row,) = view.conntrack()
     assert row[:3] == ("default/web:http", "TCP", "192.0.2.9:1001")
     assert row[3:7] == ("10.96.0.1:80", "10.244.1.3:8080", "10.0.0.1:40001", "ESTABLISHED")
-    assert row.age == pytest.approx(100, abs=5)
-    assert row.left == pytest.approx(86300, abs=5)
+    assert row.age == pytest.approx(50, abs=5)
+    assert row.left == pytest.approx(86350, abs=5)
     assert row.flags == []
 
 
@@ -110,7 +110,7 @@ def test_half_open_flows_are_shown_until_they_are_over(
     assert (row.client, row.state, row.flags) == ("192.0.2.9:1001", state, [])
     assert row.left == pytest.approx(40 if protocol == IPPROTO_TCP else 10, abs=5)
     assert len(list(view.nat())) == 4
-    assert view.usage()["half_open_flows"] == (1, 16384)
+    assert view.usage()["half_open_flows"] == (1, 8192)
 
 
 def test_a_flow_without_its_reply_is_shown(maps: Maps, view: View) -> None:
@@ -123,11 +123,11 @@ def test_a_reply_that_belongs_to_another_flow_is_not_taken_for_that_of_this_one(
     maps: Maps, view: View
 ) -> None:
     """Of two flows with the same reply port one was replaced."""
-    former = a_flow(1, last_seen=ago(500), masquerade="10.0.0.1")
+    former = a_flow(1, last_seen=ago(90), masquerade="10.0.0.1")
     write(maps, former)
     write(maps, seen(former, ago(7), ago(7))._replace(client_port=htons(1002)))
     rows = {row.client: row.age for row in view.conntrack()}
-    assert rows == pytest.approx({"192.0.2.9:1001": 500, "192.0.2.9:1002": 7}, abs=5)
+    assert rows == pytest.approx({"192.0.2.9:1001": 90, "192.0.2.9:1002": 7}, abs=5)
 
 
 def test_a_masquerade_that_is_not_chosen_yet_is_left_out(maps: Maps, view: View) -> None:

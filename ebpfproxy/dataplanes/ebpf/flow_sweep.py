@@ -2,17 +2,17 @@
 
 The programs never remove an established TCP flow by age, and the maps `flows` and `replies` never evict: a
 flow occupies its two entries, and its port, until this walk removes them. A flow is over when both of its
-entries are: each records when its own side sent last. An entry whose counterpart is gone, or belongs to another flow,
-is over by itself. A UDP flow is also removed once its endpoint is no longer listed.
+entries are: each records when its own side sent last. An entry whose counterpart is gone, or belongs to
+another flow, is over by itself. A UDP flow is also removed once its endpoint is no longer listed.
 
 Half-open flows need no sweep: the programs ignore those that are over, and their maps evict. This walk counts
 them.
 
 A batch lookup locks one bucket at a time with interrupts off, and passes empty buckets without yielding the
 CPU: a sparse map was measured to hold a CPU for 36 ms (cilium #45564). In a map of 524 288 entries (Linux
-6.18, 2 virtual CPUs) a call for BATCH entries takes 65 us where 300 000 are in use, 0.1 ms where 1000 are, and
-0.4 to 0.6 ms where so few are that it passes all buckets: the longest possible call. BPF_MAP_GET_NEXT_KEY passes
-buckets in the same way.
+6.18, 2 virtual CPUs) a call for BATCH entries takes 65 us where 300 000 are in use, 0.1 ms where 1000 are,
+and 0.4 to 0.6 ms where so few are that it passes all buckets: the longest possible call.
+BPF_MAP_GET_NEXT_KEY passes buckets in the same way.
 """
 
 import mmap

@@ -54,7 +54,7 @@ def test_the_former_maps_stay_as_they_were(both: Both) -> None:
     both.former.send(1001, both.former.ids())
     both.former.stick(both.former.ids())
     before = held()
-    assert both.carry() == 6
+    assert both.carry() == 4
     assert held() == before
 
 
@@ -257,7 +257,7 @@ def test_another_abi_or_no_layout_at_all_is_left_behind(
     with contextlib.closing(carry_over):
         assert carry_over.copy() == 0
     (record,) = caplog.records
-    assert vars(record)["values"]["maps"] == "socket_peers,flows,socket_flows,affinity"
+    assert vars(record)["values"]["maps"] == "socket_peers,socket_flows,affinity"
 
 
 def test_65536_connected_sockets_take_few_system_calls(

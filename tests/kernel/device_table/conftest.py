@@ -7,7 +7,7 @@ import pytest
 
 from ebpfproxy.dataplanes.ebpf import abi
 from ebpfproxy.dataplanes.ebpf.dataplane import EbpfDataplane
-from ebpfproxy.dataplanes.ebpf.hooks import CLASSIFIERS
+from ebpfproxy.dataplanes.ebpf.hooks import CLASSIFIERS, TAIL_CALLS
 from ebpfproxy.dataplanes.ebpf.settings import EbpfSettings
 from tests.kernel.device_table.plane import NOBODY, SIZES, bring, running
 from tests.support.bpf_place import BpfPlace, bpf_place
@@ -20,7 +20,7 @@ def _simple_programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     sources = tmp_path_factory.mktemp("sources") / "bpf"
     shutil.copytree(abi.source_directory(), sources)
     passing = "(struct __sk_buff *skb) { return -1; }"
-    (sources / "tc.c").write_text("".join(f"int {name}{passing}\n" for name in CLASSIFIERS))
+    (sources / "tc.c").write_text("".join(f"int {name}{passing}\n" for name in (*CLASSIFIERS, *TAIL_CALLS)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(abi, "source_directory", lambda: sources)
         yield

@@ -102,7 +102,8 @@ def test_throughput_is_what_the_receiver_counts() -> None:
 
 
 def test_other_metrics_are_no_events() -> None:
-    text = 'ebpfproxy_map_entries{map="flows"} 7.0\nebpfproxy_datapath_events_total{reason="flows_full"} 1.5e+06\n'
+    event = 'ebpfproxy_datapath_events_total{reason="flows_full"} 1.5e+06\n'
+    text = f'ebpfproxy_map_entries{{map="flows"}} 7.0\n{event}'
     assert flow_tables.events(text) == {"flows_full": 1.5e6}
 
 
