@@ -68,7 +68,8 @@ static __always_inline bool look_up_reply(const struct packet *packet, bool is_e
 		return true;
 	key_of_masqueraded(&scratch->reply_key, &tuple->source, tuple->source_port,
 			   tuple->destination_port, tuple->protocol);
-	return reply_find(scratch, MATCH_DESTINATION, NULL) && !(scratch->reply.flags & FLOW_NODE);
+	return reply_find(scratch, MATCH_DESTINATION, is_error ? NULL : packet) &&
+	       !(scratch->reply.flags & FLOW_NODE);
 }
 
 static __always_inline enum outgoing look_up_forwarded(struct scratch *scratch)
@@ -138,15 +139,18 @@ static __always_inline enum masquerading masquerade_first(struct __sk_buff *skb,
 							  struct scratch *scratch)
 {
 	struct flow *flow = flow_of_reply(scratch);
-	struct reply *reply = half_open_replies.lookup(&scratch->reply_key);
+	struct reply *reply = replies.lookup(&scratch->reply_key);
 	struct flow *mine = &scratch->flow;
 
+	if (!reply)
+		reply = half_open_replies.lookup(&scratch->reply_key);
 	if (!flow || !reply)
 		return NOT_ITS_FLOW;
 	if (!choose_masquerade(mine, skb->ifindex))
 		return NO_ADDRESS;
 	if (is_used_by_others(skb, &mine->endpoint, mine->endpoint_port, &mine->masquerade,
 			      mine->reply_port, scratch->reply_key.protocol, scratch)) {
+		replies.delete(&scratch->reply_key);
 		half_open_replies.delete(&scratch->reply_key);
 		return CHOOSE_AGAIN;
 	}
@@ -213,7 +217,7 @@ static __always_inline int reply_out(struct __sk_buff *skb, struct packet *packe
 {
 	const struct reply *reply = &scratch->reply;
 
-	if (!(reply->flags & FLOW_MASQUERADE))
+	if (!reply->masquerade_digest)
 		carried(reply->service_id, packet->length, false, false);
 	tuple_set(&scratch->to, &reply->frontend, reply->frontend_port, &reply->client,
 		  reply->client_port);

@@ -438,7 +438,7 @@ static __always_inline void endpoint_answered(struct reply *reply, const struct 
 enum reply_match {
 	MATCH_KEY,	   /* nothing else: the key has both addresses */
 	MATCH_MASQUERADE,  /* it is sent to what the client is masqueraded with */
-	MATCH_DESTINATION, /* it is sent to the client */
+	MATCH_DESTINATION, /* it is sent to the client: ingress has seen it, if it is masqueraded */
 	MATCH_SOURCE,	   /* the client sends it: the key is of its reverse */
 };
 
@@ -482,7 +482,7 @@ static __always_inline bool reply_find(struct scratch *scratch, enum reply_match
 	    half_open_is_over(scratch->reply.last_seen, scratch->reply_key.protocol, scratch->now))
 		return false;
 	flow_key_of(&scratch->flow_key, scratch->reply_key.protocol, &scratch->reply);
-	if (seen) {
+	if (seen && (match != MATCH_DESTINATION || !scratch->reply.masquerade_digest)) {
 		/* The endpoint answers another connection, of no flow, that has this one's tuple.
 		 */
 		if (seen->tcp_flags & TCP_SYN && is_closed(scratch->reply.flags)) {

@@ -482,3 +482,19 @@ def test_a_packet_needs_no_mark_to_be_masqueraded(path: PacketPath, at: Places, 
     assert gone.packet.payload.src == at.masquerade
     back = path.ingress(answer(gone), "tunnel", mark=0x77)
     assert path.egress(back.raw, "net", mark=0, came_in="tunnel").packet.payload.src == at.external
+
+
+@families
+@translatable
+def test_a_flow_that_leaves_by_a_device_without_a_program_is_established_unmasqueraded(
+    path: PacketPath, at: Places, protocol: Protocol
+) -> None:
+    """Such as one to an endpoint that counts as another node's, though its pod is here."""
+    serve(path, at, at.there)
+    later = {"flags": "A"} if protocol is served.TCP else {}
+    got = path.ingress(request(at, protocol))
+    back = path.egress(answer(got), "net", came_in="tunnel")
+    assert back.packet.payload.src == at.external
+    path.ingress(request(at, protocol, **later))
+    assert _maps(path) == ESTABLISHED
+    assert path.egress(answer(got, **later), "net", came_in="tunnel").packet.payload.src == at.external
