@@ -24,9 +24,11 @@ from ebpfproxy.kernel.bpf import Map
 from ebpfproxy.kernel.lock import FolderLock
 from ebpfproxy.plan.service_plan import DeviceRole, NodePlan
 from tests.kernel.device_table.plane import (
+    CLSACT_ONLY,
     NOBODY,
     OTHER_SIZES,
     SIZES,
+    attaching,
     bring,
     device,
     in_step,
@@ -59,6 +61,7 @@ def test_the_next_run_takes_over_and_remembers_whose_the_clsact_is(
         assert not tc.has_clsact(socket.if_nametoindex("net"))
 
 
+@CLSACT_ONLY
 def test_a_device_that_refuses_holds_a_former_layout_only_while_it_runs_its_program(
     settings: EbpfSettings, node: Namespace
 ) -> None:
@@ -90,17 +93,18 @@ def test_the_next_run_is_told_at_once_which_pods_were_served_or_seen_to_bypass(
     removal.remove(settings.bpffs_root, settings.cgroup_root)  # what bypasses is never forgotten
 
 
+@CLSACT_ONLY
 def test_who_ends_before_a_clsact_is_used_leaves_none_that_nobody_owns(
     settings: EbpfSettings, node: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = tc.attach
+    real = attaching().attach
 
     def attach(*given: Any) -> None:
         real(*given)
         raise KeyboardInterrupt
 
     with running(settings) as first, monkeypatch.context() as patch:
-        patch.setattr(tc, "attach", attach)
+        patch.setattr(attaching(), "attach", attach)
         with pytest.raises(KeyboardInterrupt):
             bring(first, plan("net"))
     assert tc.has_clsact(socket.if_nametoindex("net"))
@@ -109,6 +113,7 @@ def test_who_ends_before_a_clsact_is_used_leaves_none_that_nobody_owns(
         assert not tc.has_clsact(socket.if_nametoindex("net"))
 
 
+@CLSACT_ONLY
 def test_a_device_that_refuses_leaves_no_clsact_that_counts_as_ours(
     dataplane: EbpfDataplane, node: Namespace
 ) -> None:
@@ -127,9 +132,10 @@ def test_a_device_that_goes_on_refusing_has_nothing_copied_again(
     monkeypatch.setattr(CarryOver, "copy", lambda self: copies.append(self))
     with running(settings) as first:
         bring(first, plan("net"))
+    copies.clear()
     with running(dataclasses.replace(settings, sizes=OTHER_SIZES)) as second:
         with monkeypatch.context() as patch:
-            patch.setattr(tc, "attach", refuse)
+            patch.setattr(attaching(), "attach", refuse)
             assert bring(second, plan("net"))
             assert len(copies) == 2
             for _ in range(2):
@@ -149,7 +155,7 @@ def test_while_a_former_layouts_programs_run_ours_know_its_flows(
 ) -> None:
     """Before the first device is switched, and until the last is, also when the agent is killed meanwhile."""
     lent: list[bool] = []
-    real = tc.attach
+    real = attaching().attach
 
     def attach(*given: Any) -> None:
         lent.append(lends(settings))
@@ -165,12 +171,12 @@ def test_while_a_former_layouts_programs_run_ours_know_its_flows(
         bring(first, plan("net", "pod"))
     others = dataclasses.replace(settings, sizes=OTHER_SIZES)
     with running(others) as second, monkeypatch.context() as patch:
-        patch.setattr(tc, "attach", attach_one)
+        patch.setattr(attaching(), "attach", attach_one)
         assert bring(second, plan("net", "pod"))
         assert lends(settings)
     with running(others) as third:
         assert lends(settings)
-        monkeypatch.setattr(tc, "attach", attach)
+        monkeypatch.setattr(attaching(), "attach", attach)
         assert not bring(third, plan("net", "pod"))
         assert not lends(settings)
         bring(third, NOBODY)
@@ -193,21 +199,21 @@ def lends(settings: EbpfSettings) -> bool:
     return any(found)
 
 
-@pytest.mark.parametrize("way", ["killed", "device is let go", "device vanishes"])
+@pytest.mark.parametrize("how", ["killed", "device is let go", "device vanishes"])
 def test_what_began_meanwhile_comes_along_also_where_nothing_is_left_to_replace(
-    settings: EbpfSettings, node: Namespace, monkeypatch: pytest.MonkeyPatch, way: str
+    settings: EbpfSettings, node: Namespace, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """The agent was killed when all was replaced; or a device that kept a former filter is gone."""
     others = dataclasses.replace(settings, sizes=OTHER_SIZES)
-    real_attach, real_copy = tc.attach, CarryOver.copy
+    real_attach, real_copy = attaching().attach, CarryOver.copy
 
     def attach(*given: Any) -> None:
-        if way != "killed" and given[0] == pod:
+        if how != "killed" and given[0] == pod:
             refuse()
         real_attach(*given)
 
     def copy(self: CarryOver) -> int:
-        if way == "killed" and lends(settings):
+        if how == "killed" and lends(settings):
             raise KeyboardInterrupt
         return real_copy(self)
 
@@ -219,16 +225,16 @@ def test_what_began_meanwhile_comes_along_also_where_nothing_is_left_to_replace(
         stack.callback(former.close)
         second = stack.enter_context(running(others))
         with monkeypatch.context() as patch:
-            patch.setattr(tc, "attach", attach)
+            patch.setattr(attaching(), "attach", attach)
             patch.setattr(CarryOver, "copy", copy)
             with contextlib.suppress(KeyboardInterrupt):
                 assert bring(second, plan("net", "pod"))
         assert lends(settings)
         former.update_all(list(entries(a_flow(last_seen=time.monotonic_ns())).items()))
-        if way == "killed":
+        if how == "killed":
             second.close()
             second = stack.enter_context(running(others))
-        elif way == "device vanishes":
+        elif how == "device vanishes":
             node.ip("link del pod")
         assert not bring(second, plan("net"))
         assert not lends(settings)
