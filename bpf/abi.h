@@ -209,6 +209,11 @@ struct device {
 	__u32 pad;
 };
 
+/* `device_packets` counts the packets that reach a classifier: two entries, ingress and egress, for
+ * the interface index modulo this.
+ */
+#define DEVICE_SLOTS 1024
+
 /* A flow is known by up to three packets, as they are seen where our programs are: what the client
  * sends, at ingress; what the endpoint sends, at ingress, where it was masqueraded; and in between,
  * as the node's own stack sees it, what goes back to the client, at egress. Of a client that is the

@@ -24,6 +24,7 @@ from ebpfproxy.dataplanes.ebpf.flow_collector import FlowCollector
 from ebpfproxy.dataplanes.ebpf.flow_state import FlowTimeouts as FlowTimeouts
 from ebpfproxy.dataplanes.ebpf.maps import Maps
 from ebpfproxy.dataplanes.ebpf.node_entry import NodeEntry
+from ebpfproxy.dataplanes.ebpf.packet_check import PacketCheck
 from ebpfproxy.dataplanes.ebpf.pins import Pins
 from ebpfproxy.dataplanes.ebpf.positions import Positions
 from ebpfproxy.dataplanes.ebpf.programs import Programs, pinned_classifiers
@@ -155,6 +156,8 @@ class EbpfDataplane:
         opened.callback(self._stale.close)
         self._collector = FlowCollector(pins, self._settings.timeouts, self._pods_bypass)
         opened.callback(self._collector.close)
+        self._check = PacketCheck(pins, self._devices.attached)
+        opened.callback(self._check.close)
         self._readings = Readings(pins)
         opened.callback(self._readings.close)
 
@@ -359,7 +362,7 @@ class EbpfDataplane:
 
     def bypassed(self) -> tuple[DeviceSide, ...]:
         """Where programs of others run before the classifiers, or packets do not reach them."""
-        return self._positions.troubles()
+        return self._positions.troubles() + self._check.troubles()
 
     def traffic(self) -> list[ServiceTraffic]:
         """What the packet path has carried, by service."""
