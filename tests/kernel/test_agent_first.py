@@ -21,13 +21,13 @@ from tests.kernel import attached
 from tests.kernel.clients import TCP, answers, outcome
 from tests.kernel.cluster import Cluster, Exposed, eventually
 from tests.kernel.test_tc import foreign_filter
+from tests.kernel.two_nodes import Everywhere, TwoNodes, told
 
 pytestmark = pytest.mark.kernel
 
 PASS, NEXT = 0, -1  # TCX_PASS and TC_ACT_OK, TCX_NEXT and TC_ACT_UNSPEC
 BEFORE, AFTER = 1 << 3, 1 << 4  # BPF_F_BEFORE, BPF_F_AFTER
 MARK = 0x200  # within the bits that Cilium (0x0f00) and others use
-TC_INDEX = "state passed in tc_index"
 
 
 @contextlib.contextmanager
@@ -164,6 +164,45 @@ def test_a_place_that_others_take_again_and_again_is_named_and_the_node_is_not_r
     agent.await_line(lambda line: FIRST_AGAIN in line.text, since, 60)
     eventually(lambda: ready(rough) == (200, []), "ready again")
     assert served(rough, web)
+
+
+@pytest.fixture(scope="module")
+def forwarding(_rough_pair: TwoNodes) -> Iterator[tuple[TwoNodes, Everywhere]]:
+    """Two nodes, of which the first one sends a client's connections to a pod of the second, masqueraded."""
+    _rough_pair.start("--sync-period=1h")
+    web = _rough_pair.everywhere().to(_rough_pair.d)
+    yield _rough_pair, web
+    _rough_pair.end()
+    _rough_pair.forget()
+
+
+IN_TC_INDEX = pytest.mark.xfail(strict=True, reason="state passed in tc_index")
+
+
+@pytest.mark.parametrize("way", WAYS, ids=["tcx", "tc"])
+@pytest.mark.parametrize(
+    ("side", "action"),
+    [
+        pytest.param(Side.INGRESS, PASS, marks=IN_TC_INDEX, id="ingress-pass"),
+        pytest.param(Side.INGRESS, NEXT, id="ingress-next"),
+        pytest.param(Side.EGRESS, PASS, id="egress-pass"),
+        pytest.param(Side.EGRESS, NEXT, id="egress-next"),
+    ],
+)
+def test_what_is_masqueraded_to_another_node_is_served_beside_any_program_after_ours(
+    forwarding: tuple[TwoNodes, Everywhere], way: Any, side: Side, action: int
+) -> None:
+    pair, web = forwarding
+    if way is by_tcx and not pair.node.call(tcx.is_supported):
+        pytest.skip("this kernel has no tcx")
+    dial = pair.node.v4, web.node_port
+    assert answers_of_d(pair, *dial, count=5)
+    with program(action, MARK) as theirs, way(pair, side, theirs, AFTER):
+        assert answers_of_d(pair, *dial, count=5)
+
+
+def answers_of_d(pair: TwoNodes, address: str, port: int, count: int) -> bool:
+    return all(told(outcome(pair.x, TCP, address, port, 1.0))[0] == "d" for _ in range(count))
 
 
 def doctor(cluster: Cluster) -> str:
