@@ -83,7 +83,10 @@ def probe(bpffs_root: Path, cgroup_root: Path | None, devices: bool) -> tuple[Fi
         return allowed, *files
     attaching = _attaching() if devices else ()
     needed = (allowed, *_maps(), *_hooks(), _netns_cookie(cgroup_root), *attaching[:1], *files)
-    places = _places(bpffs_root) if devices else ()
+    places: list[Finding] = []
+    if devices:
+        with contextlib.suppress(KernelError):  # nothing that serving takes
+            places.extend(_places(bpffs_root))
     return (*needed, *_helpers(), _links(), *attaching[1:], _destroying(), *places)
 
 
