@@ -38,8 +38,6 @@ class Positions:
         self._clock = clock
         self._places: dict[tuple[int, str], _Place] = {}
         self._troubles: tuple[DeviceSide, ...] = ()
-        self.advanced = 0
-        """How many times a program was moved to the first place. Any thread may read it."""
 
     def troubles(self) -> tuple[DeviceSide, ...]:
         """The places where other programs are first."""
@@ -65,7 +63,6 @@ class Positions:
         if known:
             wait = min(_SHORTEST * 2**known.tried, _LONGEST)
             self._keep(key, known._replace(tried=known.tried + 1, due=now + wait, since=now))
-            self.advanced += 1
 
     def forget(self, ifindex: int) -> None:
         """The agent has no program there any more."""

@@ -46,7 +46,6 @@ def test_the_first_loss_is_answered_at_once_and_is_no_contest(place: Place) -> N
     assert place.contested() == [False]
     place.regain()
     assert place.positions.troubles() == ()
-    assert place.positions.advanced == 1
 
 
 def test_each_further_loss_waits_twice_as_long_up_to_five_minutes(place: Place) -> None:
