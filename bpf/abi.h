@@ -217,6 +217,11 @@ struct device {
 	__u32 pad;
 };
 
+/* `device_packets` counts the packets that reach a classifier: two entries, ingress and egress, for
+ * the interface index modulo this.
+ */
+#define DEVICE_SLOTS 1024
+
 /* A flow is one connection that is translated. It has two entries: one in `flows`, by what its
  * client sends, and one in `replies`, by what its endpoint sends. Both are in `half_open_flows` and
  * `half_open_replies` until both sides have been heard: TCP has seen the three-way handshake, a
@@ -229,11 +234,14 @@ struct device {
  */
 enum flow_side {
 	AT_INGRESS = 1, /* `flows`: what a client sends that is not this node */
-	AT_EGRESS = 2,	/* `flows`: what the node itself sends; `replies`: to a client whose address
-			 * the  endpoint sees */
-	MASQUERADED =
-	    3, /* `replies`: to an address of this node. `destination` in the key is all zero:
-		* the stack sees the same reply with the client's address in its place. */
+	/* `flows`: what the node itself sends; `replies`: to a client whose address the endpoint
+	 * sees
+	 */
+	AT_EGRESS = 2,
+	/* `replies`: to an address of this node. `destination` in the key is all zero: the stack
+	 * sees the same reply with the client's address in its place.
+	 */
+	MASQUERADED = 3,
 };
 
 /* Key of `flows` and `replies`, and of their half-open counterparts: a packet's tuple. */

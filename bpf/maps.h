@@ -63,6 +63,7 @@ PINNED("hash", struct flow_key, u32, netfilter_flows, 65536, BPF_F_NO_PREALLOC);
 PINNED("lru_hash", struct fragment_key, struct fragment, fragments, 8192, 0);
 
 PINNED("percpu_array", u32, u64, counters, COUNTERS, 0);
+PINNED("percpu_array", u32, u64, device_packets, DEVICE_SLOTS * 2, 0);
 PINNED("percpu_array", u32, struct traffic, traffic, SERVICES_MAX + 1, 0);
 
 static __always_inline void count(u32 counter)

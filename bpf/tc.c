@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
 /*
- * The classifiers, for clsact with direct action: one for each kind of device and side, all the
- * same two functions, ingress() and egress().
+ * The classifiers, for tcx or clsact with direct action: one for each kind of device and side, all
+ * the same two functions, ingress() and egress(). Each counts its packets first, by which the agent
+ * sees that packets reach it.
  */
 #include <uapi/linux/bpf.h>
 #include <uapi/linux/if_ether.h>
@@ -13,23 +14,39 @@
 #include "egress.h"
 #include "ingress.h"
 
+#define INGRESS_SLOT 0
+#define EGRESS_SLOT  1
+
+static __always_inline void device_count(struct __sk_buff *skb, u32 side)
+{
+	WORD_KEY(key, skb->ifindex % DEVICE_SLOTS * 2 + side);
+	u64 *packets = device_packets.lookup(key);
+
+	if (packets)
+		*packets += 1;
+}
+
 int from_any(struct __sk_buff *skb)
 {
+	device_count(skb, INGRESS_SLOT);
 	return ingress(skb, ETHERNET_HEADER);
 }
 
 int from_any_l3(struct __sk_buff *skb)
 {
+	device_count(skb, INGRESS_SLOT);
 	return ingress_without_ethernet(skb);
 }
 
 int to_any(struct __sk_buff *skb)
 {
+	device_count(skb, EGRESS_SLOT);
 	return egress(skb, ETHERNET_HEADER);
 }
 
 int to_any_l3(struct __sk_buff *skb)
 {
+	device_count(skb, EGRESS_SLOT);
 	return egress(skb, 0);
 }
 

@@ -28,6 +28,7 @@ from ebpfproxy.mode_keeper import ModeKeeper
 from ebpfproxy.model.address import Network
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.device import Device
+from ebpfproxy.model.device_side import DeviceSide
 from ebpfproxy.model.traffic import ServiceTraffic
 from ebpfproxy.modes.mode import Callbacks
 from ebpfproxy.pacing import Pacer
@@ -106,7 +107,7 @@ class _Agent:
         self._thread = threading.get_ident()
         self._tracker = Tracker(time.time())
         self._health = ProxierHealth(config.sync_period)
-        self._metrics = Metrics(self._map_use, self._counters, self._traffic)
+        self._metrics = Metrics(self._map_use, self._counters, self._traffic, self._bypassed)
         callbacks = Callbacks(
             self._metrics.sockets_destroyed, self._pods_bypass, self._metrics.flows_looked_at
         )
@@ -367,7 +368,8 @@ class _Agent:
     def _make_servers(self) -> Iterator[HealthServer | MetricsServer]:
         hard = self._config.bind_address_hard_fail
         if self._config.healthz_listen:
-            yield HealthServer(self._config.healthz_listen, self._health, self._metrics, hard)
+            listen = self._config.healthz_listen
+            yield HealthServer(listen, self._health, self._metrics, hard, bypassed=self._bypassed)
         if self._config.metrics_listen:
             listen = self._config.metrics_listen
             yield MetricsServer(listen, self._metrics, lambda: self._modes.serving.name, hard)
@@ -380,6 +382,9 @@ class _Agent:
 
     def _traffic(self) -> list[ServiceTraffic]:
         return self._modes.serving.traffic()
+
+    def _bypassed(self) -> tuple[DeviceSide, ...]:
+        return self._modes.serving.bypassed()
 
 
 def _differing(one: Config, other: Config) -> list[str]:

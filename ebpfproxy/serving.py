@@ -6,6 +6,7 @@ from typing import Any
 from ebpfproxy.config import Config
 from ebpfproxy.errors import Rejected
 from ebpfproxy.model.cluster import ClusterState
+from ebpfproxy.model.device_side import DeviceSide
 from ebpfproxy.model.traffic import ServiceTraffic
 from ebpfproxy.modes.mode import Callbacks, Mode
 from ebpfproxy.plan.service_plan import NodePlan
@@ -92,3 +93,7 @@ class Serving:
 
     def traffic(self) -> list[ServiceTraffic]:
         return self._parts.traffic() if self._opened else []
+
+    def bypassed(self) -> tuple[DeviceSide, ...]:
+        """Where programs of others run first, or packets do not reach the mode's own."""
+        return self._parts.bypassed() if self._opened else ()

@@ -22,7 +22,7 @@ from ebpfproxy.errors import AlreadyExists, KernelError, NotFound, Rejected, Tab
 
 MAP_CREATE, MAP_LOOKUP_ELEM, MAP_UPDATE_ELEM, MAP_DELETE_ELEM, MAP_GET_NEXT_KEY = 0, 1, 2, 3, 4
 PROG_LOAD, OBJ_PIN, OBJ_GET, PROG_ATTACH, PROG_DETACH, PROG_TEST_RUN = 5, 6, 7, 8, 9, 10
-OBJ_GET_INFO_BY_FD, PROG_QUERY = 15, 16
+PROG_GET_FD_BY_ID, OBJ_GET_INFO_BY_FD, PROG_QUERY = 13, 15, 16
 MAP_LOOKUP_BATCH, MAP_UPDATE_BATCH, MAP_DELETE_BATCH = 24, 26, 27
 LINK_CREATE, LINK_UPDATE, LINK_DETACH = 28, 29, 34
 
@@ -31,6 +31,7 @@ ENOTSUPP = 524  # the kernel's own, which has no name in user space
 
 _SYSCALL = {"x86_64": 321, "aarch64": 280, "riscv64": 280, "loongarch64": 280, "s390x": 351, "ppc64le": 361}
 _libc = ctypes.CDLL(None, use_errno=True)
+_BEFORE = 1 << 3  # BPF_F_BEFORE
 _ATTEMPTS = 5  # as libbpf's sys_bpf_prog_load()
 _NOT_NOW = frozenset({errno.EPERM, errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
 BUSY = frozenset({errno.EBUSY, errno.EDEADLK, errno.ETIMEDOUT})
@@ -322,9 +323,20 @@ class Program(_Object):
                     raise  # the verifier was not, or is always, disturbed by a signal
         raise AssertionError("unreachable")
 
+    @classmethod
+    def by_id(cls, number: int) -> "Program":
+        """Any program of this machine. Raises NotFound where it is gone, Rejected without CAP_SYS_ADMIN."""
+        fd, _ = bpf(PROG_GET_FD_BY_ID, struct.pack("=III", number, 0, 0), f"cannot open program {number}")
+        return cls(fd, f"program {number}")
+
     @property
     def id(self) -> int:
         return int(struct.unpack_from("=II", self.facts(16))[1])
+
+    @property
+    def called(self) -> str:
+        """The name that it was loaded with: up to 15 characters, "" where its loader gave none."""
+        return self.facts(80)[64:80].partition(b"\0")[0].decode(errors="replace")
 
 
 class Link(_Object):
@@ -346,9 +358,33 @@ class Link(_Object):
                 raise Unsupported(failure.message) from failure
             raise
 
+    @classmethod
+    def create_first(cls, program: Program, ifindex: int, attach_type: int) -> "Link":
+        """A tcx link (BPF_TCX_INGRESS, BPF_TCX_EGRESS) at the head of the device's list: Linux 6.6.
+
+        BPF_F_BEFORE without another program is the head: e420bed02507 ("bpf: Add fd-based tcx multi-prog
+        infra with link support", 6.6). The device is one of the calling thread's network namespace. Raises
+        AlreadyExists where the very program is in the list already, Rejected (ENODEV) without the device.
+        """
+        attr = struct.pack("=IIIIIIQ", program.fd, ifindex, attach_type, _BEFORE, 0, 0, 0)
+        return cls(bpf(LINK_CREATE, attr, f"cannot attach {program.name}")[0], program.name)
+
+    @property
+    def id(self) -> int:
+        return int(struct.unpack_from("=II", self.facts(32))[1])
+
     @property
     def program_id(self) -> int:
         return int(struct.unpack_from("=III", self.facts(32))[2])
+
+    @property
+    def ifindex(self) -> int:
+        """Of a tcx link the device, in its own network namespace; 0 where that is gone."""
+        return int(struct.unpack_from("=I", self.facts(32), 16)[0])
+
+    def detach(self) -> None:
+        """At once, though the link stays open or pinned. No error where it is detached already."""
+        bpf(LINK_DETACH, struct.pack("=I", self.fd), f"cannot detach {self.name}")
 
     @property
     def cgroup_id(self) -> int:
@@ -356,7 +392,7 @@ class Link(_Object):
         return int(struct.unpack_from("=Q", self.facts(32), 16)[0])
 
     def replace(self, program: Program) -> None:
-        """From one packet to the next. ENOLINK, as Rejected, where the cgroup is gone."""
+        """From one packet to the next. ENOLINK, as Rejected, where the cgroup, or device, is gone."""
         attr = struct.pack("=IIII", self.fd, program.fd, 0, 0)
         bpf(LINK_UPDATE, attr, f"cannot replace the program of {self.name}")
 

@@ -60,6 +60,28 @@ def names() -> dict[int, str]:
         raise _unreadable(error) from error
 
 
+class Packets(NamedTuple):
+    """What a device has counted since it was made: struct rtnl_link_stats64, rx_packets and tx_packets."""
+
+    received: int
+    sent: int
+
+
+def packets() -> dict[int, Packets]:
+    """By ifindex, of every device that counts. Raises Rejected."""
+    try:
+        found = _dump(rtnetlink.RTM_GETLINK, rtnetlink.LINK.pack(0, 0, 0, 0, 0))
+    except OSError as error:
+        raise _unreadable(error) from error
+    counts = {}
+    for link in map(rtnetlink.link, found):
+        statistics = link.attributes.get(rtnetlink.IFLA_STATS64, b"")
+        if len(statistics) >= _STATISTICS.size:
+            counts[link.ifindex] = Packets._make(_STATISTICS.unpack_from(statistics))
+    return counts
+
+
+_STATISTICS = struct.Struct("=QQ")  # the first two of struct rtnl_link_stats64
 _SKIP_STATS = netlink.attribute(rtnetlink.IFLA_EXT_MASK, struct.pack("=I", RTEXT_FILTER_SKIP_STATS))
 
 

@@ -1,13 +1,19 @@
 """Programs at a device's ingress and egress: bpf filters of tc, in direct action mode, below clsact.
 
-Ours has a name, a priority and a handle that nobody else uses, so it is found again, replaced, and
-removed without regard to anybody else's on the same device. Reading is done with raw netlink, since
-pyroute2 does not know TCA_BPF_ID; changing with pyroute2. Everything here acts in the network namespace
-that the calling thread is in. A device that is gone has no filters; only to `attach` there is an error.
+A filter of this agent is known by its kind and name, so it is found again, replaced, and removed without
+regard to other filters of the same device. Reading is done with raw netlink, since pyroute2 does not know
+TCA_BPF_ID; changing with pyroute2. Everything here acts in the network namespace of the calling thread. A
+device that is gone has no filters; only for `attach` is that an error.
 
-A qdisc `ingress` (its own kind, older than clsact) stands in the same place and has ingress only, but
-takes filters "at egress" without complaint and runs them at ingress (ingress_tcf_block() of
-net/sched/sch_ingress.c does not look at the class). So egress is never read from it, nor attached to it.
+Filters run in the order of their priorities, 1 first. All filters of one priority have one kind and one
+protocol, and of the bpf filters of one priority the newest runs first (cls_bpf_change() of
+net/sched/cls_bpf.c, list_add_rcu); a filter that is replaced keeps its place (list_replace_rcu). So a filter
+gets to the first place when it is added at priority 1, whichever bpf filters are there. A filter without a
+priority gets 49152 or less from the kernel (tcf_auto_prio() of net/sched/cls_api.c).
+
+A qdisc `ingress` (its own kind, older than clsact) has the same parent and has ingress only, but accepts
+filters "at egress" and runs them at ingress (ingress_tcf_block() of net/sched/sch_ingress.c does not look at
+the class). So egress is never read from it, and no program is attached to egress there.
 
 Sources: tc(8), tc-bpf(8); include/uapi/linux/{rtnetlink,pkt_sched,pkt_cls}.h; net/sched/cls_api.c;
 1f211a1b929c ("net, sched: add clsact qdisc", 4.5).
@@ -16,9 +22,10 @@ Sources: tc(8), tc-bpf(8); include/uapi/linux/{rtnetlink,pkt_sched,pkt_cls}.h; n
 import contextlib
 import enum
 import errno
+import itertools
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from ebpfproxy.errors import AlreadyExists, KernelError, NotFound, Rejected, Unsupported
@@ -26,8 +33,11 @@ from ebpfproxy.kernel import iproute, netlink
 from ebpfproxy.kernel.bpf import Program
 
 NAME = "ebpfproxy"
-PRIORITY = 0xEB
-HANDLE = 0xEB
+FIRST = 1
+"""The priority that runs first. Priority 0 stands for one that the kernel chooses."""
+
+HANDLES = range(0xEB, 0xEB + 64)
+"""Handles of the agent's filters. A new filter gets a free one."""
 
 RTM_NEWQDISC, RTM_GETQDISC = 36, 38
 RTM_NEWTFILTER, RTM_GETTFILTER = 44, 46
@@ -67,18 +77,25 @@ class Filter(NamedTuple):
 
     @property
     def is_ours(self) -> bool:
-        return self._in_our_place and self.handle == HANDLE and (self.kind, self.name) == ("bpf", NAME)
+        """Whether it is a filter of ebpfproxy, of this version or of one before it."""
+        return (self.chain, self.kind, self.name) == (0, "bpf", NAME)
 
     @property
-    def is_in_our_way(self) -> bool:
-        """Somebody else's where ours belongs: at one priority there is one kind and one protocol only."""
-        if not self._in_our_place or self.is_ours:
-            return False
-        return self.handle == HANDLE or (self.kind, self.protocol) != ("bpf", ETH_P_ALL)
+    def shares_priority(self) -> bool:
+        """Whether a bpf filter for all protocols can be added at its priority."""
+        return (self.kind, self.protocol) == ("bpf", ETH_P_ALL)
 
-    @property
-    def _in_our_place(self) -> bool:
-        return (self.chain, self.priority) == (0, PRIORITY)
+    def __str__(self) -> str:
+        """
+        >>> str(Filter(1, 1, 3, "bpf", "cil_from_netdev-eth0", 12))
+        'cil_from_netdev-eth0 (bpf filter, priority 1, program 12)'
+        >>> str(Filter(7, 0x800, 3, "u32", "", 0))
+        'u32 filter, priority 7'
+        """
+        if self.kind == "bpf":
+            name = self.name or "unnamed"
+            return f"{name} (bpf filter, priority {self.priority}, program {self.program_id})"
+        return f"{self.kind} filter, priority {self.priority}"
 
 
 def filters(ifindex: int, side: Side) -> list[Filter]:
@@ -90,8 +107,22 @@ def filters(ifindex: int, side: Side) -> list[Filter]:
 
 
 def program_id(ifindex: int, side: Side) -> int | None:
-    """The id of the program of our filter; None where there is no filter of ours. Raises Rejected."""
+    """The id of the program of the agent's filter that runs first; None without such a filter. Raises
+    Rejected."""
     return next((one.program_id for one in filters(ifindex, side) if one.is_ours), None)
+
+
+def before(found: Iterable[Filter]) -> list[Filter]:
+    """Those of `filters` that see a packet before the agent's filter does: others of chain 0."""
+    return list(itertools.takewhile(lambda one: not one.is_ours, (one for one in found if not one.chain)))
+
+
+def can_advance(found: Iterable[Filter]) -> bool:
+    """Whether the agent's filter is not at the first place that it can have; of `filters`."""
+    found = [one for one in found if not one.chain]
+    best = _best_priority(one for one in found if not one.is_ours)
+    at_best = [one for one in found if one.priority == best]
+    return not (at_best and at_best[0].is_ours)
 
 
 def has_clsact(ifindex: int) -> bool:
@@ -100,43 +131,73 @@ def has_clsact(ifindex: int) -> bool:
 
 
 def attach(ifindex: int, side: Side, program: Program) -> bool:
-    """Have `program` run there, instead of the one of our filter that may be there; make clsact if needed.
+    """Have `program` run there at the first place that can be had; make clsact if needed.
 
-    The kernel changes from the old program to the new one between two packets: the new filter takes the
-    old one's place in a list that is read under RCU (cls_bpf_change(), list_replace_rcu()).
+    Where the agent's filter has that place already, the kernel changes from the old program to the new one
+    between two packets (cls_bpf_change(), list_replace_rcu()). Otherwise a new filter is added there, and
+    then the old one is removed: a packet in between meets both. Filters of others are never changed. Those
+    of another kind, or of one protocol only, can have priority 1 to themselves; then the next priority is
+    the first place that can be had.
 
-    Returns whether it made the clsact. Raises NotFound where the device is gone; AlreadyExists where
-    somebody else's filter has our priority; Unsupported where the kernel has no clsact or no bpf filters,
-    or the device has a qdisc on which `side` cannot be served; Rejected.
+    Returns whether it made the clsact. Raises NotFound where the device is gone; Unsupported where the kernel
+    has no clsact or no bpf filters, or the device has a qdisc on which `side` cannot be served; Rejected.
     """
     what = f"cannot attach to {side.name.lower()} of {iproute.device_name(ifindex)}"
-    if any(other.is_in_our_way for other in filters(ifindex, side)):
-        hint = f"somebody else's filter has priority {PRIORITY}, which is ours: give it another one"
-        raise AlreadyExists(f"{what}: the place is taken", hint)
+    found = [one for one in filters(ifindex, side) if not one.chain]
     made = _ensure_qdisc(ifindex, side, what)
+    own = next((one for one in found if one.is_ours), None)
     try:
         with _opened(ifindex, what) as changes:
-            changes.tc("replace-filter", "bpf", ifindex, fd=program.fd, direct_action=True, **_where(side))
+            if own and not can_advance(found):
+                where = _where(side, own.priority, own.handle)
+                changes.tc("replace-filter", "bpf", ifindex, fd=program.fd, direct_action=True, **where)
+            else:
+                priority = _best_priority(one for one in found if not one.is_ours)
+                where = _where(side, priority, _free_handle(found, priority))
+                changes.tc("add-filter", "bpf", ifindex, fd=program.fd, direct_action=True, **where)
+                own = None
     except KernelError:
         if made:
             remove_clsact(ifindex)
         raise
+    _remove(ifindex, side, [one for one in found if one.is_ours and one != own], what)
     return made
 
 
+def _best_priority(others: Iterable[Filter]) -> int:
+    """The lowest one at which the agent's filter can be; `others` are of chain 0."""
+    taken = {one.priority for one in others if not one.shares_priority}
+    return next(priority for priority in itertools.count(FIRST) if priority not in taken)
+
+
+def _free_handle(found: Iterable[Filter], priority: int) -> int:
+    """Raises AlreadyExists where all are taken."""
+    taken = {one.handle for one in found if one.priority == priority}
+    for handle in HANDLES:
+        if handle not in taken:
+            return handle
+    raise AlreadyExists(f"all handles of ebpfproxy are taken at priority {priority}", "remove those filters")
+
+
 def detach(ifindex: int, side: Side) -> bool:
-    """Remove our filter; the clsact stays. Whether there was one. Raises Rejected."""
-    if program_id(ifindex, side) is None:
-        return False
+    """Remove the agent's filters; the clsact stays. Whether there was one. Raises Rejected."""
     what = f"cannot detach from {side.name.lower()} of {iproute.device_name(ifindex)}"
-    try:
-        with iproute.opened(what) as changes:
-            changes.tc("del-filter", "bpf", ifindex, **_where(side))
-    except KernelError:
-        if program_id(ifindex, side) is not None:
-            raise
-        return False  # somebody was faster, or the device went
-    return True
+    own = [one for one in filters(ifindex, side) if one.is_ours]
+    return _remove(ifindex, side, own, what)
+
+
+def _remove(ifindex: int, side: Side, own: list[Filter], what: str) -> bool:
+    """Whether any was removed; not so where another process was faster, or the device is gone."""
+    removed = False
+    for one in own:
+        try:
+            with iproute.opened(what) as changes:
+                changes.tc("del-filter", "bpf", ifindex, **_where(side, one.priority, one.handle))
+            removed = True
+        except KernelError:
+            if one in filters(ifindex, side):
+                raise
+    return removed
 
 
 def remove_clsact(ifindex: int) -> bool:
@@ -169,9 +230,9 @@ def try_out(ifindex: int, program: Program) -> None:
     options = netlink.attribute(TCA_BPF_FD, _U32.pack(program.fd))
     options += netlink.attribute(TCA_BPF_NAME, NAME.encode() + b"\0")
     options += netlink.attribute(TCA_BPF_FLAGS, _U32.pack(TCA_BPF_FLAG_ACT_DIRECT))
-    place = PRIORITY << 16 | socket.htons(ETH_P_ALL)
+    place = FIRST << 16 | socket.htons(ETH_P_ALL)
     for side in Side:
-        body = _TCMSG.pack(0, ifindex, HANDLE, side, place) + _kind("bpf")
+        body = _TCMSG.pack(0, ifindex, HANDLES[0], side, place) + _kind("bpf")
         body += netlink.attribute(TCA_OPTIONS, options)
         netlink.change(socket.NETLINK_ROUTE, RTM_NEWTFILTER, body, create)
 
@@ -180,9 +241,9 @@ def _kind(name: str) -> bytes:
     return netlink.attribute(TCA_KIND, name.encode() + b"\0")
 
 
-def _where(side: Side) -> dict[str, Any]:
-    """What names our filter on a device."""
-    return {"name": NAME, "handle": HANDLE, "prio": PRIORITY, "protocol": ETH_P_ALL, "parent": int(side)}
+def _where(side: Side, priority: int, handle: int) -> dict[str, Any]:
+    """What identifies a filter of the agent on a device."""
+    return {"name": NAME, "handle": handle, "prio": priority, "protocol": ETH_P_ALL, "parent": int(side)}
 
 
 @contextlib.contextmanager

@@ -40,6 +40,7 @@ class EbpfMode:
             usage=dataplane.usage,
             counters=dataplane.counters,
             traffic=dataplane.traffic,
+            bypassed=dataplane.bypassed,
         )
 
     def remove(self, config: Config, dry_run: bool = False) -> list[str]:

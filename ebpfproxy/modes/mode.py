@@ -7,6 +7,7 @@ from ebpfproxy.config import Config
 from ebpfproxy.dataplanes.findings import Finding
 from ebpfproxy.dataplanes.interface import Dataplane
 from ebpfproxy.model.address import Family
+from ebpfproxy.model.device_side import DeviceSide
 from ebpfproxy.model.traffic import ServiceTraffic
 from ebpfproxy.plan.service_plan import NodePlan, PlanContext, PlanKey, ServicePortPlan
 
@@ -36,6 +37,10 @@ def _nothing_carried() -> list[ServiceTraffic]:
     return []
 
 
+def _nothing_bypassed() -> tuple[DeviceSide, ...]:
+    return ()
+
+
 class Beside(Protocol):
     """What goes along with a dataplane: it is told of each sync, and closed after it.
 
@@ -61,9 +66,9 @@ class Beside(Protocol):
 class Parts(NamedTuple):
     """A dataplane that is not open yet, and what goes with it.
 
-    `usage` (by table: entries in use, and room), `counters` and `traffic` are for metrics, from any thread,
-    while the dataplane is open. `owns_namespace`: there can be one
-    such at a time in a network namespace.
+    `usage` (by table: entries in use, and room), `counters`, `traffic` and `bypassed` are for metrics and
+    health, from any thread, while the dataplane is open. `owns_namespace`: there can be one such at a time in
+    a network namespace.
     """
 
     dataplane: Dataplane[Any, Any]
@@ -73,6 +78,7 @@ class Parts(NamedTuple):
     counters: Callable[[], Mapping[str, int]] = _nothing_counted
     traffic: Callable[[], list[ServiceTraffic]] = _nothing_carried
     beside: Beside | None = None
+    bypassed: Callable[[], tuple[DeviceSide, ...]] = _nothing_bypassed
 
 
 class Mode(Protocol):

@@ -4,10 +4,12 @@ Codes, headers and bodies are those of kube-proxy (pkg/proxy/healthcheck/proxier
 has no /readyz.
 """
 
+import json
 import time
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
 
+from ebpfproxy.model.device_side import DeviceSide
 from ebpfproxy.serve import timestamp
 from ebpfproxy.serve.listener import Listener, Request, Response, not_found
 from ebpfproxy.serve.metrics import Metrics
@@ -69,7 +71,9 @@ class HealthServer(Listener):
 
     /healthz is for load balancers and says no, too, where the node is to go away; /livez is for the
     kubelet, which must not kill the proxy of a node that is being drained, nor one that still waits for the
-    API server. /readyz is for a rollout, which goes on when this one has brought something into the kernel.
+    API server. /readyz is for a rollout, which continues once this agent has brought something into the
+    kernel. It fails, too, while packets bypass the programs at a device; its body lists each device where
+    another program is first or packets do not reach the agent's.
     """
 
     def __init__(
@@ -79,11 +83,13 @@ class HealthServer(Listener):
         metrics: Metrics,
         hard_fail: bool = False,
         retry_seconds: float = 5.0,
+        bypassed: Callable[[], Collection[DeviceSide]] = tuple,
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], int] = time.time_ns,
     ) -> None:
         super().__init__("healthz", "--healthz-bind-address", address, self._handle, hard_fail, retry_seconds)
         self._health = health
+        self._bypassed = bypassed
         self._counts: dict[str, Callable[[int], object]] = {  # kube-proxy counts two of them
             "/healthz": metrics.healthz,
             "/livez": metrics.livez,
@@ -100,13 +106,16 @@ class HealthServer(Listener):
         now, wall = self._monotonic(), self._wall()
         health = self._health.at(now)
         healthy = health.healthy and (health.eligible or request.path != "/healthz")
+        sides = self._bypassed() if request.path == "/readyz" else ()
         if request.path == "/readyz":
-            healthy = healthy and health.updated is not None
+            healthy = healthy and health.updated is not None and not any(each.is_bypassed for each in sides)
         # A healthy proxier was "updated" just now, even where nothing has changed for days.
         updated = self._shown(now if healthy else health.updated, now, wall)
         body = f'"lastUpdated": "{updated}","currentTime": "{self._shown(now, now, wall)}"'
         if request.path == "/healthz":
             body += f', "nodeEligible": {"true" if health.eligible else "false"}'
+        if sides:
+            body += f', "devices": {json.dumps([_shown_side(each) for each in sides])}'
         code = 200 if healthy else 503
         count(code)
         return Response(code, f"{{{body}}}".encode(), _HEADERS)
@@ -116,3 +125,14 @@ class HealthServer(Listener):
         if moment is None:
             return timestamp.NEVER
         return timestamp.format_moment(wall - round((now - moment) * 1e9), moment - self._began)
+
+
+def _shown_side(side: DeviceSide) -> dict[str, Any]:
+    return {
+        "device": side.device,
+        "side": side.side,
+        "position": side.position,
+        "before": side.before,
+        "contested": side.contested,
+        "unreached": side.unreached,
+    }

@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, expo
 
 from ebpfproxy import __version__
 from ebpfproxy.model.address import Family
+from ebpfproxy.model.device_side import DeviceSide
 from ebpfproxy.model.traffic import ServiceTraffic
 from ebpfproxy.serve.listener import Listener, Request, Response, not_found, plain
 from ebpfproxy.serve.readings import MapUse as MapUse
@@ -51,9 +52,9 @@ class State(NamedTuple):
 class Metrics:
     """What happened, told by the control thread in plain words, and counted.
 
-    `maps`, `events` and `traffic` are called at each scrape, in the scraping thread; they tell how full the
-    BPF maps are, what the programs did, and what they carried. They may raise EbpfProxyError: the scrape
-    shows all the rest then.
+    `maps`, `events`, `traffic` and `bypassed` are called at each scrape, in the scraping thread: how full the
+    BPF maps are, what the programs did, what they carried, and where they are not first. They may raise
+    EbpfProxyError: the scrape shows all the rest then.
     """
 
     def __init__(
@@ -61,11 +62,12 @@ class Metrics:
         maps: Callable[[], Mapping[str, MapUse]] = dict,
         events: Callable[[], Mapping[str, int]] = dict,
         traffic: Callable[[], Collection[ServiceTraffic]] = tuple,
+        bypassed: Callable[[], Collection[DeviceSide]] = tuple,
     ) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
         prometheus_client.ProcessCollector(registry=self.registry)
         prometheus_client.PlatformCollector(registry=self.registry)
-        self.registry.register(Readings(maps, events, traffic))
+        self.registry.register(Readings(maps, events, traffic, bypassed))
         self._make_kube_proxys()
         self._make_ours()
 

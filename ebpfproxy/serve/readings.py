@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from ebpfproxy import log
 from ebpfproxy.errors import EbpfProxyError
+from ebpfproxy.model.device_side import DeviceSide
 from ebpfproxy.model.traffic import ServiceTraffic
 
 _log = log.Logger(__name__)
@@ -38,15 +39,18 @@ class Readings(Collector):
         maps: Callable[[], Mapping[str, MapUse]],
         events: Callable[[], Mapping[str, int]],
         traffic: Callable[[], Collection[ServiceTraffic]],
+        bypassed: Callable[[], Collection[DeviceSide]],
     ) -> None:
         self._maps = maps
         self._events = events
         self._traffic = traffic
+        self._bypassed = bypassed
 
     def collect(self) -> Iterator[Metric]:
         yield from _maps(_asked(self._maps, {}))
         yield _events(_asked(self._events, {}))
         yield from _traffic(_asked(self._traffic, ()))
+        yield from _devices(_asked(self._bypassed, ()))
 
     def describe(self) -> Iterator[Metric]:
         """Nothing: registering must not read the maps, which are not there yet."""
@@ -78,6 +82,27 @@ def _events(counts: Mapping[str, int]) -> Metric:
     for reason, count in counts.items():
         family.add_metric([reason], count)
     return family
+
+
+def _devices(sides: Collection[DeviceSide]) -> Iterator[Metric]:
+    labels = ["device", "side"]
+    position = GaugeMetricFamily(
+        "ebpfproxy_device_position",
+        "The place of our program at a device where it is not the first: 2 or more",
+        labels=labels,
+    )
+    unreached = GaugeMetricFamily(
+        "ebpfproxy_device_unreached", "1 where packets do not reach our program at a device", labels=labels
+    )
+    for each in sides:
+        if each.before:
+            position.add_metric([each.device, each.side], each.position)
+        if each.unreached:
+            unreached.add_metric([each.device, each.side], 1)
+    yield from (position, unreached)
+    bypassed = {(each.device, each.side) for each in sides if each.is_bypassed}
+    text = "Sides of devices where packets pass without our program"
+    yield GaugeMetricFamily("ebpfproxy_bypassed_device_sides", text, len(bypassed))
 
 
 def _traffic(carried: Collection[ServiceTraffic]) -> Iterator[Metric]:

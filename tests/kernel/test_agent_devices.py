@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpfproxy.kernel import tc
 from ebpfproxy.kernel.tc import Side
 from ebpfproxy.lab import Lab, Pod
+from tests.kernel import attached
 from tests.kernel.clients import TCP, connected, converse, outcome
 from tests.kernel.cluster import Cluster, eventually
 
@@ -21,7 +21,7 @@ def sides(cluster: Cluster) -> dict[str, set[Side]]:
 
     def look() -> dict[str, set[Side]]:
         found = {
-            name: {side for side in Side if tc.program_id(index, side) is not None}
+            name: {side for side in Side if attached.program_id(index, side) is not None}
             for index, name in socket.if_nameindex()
             if not name.startswith("ebpfproxy")
         }

@@ -6,14 +6,14 @@ Everything is read and compared only once an hour here: what is found sooner is 
 import contextlib
 import re
 import shutil
-import struct
+import socket
 import time
 from collections.abc import Callable
 
 import pytest
 
 from ebpfproxy.bench.load import Load
-from ebpfproxy.kernel import bpf
+from ebpfproxy.kernel import tcx
 from ebpfproxy.kernel.bpf import Link
 from ebpfproxy.lab import devices
 from tests.kernel.clients import TCP, answers
@@ -186,12 +186,20 @@ IPVS += [put_a_real_server_out_of_use, have_another_real_server, delete_the_devi
 # ebpf
 
 
-def detach_filters(cluster: Cluster, web: Exposed) -> None:
-    run(cluster, "tc qdisc del dev eth0 clsact")
+def take_off_devices(cluster: Cluster, web: Exposed) -> None:
+    if not tcx.is_supported():
+        run(cluster, "tc qdisc del dev eth0 clsact")
+    for pin in (cluster.lab.bpffs / "devices").glob("*"):
+        pin.unlink()
 
 
-def detach_one_filter(cluster: Cluster, web: Exposed) -> None:
-    run(cluster, "tc filter del dev eth0 ingress")
+def take_off_one_side(cluster: Cluster, web: Exposed) -> None:
+    if not tcx.is_supported():
+        run(cluster, "tc filter del dev eth0 ingress")
+        return
+    ifindex = cluster.node.call(lambda: socket.if_nametoindex("eth0"))
+    with contextlib.closing(Link.pinned(cluster.lab.bpffs / "devices" / f"{ifindex}_ingress")) as link:
+        link.detach()
 
 
 def delete_pins(cluster: Cluster, web: Exposed) -> None:
@@ -207,10 +215,10 @@ def unpin_links(cluster: Cluster, web: Exposed) -> None:
 def detach_links(cluster: Cluster, web: Exposed) -> None:
     for pin in (cluster.lab.bpffs / "links").iterdir():
         with contextlib.closing(Link.pinned(pin)) as link:
-            bpf.bpf(bpf.LINK_DETACH, struct.pack("=I", link.fd), "cannot detach")
+            link.detach()
 
 
-EBPF = [detach_filters, detach_one_filter, delete_pins, unpin_links, detach_links]
+EBPF = [take_off_devices, take_off_one_side, delete_pins, unpin_links, detach_links]
 
 
 def repaired(

@@ -17,13 +17,14 @@ from ebpfproxy.dataplanes.ebpf import probes
 from ebpfproxy.dataplanes.ebpf.hooks import SOCKET_HOOKS
 from ebpfproxy.dataplanes.findings import Finding
 from ebpfproxy.errors import Rejected
-from ebpfproxy.kernel import bpf, cgroup, mounts, netlink, netns, tc
+from ebpfproxy.kernel import bpf, cgroup, mounts, netlink, netns, tc, tcx
 from tests.support.bpf_place import bpf_place
 from tests.support.confined import Refused, as_nobody, refusing, without
 
 pytestmark = pytest.mark.kernel
 
 BPF, CLSACT, COOKIE = "bpf(2)", "clsact with bpf filters", "the network namespace's cookie"
+TCX = "tcx links"
 BPFFS = "/sys/fs/bpf/ebpfproxy-probes"
 FSOPEN = 430
 SCRIPT = """
@@ -74,7 +75,8 @@ def test_this_machine_has_what_is_needed() -> None:
     assert all(not finding.missing and not finding.remedy for finding in found.values() if finding.present)
     hooks = {f"cgroup hook {hook.name}": not hook.optional for hook in SOCKET_HOOKS}
     assert {name: found[name].needed for name in hooks} == hooks
-    assert all(found[name].needed for name in (BPF, CLSACT, COOKIE, "cgroup v2", "bpffs", "bcc", "C headers"))
+    assert all(found[name].needed for name in (BPF, COOKIE, "cgroup v2", "bpffs", "bcc", "C headers"))
+    assert found[CLSACT].needed is not found[TCX].present
 
 
 def test_without_devices_to_look_after_clsact_is_of_no_matter() -> None:
@@ -326,9 +328,18 @@ def test_a_part_of_the_network_that_the_kernel_has_not_is_named(
         real(protocol, asked, body, flags)
 
     monkeypatch.setattr(netlink, "change", change)
+    monkeypatch.setattr(tcx, "is_supported", lambda: False)
     found = here()
-    assert missing(found) == {name}
+    assert missing(found) == {name, TCX}
     assert (found[name].failure, found[name].needed) == (number, needed)
+
+
+def test_with_tcx_clsact_is_of_no_matter_and_without_it_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for supported in (True, False):
+        monkeypatch.setattr(tcx, "is_supported", lambda value=supported: value)
+        found = here()
+        assert (found[TCX].present, found[TCX].needed) == (supported, False)
+        assert found[CLSACT].needed is not supported
 
 
 def test_a_kernel_without_batches_is_of_no_use(monkeypatch: pytest.MonkeyPatch) -> None:

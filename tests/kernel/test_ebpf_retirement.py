@@ -13,7 +13,7 @@ from ebpfproxy.dataplanes.ebpf.flow_state import Flow, unit_now
 from ebpfproxy.dataplanes.ebpf.hooks import SOCKET_HOOKS
 from ebpfproxy.dataplanes.ebpf.retirement import Retirement
 from ebpfproxy.errors import Rejected
-from ebpfproxy.kernel import cgroup, inlet, links, tc
+from ebpfproxy.kernel import cgroup, inlet, links, tc, tcx
 from ebpfproxy.kernel.bpf import Map
 from ebpfproxy.lab import Pod
 from ebpfproxy.model.address import Protocol, parse_address
@@ -379,7 +379,7 @@ def test_a_dry_run_beside_an_agent_lists_what_is_removed_then(pair: TwoNodes) ->
     assert asks(pair.x, TCP, pair.node.v4, web.node_port) == "a"
     pair.end()
     assert pair.node.call(lambda: removal.remove(lab.bpffs, lab.cgroup)) == wanted
-    assert "clsact of eth0" in wanted
+    assert ("link at ingress of eth0" if tcx.is_supported() else "clsact of eth0") in wanted
     assert f"devices {inlet.INLET} and {inlet.OUTLET}" in wanted
     assert remains(pair) == []
 
@@ -388,6 +388,7 @@ def test_a_dry_run_lists_links_and_no_clsact_that_others_use(pair: TwoNodes) -> 
     serve(pair)
     lab = pair.lab
     foreign = "filter add dev eth0 ingress prio 9 u32 match u32 0 0 flowid 1:1"
+    pair.node.run(["tc", "qdisc", "replace", "dev", "eth0", "clsact"])
     pair.node.run(["tc", *foreign.split()])
     try:
         wanted = pair.node.call(lambda: removal.remove(lab.bpffs, lab.cgroup, dry_run=True))

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpfproxy.errors import AlreadyExists, NotFound, Rejected, Unsupported
+from ebpfproxy.errors import NotFound, Rejected, Unsupported
 from ebpfproxy.kernel import bpf, links, tc
 from ebpfproxy.kernel.bpf import Program
 from ebpfproxy.kernel.tc import Filter, Side
@@ -69,7 +69,7 @@ def test_a_program_is_attached_found_by_its_id_and_detached(device: int, side: S
         assert tc.program_id(device, side) is None
         assert tc.attach(device, side, ours) is True
         assert tc.program_id(device, side) == ours.id
-        assert tc.filters(device, side) == [Filter(235, 0xEB, 3, "bpf", "ebpfproxy", ours.id)]
+        assert tc.filters(device, side) == [Filter(1, 0xEB, 3, "bpf", "ebpfproxy", ours.id)]
     assert tc.detach(device, side) is True
     assert tc.filters(device, side) == []
     assert tc.detach(device, side) is False
@@ -99,7 +99,7 @@ def test_the_filter_is_as_the_command_tc_shows_it(node: Namespace, device: int) 
     shown = subprocess.run(
         ["tc", "filter", "show", "dev", "n0", "egress"], capture_output=True, text=True, check=True
     ).stdout
-    assert "filter protocol all pref 235 bpf" in shown
+    assert "filter protocol all pref 1 bpf" in shown
     assert "handle 0xeb ebpfproxy direct-action" in shown
 
 
@@ -111,64 +111,108 @@ def test_filters_of_others_survive_attach_replace_detach_and_cleanup(
         "qdisc add dev n0 clsact",
         f"filter add dev n0 {side.name.lower()} prio 1 protocol ip {U32}",
         f"filter add dev n0 {side.name.lower()} prio 400 protocol all {U32}",
-        f"filter add dev n0 {side.name.lower()} chain 7 prio 235 protocol ipv6 {U32}",
+        f"filter add dev n0 {side.name.lower()} chain 7 prio 2 protocol ipv6 {U32}",
     )
     others = tc.filters(device, side)
     assert {(one.chain, one.priority, one.kind, one.protocol) for one in others} == {
         (0, 1, "u32", 0x0800),
         (0, 400, "u32", 3),
-        (7, 235, "u32", 0x86DD),
+        (7, 2, "u32", 0x86DD),
     }
     with program() as first, program() as second:
         assert tc.attach(device, side, first) is False
         tc.attach(device, side, second)
         assert sorted(tc.filters(device, side)) == sorted(
-            [*others, Filter(235, 0xEB, 3, "bpf", "ebpfproxy", second.id)]
+            [*others, Filter(2, 0xEB, 3, "bpf", "ebpfproxy", second.id)]
         )
     assert tc.detach(device, side) is True
     assert tc.remove_clsact(device) is False
     assert tc.filters(device, side) == others
 
 
-def test_a_bpf_filter_of_somebody_else_at_our_priority_is_left_alone(device: int) -> None:
+@BOTH
+def test_ours_is_first_before_bpf_filters_that_were_there(device: int, side: Side) -> None:
     with program() as theirs, program() as ours:
-        foreign_filter(device, theirs, handle=1)
-        tc.attach(device, Side.INGRESS, ours)
-        assert {one.handle: one.program_id for one in tc.filters(device, Side.INGRESS)} == {
-            1: theirs.id,
-            0xEB: ours.id,
-        }
-        tc.detach(device, Side.INGRESS)
-        assert [one.handle for one in tc.filters(device, Side.INGRESS)] == [1]
+        foreign_filter(device, theirs, handle=1, side=side)
+        tc.attach(device, side, ours)
+        assert [one.program_id for one in tc.filters(device, side)] == [ours.id, theirs.id]
+        tc.detach(device, side)
+        assert [one.program_id for one in tc.filters(device, side)] == [theirs.id]
 
 
-def test_a_filter_of_somebody_else_in_our_very_place_is_neither_taken_for_ours_nor_replaced(
-    device: int,
-) -> None:
+def test_a_handle_that_is_taken_is_left_to_its_owner(device: int) -> None:
     with program() as theirs, program() as ours:
-        foreign_filter(device, theirs, handle=tc.HANDLE)
+        foreign_filter(device, theirs, handle=tc.HANDLES[0])
         assert tc.program_id(device, Side.INGRESS) is None
         assert tc.detach(device, Side.INGRESS) is False
-        with pytest.raises(AlreadyExists, match="cannot attach to ingress of n0") as refused:
-            tc.attach(device, Side.INGRESS, ours)
-        assert "235" in refused.value.hint
-        assert [one.program_id for one in tc.filters(device, Side.INGRESS)] == [theirs.id]
+        tc.attach(device, Side.INGRESS, ours)
+        assert {one.handle: one.program_id for one in tc.filters(device, Side.INGRESS)} == {
+            tc.HANDLES[1]: ours.id,
+            tc.HANDLES[0]: theirs.id,
+        }
 
 
-def test_another_kind_of_filter_at_our_priority_is_named(node: Namespace, device: int) -> None:
-    node.tc("qdisc add dev n0 clsact", f"filter add dev n0 egress prio 235 protocol ip {U32}")
-    with program() as ours, pytest.raises(AlreadyExists, match="cannot attach to egress of n0"):
+def test_a_filter_that_came_to_be_before_ours_is_passed_by_attaching_again(device: int) -> None:
+    with program() as theirs, program() as ours, program() as next_one:
+        tc.attach(device, Side.INGRESS, ours)
+        foreign_filter(device, theirs, handle=1)
+        found = tc.filters(device, Side.INGRESS)
+        assert [one.name for one in tc.before(found)] == ["theirs"]
+        assert tc.can_advance(found)
+        tc.attach(device, Side.INGRESS, next_one)
+        found = tc.filters(device, Side.INGRESS)
+        assert [one.program_id for one in found] == [next_one.id, theirs.id]
+        assert not tc.can_advance(found)
+
+
+def test_a_filter_of_a_former_version_is_replaced_by_one_at_the_first_place(device: int) -> None:
+    """Version 0.1 has priority 235."""
+    with program() as former, program() as theirs, program() as ours:
+        foreign_filter(device, former, handle=0xEB, name=tc.NAME, priority=235)
+        foreign_filter(device, theirs, handle=1)
+        assert tc.program_id(device, Side.INGRESS) == former.id
+        assert tc.attach(device, Side.INGRESS, ours) is False
+        assert [one.program_id for one in tc.filters(device, Side.INGRESS)] == [ours.id, theirs.id]
+
+
+@pytest.mark.parametrize("kind", [f"protocol ip {U32}", f"protocol all {U32}"])
+def test_where_priority_1_takes_no_bpf_filter_ours_is_the_next_and_tells_so(
+    node: Namespace, device: int, kind: str
+) -> None:
+    node.tc("qdisc add dev n0 clsact", f"filter add dev n0 egress prio 1 {kind}")
+    with program() as ours:
         tc.attach(device, Side.EGRESS, ours)
+    found = tc.filters(device, Side.EGRESS)
+    assert {str(one) for one in tc.before(found)} == {"u32 filter, priority 1"}
+    assert not tc.can_advance(found)
+    assert found[-1].priority == 2
 
 
-def foreign_filter(device: int, theirs: Program, handle: int) -> None:
-    """A bpf filter of another name, at our priority."""
+def test_a_filter_without_a_priority_comes_after_ours(node: Namespace, device: int) -> None:
+    with program() as ours:
+        tc.attach(device, Side.INGRESS, ours)
+    node.tc(f"filter add dev n0 ingress protocol all {U32}")
+    found = tc.filters(device, Side.INGRESS)
+    assert found[0].is_ours
+    assert {one.priority for one in found[1:]} == {49152}
+
+
+def foreign_filter(
+    device: int,
+    theirs: Program,
+    handle: int,
+    side: Side = Side.INGRESS,
+    name: str = "theirs",
+    priority: int = tc.FIRST,
+) -> None:
+    """A bpf filter, by default of another name at our priority."""
     from pyroute2 import IPRoute
 
     with IPRoute() as changes:
-        changes.tc("add", "clsact", device)
-        where = {"parent": int(Side.INGRESS), "prio": tc.PRIORITY, "handle": handle}
-        changes.tc("add-filter", "bpf", device, fd=theirs.fd, name="theirs", direct_action=True, **where)
+        if not tc.has_clsact(device):
+            changes.tc("add", "clsact", device)
+        where = {"parent": int(side), "prio": priority, "handle": handle, "protocol": 3}
+        changes.tc("add-filter", "bpf", device, fd=theirs.fd, name=name, direct_action=True, **where)
 
 
 def test_an_empty_clsact_goes_and_one_with_a_filter_on_the_other_side_stays(device: int) -> None:
@@ -306,9 +350,10 @@ def received(node: Namespace) -> int:
     return int(shown[0]["stats64"]["rx"]["packets"])
 
 
-def test_no_packet_misses_the_program_while_it_is_replaced(node: Namespace, device: int) -> None:
-    """Both programs drop everything, so that one packet which arrives has met neither."""
-    with namespace("tc-peer") as peer, program(TC_ACT_SHOT) as even, program(TC_ACT_SHOT) as odd:
+@contextlib.contextmanager
+def flood_arrives(node: Namespace) -> Iterator[socket.socket]:
+    """A flood comes in by n0 within the block; the socket gets each packet that no program drops."""
+    with namespace("tc-peer") as peer:
         node.ip(
             "link set n0 address 02:00:00:00:20:01",
             "addr add 10.255.20.1/24 dev n0",
@@ -319,12 +364,35 @@ def test_no_packet_misses_the_program_while_it_is_replaced(node: Namespace, devi
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as arriving:
             arriving.bind(("10.255.20.1", 9))
             arriving.setblocking(False)
-            tc.attach(device, Side.INGRESS, even)
             with flooded(peer):
                 eventually(lambda: received(node) > 1_000, "the flood begins")
-                before = received(node)
-                for count in range(200):
-                    tc.attach(device, Side.INGRESS, odd if count % 2 else even)
-                assert received(node) - before > 5_000
+                yield arriving
+
+
+def test_no_packet_misses_the_program_while_it_is_replaced(node: Namespace, device: int) -> None:
+    """Both programs drop everything, so that one packet which arrives has met neither."""
+    with program(TC_ACT_SHOT) as even, program(TC_ACT_SHOT) as odd:
+        tc.attach(device, Side.INGRESS, even)
+        with flood_arrives(node) as arriving:
+            before = received(node)
+            for count in range(200):
+                tc.attach(device, Side.INGRESS, odd if count % 2 else even)
+            assert received(node) - before > 5_000
+            with pytest.raises(BlockingIOError):
+                arriving.recv(1)
+
+
+def test_no_packet_misses_the_program_while_it_gets_to_the_first_place(node: Namespace, device: int) -> None:
+    """The programs that come before it pass everything on; one packet that arrives has met only those."""
+    with program(TC_ACT_SHOT) as ours, program() as theirs:
+        tc.attach(device, Side.INGRESS, ours)
+        with flood_arrives(node) as arriving:
+            before = received(node)
+            for count in range(1, 101):
+                foreign_filter(device, theirs, handle=count)
+                assert tc.can_advance(tc.filters(device, Side.INGRESS))
+                tc.attach(device, Side.INGRESS, ours)
+                assert not tc.before(tc.filters(device, Side.INGRESS))
+            assert received(node) - before > 2_000
             with pytest.raises(BlockingIOError):
                 arriving.recv(1)

@@ -149,6 +149,7 @@ class PacketPath:
     """Programs and maps; `packet_path` makes one. The calling thread is in its namespace."""
 
     def __init__(self, maps: Path, programs: Path) -> None:
+        self.folder = maps
         self.maps = Maps(maps)
         self.indices = {name: socket.if_nametoindex(name) for name in DEVICES}
         self._programs = _Programs(programs, self.indices)

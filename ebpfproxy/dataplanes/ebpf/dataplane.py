@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from ebpfproxy.dataplanes.ebpf import abi, entries, netns_cookie
+from ebpfproxy.dataplanes.ebpf import abi, attachments, entries, netns_cookie
 from ebpfproxy.dataplanes.ebpf.carry_over import CarryOver
 from ebpfproxy.dataplanes.ebpf.devices import DeviceTable, former_clsacts, former_pods
 from ebpfproxy.dataplanes.ebpf.entries import (
@@ -24,7 +24,9 @@ from ebpfproxy.dataplanes.ebpf.flow_collector import FlowCollector
 from ebpfproxy.dataplanes.ebpf.flow_state import FlowTimeouts as FlowTimeouts
 from ebpfproxy.dataplanes.ebpf.maps import Maps
 from ebpfproxy.dataplanes.ebpf.node_entry import NodeEntry
+from ebpfproxy.dataplanes.ebpf.packet_check import PacketCheck
 from ebpfproxy.dataplanes.ebpf.pins import Pins
+from ebpfproxy.dataplanes.ebpf.positions import Positions
 from ebpfproxy.dataplanes.ebpf.programs import Programs, pinned_classifiers
 from ebpfproxy.dataplanes.ebpf.readings import Readings
 from ebpfproxy.dataplanes.ebpf.service_table import ServiceTable
@@ -37,6 +39,7 @@ from ebpfproxy.kernel import mounts
 from ebpfproxy.kernel.lock import FolderLock
 from ebpfproxy.log import Logger
 from ebpfproxy.model.address import Address, Network
+from ebpfproxy.model.device_side import DeviceSide
 from ebpfproxy.model.traffic import ServiceTraffic
 from ebpfproxy.plan.service_plan import NodePlan, ServicePortPlan, SocketLb
 
@@ -84,6 +87,7 @@ class EbpfDataplane:
         self._sockets_destroyed = sockets_destroyed
         self._clock = clock
         self._pods_bypass = pods_bypass
+        self._positions = Positions(clock)
         self._clsacts: frozenset[int] = frozenset()  # that former maps know to be ours, by ifindex
         self._opened: contextlib.ExitStack | None = None  # what `close` closes
         self._attached = Generation(self._attachments)
@@ -132,7 +136,13 @@ class EbpfDataplane:
                 self._clsacts |= former_clsacts(layout / "maps")
             pods |= former_pods(layout / "maps")
         owned = None if self._settings.devices else pinned_classifiers(self._pins)
-        self._devices = DeviceTable(self._maps["devices"], self._programs.classifiers, self._clsacts, owned)
+        self._devices = DeviceTable(
+            self._maps["devices"],
+            self._programs.classifiers,
+            self._clsacts,
+            attachments.choose(self._pins.devices, owned),
+            self._positions,
+        )
         if pods:
             self._pods_bypass(pods)
 
@@ -147,6 +157,8 @@ class EbpfDataplane:
             pins, self._settings.timeouts, self._pods_bypass, self._node.note_netfilter_flows
         )
         opened.callback(self._collector.close)
+        self._check = PacketCheck(pins, self._devices.attached)
+        opened.callback(self._check.close)
         self._readings = Readings(pins)
         opened.callback(self._readings.close)
 
@@ -343,6 +355,10 @@ class EbpfDataplane:
     def counters(self) -> dict[str, int]:
         """How often the programs and the collector did what, by its name."""
         return self._readings.counters() | self._collector.collected().events()
+
+    def bypassed(self) -> tuple[DeviceSide, ...]:
+        """Where programs of others run before the classifiers, or packets do not reach them."""
+        return self._positions.troubles() + self._check.troubles()
 
     def traffic(self) -> list[ServiceTraffic]:
         """What the packet path has carried, by service."""

@@ -1,7 +1,7 @@
-"""The devices that our classifiers are on: what the map `devices` says of them, and the filters themselves.
+"""The devices that the classifiers are on: what the map `devices` has of them, and the attachments.
 
-The map is for the programs, and remembers whose clsact it is. Whether a device is really looked after
-is asked of the device.
+The map is for the programs, and records which clsact the agent made. Whether the programs are attached is
+read from the devices.
 """
 
 import contextlib
@@ -10,9 +10,11 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from ebpfproxy.dataplanes.ebpf import abi
-from ebpfproxy.dataplanes.ebpf.entries import EGRESS, INGRESS, OUTDATED, DeviceEntry, DeviceKey
+from ebpfproxy.dataplanes.ebpf.attachments import SIDES, Attachments, Running, TcFilters, pinned
+from ebpfproxy.dataplanes.ebpf.entries import BEHIND, EGRESS, INGRESS, OUTDATED, DeviceEntry, DeviceKey
+from ebpfproxy.dataplanes.ebpf.positions import Positions
 from ebpfproxy.errors import KernelError, NotFound, TableFull
-from ebpfproxy.kernel import links, tc
+from ebpfproxy.kernel import iproute, links, tc, tcx
 from ebpfproxy.kernel.bpf import Map, Program
 from ebpfproxy.kernel.tc import Side
 from ebpfproxy.model.address import Address, Family, unspecified
@@ -22,7 +24,6 @@ GONE = "(gone)"
 
 _U32 = struct.Struct("=I")
 _U64_SIZE = 8
-_SIDES = {INGRESS: Side.INGRESS, EGRESS: Side.EGRESS}
 _UNKNOWN = DeviceEntry(-1, unspecified(Family.IPV4), unspecified(Family.IPV6), ())
 """Of a device that has a filter of ours and is not in the map: what no plan asks for."""
 
@@ -37,16 +38,19 @@ class DeviceTable:
         devices: Map,
         classifiers: Mapping[str, Program],
         made: Collection[int] = frozenset(),
-        owned: Collection[int] | None = None,
+        attachments: Attachments | None = None,
+        positions: Positions | None = None,
     ) -> None:
         """`classifiers` by name: the programs that are to run, as `hooks.CLASSIFIERS` lists them.
 
-        `made`: devices by ifindex whose clsact is known to be ours, whatever the map says. `owned`: programs
-        by id whose filters are ours; None where every filter of our name is, since nobody else is here.
+        `made`: devices by ifindex whose clsact is known to be the agent's, whatever the map says.
+        `attachments`: how the programs are attached; by tc filters unless given.
         """
         self._map = devices
         self._made = made
-        self._owned = owned
+        self._attachments = attachments or TcFilters()
+        self._positions = positions or Positions()
+        self._attached: frozenset[tuple[int, str, str]] = frozenset()
         self._programs = classifiers
         self._ids = {name: program.id for name, program in classifiers.items()}
         self._names: dict[int, str] = {}  # by ifindex: what it was put, or read, as last
@@ -55,12 +59,19 @@ class DeviceTable:
         """Every device that is in the map, or has a filter of ours.
 
         `sides` are those where the very program runs that the flags in the map ask for; another one of
-        ours shows as "outdated", so that it is replaced or removed. A device that is gone keeps what the
+        ours shows as "outdated", so that it is replaced or removed, and one that is to be moved to the first
+        place as "behind". A device that is gone keeps what the
         map says, under the name GONE; one that was renamed has its present name.
         """
+        self._attachments.forget_gone(links.names().keys())
         found = self.look()
         self._names = {key.ifindex: key.name for key in found}
         return found
+
+    def attached(self) -> frozenset[tuple[int, str, str]]:
+        """Ifindex, side and device name of each place where `look` last found the right program. For any
+        thread."""
+        return self._attached
 
     def look(self) -> dict[DeviceKey, DeviceEntry]:
         """As `read`; devices that are put or dropped are further known by the names that were read before."""
@@ -69,10 +80,16 @@ class DeviceTable:
         found: dict[DeviceKey, DeviceEntry] = {}
         for ifindex in sorted(written.keys() | present.keys()):
             entry = written.get(ifindex, _UNKNOWN)
-            sides = tuple(self._sides(ifindex, entry.flags)) if ifindex in present else ()
+            sides = tuple(self._sides(ifindex, present[ifindex], entry.flags)) if ifindex in present else ()
             if sides or ifindex in written:
                 key = DeviceKey(ifindex, present.get(ifindex, GONE))
                 found[key] = entry._replace(sides=sides)
+        self._attached = frozenset(
+            (key.ifindex, side.removesuffix(f" {BEHIND}"), key.name)
+            for key, entry in found.items()
+            for side in entry.sides
+            if not side.endswith(OUTDATED)
+        )
         return found
 
     def _written(self) -> Iterator[tuple[int, DeviceEntry]]:
@@ -81,18 +98,20 @@ class DeviceTable:
             known = flags & ~abi.DEVICE_CLSACT
             yield _U32.unpack(key)[0], DeviceEntry(known, Address(v4), Address(v6), ())
 
-    def _sides(self, ifindex: int, flags: int) -> Iterator[str]:
-        for side, place in _SIDES.items():
-            running = self._running(ifindex, place)
-            if running == self._ids[classifier(flags, side)]:
-                yield side
-            elif running is not None:
+    def _sides(self, ifindex: int, device: str, flags: int) -> Iterator[str]:
+        for side, place in SIDES.items():
+            running = self._attachments.running(ifindex, place)
+            if running is None:
+                continue
+            if not self._is_right(running, flags, side):
                 yield f"{side} {OUTDATED}"
+            elif self._positions.is_due(ifindex, side, device, running):
+                yield f"{side} {BEHIND}"
+            else:
+                yield side
 
-    def _running(self, ifindex: int, place: Side) -> int | None:
-        """The id of the program of our filter."""
-        running = tc.program_id(ifindex, place)
-        return running if self._owned is None or running in self._owned else None
+    def _is_right(self, running: Running, flags: int, side: str) -> bool:
+        return running.proper and running.program_id == self._ids[classifier(flags, side)]
 
     def fill(self, puts: Mapping[DeviceKey, DeviceEntry]) -> Refused:
         """Write the map; no filter is touched. What was refused, by key."""
@@ -131,29 +150,36 @@ class DeviceTable:
                     self._bring(key.ifindex, side, entry)
                 except NotFound:
                     self._map.delete(_U32.pack(key.ifindex))
+                    self._positions.forget(key.ifindex)
                     gone.add(key)
                 except KernelError as failure:
                     refused[key] = failure
         return refused
 
     def _bring(self, ifindex: int, side: str, entry: DeviceEntry) -> None:
-        name, place = classifier(entry.flags, side), _SIDES[side]
+        name, place = classifier(entry.flags, side), SIDES[side]
         if side not in entry.sides:
-            tc.detach(ifindex, place)
+            self._attachments.detach(ifindex, place)
             return
-        if tc.program_id(ifindex, place) == self._ids[name]:
-            return
+        running = self._attachments.running(ifindex, place)
+        if running and self._is_right(running, entry.flags, side):
+            if not self._positions.is_due(ifindex, side, iproute.device_name(ifindex), running):
+                return
+            self._positions.tried(ifindex, side)
         self._attach(ifindex, place, entry, self._programs[name])
 
     def _attach(self, ifindex: int, place: Side, entry: DeviceEntry, program: Program) -> None:
-        """A clsact that is going to be made is written down first: who ends in between leaves none that
-        nobody owns."""
+        """A clsact that is going to be made is recorded first: a process that ends in between leaves none
+        that has no owner."""
+        if not self._attachments.makes_clsact:
+            self._attachments.attach(ifindex, place, program)
+            return
         ours = self._is_ours(ifindex)
         ahead = not ours and not tc.has_clsact(ifindex)
         if ahead:
             self._write(ifindex, entry, abi.DEVICE_CLSACT)
         try:
-            made = tc.attach(ifindex, place, program)
+            made = self._attachments.attach(ifindex, place, program)
         except KernelError:
             if ahead:
                 self._write(ifindex, entry, 0)
@@ -184,19 +210,19 @@ class DeviceTable:
         self._detach(ifindex, Side.EGRESS)
 
     def _detach(self, ifindex: int, place: Side) -> None:
-        if self._running(ifindex, place) is not None:
-            tc.detach(ifindex, place)
+        self._attachments.detach(ifindex, place)
 
     def _forget(self, ifindex: int) -> None:
         if self._is_ours(ifindex):
             tc.remove_clsact(ifindex)
         self._map.delete(_U32.pack(ifindex))
         self._names.pop(ifindex, None)
+        self._positions.forget(ifindex)
 
     def has_outdated(self, key: DeviceKey) -> bool:
         """Whether a program of ours that is not to run any more does so on this device."""
-        running = {self._running(key.ifindex, place) for place in Side} - {None}
-        return not running <= set(self._ids.values())
+        found = (self._attachments.running(key.ifindex, place) for place in Side)
+        return any(one.program_id not in self._ids.values() for one in found if one)
 
     def clsacts(self) -> frozenset[int]:
         """Devices by ifindex whose clsact we made."""
@@ -260,15 +286,22 @@ def _readable(path: Path, value_size: int) -> Iterator[Map | None]:
         yield opened if alike else None
 
 
-def detach_all(dry_run: bool = False) -> list[str]:
-    """Take our filters off every device of this network namespace; what was, or with `dry_run` would be,
-    detached."""
-    return [
+def detach_all(folder: Path | None, dry_run: bool = False) -> list[str]:
+    """Take the agent's programs off every device of this network namespace: filters, and links that are
+    pinned in `folder`. What was, or with `dry_run` would be, detached."""
+    names = links.names()
+    detached = [
+        f"link at {pin.side} of {names.get(pin.ifindex, GONE)}"
+        for pin in (pinned(folder) if folder else ())
+        if (tcx.link_id(pin.path) is not None if dry_run else tcx.detach(pin.path))
+    ]
+    detached += [
         f"filter at {side} of {name}"
-        for ifindex, name in links.names().items()
-        for side, place in _SIDES.items()
+        for ifindex, name in names.items()
+        for side, place in SIDES.items()
         if (tc.program_id(ifindex, place) is not None if dry_run else tc.detach(ifindex, place))
     ]
+    return detached
 
 
 def remove_clsacts(made: Collection[int], dry_run: bool = False) -> list[str]:

@@ -100,6 +100,8 @@ Entry = ServicePortEntry | int | str | DeviceEntry
 """For a Network: abi.h's network_flag. For a hook: the state that it is in, of which ATTACHED is good."""
 
 ATTACHED, OUTDATED = "attached", "outdated"
+BEHIND = "behind"
+"""Of a side of a device: another program runs before the right one, which is to get to the first place."""
 INGRESS, EGRESS = "ingress", "egress"
 
 _KIND = {FrontendKind(name): number for number, name in abi.KINDS.items()}

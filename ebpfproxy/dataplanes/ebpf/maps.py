@@ -23,6 +23,7 @@ _SHAPES = {
     "socket_peers": (_U32, abi.SOCKET_PEER.size),
     "socket_flows": (abi.SOCKET_FLOW_KEY.size, abi.SOCKET_FLOW.size),
     "counters": (_U32, 8),
+    "device_packets": (_U32, 8),
     "source_ranges": (abi.SOURCE_RANGE_KEY.size, _U32),
     "service_ports": (_U32, 8),
     "frontend_addresses": (_ADDRESS, _U32),

@@ -3,6 +3,7 @@
     v1-<digest>/maps/NAME               one folder for each layout: abi.h, maps.h and the maps' sizes
     v1-<digest>/programs_<digest>/NAME  one folder for each code that uses these maps
     links/NAME                          what attaches a program to its hook
+    devices/IFINDEX_SIDE                the tcx link of a device, SIDE being ingress or egress
     current -> v1-<digest>              the layout that is hooked in
 
 Two layouts exist side by side only while one takes over from the other. bpffs allows no dots in names.
@@ -30,6 +31,7 @@ class Pins:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.links = root / "links"
+        self.devices = root / "devices"
         self.current = root / "current"
 
     def layout(self, sizes: MapSizes) -> Path:

@@ -17,11 +17,13 @@ from pathlib import Path
 from socket import AF_INET
 from typing import NamedTuple
 
-from ebpfproxy.dataplanes.ebpf import abi, features, netns_cookie
+from ebpfproxy.dataplanes.ebpf import abi, attachments, features, netns_cookie
+from ebpfproxy.dataplanes.ebpf.attachments import SIDES
 from ebpfproxy.dataplanes.ebpf.hooks import CONNECT4, SCHED_CLS, SOCKET_HOOKS
+from ebpfproxy.dataplanes.ebpf.pins import Pins
 from ebpfproxy.dataplanes.findings import Finding
-from ebpfproxy.errors import KernelError, NotFound
-from ebpfproxy.kernel import cgroup, mounts, netns, rights, sockets, tc
+from ebpfproxy.errors import KernelError, NotFound, Unsupported
+from ebpfproxy.kernel import cgroup, links, mounts, netns, rights, sockets, tc, tcx
 from ebpfproxy.kernel.bpf import Link, Map, Program
 from ebpfproxy.model.address import Address, Family, Protocol, unspecified
 
@@ -79,9 +81,13 @@ def probe(bpffs_root: Path, cgroup_root: Path | None, devices: bool) -> tuple[Fi
     files = _cgroup(cgroup_root, allowed.present), _bpffs(bpffs_root), _bcc(), _headers()
     if not allowed.present:
         return allowed, *files
-    packets = (_clsact(),) if devices else ()
-    needed = (allowed, *_maps(), *_hooks(), _netns_cookie(cgroup_root), *packets, *files)
-    return (*needed, *_helpers(), _links(), _destroying())
+    attaching = _attaching() if devices else ()
+    needed = (allowed, *_maps(), *_hooks(), _netns_cookie(cgroup_root), *attaching[:1], *files)
+    places: list[Finding] = []
+    if devices:
+        with contextlib.suppress(KernelError):  # nothing that serving takes
+            places.extend(_places(bpffs_root))
+    return (*needed, *_helpers(), _links(), *attaching[1:], _destroying(), *places)
 
 
 def _tried(
@@ -208,6 +214,39 @@ def _clsact() -> Finding:
             "packets of network devices cannot be looked at",
             "use a kernel with CONFIG_NET_SCH_INGRESS and CONFIG_NET_CLS_BPF, or give --tc-devices=none",
         )
+
+
+def _attaching() -> tuple[Finding, ...]:
+    """By which programs get to devices: one of the two is needed."""
+    tcx_links = _tried(
+        _ask_for_tcx,
+        "tcx links",
+        "programs are attached as tc filters, and others can get before them",
+        _NEWER.format("6.6"),
+        needed=False,
+    )
+    return _clsact()._replace(needed=not tcx_links.present), tcx_links
+
+
+def _ask_for_tcx() -> None:
+    if not tcx.is_supported():
+        raise Unsupported("this kernel has no tcx") from OSError(errno.EINVAL, "")
+
+
+def _places(bpffs_root: Path) -> Iterator[Finding]:
+    """Where programs of others run before those that an agent with this bpffs root has attached."""
+    ways = attachments.choose(Pins(bpffs_root).devices)
+    for ifindex, device in links.names().items():
+        for side, place in SIDES.items():
+            running = ways.running(ifindex, place)
+            if running and running.before:
+                yield Finding(
+                    f"first place at {side} of {device}",
+                    errno.EBUSY,
+                    f"before ebpfproxy there: {', '.join(running.before)}",
+                    "have their owner attach them after it, or remove them",
+                    needed=False,
+                )
 
 
 def _helpers() -> Iterator[Finding]:

@@ -60,7 +60,7 @@ def remove_held(pins: Pins | None, cgroup_root: Path | None, dry_run: bool = Fal
     removed = programs.detach_all(pins, cgroup_root, dry_run=dry_run) if pins else []
     layouts = list(pins.layouts()) if pins else []
     clsacts = (devices.former_clsacts(layout / "maps") for layout in layouts)
-    removed += _remove_devices(frozenset().union(*clsacts), dry_run)
+    removed += _remove_devices(pins, frozenset().union(*clsacts), dry_run)
     removed += [f"maps and programs {layout.name}" for layout in layouts]
     if cgroup_root:
         removed += [f"cgroup {name}" for name in cgroup.remove_temporary(cgroup_root, dry_run)]
@@ -69,17 +69,19 @@ def remove_held(pins: Pins | None, cgroup_root: Path | None, dry_run: bool = Fal
     return removed
 
 
-def _remove_devices(clsacts: frozenset[int], dry_run: bool) -> list[str]:
+def _remove_devices(pins: Pins | None, clsacts: frozenset[int], dry_run: bool) -> list[str]:
     """What was removed from devices, and our own; `clsacts`: by ifindex, where the clsact is ours."""
-    removed = devices.detach_all(dry_run) + devices.remove_clsacts(clsacts, dry_run)
+    removed = devices.detach_all(pins.devices if pins else None, dry_run)
+    removed += devices.remove_clsacts(clsacts, dry_run)
     if inlet.has_inlet() if dry_run else inlet.remove_inlet():
         removed.append(f"devices {inlet.INLET} and {inlet.OUTLET}")
     return removed
 
 
 def _unpin(pins: Pins) -> None:
-    if pins.links.is_dir():
-        pins.links.rmdir()
+    for folder in (pins.links, pins.devices):
+        if folder.is_dir():
+            folder.rmdir()
     for layout in list(pins.layouts()):
         shutil.rmtree(layout)
     for link in (pins.current, pins.root / "current_new"):

@@ -106,7 +106,9 @@ class View:
     """
 
     def __init__(self, root: Path) -> None:
-        self._maps = _open(Pins(root))
+        pins = Pins(root)
+        self._maps = _open(pins)
+        self._links = pins.devices
         self._slots = self._maps["slots"].mapped()
         self._endpoints = self._maps["endpoints"].mapped()
         self._names = readings.service_names(self._maps["service_names"])
@@ -212,7 +214,7 @@ class View:
 
     def devices(self) -> list[DeviceRow]:
         """Those that the packet path looks at, by ifindex."""
-        return device_view.devices(self._maps)
+        return device_view.devices(self._maps, self._links)
 
     def counters(self) -> list[CounterRow]:
         """What the programs did, in the order of abi.h's enum counter."""

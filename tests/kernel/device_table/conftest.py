@@ -1,6 +1,7 @@
 """A namespace with devices, and a dataplane there whose programs do nothing."""
 
 import shutil
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +10,7 @@ from ebpfproxy.dataplanes.ebpf import abi
 from ebpfproxy.dataplanes.ebpf.dataplane import EbpfDataplane
 from ebpfproxy.dataplanes.ebpf.hooks import CLASSIFIERS, TAIL_CALLS
 from ebpfproxy.dataplanes.ebpf.settings import EbpfSettings
+from ebpfproxy.kernel import tcx
 from tests.kernel.device_table.plane import NOBODY, SIZES, bring, running
 from tests.support.bpf_place import BpfPlace, bpf_place
 from tests.support.namespace import Namespace, namespace
@@ -24,6 +26,16 @@ def _simple_programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(abi, "source_directory", lambda: sources)
         yield
+
+
+@pytest.fixture(autouse=True, params=["tcx", "clsact"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How programs are attached: in the one way of this kernel, and in that of those before 6.6."""
+    if request.param == "clsact":
+        monkeypatch.setattr(tcx, "is_supported", lambda: False)
+    elif not tcx.is_supported():
+        pytest.skip("this kernel has no tcx")
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +59,14 @@ def settings(place: BpfPlace) -> EbpfSettings:
 
 
 @pytest.fixture
-def dataplane(settings: EbpfSettings, node: Namespace) -> Iterator[EbpfDataplane]:
+def clock() -> list[float]:
+    """The time of `dataplane`, in seconds: its one element."""
+    return [time.monotonic()]
+
+
+@pytest.fixture
+def dataplane(settings: EbpfSettings, node: Namespace, clock: list[float]) -> Iterator[EbpfDataplane]:
     """Open, with nothing on any device, whatever the test before has left in the maps."""
-    with running(settings) as opened:
+    with running(settings, clock=lambda: clock[0]) as opened:
         assert not bring(opened, NOBODY)
         yield opened

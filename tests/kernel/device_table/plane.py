@@ -3,8 +3,12 @@
 import contextlib
 import dataclasses
 import socket
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
+
+import pytest
 
 from ebpfproxy.dataplanes.delta import diff
 from ebpfproxy.dataplanes.ebpf.dataplane import EbpfDataplane
@@ -12,24 +16,29 @@ from ebpfproxy.dataplanes.ebpf.entries import Entry, Key
 from ebpfproxy.dataplanes.ebpf.maps import MapSizes
 from ebpfproxy.dataplanes.ebpf.settings import EbpfSettings
 from ebpfproxy.errors import KernelError, Rejected
-from ebpfproxy.kernel import tc
+from ebpfproxy.kernel import tc, tcx
 from ebpfproxy.kernel.bpf import Program
 from ebpfproxy.kernel.tc import Side
 from ebpfproxy.model.address import parse_address
 from ebpfproxy.plan.service_plan import DevicePlan, DeviceRole, NodePlan
+from tests.kernel import attached
 
 SCHED_CLS = 3
 SIZES = MapSizes(8, 64, 64, 16, 16, flows=16, source_ranges=16)
 OTHER_SIZES = dataclasses.replace(SIZES, flows=32)
 NOBODY = NodePlan()
+CLSACT_ONLY = pytest.mark.parametrize("way", ["clsact"], indirect=True)
+TCX_ONLY = pytest.mark.parametrize("way", ["tcx"], indirect=True)
 U32 = "u32 match u32 0 0 flowid 1:1"  # a filter as others have them
 
 
 @contextlib.contextmanager
 def running(
-    settings: EbpfSettings, pods_bypass: Callable[[frozenset[int]], object] = lambda seen: None
+    settings: EbpfSettings,
+    pods_bypass: Callable[[frozenset[int]], object] = lambda seen: None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[EbpfDataplane]:
-    dataplane = EbpfDataplane(settings, pods_bypass=pods_bypass)
+    dataplane = EbpfDataplane(settings, clock=clock, pods_bypass=pods_bypass)
     dataplane.open()
     try:
         yield dataplane
@@ -57,7 +66,34 @@ def in_step(dataplane: EbpfDataplane, node: NodePlan) -> bool:
 
 def programs(name: str) -> tuple[int | None, int | None]:
     ifindex = socket.if_nametoindex(name)
-    return tc.program_id(ifindex, Side.INGRESS), tc.program_id(ifindex, Side.EGRESS)
+    return attached.program_id(ifindex, Side.INGRESS), attached.program_id(ifindex, Side.EGRESS)
+
+
+def attaching() -> ModuleType:
+    """Whose function `attach` attaches; its first argument is the device's index."""
+    return tcx if tcx.is_supported() else tc
+
+
+def put(bpffs: Path, name: str, side: Side, program: Program) -> None:
+    """Have another program of ours run there, in the present way of attaching."""
+    ifindex = socket.if_nametoindex(name)
+    if tcx.is_supported():
+        tcx.attach(ifindex, side, program, _pin(bpffs, ifindex, side))
+    else:
+        tc.attach(ifindex, side, program)
+
+
+def take_off(bpffs: Path, name: str, side: Side) -> None:
+    """As somebody else might."""
+    ifindex = socket.if_nametoindex(name)
+    if tcx.is_supported():
+        tcx.detach(_pin(bpffs, ifindex, side))
+    else:
+        tc.detach(ifindex, side)
+
+
+def _pin(bpffs: Path, ifindex: int, side: Side) -> Path:
+    return bpffs / "devices" / f"{ifindex}_{side.name.lower()}"
 
 
 def pinned(bpffs: Path, *names: str) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from ebpfproxy.errors import Rejected
 from ebpfproxy.kernel import links, tc
 from ebpfproxy.kernel.lock import NamespaceLock
 from ebpfproxy.plan.service_plan import SocketLb
-from tests.kernel.device_table.plane import NOBODY, bring, in_step, plan, programs, running
+from tests.kernel.device_table.plane import CLSACT_ONLY, NOBODY, bring, in_step, plan, programs, running
 from tests.support.bpf_place import bpf_place
 from tests.support.namespace import Namespace
 
@@ -91,23 +91,25 @@ def test_cleanup_of_another_root_gives_way_to_an_agent_with_devices(
 
 
 def test_cleanup_takes_everything_off_the_devices_and_says_so(
-    settings: EbpfSettings, node: Namespace
+    settings: EbpfSettings, node: Namespace, way: str
 ) -> None:
     with running(dataclasses.replace(settings, socket_lb=SocketLb.OFF)) as dataplane:
         node.tc("qdisc add dev pod clsact")
         bring(dataplane, plan("net", "pod"))
     removed = removal.remove(settings.bpffs_root, settings.cgroup_root)
-    assert removed[:6] == [
-        *(f"filter at {side} of {name}" for name in ("net", "pod") for side in ("ingress", "egress")),
-        "clsact of net",
-        "devices ebpfproxy0 and ebpfproxy1",
-    ]
+    what = "link" if way == "tcx" else "filter"
+    expected = [f"{what} at {side} of {name}" for name in ("net", "pod") for side in ("ingress", "egress")]
+    expected += ["clsact of net"] if way == "clsact" else []
+    expected += ["devices ebpfproxy0 and ebpfproxy1"]
+    assert removed[: len(expected)] == expected
+    assert not (settings.bpffs_root / "devices").exists()
     assert not tc.has_clsact(socket.if_nametoindex("net"))
     assert tc.has_clsact(socket.if_nametoindex("pod"))
     assert programs("pod") == (None, None)
     assert removal.remove(settings.bpffs_root, settings.cgroup_root) == []
 
 
+@CLSACT_ONLY
 def test_cleanup_removes_filters_also_where_the_bpffs_is_gone(
     settings: EbpfSettings, node: Namespace, tmp_path: Path
 ) -> None:

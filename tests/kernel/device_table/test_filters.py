@@ -9,15 +9,18 @@ from ebpfproxy.dataplanes.ebpf import abi
 from ebpfproxy.dataplanes.ebpf.dataplane import EbpfDataplane
 from ebpfproxy.dataplanes.ebpf.devices import DeviceTable
 from ebpfproxy.dataplanes.ebpf.entries import DeviceEntry, DeviceKey
-from ebpfproxy.errors import AlreadyExists, TableFull, Unsupported
-from ebpfproxy.kernel import tc
+from ebpfproxy.dataplanes.ebpf.settings import EbpfSettings
+from ebpfproxy.errors import TableFull, Unsupported
+from ebpfproxy.kernel import tc, tcx
 from ebpfproxy.kernel.bpf import Map
 from ebpfproxy.kernel.tc import Side
 from ebpfproxy.model.address import Family, unspecified
 from ebpfproxy.plan.service_plan import DeviceRole, NodePlan
 from tests.kernel.device_table.plane import (
+    CLSACT_ONLY,
     NOBODY,
     SCHED_CLS,
+    TCX_ONLY,
     U32,
     bring,
     device,
@@ -25,6 +28,9 @@ from tests.kernel.device_table.plane import (
     pinned,
     plan,
     programs,
+    put,
+    running,
+    take_off,
 )
 from tests.support.bpf_place import HASH, BpfPlace, create_map, load_program
 from tests.support.namespace import Namespace
@@ -55,11 +61,11 @@ def test_loopback_has_a_program_at_egress_alone(dataplane: EbpfDataplane, place:
 
 
 def test_a_filter_that_somebody_removed_is_back_after_the_next_verification(
-    dataplane: EbpfDataplane,
+    dataplane: EbpfDataplane, place: BpfPlace
 ) -> None:
     bring(dataplane, plan("net", "pod"))
     before = programs("net")
-    tc.detach(socket.if_nametoindex("net"), Side.EGRESS)
+    take_off(place.bpffs, "net", Side.EGRESS)
     assert not in_step(dataplane, plan("net", "pod"))
     assert not bring(dataplane, plan("net", "pod"))
     assert in_step(dataplane, plan("net", "pod"))
@@ -67,13 +73,15 @@ def test_a_filter_that_somebody_removed_is_back_after_the_next_verification(
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_the_program_of_another_code_is_replaced_or_removed(dataplane: EbpfDataplane, wanted: bool) -> None:
+def test_the_program_of_another_code_is_replaced_or_removed(
+    dataplane: EbpfDataplane, place: BpfPlace, wanted: bool
+) -> None:
     node = plan("net") if wanted else NOBODY
     bring(dataplane, node)
     former = load_program(SCHED_CLS, 0)
     try:
         for side in Side:
-            tc.attach(socket.if_nametoindex("net"), side, former)
+            put(place.bpffs, "net", side, former)
         assert not in_step(dataplane, node)
         assert not bring(dataplane, node)
         assert in_step(dataplane, node)
@@ -110,6 +118,7 @@ def test_filters_of_others_and_their_clsact_are_left_alone(dataplane: EbpfDatapl
     assert tc.has_clsact(ifindex), "it is theirs, though nothing is in it"
 
 
+@CLSACT_ONLY
 def test_our_clsact_goes_with_our_filters_unless_somebody_else_uses_it(
     dataplane: EbpfDataplane, node: Namespace
 ) -> None:
@@ -122,6 +131,7 @@ def test_our_clsact_goes_with_our_filters_unless_somebody_else_uses_it(
     assert tc.filters(socket.if_nametoindex("pod"), Side.EGRESS)
 
 
+@CLSACT_ONLY
 def test_a_device_where_somebody_is_in_the_way_is_refused_and_all_others_are_served(
     dataplane: EbpfDataplane, node: Namespace
 ) -> None:
@@ -132,11 +142,33 @@ def test_a_device_where_somebody_is_in_the_way_is_refused_and_all_others_are_ser
     assert programs("pod") == (None, None), "nothing is translated whose replies are not"
 
 
-def test_a_priority_that_is_taken_is_named(dataplane: EbpfDataplane, node: Namespace) -> None:
-    node.tc("qdisc add dev net clsact", f"filter add dev net egress prio {tc.PRIORITY} protocol all {U32}")
-    (failure,) = bring(dataplane, plan("net")).values()
-    assert isinstance(failure, AlreadyExists)
-    assert "net" in failure.message
+@TCX_ONLY
+def test_links_need_no_clsact_and_work_beside_an_ingress_qdisc(
+    dataplane: EbpfDataplane, node: Namespace
+) -> None:
+    node.tc("qdisc add dev pod ingress")
+    assert not bring(dataplane, plan("net", "pod"))
+    assert None not in programs("net") + programs("pod")
+    assert not tc.has_clsact(socket.if_nametoindex("net"))
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+@TCX_ONLY
+def test_filters_of_a_former_version_are_replaced_by_links_or_removed(
+    settings: EbpfSettings, node: Namespace, wanted: bool
+) -> None:
+    """They are from before an upgrade of ebpfproxy, which finds its first kernel with tcx."""
+    ifindex = socket.if_nametoindex("net")
+    with running(settings) as dataplane, contextlib.closing(load_program(SCHED_CLS, 0)) as former:
+        for side in Side:
+            tc.attach(ifindex, side, former)
+        assert programs("net") == (former.id, former.id)
+        assert not in_step(dataplane, plan("net") if wanted else NOBODY)
+        assert not bring(dataplane, plan("net") if wanted else NOBODY)
+        assert in_step(dataplane, plan("net") if wanted else NOBODY)
+        assert [tc.program_id(ifindex, side) for side in Side] == [None, None]
+        assert [bool(tcx.programs(ifindex, side)) for side in Side] == [wanted, wanted]
+        bring(dataplane, NOBODY)
 
 
 def test_a_map_that_is_full_names_the_flag_that_helps() -> None:

@@ -22,9 +22,11 @@ from ebpfproxy.kernel.bpf import Map
 from ebpfproxy.kernel.lock import FolderLock
 from ebpfproxy.plan.service_plan import DeviceRole, NodePlan
 from tests.kernel.device_table.plane import (
+    CLSACT_ONLY,
     NOBODY,
     OTHER_SIZES,
     SIZES,
+    attaching,
     bring,
     device,
     in_step,
@@ -56,6 +58,7 @@ def test_the_next_run_takes_over_and_remembers_whose_the_clsact_is(
         assert not tc.has_clsact(socket.if_nametoindex("net"))
 
 
+@CLSACT_ONLY
 def test_a_device_that_refuses_holds_a_former_layout_only_while_it_runs_its_program(
     settings: EbpfSettings, node: Namespace
 ) -> None:
@@ -87,17 +90,18 @@ def test_the_next_run_is_told_at_once_which_pods_were_served_or_seen_to_bypass(
     removal.remove(settings.bpffs_root, settings.cgroup_root)  # what bypasses is never forgotten
 
 
+@CLSACT_ONLY
 def test_who_ends_before_a_clsact_is_used_leaves_none_that_nobody_owns(
     settings: EbpfSettings, node: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = tc.attach
+    real = attaching().attach
 
     def attach(*given: Any) -> None:
         real(*given)
         raise KeyboardInterrupt
 
     with running(settings) as first, monkeypatch.context() as patch:
-        patch.setattr(tc, "attach", attach)
+        patch.setattr(attaching(), "attach", attach)
         with pytest.raises(KeyboardInterrupt):
             bring(first, plan("net"))
     assert tc.has_clsact(socket.if_nametoindex("net"))
@@ -106,6 +110,7 @@ def test_who_ends_before_a_clsact_is_used_leaves_none_that_nobody_owns(
         assert not tc.has_clsact(socket.if_nametoindex("net"))
 
 
+@CLSACT_ONLY
 def test_a_device_that_refuses_leaves_no_clsact_that_counts_as_ours(
     dataplane: EbpfDataplane, node: Namespace
 ) -> None:
@@ -124,9 +129,10 @@ def test_a_device_that_goes_on_refusing_has_nothing_copied_again(
     monkeypatch.setattr(CarryOver, "copy", lambda self: copies.append(self))
     with running(settings) as first:
         bring(first, plan("net"))
+    copies.clear()
     with running(dataclasses.replace(settings, sizes=OTHER_SIZES)) as second:
         with monkeypatch.context() as patch:
-            patch.setattr(tc, "attach", refuse)
+            patch.setattr(attaching(), "attach", refuse)
             assert bring(second, plan("net"))
             assert len(copies) == 2
             for _ in range(2):

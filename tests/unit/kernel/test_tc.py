@@ -41,26 +41,41 @@ def test_a_filter_with_classic_bpf_has_neither() -> None:
     assert tc._filter(message("bpf", 9, 1)) == Filter(9, 1, 3, "bpf", "", 0)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"name": "cilium"},
-        {"handle": 1},
-        {"priority": 1},
-        {"chain": 7},
-        {"kind": "flower"},
-    ],
-)
+@pytest.mark.parametrize("change", [{"name": "cilium"}, {"chain": 7}, {"kind": "flower"}])
 def test_a_filter_is_ours_only_with_all_of_its_marks(change: dict[str, object]) -> None:
     assert OURS.is_ours
     assert not OURS._replace(**change).is_ours  # type: ignore[arg-type]
 
 
-def test_others_are_in_our_way_where_the_kernel_would_refuse_or_replace_them() -> None:
-    assert not OURS.is_in_our_way
-    assert OURS._replace(name="cilium").is_in_our_way
-    assert OURS._replace(kind="flower", handle=1).is_in_our_way
-    assert OURS._replace(name="cilium", handle=1, protocol=0x0800).is_in_our_way
-    assert not OURS._replace(name="cilium", handle=1).is_in_our_way
-    assert not OURS._replace(kind="flower", priority=234).is_in_our_way
-    assert not OURS._replace(kind="flower", chain=7).is_in_our_way
+@pytest.mark.parametrize("change", [{"handle": 1}, {"priority": 1}])
+def test_a_filter_is_ours_at_any_priority_and_handle(change: dict[str, object]) -> None:
+    assert OURS._replace(**change).is_ours  # type: ignore[arg-type]
+
+
+THEIRS = Filter(1, 1, 3, "bpf", "theirs", 5)
+FLOWER = Filter(1, 1, 3, "flower", "", 0)
+FIRST = OURS._replace(priority=1)
+
+
+@pytest.mark.parametrize(
+    ("found", "passed", "advances"),
+    [
+        ([FIRST], [], False),
+        ([FIRST, THEIRS], [], False),
+        ([THEIRS, FIRST], [THEIRS], True),
+        ([THEIRS._replace(chain=7), FIRST], [], False),
+        ([THEIRS, OURS], [THEIRS], True),
+        ([OURS], [], True),
+        ([FLOWER, FIRST._replace(priority=2)], [FLOWER], False),
+        ([FLOWER, OURS], [FLOWER], True),
+        ([FLOWER, THEIRS._replace(priority=2), FIRST._replace(priority=2)],
+         [FLOWER, THEIRS._replace(priority=2)], True),
+        ([THEIRS._replace(protocol=0x0800), FIRST._replace(priority=2)],
+         [THEIRS._replace(protocol=0x0800)], False),
+    ],
+)  # fmt: skip
+def test_which_filters_run_before_ours_and_whether_it_can_get_before_them(
+    found: list[Filter], passed: list[Filter], advances: bool
+) -> None:
+    assert tc.before(found) == passed
+    assert tc.can_advance(found) is advances

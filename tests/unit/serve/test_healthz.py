@@ -1,10 +1,12 @@
 """Health, and its bodies byte for byte as kube-proxy's."""
 
+import json
 import time
 from collections.abc import Iterator
 
 import pytest
 
+from ebpfproxy.model.device_side import DeviceSide
 from ebpfproxy.serve.healthz import HealthServer, ProxierHealth
 from ebpfproxy.serve.metrics import Metrics
 from tests.unit.serve.http_client import Answer, ask
@@ -198,3 +200,40 @@ def test_answers_are_counted_by_code(
     for name in ("kubeproxy_proxy_healthz_total", "kubeproxy_proxy_livez_total"):
         counts = [metrics.registry.get_sample_value(name, {"code": code}) for code in ("200", "503", "404")]
         assert counts == [2.0, 1.0, None]
+
+
+BEHIND = DeviceSide("eth0", "ingress", ("cil_from_netdev (tcx program 7)",))
+
+
+@pytest.mark.parametrize(
+    ("side", "code"),
+    [
+        (BEHIND, 200),
+        (BEHIND._replace(contested=True), 503),
+        (DeviceSide("eth0", "egress", unreached=True), 503),
+    ],
+    ids=["behind", "contested", "unreached"],
+)
+def test_a_node_is_not_ready_while_packets_bypass_the_programs_and_names_the_device(
+    clock: Clock, health: ProxierHealth, metrics: Metrics, side: DeviceSide, code: int
+) -> None:
+    health.updated(clock.monotonic())
+    server = HealthServer(
+        ("127.0.0.1", 0),
+        health,
+        metrics,
+        bypassed=lambda: (side,),
+        monotonic=clock.monotonic,
+        wall=clock.wall,
+    )
+    server.start()
+    try:
+        answer = ask(server.port, "/readyz")
+        assert answer.code == code
+        (shown,) = json.loads(answer.body)["devices"]
+        assert (shown["device"], shown["side"], shown["position"]) == (side.device, side.side, side.position)
+        assert (tuple(shown["before"]), shown["contested"], shown["unreached"]) == side[2:]
+        assert {ask(server.port, path).code for path in ("/healthz", "/livez")} == {200}
+        assert b"devices" not in ask(server.port, "/healthz").body
+    finally:
+        server.stop()

@@ -6,6 +6,7 @@ from collections.abc import Collection
 import pytest
 
 from ebpfproxy.errors import NotFound
+from ebpfproxy.model.device_side import DeviceSide
 from ebpfproxy.model.traffic import ServiceTraffic
 from ebpfproxy.serve import readings
 from ebpfproxy.serve.metrics import MapUse, Metrics
@@ -79,3 +80,18 @@ def test_a_reading_that_fails_leaves_the_others(caplog: pytest.LogCaptureFixture
     with caplog.at_level(logging.WARNING):
         assert names(metrics) == set()
     assert caplog.messages == ["a scrape cannot read the maps"]
+
+
+def test_devices_where_another_program_is_first_and_those_that_are_bypassed() -> None:
+    sides = [
+        DeviceSide("eth0", "ingress", ("cil_from_netdev (tcx program 7)",)),
+        DeviceSide("eth1", "egress", ("one", "two"), contested=True),
+        DeviceSide("eth1", "egress", unreached=True),
+    ]
+    metrics = Metrics(bypassed=lambda: sides)
+    assert value(metrics, "ebpfproxy_device_position", device="eth0", side="ingress") == 2
+    assert value(metrics, "ebpfproxy_device_position", device="eth1", side="egress") == 3
+    assert value(metrics, "ebpfproxy_device_unreached", device="eth1", side="egress") == 1
+    assert value(metrics, "ebpfproxy_device_unreached", device="eth0", side="ingress") is None
+    assert value(metrics, "ebpfproxy_bypassed_device_sides") == 1
+    assert value(Metrics(), "ebpfproxy_bypassed_device_sides") == 0

@@ -1,0 +1,25 @@
+"""Which program of ebpfproxy runs at a device, however it is attached."""
+
+import contextlib
+
+from ebpfproxy.dataplanes.ebpf.hooks import CLASSIFIERS
+from ebpfproxy.errors import KernelError
+from ebpfproxy.kernel import tc, tcx
+from ebpfproxy.kernel.bpf import Program
+from ebpfproxy.kernel.tc import Side
+
+
+def program_id(ifindex: int, side: Side) -> int | None:
+    """The first one by a tcx link, else by a filter; None where there is none."""
+    for placed in _placed(ifindex, side):
+        with contextlib.closing(Program.by_id(placed.program_id)) as program:
+            if program.called in CLASSIFIERS:
+                return placed.program_id
+    return tc.program_id(ifindex, side)
+
+
+def _placed(ifindex: int, side: Side) -> tuple[tcx.Placed, ...]:
+    try:
+        return tcx.programs(ifindex, side)
+    except KernelError:
+        return ()
