@@ -22,6 +22,9 @@ class IpvsMode:
     def probe(self, config: Config) -> tuple[Finding, ...]:
         return probes.probe(ipvs_settings(config).scheduler, config.iptables_flavour)
 
+    def try_out(self, config: Config) -> tuple[Finding, ...]:
+        return ()
+
     def prepare(self, config: Config, callbacks: Callbacks) -> Parts:
         dataplane = IpvsDataplane(ipvs_settings(config), config.iptables_flavour)
         beside = Netfilter(netfilter_settings(config, self.name), callbacks, frontends)

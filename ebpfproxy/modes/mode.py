@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Protocol
 from ebpfproxy.config import Config
 from ebpfproxy.dataplanes.findings import Finding
 from ebpfproxy.dataplanes.interface import Dataplane
+from ebpfproxy.errors import KernelError
 from ebpfproxy.model.address import Family
 from ebpfproxy.model.traffic import ServiceTraffic
 from ebpfproxy.plan.service_plan import NodePlan, PlanContext, PlanKey, ServicePortPlan
@@ -30,6 +31,10 @@ def _nothing_used() -> Mapping[str, tuple[int, int]]:
 
 def _nothing_counted() -> Mapping[str, int]:
     return {}
+
+
+def _nothing_lacking() -> KernelError | None:
+    return None
 
 
 def _nothing_carried() -> list[ServiceTraffic]:
@@ -62,8 +67,8 @@ class Parts(NamedTuple):
     """A dataplane that is not open yet, and what goes with it.
 
     `usage` (by table: entries in use, and room), `counters` and `traffic` are for metrics, from any thread,
-    while the dataplane is open. `owns_namespace`: there can be one
-    such at a time in a network namespace.
+    while the dataplane is open. `owns_namespace`: there can be one such at a time in a network namespace.
+    `lacking`: after a sync that succeeded, why the mode forwards nothing; None where it forwards.
     """
 
     dataplane: Dataplane[Any, Any]
@@ -73,12 +78,15 @@ class Parts(NamedTuple):
     counters: Callable[[], Mapping[str, int]] = _nothing_counted
     traffic: Callable[[], list[ServiceTraffic]] = _nothing_carried
     beside: Beside | None = None
+    lacking: Callable[[], KernelError | None] = _nothing_lacking
 
 
 class Mode(Protocol):
     """A kernel mechanism, from outside.
 
     - `probe` tries what it needs of this machine; it changes nothing that traffic could notice.
+    - `try_out` does what takes too long for `probe`, at most some seconds, and changes as little. It is for a
+      mode that `probe` finds usable.
     - `prepare` gives what serves. Raises KernelError.
     - `remove` takes away all that this mode ever left, be it kube-proxy's; what it was, a line each. With
       `dry_run` it only says so. Connections that need it end. Raises KernelError.
@@ -97,6 +105,8 @@ class Mode(Protocol):
     def uses_kernel_nat(self) -> bool: ...
 
     def probe(self, config: Config) -> tuple[Finding, ...]: ...
+
+    def try_out(self, config: Config) -> tuple[Finding, ...]: ...
 
     def prepare(self, config: Config, callbacks: Callbacks) -> Parts: ...
 

@@ -22,6 +22,9 @@ class NftablesMode:
     def probe(self, config: Config) -> tuple[Finding, ...]:
         return probes.probe()
 
+    def try_out(self, config: Config) -> tuple[Finding, ...]:
+        return ()
+
     def prepare(self, config: Config, callbacks: Callbacks) -> Parts:
         dataplane = NftablesDataplane(nftables_settings(config))
         beside = Netfilter(netfilter_settings(config, self.name), callbacks, frontends)

@@ -25,7 +25,7 @@ from ebpfproxy.dataplanes.ebpf.flow_state import FlowTimeouts as FlowTimeouts
 from ebpfproxy.dataplanes.ebpf.maps import Maps
 from ebpfproxy.dataplanes.ebpf.node_entry import NodeEntry
 from ebpfproxy.dataplanes.ebpf.pins import Pins
-from ebpfproxy.dataplanes.ebpf.programs import Programs, pinned_classifiers
+from ebpfproxy.dataplanes.ebpf.programs import Programs, first_needed, pinned_classifiers
 from ebpfproxy.dataplanes.ebpf.readings import Readings
 from ebpfproxy.dataplanes.ebpf.service_table import ServiceTable
 from ebpfproxy.dataplanes.ebpf.settings import EbpfSettings as EbpfSettings
@@ -123,6 +123,7 @@ class EbpfDataplane:
         self._carrying: CarryOver | None = None
         opened.callback(self._end_carrying)
         self._unattached: frozenset[Key] = frozenset()
+        self._unhooked: KernelError | None = None
         self._settled = False
 
     def _open_devices(self) -> None:
@@ -234,6 +235,7 @@ class EbpfDataplane:
             self._carry(lend=True)
         refused.update(self._devices.attach(devices).items())
         failed = self._programs.attach(hooks)
+        self._unhooked = first_needed(failed)
         refused.update({HookKey(name): failure for name, failure in failed.items()})
         self._unattached = wanted & refused.keys()
         return not wanted <= refused.keys()
@@ -343,6 +345,10 @@ class EbpfDataplane:
         """By map: entries in use, and room. Flows are those that the collector met last."""
         flows = self._collector.collected().entries, self._settings.sizes.flows
         return self._table.usage() | {"flows": flows}
+
+    def lacking(self) -> KernelError | None:
+        """Why a hook of sockets has no program, of those that we cannot do without; None where each has."""
+        return self._unhooked
 
     def counters(self) -> dict[str, int]:
         """How often the programs and the collector did what, by its name."""
