@@ -53,7 +53,7 @@ class Serving:
             left = self.proxier.take_left_over()
             if left:
                 beside.left_over(left)
-            beside.in_force(self.proxier.refused())
+            beside.in_force(self.proxier.refused(), self.proxier.holds)
             if done.drifted:
                 beside.restored()
         return done

@@ -7,6 +7,7 @@ from ebpfproxy.config.derived import iptables_settings, netfilter_settings, plan
 from ebpfproxy.dataplanes.findings import Finding
 from ebpfproxy.dataplanes.iptables import probes, removal
 from ebpfproxy.dataplanes.iptables.dataplane import IptablesDataplane
+from ebpfproxy.dataplanes.iptables.node_rules import LOOPBACK_GUARD
 from ebpfproxy.dataplanes.iptables.served import frontends
 from ebpfproxy.model.address import Family
 from ebpfproxy.modes.mode import Callbacks, Parts
@@ -27,7 +28,8 @@ class IptablesMode:
 
     def prepare(self, config: Config, callbacks: Callbacks) -> Parts:
         dataplane = IptablesDataplane(iptables_settings(config), config.iptables_flavour)
-        beside = Netfilter(netfilter_settings(config, self.name), callbacks, frontends)
+        settings = netfilter_settings(config, self.name)
+        beside = Netfilter(settings, callbacks, frontends, LOOPBACK_GUARD)
         return Parts(dataplane, plan_context(config, self.name), beside=beside)
 
     def remove(self, config: Config, dry_run: bool = False) -> list[str]:

@@ -47,7 +47,8 @@ class Beside(Protocol):
     `opened`: the dataplane is open, and nothing was synced yet. `expect`: these plans, None for one that
     goes, and this node are synced next. `left_over`: an earlier run had these keys in the kernel, and the
     first sync has removed them; told before its `in_force`. `in_force`: what was expected is in the kernel,
-    but for those `refused`. `restored`: what others had changed in the kernel is as it was.
+    but for those `refused`; `holds` says whether it has the entries of all these keys. `restored`: what
+    others had changed in the kernel is as it was.
     """
 
     def opened(self) -> None: ...
@@ -56,7 +57,7 @@ class Beside(Protocol):
 
     def expect(self, changed: Mapping[PlanKey, ServicePortPlan | None], node: NodePlan | None) -> None: ...
 
-    def in_force(self, refused: Collection[PlanKey]) -> None: ...
+    def in_force(self, refused: Collection[PlanKey], holds: Callable[[Collection[Any]], bool]) -> None: ...
 
     def restored(self) -> None: ...
 
