@@ -10,6 +10,7 @@ from ebpfproxy.dataplanes.iptables.dataplane import IptablesDataplane
 from ebpfproxy.dataplanes.iptables.node_rules import LOOPBACK_GUARD
 from ebpfproxy.dataplanes.iptables.served import frontends
 from ebpfproxy.model.address import Family
+from ebpfproxy.modes import families
 from ebpfproxy.modes.mode import Callbacks, Parts
 from ebpfproxy.modes.netfilter import Netfilter
 
@@ -21,7 +22,7 @@ class IptablesMode:
     uses_kernel_nat = True
 
     def probe(self, config: Config) -> tuple[Finding, ...]:
-        return probes.probe(config.iptables_flavour)
+        return probes.probe(config.iptables_flavour, families.used(config))
 
     def try_out(self, config: Config) -> tuple[Finding, ...]:
         return ()

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
+from ebpfproxy.dataplanes.nftables.old_nft import SKIP
 from ebpfproxy.kernel import bpf
 from ebpfproxy.kernel.ipset import NETLINK_NETFILTER
 from ebpfproxy.lab import Lab
@@ -95,8 +96,10 @@ class Node:
 
 @pytest.fixture(scope="module")
 def _node() -> Iterator[Node]:
-    with Lab("test-fallback", 5) as lab, Cluster(lab, "auto") as cluster:
-        yield Node(cluster)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv(SKIP, "1")  # so that tests of nftables run on any kernel
+        with Lab("test-fallback", 5) as lab, Cluster(lab, "auto") as cluster:
+            yield Node(cluster)
 
 
 @pytest.fixture
@@ -157,6 +160,22 @@ def test_a_node_without_nftables_too_is_served_by_iptables(node: Node, lack: Lac
     assert "Protocol not supported (EPROTONOSUPPORT)" in why["nftables"].values["reason"]
     assert "modprobe nf_tables" in why["nftables"].values["hint"]
     assert "mode: iptables (the first that has all it needs)" in node.doctor(both)
+
+
+def test_a_kernel_whose_distribution_may_have_an_old_nft_is_served_by_iptables(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by kube-proxy; setarch has the kernel say that it is a 2.6."""
+    monkeypatch.delenv(SKIP)
+    before = (*LACKS["seccomp"].before, "setarch", "--uname-2.6")
+    lack = LACKS["seccomp"]._replace(before=before)
+    agent = node.cluster.launch(*node.flags(lack), "--iptables-flavour=nft", before=before)
+    agent.await_sync(timeout=START_PATIENCE)
+    node.serves()
+    assert node.tells_mode("iptables")
+    why = passed_over(agent.lines)["nftables"].values
+    assert "a node with Linux 2.6." in why["reason"]
+    assert SKIP in why["hint"]
 
 
 def test_programs_that_an_agent_may_not_remove_any_more_are_told_of(node: Node) -> None:
