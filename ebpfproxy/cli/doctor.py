@@ -59,6 +59,11 @@ def _show(rows: Iterable[tuple[str, str, str, str, str]]) -> None:
         told = missing + (f"; {remedy}" if remedy else "")
         table.add_row(mode if mode != last else "", feature, state, told)
         last = mode
-    width = None if sys.stdout.isatty() else _WIDE
-    console = Console(file=sys.stdout, highlight=False, width=width)
-    console.print(table)
+    if sys.stdout.isatty():
+        Console(file=sys.stdout, highlight=False).print(table)
+        return
+    console = Console(highlight=False, width=_WIDE)
+    with console.capture() as written:
+        console.print(table)
+    for line in written.get().splitlines():
+        click.echo(line.rstrip())

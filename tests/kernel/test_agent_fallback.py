@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
+from ebpfproxy.dataplanes.ebpf import trial
 from ebpfproxy.dataplanes.nftables.old_nft import SKIP
 from ebpfproxy.kernel import bpf
 from ebpfproxy.kernel.ipset import NETLINK_NETFILTER
@@ -289,7 +290,11 @@ def test_a_node_that_takes_no_attachments_is_served_by_nftables(node: Node) -> N
 def test_doctor_says_which_program_is_rejected(node: Node, rejected: Lack) -> None:
     before = sorted(node.cluster.lab.bpffs.rglob("*"))
     said = node.doctor(rejected)
-    assert f"cannot load BPF program {altered.REJECTED}: Permission denied: " in said
-    assert altered.REASON in said
+    (line,) = (line for line in said.splitlines() if altered.REJECTED in line)
+    assert f"{trial.FEATURE} " in line
+    assert " NO " in line
+    assert f"cannot load BPF program {altered.REJECTED}: Permission denied: " in line
+    assert altered.REASON in line
+    assert "; use another --proxy-mode" in line, "and what to do"
     assert "mode: nftables (the first that has all it needs)" in said
     assert sorted(node.cluster.lab.bpffs.rglob("*")) == before

@@ -123,7 +123,8 @@ def test_a_change_comes_upon_what_a_former_run_left_though_nobody_has_read_it(cl
 # What the machine has
 
 
-def test_this_machine_has_all_that_is_needed() -> None:
+def test_this_machine_has_all_that_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(old_nft.SKIP, "1")  # so that it may have any kernel
     assert [str(each) for each in probes.probe()] == [
         "nftables for IPv4: there",
         "nftables for IPv6: there",
