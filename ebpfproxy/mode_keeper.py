@@ -73,11 +73,12 @@ class ModeKeeper:
         """After a sync that failed: with `auto`, leave a mode that has never synced for the next one, which
         gets all of the state. A failure that stays one is reason at once, any other after _ATTEMPTS syncs.
 
-        Where no other mode works, this one stays. Raises KernelError where that shows only afterwards.
+        Pins that another agent has are none. Where no other mode works, this one stays. Raises KernelError
+        where that shows only afterwards.
         """
         self._first_syncs += 1
         final = isinstance(failure, ProgramRejected | Unsupported)
-        if self._committed or self.config.proxy_mode != AUTO:
+        if self._committed or self.config.proxy_mode != AUTO or isinstance(failure, AlreadyExists):
             return
         if self._first_syncs < _ATTEMPTS and not final:
             return

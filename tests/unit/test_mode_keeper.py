@@ -484,6 +484,16 @@ def test_a_program_that_is_rejected_at_the_first_sync_is_not_tried_again(
     assert fresh.keeper.serving.name == "other"
 
 
+def test_pins_that_another_agent_took_before_the_first_sync_are_no_reason_either(
+    fresh: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    applying_fails(monkeypatch, fresh.one, AlreadyExists("another ebpfproxy holds these pins"))
+    fresh.start(synced=False, config=ANY)
+    for _ in range(5):
+        fail_to_sync(fresh)
+    assert fresh.keeper.serving.name == "one"
+
+
 def test_a_mode_that_has_synced_is_not_left_whatever_fails_later(
     fresh: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
