@@ -9,8 +9,12 @@
 #include "abi.h"
 #include "compat.h"
 
+#ifdef PIN_DIR
 #define PINNED(type, key, value, name, size, flags)                                                \
 	BPF_TABLE_PINNED(type, key, value, name, size, PIN_DIR "/" #name, flags)
+#else /* a trial: the maps end with the process that made them */
+#define PINNED(type, key, value, name, size, flags) BPF_F_TABLE(type, key, value, name, size, flags)
+#endif
 
 /* Preallocated: replacing an entry must never fail for want of memory. */
 PINNED("hash", struct service_key, struct service, services, SERVICES_MAX, 0);

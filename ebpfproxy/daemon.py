@@ -131,6 +131,7 @@ class _Agent:
         for part, run_part in self._sources():
             threading.Thread(target=self._supervised, args=(part, run_part), name=part, daemon=True).start()
         self._modes.open()  # while the sources read
+        self._follow_pace()
         for server in self._servers:
             server.start()
 
@@ -223,6 +224,8 @@ class _Agent:
             self._pacer.failed(ended)
             self._metrics.sync_failed(ended - now)
             log.error("sync failed, and will be tried again", reason=failure.message, hint=failure.hint)
+            self._modes.leave_failing(failure, self._state_now)
+            self._follow_pace()
             return
         ended = time.monotonic()
         if done.refused:  # what had no room may have it once ranges that rest are free again
@@ -303,6 +306,10 @@ class _Agent:
     def _follow(self, config: Config) -> None:
         if not self._modes.follow(config, self._state_now):
             self._pacer.failed(time.monotonic())
+        self._follow_pace()
+
+    def _follow_pace(self) -> None:
+        """That of the mode that serves, which may be another one than before."""
         config = self._modes.config
         self._pacer.keep_to(least_interval(config, self._modes.serving.name), config.sync_period)
         self._health.keep_to(config.sync_period)

@@ -10,6 +10,7 @@
         ├── TableFull        a map or table is too small for the plan
         ├── Unsupported      this kernel, or this set of capabilities, has no such thing
         ├── Rejected         the kernel has it and said no
+        │   └── ProgramRejected  the kernel does not load a BPF program
         └── AbiMismatch      a pinned object has another layout than this version's
 
 Errors of other people's libraries stop at `kernel/` and `source/`. Raise where the fact is known,
@@ -71,6 +72,21 @@ class Unsupported(KernelError):
 
 class Rejected(KernelError):
     """The kernel has it and said no."""
+
+
+class ProgramRejected(Rejected):
+    """The kernel does not load a BPF program.
+
+    `program` is its name, `errno` that of the system call, or 0 where there was none. `verifier` holds the
+    last lines of the verifier's log, the reason last; it is empty where there is none. The complete log
+    is a note of the error.
+    """
+
+    def __init__(self, message: str, hint: str, program: str, errno: int, verifier: tuple[str, ...]) -> None:
+        super().__init__(message, hint)
+        self.program = program
+        self.errno = errno
+        self.verifier = verifier
 
 
 class AbiMismatch(KernelError):

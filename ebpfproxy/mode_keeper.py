@@ -5,11 +5,11 @@ import time
 from collections.abc import Callable
 
 from ebpfproxy.config import Config
-from ebpfproxy.errors import KernelError, Rejected
+from ebpfproxy.errors import AlreadyExists, KernelError, ProgramRejected, Rejected, Unsupported
 from ebpfproxy.kernel.lock import NamespaceLock
 from ebpfproxy.log import Logger
 from ebpfproxy.model.cluster import ClusterState
-from ebpfproxy.modes.choice import MODES, Choice, choose
+from ebpfproxy.modes.choice import AUTO, MODES, Choice, Lack, choose
 from ebpfproxy.modes.mode import Callbacks, Mode
 from ebpfproxy.proxier import SyncResult
 from ebpfproxy.retirer import Retirer
@@ -18,6 +18,13 @@ from ebpfproxy.serving import Serving
 
 log = Logger(__name__)
 
+SELECTED = "Selected proxy mode"
+"""The mode is open, and its first sync is next."""
+UNAVAILABLE = "Proxy mode unavailable"
+"""`auto` passed over this mode: a warning where a probe finds something missing, an error where the mode
+failed although its probes succeeded. Logged once for each mode and reason."""
+
+_ATTEMPTS = 3  # first syncs that fail before `auto` leaves a mode: others may hold a lock for a moment
 _PATIENCE = 5.0  # seconds for an agent that is about to end, as at a DaemonSet's update
 
 
@@ -31,17 +38,62 @@ class ModeKeeper:
         that owns the state."""
         self._callbacks = callbacks
         self._metrics = metrics
-        self.serving = self._prepare(choose(config), config)
+        self._failed: dict[str, Lack] = {}  # modes that `auto` does not take any more, by name
+        self._told: set[tuple[str, Lack]] = set()
+        self._first_syncs = 0  # that failed, of the mode that serves
+        self._committed = False  # `auto` stays with the mode: a sync has succeeded, or no other mode works
+        self.serving = self._prepare_usable()
         self._retirer = Retirer(config, metrics.retired)
         self.asked: Config | None = None  # what is to be followed when a sync has succeeded
         self._last: SyncResult | None = None
         self._lock: NamespaceLock | None = None
 
     def open(self) -> None:
-        """Raises AlreadyExists where another agent has this network namespace, or any KernelError."""
-        self._own(self.serving)
-        self.serving.open()
+        """With `auto`, a mode that fails is left for the next one.
+
+        Raises AlreadyExists where another agent has this network namespace or these pins, or any KernelError
+        where the mode that the configuration names fails, or no mode works.
+        """
+        while True:
+            try:
+                self._own(self.serving)
+                self.serving.open()
+                break
+            except AlreadyExists:
+                raise
+            except KernelError as failure:
+                self.serving.close()
+                self._leave(self.serving.name, failure)
+            self.serving = self._prepare_usable()
+        self._first_syncs = 0
         self._metrics.mode(self.serving.name)
+        log.info(SELECTED, mode=self.serving.name, configured=self.config.proxy_mode)
+
+    def leave_failing(self, failure: KernelError, state_now: Callable[[], ClusterState]) -> None:
+        """After a sync that failed: with `auto`, leave a mode that has never synced for the next one, which
+        gets all of the state. A failure that stays one is reason at once, any other after _ATTEMPTS syncs.
+
+        Pins that another agent has are none. Where no other mode works, this one stays. Raises KernelError
+        where that shows only afterwards.
+        """
+        self._first_syncs += 1
+        final = isinstance(failure, ProgramRejected | Unsupported)
+        if self._committed or self.config.proxy_mode != AUTO or isinstance(failure, AlreadyExists):
+            return
+        if self._first_syncs < _ATTEMPTS and not final:
+            return
+        former = self.serving
+        failed = self._failed | {former.name: Lack(failure.message, failure.hint)}
+        try:
+            choose(self.config, failed=failed)
+        except Unsupported:
+            self._committed = True
+            return
+        former.close()
+        self._leave(former.name, failure)
+        self.serving = self._prepare_usable()
+        self.open()
+        self.serving.plan_all(state_now())
 
     def close(self) -> None:
         self._retirer.close()
@@ -50,8 +102,15 @@ class ModeKeeper:
             self._lock.release()
 
     def sync(self, verify: bool) -> SyncResult:
-        """As `Proxier.sync`; after the first that succeeded, what other modes left goes."""
+        """As `Proxier.sync`; after the first that succeeded, what other modes left goes.
+
+        With `auto`, a first sync after which the mode forwards nothing is a failure.
+        """
         done = self.serving.sync(verify)
+        lacking = None if self._committed else self.serving.lacking()
+        if lacking and self.config.proxy_mode == AUTO:
+            raise lacking
+        self._committed = True
         if self._last is None:
             self._retire_others()
         self._last = done
@@ -75,7 +134,7 @@ class ModeKeeper:
         """
         self.asked = None
         try:
-            choice = choose(config)
+            choice = choose(config, failed=self._failed)
         except KernelError as failure:
             log.error("the mode stays as it was", reason=failure.message, hint=failure.hint)
             return True
@@ -98,6 +157,7 @@ class ModeKeeper:
             except KernelError as failure:
                 return self._stay(choice.mode, failure)
             former, self.serving, self._last = self.serving, new, done
+            self._failed.pop(new.name, None)
             self.config = config
             self._metrics.mode(new.name)
             former.close()
@@ -143,9 +203,33 @@ class ModeKeeper:
             self._retirer.retire([other], self.serving.mode, self.config)
         return True
 
+    def _prepare_usable(self) -> Serving:
+        """The mode to begin with. Raises KernelError where none can be prepared."""
+        while True:
+            choice = choose(self.config, failed=self._failed)
+            try:
+                return self._prepare(choice, self.config)
+            except KernelError as failure:
+                self._leave(choice.mode.name, failure)
+
+    def _leave(self, name: str, failure: KernelError) -> None:
+        """Have `auto` take this mode no more until the next start. Within the handler of `failure`, which is
+        raised again where the configuration names the mode."""
+        if self.config.proxy_mode != AUTO:
+            raise failure
+        lack = self._failed[name] = Lack(failure.message, failure.hint)
+        self._told.add((name, lack))
+        self._metrics.move_failed(name)
+        values = {"mode": name, "reason": lack.reason}
+        if isinstance(failure, ProgramRejected):
+            values |= {"program": failure.program, "verifier": " | ".join(failure.verifier)}
+        log.error(UNAVAILABLE, **values, hint=lack.remedy)
+
     def _prepare(self, choice: Choice, config: Config) -> Serving:
         for name, lack in choice.why_not.items():
-            log.warning("this mode does not work here", mode=name, reason=lack.reason, hint=lack.remedy)
+            if (name, lack) not in self._told:
+                self._told.add((name, lack))
+                log.warning(UNAVAILABLE, mode=name, reason=lack.reason, hint=lack.remedy)
         return Serving(choice.mode, config, self._callbacks)
 
     def _retire_others(self) -> None:

@@ -207,6 +207,12 @@ class Proxier(Generic[K, E]):
         told = frozenset(self._told)
         return frozenset(origin for origin, keys in self._keys.items() if origin and keys & told)
 
+    def holds(self, keys: Collection[K]) -> bool:
+        """Whether the kernel has the entries of all these keys as they are desired, by the last sync that
+        succeeded; False where there was none."""
+        actual = self._actual or {}
+        return all(key in actual and actual[key] == self._desired.get(key) for key in keys)
+
     def is_disturbed(self) -> bool:
         """Whether somebody else has changed what is in the kernel since the last sync that succeeded.
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ebpfproxy.config import Config
-from ebpfproxy.errors import Rejected
+from ebpfproxy.errors import KernelError, Rejected
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.device_side import DeviceSide
 from ebpfproxy.model.traffic import ServiceTraffic
@@ -54,10 +54,18 @@ class Serving:
             left = self.proxier.take_left_over()
             if left:
                 beside.left_over(left)
-            beside.in_force(self.proxier.refused())
+            beside.in_force(self.proxier.refused(), self.proxier.holds)
             if done.drifted:
                 beside.restored()
         return done
+
+    def plan_all(self, state: ClusterState) -> None:
+        """Have the next sync bring all of the state into the kernel."""
+        self.proxier.plan(state, frozenset(state.services), node_changed=True, host_changed=True)
+
+    def lacking(self) -> KernelError | None:
+        """After a sync that succeeded: why the mode forwards nothing all the same; None where it forwards."""
+        return self._parts.lacking()
 
     def take_over(self, state_now: Callable[[], ClusterState]) -> SyncResult:
         """Open it, bring all of the state into the kernel, and see that it is there. The state is asked for
@@ -66,8 +74,7 @@ class Serving:
         Raises KernelError; then the caller closes it, and removes what it left.
         """
         self.open()
-        state = state_now()
-        self.proxier.plan(state, frozenset(state.services), node_changed=True, host_changed=True)
+        self.plan_all(state_now())
         done = self.sync(verify=True)
         held = self.sync(verify=True)
         if held._replace(refused=0) != _HOLDS:

@@ -8,6 +8,7 @@ import click
 from ebpfproxy.config import Config, FlagsCommand, config_options
 
 _INCOMPLETE = 1
+_WIDE = 10_000  # columns, where there is no terminal: a row stays one line
 
 
 @click.command("doctor", cls=FlagsCommand)
@@ -15,14 +16,15 @@ _INCOMPLETE = 1
 def command(config: Config) -> int:
     """Show what each mode needs of this machine, what of it is there, and which mode would serve.
 
-    Everything is tried, and nothing is changed. Run it as the agent would run, with its flags and where
-    it would run. Ends with 0 where the mode that would serve has all that it can use, with 1 otherwise.
+    Everything is tried, the BPF programs are compiled and loaded, and nothing is changed. Run it as the agent
+    would run, with its flags and where it would run. Ends with 0 where the mode that would serve has all that
+    it can use, with 1 otherwise.
     """
-    from ebpfproxy.modes.choice import AUTO, MODES, is_usable, look
+    from ebpfproxy.modes.choice import AUTO, MODES, best, examine
 
-    findings = {mode.name: look(mode, config) for mode in MODES}
-    usable = [name for name, found in findings.items() if is_usable(found)]
-    chosen = config.proxy_mode if config.proxy_mode != AUTO else next(iter(usable), None)
+    _show_progress("trying what each mode needs, and loading the BPF programs: about 5 s")
+    findings = {mode.name: examine(mode, config) for mode in MODES}
+    chosen = config.proxy_mode if config.proxy_mode != AUTO else best(findings)
     _show(
         (name, each.feature, _state(each.present, each.needed), str(each.missing), each.remedy)
         for name, found in findings.items()
@@ -32,6 +34,12 @@ def command(config: Config) -> int:
     click.echo(f"mode: {chosen} ({why})" if chosen else "mode: none works here")
     complete = chosen is not None and all(each.present for each in findings[chosen])
     return 0 if complete else _INCOMPLETE
+
+
+def _show_progress(what: str) -> None:
+    """To a person who waits, and to no file."""
+    if sys.stderr.isatty():
+        click.echo(f"{what} ...", err=True)
 
 
 def _state(present: bool, needed: bool) -> str:
@@ -51,5 +59,11 @@ def _show(rows: Iterable[tuple[str, str, str, str, str]]) -> None:
         told = missing + (f"; {remedy}" if remedy else "")
         table.add_row(mode if mode != last else "", feature, state, told)
         last = mode
-    console = Console(file=sys.stdout, highlight=False, soft_wrap=not sys.stdout.isatty())
-    console.print(table)
+    if sys.stdout.isatty():
+        Console(file=sys.stdout, highlight=False).print(table)
+        return
+    console = Console(highlight=False, width=_WIDE)
+    with console.capture() as written:
+        console.print(table)
+    for line in written.get().splitlines():
+        click.echo(line.rstrip())

@@ -8,7 +8,8 @@ class Finding(NamedTuple):
     """`failure` is the errno that the kernel, or the start of a tool, gave; 0 where the feature is there.
 
     `needed`: without it the dataplane cannot serve at all; otherwise it does so with less, which `missing`
-    then says. `missing` and `remedy` are one line each, empty where the feature is there.
+    then says. `preferred`: `auto` takes a mode without it only where every other mode lacks something of that
+    kind, too. `missing` and `remedy` are one line each, empty where the feature is there.
     """
 
     feature: str
@@ -16,6 +17,7 @@ class Finding(NamedTuple):
     missing: str = ""
     remedy: str = ""
     needed: bool = True
+    preferred: bool = False
 
     @property
     def present(self) -> bool:

@@ -37,9 +37,8 @@ class NetfilterSettings:
 
     The table of connections: `max_per_core` for each CPU of the node, but no less than `min_entries`; 0 for
     the first leaves it alone, whatever the second. Timeouts in seconds. `tcp_be_liberal`: packets outside of
-    the TCP window are not invalid. `route_localnet`: what is sent to 127.0.0.0/8 may be translated; for IPv4
-    and the mode iptables (`answers_on_loopback`), whose guard of these addresses then has to be there
-    (CVE-2020-8558).
+    the TCP window are not invalid. `route_localnet`: set ROUTE_LOCALNET, for IPv4 and the mode iptables
+    (`answers_on_loopback`). That is not among what `wanted` gives, since it comes later.
     """
 
     max_per_core: int = 32768
@@ -84,8 +83,11 @@ def _wanted(settings: NetfilterSettings, cpus: int) -> Iterator[Sysctl]:
             yield Sysctl(_CONNTRACK + name, seconds)
     if settings.tcp_be_liberal:
         yield Sysctl(f"{_CONNTRACK}tcp_be_liberal", 1)
-    if settings.route_localnet:
-        yield Sysctl("net/ipv4/conf/all/route_localnet", 1)
+
+
+ROUTE_LOCALNET = Sysctl("net/ipv4/conf/all/route_localnet", 1)
+"""Has the kernel route packets from and to 127.0.0.0/8. It opens the node's loopback services to neighbours
+(CVE-2020-8558), so it is set only once the rules that drop such packets are in force."""
 
 
 def answers_on_loopback(context: PlanContext) -> bool:

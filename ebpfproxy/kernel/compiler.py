@@ -8,12 +8,15 @@ of clang and LLVM (130 MB) goes with it. What it made lasts by its pins:
     <programs>/tail_calls  the map of that name, with the programs that others continue in: it is emptied by
                            the kernel when nothing but programs refers to it (prog_array_map_clear())
 
+The child writes nothing to its standard output, unless the kernel does not load a program: then that is its
+report, one JSON object (see `_Rejection`). Messages of clang and of Python go to its standard error.
+
 bcc comes from the distribution (python3-bpfcc), never from PyPI, where that name is another project's.
 """
 
 import contextlib
 import ctypes
-import io
+import errno
 import json
 import os
 import re
@@ -23,11 +26,12 @@ import struct
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ebpfproxy.errors import Rejected, Unsupported
+from ebpfproxy.errors import ProgramRejected, Rejected, Unsupported
+from ebpfproxy.kernel import verifier_log
 
 _FLAGS = ("-Wall", "-Werror=implicit-function-declaration", "-I/usr/include", "-g0")
 """-g0: bcc asks for debug information, which takes a fifth of the compiler's time, and is used by nobody."""
@@ -60,49 +64,99 @@ def build(
 
     Sources `beside` it are compiled as one text with it, so that clang runs once, and maps that are not
     pinned are shared. Maps that are pinned already below `map_pins` are used, without a check of their
-    shape. `tail_calls`: which of `programs` are put into the map `tail_calls`, in this order. The child has the file descriptors `kept_open`, too, so that a lock among them lasts as long as
-    it runs; it ends with us, and leaves signals of the terminal to us.
-    Raises Unsupported where bcc is missing or another package, Rejected where clang or the kernel says no.
+    shape. `tail_calls`: which of `programs` are put into the map `tail_calls`, in this order. The child has
+    the file descriptors `kept_open`, too, so that a lock among them lasts as long as it runs; it ends with
+    us, and leaves signals of the terminal to us.
+    Raises Unsupported where bcc is missing or another package, ProgramRejected where the kernel does not load
+    a program, Rejected where clang fails or the kernel does not make a map.
     """
+    pins = {"maps": str(map_pins), "pins": str(program_pins)}
+    _build((source, *beside), defines, programs, pins, kept_open, tail_calls)
+
+
+def try_to_load(sources: Sequence[Path], defines: Mapping[str, str], programs: Sequence[ProgramSpec]) -> None:
+    """Compile `sources` and load `programs`, and pin nothing: programs and maps are gone when it returns.
+
+    The sources have to make maps without pins where PIN_DIR is not defined. Raises as `build`.
+    """
+    _build(sources, defines, programs, {"maps": "", "pins": ""}, ())
+
+
+def _build(
+    sources: Sequence[Path],
+    defines: Mapping[str, str],
+    programs: Sequence[ProgramSpec],
+    pins: Mapping[str, str],
+    kept_open: tuple[int, ...],
+    tail_calls: Sequence[str] = (),
+) -> None:
     request = {
-        "sources": [str(source), *map(str, beside)],
+        "sources": list(map(str, sources)),
         "defines": dict(defines),
         "programs": [list(program) for program in programs],
-        "maps": str(map_pins),
-        "pins": str(program_pins),
+        **pins,
         "tail_calls": list(tail_calls),
     }
-    child, log = _run(json.dumps(request), kept_open)
-    if child.returncode == 0:
-        return
-    lines = [line for line in log.splitlines() if line.strip()]
-    ends = lines[-1] if lines else f"the compiler ended with {child.returncode}"
+    code, report, messages = _run(json.dumps(request), kept_open)
+    if code:
+        raise _failure(code, report, messages, sources)
+
+
+def _failure(code: int, report: str, messages: str, sources: Sequence[Path]) -> Rejected | Unsupported:
+    """The error that an exit code of the child, what it reported and its messages stand for."""
+    if code == _REJECTED:
+        return _rejection(_Rejection(**json.loads(report)))
+    lines = [line for line in messages.splitlines() if line.strip()]
+    ends = lines[-1] if lines else f"the compiler ended with {code}"
     reason = next((line for line in lines if _CLANG_ERROR in line), ends)
-    if child.returncode == _NO_BCC:
+    if code == _NO_BCC:
         hint = "apt-get install python3-bpfcc, and make the venv with --system-site-packages"
-        raise Unsupported(reason, hint)
-    names = ", ".join(path.name for path in (source, *beside))
+        return Unsupported(reason, hint)
+    names = ", ".join(path.name for path in sources)
     failure = Rejected(f"cannot load the programs of {names}: {reason}", "-v=4 shows the whole log")
-    failure.add_note(log)
-    raise failure
+    failure.add_note(messages)
+    return failure
 
 
-def _run(request: str, kept_open: tuple[int, ...]) -> "tuple[subprocess.Popen[str], str]":
-    """The child, which has ended, and its log. It is born with the signals that end us blocked: a Ctrl-C
-    goes to the whole process group, and it is for us to say what becomes of it."""
+def _rejection(found: "_Rejection") -> ProgramRejected:
+    """The message has the verifier's reason in it, so that one line says it."""
+    lines = verifier_log.last_lines(found.log)
+    said = os.strerror(found.errno) if found.errno else found.message
+    reason = f"{said}: {lines[-1]}" if lines else said
+    message = f"cannot load BPF program {found.program}: {reason}"
+    hint = _hint(found.errno, bool(lines))
+    failure = ProgramRejected(message, hint, found.program, found.errno, lines)
+    failure.add_note(found.log)
+    return failure
+
+
+def _hint(number: int, by_verifier: bool) -> str:
+    if by_verifier:
+        return "use another --proxy-mode, or another kernel; -v=4 shows the verifier's log"
+    if number in (errno.EPERM, errno.EACCES):
+        return "run as root, or with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON, and without a seccomp filter"
+    return "use another --proxy-mode; -v=4 shows the log of the compiler"
+
+
+def _run(request: str, kept_open: tuple[int, ...]) -> tuple[int, str, str]:
+    """The exit code of the child, its standard output and its standard error. It is born with the signals
+    that end us blocked: a Ctrl-C goes to the whole process group, and it is for us to say what becomes of
+    it."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         child = subprocess.Popen(
             [sys.executable, "-m", __name__],
             stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            errors="replace",
             pass_fds=kept_open,
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    return child, child.communicate(request)[1]
+    report, messages = child.communicate(request)
+    return child.returncode, report, messages
 
 
 def expand(*sources: Path) -> str:
@@ -129,7 +183,23 @@ def _expanded(path: Path, seen: set[Path]) -> list[str]:
     return lines
 
 
-_NO_BCC = 9
+_NO_BCC, _REJECTED = 9, 10  # exit codes of the child
+
+
+class _Rejection(NamedTuple):
+    """What the child reports of a program that the kernel did not load. `errno`: 0 where bcc did not ask the
+    kernel. `log`: what the verifier and bcc wrote meanwhile."""
+
+    program: str
+    errno: int
+    message: str
+    log: str
+
+
+class _NotLoadedError(Exception):
+    def __init__(self, rejection: _Rejection) -> None:
+        super().__init__(rejection.message)
+        self.rejection = rejection
 
 
 def _import_bcc() -> Any:
@@ -151,34 +221,84 @@ def _end_with_parent() -> None:
 
 
 def _load(request: dict[str, Any]) -> None:
+    """Raises _NotLoadedError where the kernel does not load a program."""
     sources = [Path(source) for source in request["sources"]]
     # bcc asks for kernel headers, which a node need not have; these stand-ins are all it uses.
     os.environ["BCC_KERNEL_SOURCE"] = str(sources[0].parent / "include")
     bcc = _import_bcc()
     cflags = [*_FLAGS, f"-I/usr/include/{sysconfig.get_config_var('MULTIARCH')}"]
     cflags += [f"-D{name}={value}" for name, value in request["defines"].items()]
-    cflags += [f'-DPIN_DIR="{request["maps"]}"']
-    loaded = bcc.BPF(text=expand(*sources), cflags=cflags)
-    pins, partial = Path(request["pins"]), Path(request["pins"] + "_partial")
+    if request["maps"]:
+        cflags += [f'-DPIN_DIR="{request["maps"]}"']
+    compiled = bcc.BPF(text=expand(*sources), cflags=cflags)
+    specs = [ProgramSpec(*program) for program in request["programs"]]
+    if request["pins"]:
+        _pin_all(compiled, specs, request["tail_calls"], Path(request["pins"]))
+    else:
+        for spec in specs:
+            _load_one(compiled, spec)
+
+
+def _pin_all(compiled: Any, specs: Sequence[ProgramSpec], tail_calls: Sequence[str], pins: Path) -> None:
+    """Load each program; they appear in the folder `pins` all at once."""
+    from ebpfproxy.kernel.bpf import Map, Program
+
+    partial = Path(f"{pins}_partial")
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(partial)  # of a child that was killed
     partial.mkdir(parents=True)
-    from ebpfproxy.kernel.bpf import Map, Program
-
-    loaded_fds = {}
-    for name, type_, attach_type in request["programs"]:
-        function = loaded.load_func(name.encode(), type_, attach_type=attach_type)
-        Program(function.fd, name).pin(partial / name)
-        loaded_fds[name] = function.fd
-    if request["tail_calls"]:
-        called = Map(loaded[TAIL_CALLS.encode()].map_fd, TAIL_CALLS)
-        for index, name in enumerate(request["tail_calls"]):
-            called.update(_U32.pack(index), _U32.pack(loaded_fds[name]))
+    loaded = {spec.name: _load_one(compiled, spec) for spec in specs}
+    for name, fd in loaded.items():
+        Program(fd, name).pin(partial / name)
+    if tail_calls:
+        called = Map(compiled[TAIL_CALLS.encode()].map_fd, TAIL_CALLS)
+        for index, name in enumerate(tail_calls):
+            called.update(_U32.pack(index), _U32.pack(loaded[name]))
         called.pin(partial / TAIL_CALLS)
     partial.rename(pins)
 
 
-if __name__ == "__main__":
+def _load_one(compiled: Any, spec: ProgramSpec) -> int:
+    """The file descriptor of the loaded program, which bcc keeps. Raises _NotLoadedError."""
+    with _standard_error() as log:
+        ctypes.set_errno(0)
+        try:
+            return int(compiled.load_func(spec.name.encode(), spec.type, attach_type=spec.attach_type).fd)
+        except Exception as failure:  # bcc has no other type for it
+            number = ctypes.get_errno()  # of bcc's last call, which was the one to load it
+            log.seek(0)
+            said = log.read().decode(errors="replace")
+            raise _NotLoadedError(_Rejection(spec.name, number, str(failure), said)) from failure
+
+
+@contextlib.contextmanager
+def _standard_error() -> Iterator[Any]:
+    """A file that has what is written to standard error within the block, by the C library, too: bcc prints
+    the verifier's log there, and has no way to return it."""
+    former = os.dup(2)
+    try:
+        with os.fdopen(os.memfd_create("verifier-log"), "w+b") as log:
+            os.dup2(log.fileno(), 2)
+            try:
+                yield log
+            finally:
+                os.dup2(former, 2)
+    finally:
+        os.close(former)
+
+
+def _main() -> int:
     _end_with_parent()
-    with contextlib.redirect_stdout(io.StringIO()):
+    report = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # nobody else writes to the report
+    try:
         _load(json.load(sys.stdin))
+    except _NotLoadedError as failure:
+        with report:
+            json.dump(failure.rejection._asdict(), report)
+        return _REJECTED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

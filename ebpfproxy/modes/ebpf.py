@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ebpfproxy.config import Config
 from ebpfproxy.config.derived import ebpf_settings, plan_context
-from ebpfproxy.dataplanes.ebpf import probes, removal
+from ebpfproxy.dataplanes.ebpf import probes, removal, trial
 from ebpfproxy.dataplanes.ebpf.dataplane import EbpfDataplane
 from ebpfproxy.dataplanes.ebpf.retirement import Retirement
 from ebpfproxy.dataplanes.findings import Finding
@@ -26,6 +26,9 @@ class EbpfMode:
     def probe(self, config: Config) -> tuple[Finding, ...]:
         return probes.probe(config.bpffs_root, config.cgroup_root, config.tc_devices != NO_DEVICES)
 
+    def try_out(self, config: Config) -> tuple[Finding, ...]:
+        return (trial.try_out(),)
+
     def prepare(self, config: Config, callbacks: Callbacks) -> Parts:
         root = config.cgroup_root or mounts.cgroup_root_of_all()
         dataplane = EbpfDataplane(
@@ -41,6 +44,7 @@ class EbpfMode:
             counters=dataplane.counters,
             traffic=dataplane.traffic,
             bypassed=dataplane.bypassed,
+            lacking=dataplane.lacking,
         )
 
     def remove(self, config: Config, dry_run: bool = False) -> list[str]:

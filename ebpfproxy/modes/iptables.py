@@ -7,8 +7,10 @@ from ebpfproxy.config.derived import iptables_settings, netfilter_settings, plan
 from ebpfproxy.dataplanes.findings import Finding
 from ebpfproxy.dataplanes.iptables import probes, removal
 from ebpfproxy.dataplanes.iptables.dataplane import IptablesDataplane
+from ebpfproxy.dataplanes.iptables.node_rules import LOOPBACK_GUARD
 from ebpfproxy.dataplanes.iptables.served import frontends
 from ebpfproxy.model.address import Family
+from ebpfproxy.modes import families
 from ebpfproxy.modes.mode import Callbacks, Parts
 from ebpfproxy.modes.netfilter import Netfilter
 
@@ -20,11 +22,15 @@ class IptablesMode:
     uses_kernel_nat = True
 
     def probe(self, config: Config) -> tuple[Finding, ...]:
-        return probes.probe(config.iptables_flavour)
+        return probes.probe(config.iptables_flavour, families.used(config))
+
+    def try_out(self, config: Config) -> tuple[Finding, ...]:
+        return ()
 
     def prepare(self, config: Config, callbacks: Callbacks) -> Parts:
         dataplane = IptablesDataplane(iptables_settings(config), config.iptables_flavour)
-        beside = Netfilter(netfilter_settings(config, self.name), callbacks, frontends)
+        settings = netfilter_settings(config, self.name)
+        beside = Netfilter(settings, callbacks, frontends, LOOPBACK_GUARD)
         return Parts(dataplane, plan_context(config, self.name), beside=beside)
 
     def remove(self, config: Config, dry_run: bool = False) -> list[str]:

@@ -9,6 +9,7 @@ from ebpfproxy.dataplanes.ipvs import probes, removal
 from ebpfproxy.dataplanes.ipvs.dataplane import IpvsDataplane
 from ebpfproxy.dataplanes.ipvs.served import frontends
 from ebpfproxy.model.address import Family
+from ebpfproxy.modes import families
 from ebpfproxy.modes.mode import Callbacks, Parts
 from ebpfproxy.modes.netfilter import Netfilter
 
@@ -20,7 +21,10 @@ class IpvsMode:
     uses_kernel_nat = True
 
     def probe(self, config: Config) -> tuple[Finding, ...]:
-        return probes.probe(ipvs_settings(config).scheduler, config.iptables_flavour)
+        return probes.probe(ipvs_settings(config).scheduler, config.iptables_flavour, families.used(config))
+
+    def try_out(self, config: Config) -> tuple[Finding, ...]:
+        return ()
 
     def prepare(self, config: Config, callbacks: Callbacks) -> Parts:
         dataplane = IpvsDataplane(ipvs_settings(config), config.iptables_flavour)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Protocol
 from ebpfproxy.config import Config
 from ebpfproxy.dataplanes.findings import Finding
 from ebpfproxy.dataplanes.interface import Dataplane
+from ebpfproxy.errors import KernelError
 from ebpfproxy.model.address import Family
 from ebpfproxy.model.device_side import DeviceSide
 from ebpfproxy.model.traffic import ServiceTraffic
@@ -33,6 +34,10 @@ def _nothing_counted() -> Mapping[str, int]:
     return {}
 
 
+def _nothing_lacking() -> KernelError | None:
+    return None
+
+
 def _nothing_carried() -> list[ServiceTraffic]:
     return []
 
@@ -47,7 +52,8 @@ class Beside(Protocol):
     `opened`: the dataplane is open, and nothing was synced yet. `expect`: these plans, None for one that
     goes, and this node are synced next. `left_over`: an earlier run had these keys in the kernel, and the
     first sync has removed them; told before its `in_force`. `in_force`: what was expected is in the kernel,
-    but for those `refused`. `restored`: what others had changed in the kernel is as it was.
+    but for those `refused`; `holds` says whether it has the entries of all these keys. `restored`: what
+    others had changed in the kernel is as it was.
     """
 
     def opened(self) -> None: ...
@@ -56,7 +62,7 @@ class Beside(Protocol):
 
     def expect(self, changed: Mapping[PlanKey, ServicePortPlan | None], node: NodePlan | None) -> None: ...
 
-    def in_force(self, refused: Collection[PlanKey]) -> None: ...
+    def in_force(self, refused: Collection[PlanKey], holds: Callable[[Collection[Any]], bool]) -> None: ...
 
     def restored(self) -> None: ...
 
@@ -68,7 +74,8 @@ class Parts(NamedTuple):
 
     `usage` (by table: entries in use, and room), `counters`, `traffic` and `bypassed` are for metrics and
     health, from any thread, while the dataplane is open. `owns_namespace`: there can be one such at a time in
-    a network namespace.
+    a network namespace. `lacking`: after a sync that succeeded, why the mode forwards nothing; None where it
+    forwards.
     """
 
     dataplane: Dataplane[Any, Any]
@@ -79,12 +86,15 @@ class Parts(NamedTuple):
     traffic: Callable[[], list[ServiceTraffic]] = _nothing_carried
     beside: Beside | None = None
     bypassed: Callable[[], tuple[DeviceSide, ...]] = _nothing_bypassed
+    lacking: Callable[[], KernelError | None] = _nothing_lacking
 
 
 class Mode(Protocol):
     """A kernel mechanism, from outside.
 
     - `probe` tries what it needs of this machine; it changes nothing that traffic could notice.
+    - `try_out` does what takes too long for `probe`, at most some seconds, and changes as little. It is for a
+      mode that `probe` finds usable.
     - `prepare` gives what serves. Raises KernelError.
     - `remove` takes away all that this mode ever left, be it kube-proxy's; what it was, a line each. With
       `dry_run` it only says so. Connections that need it end. Raises KernelError.
@@ -103,6 +113,8 @@ class Mode(Protocol):
     def uses_kernel_nat(self) -> bool: ...
 
     def probe(self, config: Config) -> tuple[Finding, ...]: ...
+
+    def try_out(self, config: Config) -> tuple[Finding, ...]: ...
 
     def prepare(self, config: Config, callbacks: Callbacks) -> Parts: ...
 

@@ -13,7 +13,8 @@ from ebpfproxy.plan.service_plan import Frontend, NodePlan, PlanKey, ServicePort
 class Netfilter:
     """The kernel's settings for connections that it tracks, and the end of UDP flows that no plan wants.
 
-    See `Beside`. `frontends` tells which ones keys of the dataplane are about.
+    See `Beside`. `frontends` gives those that keys of the dataplane are about. `loopback_guard`: the keys of
+    what has to be in the kernel before packets from and to 127.0.0.0/8 may be routed.
     """
 
     def __init__(
@@ -21,10 +22,13 @@ class Netfilter:
         settings: NetfilterSettings,
         callbacks: Callbacks,
         frontends: Callable[[Iterable[Any]], Iterable[Frontend]],
+        loopback_guard: Collection[Any] = (),
     ) -> None:
         self._settings = settings
         self._callbacks = callbacks
         self._frontends = frontends
+        self._loopback_guard = loopback_guard
+        self._routes_localnet = False  # whether it was set, or tried
         self._stale: StaleConntrack | None = None
 
     def opened(self) -> None:
@@ -39,9 +43,18 @@ class Netfilter:
         if self._stale:
             self._stale.expect(changed, node)
 
-    def in_force(self, refused: Collection[PlanKey]) -> None:
+    def in_force(self, refused: Collection[PlanKey], holds: Callable[[Collection[Any]], bool]) -> None:
+        if self._may_route_localnet(holds):
+            self._routes_localnet = True
+            netfilter_sysctls.apply((netfilter_sysctls.ROUTE_LOCALNET,))
         if self._stale:
             self._stale.in_force(refused)
+
+    def _may_route_localnet(self, holds: Callable[[Collection[Any]], bool]) -> bool:
+        """Whether that is wanted, has not been done yet, and is safe by now (CVE-2020-8558)."""
+        if self._routes_localnet or not self._settings.route_localnet:
+            return False
+        return bool(self._loopback_guard) and holds(self._loopback_guard)
 
     def restored(self) -> None:
         if self._stale:

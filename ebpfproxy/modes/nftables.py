@@ -9,6 +9,7 @@ from ebpfproxy.dataplanes.nftables import probes, removal
 from ebpfproxy.dataplanes.nftables.dataplane import NftablesDataplane
 from ebpfproxy.dataplanes.nftables.served import frontends
 from ebpfproxy.model.address import Family
+from ebpfproxy.modes import families
 from ebpfproxy.modes.mode import Callbacks, Parts
 from ebpfproxy.modes.netfilter import Netfilter
 
@@ -20,7 +21,10 @@ class NftablesMode:
     uses_kernel_nat = True
 
     def probe(self, config: Config) -> tuple[Finding, ...]:
-        return probes.probe()
+        return probes.probe(families.used(config))
+
+    def try_out(self, config: Config) -> tuple[Finding, ...]:
+        return ()
 
     def prepare(self, config: Config, callbacks: Callbacks) -> Parts:
         dataplane = NftablesDataplane(nftables_settings(config))

@@ -253,7 +253,7 @@ class Metrics:
         self._leftovers.labels(mode).inc(count)
 
     def move_failed(self, mode: str) -> None:
-        """Moving to `mode` has failed, and the one before it goes on."""
+        """Switching to `mode`, or starting with it, has failed, and another one serves."""
         self._moves_failed.labels(mode).inc()
 
     def healthz(self, code: int) -> None:

@@ -8,12 +8,16 @@ from typing import NamedTuple
 
 import pytest
 
+from ebpfproxy.dataplanes.ebpf import trial
+from ebpfproxy.dataplanes.nftables.old_nft import SKIP
 from ebpfproxy.kernel import bpf
 from ebpfproxy.kernel.ipset import NETLINK_NETFILTER
 from ebpfproxy.lab import Lab
-from ebpfproxy.lab.agent import LogLine
+from ebpfproxy.lab.agent import AgentFailed, LogLine
+from ebpfproxy.mode_keeper import UNAVAILABLE
 from tests.kernel.clients import TCP, UDP, outcome
 from tests.kernel.cluster import START_PATIENCE, Cluster
+from tests.support import altered
 from tests.support.confined import Refused, refusing, unmounting, without
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(600)]
@@ -93,8 +97,10 @@ class Node:
 
 @pytest.fixture(scope="module")
 def _node() -> Iterator[Node]:
-    with Lab("test-fallback", 5) as lab, Cluster(lab, "auto") as cluster:
-        yield Node(cluster)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv(SKIP, "1")  # so that tests of nftables run on any kernel
+        with Lab("test-fallback", 5) as lab, Cluster(lab, "auto") as cluster:
+            yield Node(cluster)
 
 
 @pytest.fixture
@@ -107,9 +113,13 @@ def node(_node: Node) -> Iterator[Node]:
         _node.cluster.ebpfproxy("cleanup")
 
 
+def is_unavailable(line: LogLine) -> bool:
+    return line.text.split(" ", 2)[2].startswith(UNAVAILABLE)
+
+
 def passed_over(lines: Sequence[LogLine]) -> dict[str, LogLine]:
     """By mode, the one line that says why it does not serve."""
-    told = [line for line in lines if " WARNING this mode does not work here " in line.text]
+    told = [line for line in lines if is_unavailable(line)]
     found = {line.values["mode"]: line for line in told}
     assert len(found) == len(told)
     return found
@@ -117,11 +127,10 @@ def passed_over(lines: Sequence[LogLine]) -> dict[str, LogLine]:
 
 def troubles(lines: Sequence[LogLine]) -> list[str]:
     """What else the agent complains of."""
-    grades = (line.text.split(" ")[1] for line in lines)
     return [
         line.text
-        for grade, line in zip(grades, lines, strict=True)
-        if grade in ("WARNING", "ERROR") and "this mode does not work here" not in line.text
+        for line in lines
+        if line.text.split(" ")[1] in ("WARNING", "ERROR") and not is_unavailable(line)
     ]
 
 
@@ -154,6 +163,22 @@ def test_a_node_without_nftables_too_is_served_by_iptables(node: Node, lack: Lac
     assert "mode: iptables (the first that has all it needs)" in node.doctor(both)
 
 
+def test_a_kernel_whose_distribution_may_have_an_old_nft_is_served_by_iptables(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by kube-proxy; setarch has the kernel say that it is a 2.6."""
+    monkeypatch.delenv(SKIP)
+    before = (*LACKS["seccomp"].before, "setarch", "--uname-2.6")
+    lack = LACKS["seccomp"]._replace(before=before)
+    agent = node.cluster.launch(*node.flags(lack), "--iptables-flavour=nft", before=before)
+    agent.await_sync(timeout=START_PATIENCE)
+    node.serves()
+    assert node.tells_mode("iptables")
+    why = passed_over(agent.lines)["nftables"].values
+    assert "a node with Linux 2.6." in why["reason"]
+    assert SKIP in why["hint"]
+
+
 def test_programs_that_an_agent_may_not_remove_any_more_are_told_of(node: Node) -> None:
     """It had the rights when it was started before; the programs go on as they were told then."""
     node.cluster.launch(*node.flags(LACKS["seccomp"])).await_sync(timeout=START_PATIENCE)
@@ -165,3 +190,111 @@ def test_programs_that_an_agent_may_not_remove_any_more_are_told_of(node: Node) 
     assert told.values["mode"] == "ebpf"
     assert told.values["hint"]
     assert node.tells_mode("nftables")
+
+
+# Programs that this kernel rejects, although all that was probed is there
+
+
+@pytest.fixture(scope="module")
+def rejected(tmp_path_factory: pytest.TempPathFactory) -> Lack:
+    """An agent of which the verifier rejects one program."""
+    copy = altered.with_rejected_program(tmp_path_factory.mktemp("rejected"))
+    return Lack(("env", f"--chdir={copy}"), altered.REASON, "use another --proxy-mode")
+
+
+def is_told_of_program(line: LogLine) -> bool:
+    return (
+        " ERROR " in line.text
+        and line.values["mode"] == "ebpf"
+        and line.values["program"] == altered.REJECTED
+        and line.values["verifier"].splitlines() == [line.values["verifier"]]
+        and altered.REASON in line.values["verifier"].split(" | ")[-1]
+        and altered.REASON in line.values["reason"]
+        and line.values["hint"].startswith("use another --proxy-mode")
+    )
+
+
+def test_a_node_whose_kernel_rejects_a_program_is_served_by_nftables(node: Node, rejected: Lack) -> None:
+    agent = node.cluster.launch(*node.flags(rejected), before=rejected.before)
+    agent.await_sync(timeout=START_PATIENCE)
+    node.serves()
+    assert node.tells_mode("nftables")
+    (line,) = passed_over(agent.lines).values()
+    assert is_told_of_program(line), line.text
+    assert troubles(agent.lines) == []
+    assert node.cluster.metric("ebpfproxy_mode_moves_failed_total") == 1
+    assert not any("Traceback" in line.text for line in agent.lines)
+
+
+def test_an_upgrade_whose_programs_are_rejected_replaces_those_that_run(node: Node, rejected: Lack) -> None:
+    """Those of the version before forward until the rules of nftables are in force."""
+    node.cluster.launch(*node.flags(LACKS["seccomp"])).await_sync(timeout=START_PATIENCE)
+    assert node.tells_mode("ebpf")
+    agent = node.cluster.launch(*node.flags(rejected), before=rejected.before)
+    agent.await_sync(timeout=START_PATIENCE)
+    assert node.tells_mode("nftables")
+    agent.await_line(lambda line: "nothing of other modes is left" in line.text)
+    node.serves()
+
+
+def test_with_v_4_the_log_of_the_verifier_is_shown(node: Node, rejected: Lack) -> None:
+    agent = node.cluster.launch(*node.flags(rejected), "-v=4", before=rejected.before)
+    agent.await_sync(timeout=START_PATIENCE)
+    assert node.tells_mode("nftables")
+    assert any(line.text.startswith("processed ") for line in agent.lines)
+
+
+def test_an_agent_that_is_to_serve_by_ebpf_ends_with_one_line_that_names_the_program(
+    node: Node, rejected: Lack
+) -> None:
+    agent = node.cluster.launch(*node.flags(rejected), "--proxy-mode=ebpf", before=rejected.before)
+    with pytest.raises(AgentFailed):
+        agent.await_sync(timeout=START_PATIENCE)
+    assert agent.process.wait() == 4
+    said, hint = (line.text for line in agent.lines[-2:])
+    assert said.startswith(f"ebpfproxy: cannot load BPF program {altered.REJECTED}: Permission denied: ")
+    assert altered.REASON in said
+    assert hint.startswith("  hint: use another --proxy-mode")
+
+
+def test_where_no_other_mode_works_the_rejected_program_is_the_first_reason(
+    node: Node, rejected: Lack
+) -> None:
+    raw = Refused(_SOCKET, errno.EPERM, {0: socket.AF_INET, 1: socket.SOCK_RAW})
+    before = refusing(_NO_NFNETLINK, raw)
+    nothing = (*rejected.before, *without("net_raw"), *before)
+    agent = node.cluster.launch(*node.flags(rejected), "--iptables-flavour=nft", before=nothing)
+    with pytest.raises(AgentFailed):
+        agent.await_sync(timeout=START_PATIENCE)
+    assert agent.process.wait() == 4
+    (said,) = (line.text for line in agent.lines if line.text.startswith("ebpfproxy: no mode works"))
+    assert f"ebpf: cannot load BPF program {altered.REJECTED}: " in said
+    assert said.index("ebpf: ") < said.index("nftables: ") < said.index("iptables: ")
+
+
+def test_a_node_that_takes_no_attachments_is_served_by_nftables(node: Node) -> None:
+    """A security module may let programs be loaded, and none be attached: that shows in the first sync."""
+    number = bpf.syscall_number()
+    commands = (bpf.LINK_CREATE, bpf.PROG_ATTACH)
+    before = refusing(*(Refused(number, errno.EPERM, {0: command}) for command in commands))
+    lack = Lack(before, "cannot attach", "")
+    agent = node.cluster.launch(*node.flags(lack), before=before)
+    agent.await_line(lambda line: is_unavailable(line), timeout=START_PATIENCE)
+    agent.await_sync(since=len(agent.lines), timeout=START_PATIENCE)
+    node.serves()
+    assert node.tells_mode("nftables")
+    (line,) = passed_over(agent.lines).values()
+    assert (line.values["mode"], lack.missing in line.values["reason"]) == ("ebpf", True)
+
+
+def test_doctor_says_which_program_is_rejected(node: Node, rejected: Lack) -> None:
+    before = sorted(node.cluster.lab.bpffs.rglob("*"))
+    said = node.doctor(rejected)
+    (line,) = (line for line in said.splitlines() if altered.REJECTED in line)
+    assert f"{trial.FEATURE} " in line
+    assert " NO " in line
+    assert f"cannot load BPF program {altered.REJECTED}: Permission denied: " in line
+    assert altered.REASON in line
+    assert "; use another --proxy-mode" in line, "and what to do"
+    assert "mode: nftables (the first that has all it needs)" in said
+    assert sorted(node.cluster.lab.bpffs.rglob("*")) == before

@@ -1,6 +1,7 @@
 """bcc for real: what it makes, what it says of bad programs, and its idea of our structs."""
 
 import ctypes
+import errno
 import os
 import shutil
 import struct
@@ -9,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from ebpfproxy.dataplanes.ebpf import abi, features
+from ebpfproxy.dataplanes.ebpf import abi, features, trial
 from ebpfproxy.dataplanes.ebpf.hooks import CLASSIFIERS, SCHED_CLS
 from ebpfproxy.dataplanes.ebpf.maps import MapSizes
-from ebpfproxy.errors import KernelError, Rejected
+from ebpfproxy.errors import KernelError, ProgramRejected, Rejected
 from ebpfproxy.kernel.bpf import Map, Program
 from ebpfproxy.kernel.compiler import ProgramSpec, build
+from tests.support import altered
 from tests.support.bpf_place import CONNECT4, SOCK_ADDR, BpfPlace, bpf_place
 
 pytestmark = pytest.mark.kernel
@@ -131,20 +133,51 @@ def test_a_function_that_is_declared_nowhere_is_a_mistake(place: BpfPlace, sourc
     assert "connect.c:" in failure.message
 
 
-def test_a_program_that_the_verifier_refuses_is_named(place: BpfPlace, sources: Path) -> None:
+def test_a_program_that_the_verifier_rejects_is_named_with_the_reason(place: BpfPlace, sources: Path) -> None:
     source = sources / "connect.c"
     source.write_text(
         source.read_text() + "\nint bad(struct bpf_sock_addr *ctx) { return *(int *)(long)ctx->user_port; }\n"
     )
-    failure = failure_of(place, source, ProgramSpec("bad", SOCK_ADDR, CONNECT4), name="refused")
-    assert "bad" in failure.message
-    assert any("R" in note for note in failure.__notes__)
+    failure = failure_of(place, source, CONNECT, ProgramSpec("bad", SOCK_ADDR, CONNECT4), name="refused")
+    assert isinstance(failure, ProgramRejected)
+    assert (failure.program, failure.errno) == ("bad", errno.EACCES)
+    assert "invalid mem access" in failure.verifier[-1]
+    assert failure.message == f"cannot load BPF program bad: Permission denied: {failure.verifier[-1]}"
+    assert failure.hint
+    assert any("processed " in note for note in failure.__notes__), "the complete log of the verifier"
+
+
+def test_a_long_log_of_the_verifier_is_cut_to_its_end(place: BpfPlace, sources: Path) -> None:
+    """The log of a program that ends after a long way has megabytes, which a pipe does not hold."""
+    source = sources / "connect.c"
+    source.write_text(
+        source.read_text() + "\nint bad(struct bpf_sock_addr *ctx) { volatile int n = 0;\n"
+        "for (int i = 0; i < 60000; i++) n += i;\nreturn *(int *)(long)ctx->user_port; }\n"
+    )
+    failure = failure_of(place, source, ProgramSpec("bad", SOCK_ADDR, CONNECT4), name="long")
+    assert isinstance(failure, ProgramRejected)
+    assert "invalid mem access" in failure.verifier[-1]
+    assert len(failure.verifier) == 5
+    assert all(len(line) <= 200 for line in failure.verifier)
 
 
 def test_a_program_that_is_not_in_the_source_is_named(place: BpfPlace) -> None:
     spec = ProgramSpec("absent", SOCK_ADDR, CONNECT4)
     failure = failure_of(place, abi.source_directory() / "connect.c", spec, name="absent")
+    assert isinstance(failure, ProgramRejected)
+    assert (failure.program, failure.errno, failure.verifier) == ("absent", 0, ())
     assert "absent" in failure.message
+
+
+def test_a_trial_finds_what_the_verifier_rejects(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert trial.try_out().present
+    altered.reject(sources)
+    monkeypatch.setattr(abi, "source_directory", lambda: sources)
+    finding = trial.try_out()
+    assert (finding.failure, finding.needed) == (errno.EACCES, True)
+    assert altered.REJECTED in finding.missing
+    assert altered.REASON in finding.missing
+    assert finding.remedy
 
 
 def test_the_bpf_compiler_lays_out_every_struct_as_python_does(place: BpfPlace, sources: Path) -> None:

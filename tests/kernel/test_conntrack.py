@@ -141,16 +141,14 @@ def test_settings_of_the_node_are_made_and_those_of_the_machine_are_warned_of(
     ground: Ground, caplog: pytest.LogCaptureFixture
 ) -> None:
     established = "net/netfilter/nf_conntrack_tcp_timeout_established"
-    size, localnet = "net/netfilter/nf_conntrack_max", "net/ipv4/conf/all/route_localnet"
+    size = "net/netfilter/nf_conntrack_max"
     with ground.node.entered():
         if (sysctl.ROOT / size).stat().st_mode & 0o222:
             pytest.skip("this kernel lets a namespace set the machine's limit")
         sysctl.ensure(established, "432000")
-        sysctl.ensure(localnet, "0")
-        wish = netfilter_sysctls.wanted(NetfilterSettings(max_per_core=0, route_localnet=True), 2)
+        wish = netfilter_sysctls.wanted(NetfilterSettings(max_per_core=0), 2)
         netfilter_sysctls.apply([Sysctl(size, 1 << 30, at_least=True), *wish])
         assert sysctl.read(established) == "86400"
-        assert sysctl.read(localnet) == "1"
     (warning,) = [record.__dict__["values"] for record in caplog.records if record.levelname == "WARNING"]
     assert (warning["file"], warning["value"], warning["errno"]) == (
         f"/proc/sys/{size}",

@@ -18,10 +18,15 @@ class FakeMode:
         self._name = name
         self.findings = findings
         self.left = left
+        self.trial: tuple[Finding, ...] = ()
+        """What `try_out` finds."""
+        self.tried_out = 0
         self.kernel = FakeKernel()
         self.plane = FakeDataplane(self.kernel)
         self.fails: KernelError | None = None
         """What `prepare` raises."""
+        self.lacking: KernelError | None = None
+        """Why it forwards nothing after a sync."""
         self.prepared: Config | None = None
         """What `prepare` was told last."""
         self.owns_namespace = True
@@ -37,12 +42,16 @@ class FakeMode:
     def probe(self, config: Config) -> tuple[Finding, ...]:
         return self.findings
 
+    def try_out(self, config: Config) -> tuple[Finding, ...]:
+        self.tried_out += 1
+        return self.trial
+
     def prepare(self, config: Config, callbacks: Callbacks) -> Parts:
         if self.fails:
             raise self.fails
         self.prepared = config
         self.plane = FakeDataplane(self.kernel)
-        return Parts(self.plane, CONTEXT, owns_namespace=self.owns_namespace)
+        return Parts(self.plane, CONTEXT, owns_namespace=self.owns_namespace, lacking=lambda: self.lacking)
 
     def remove(self, config: Config, dry_run: bool = False) -> list[str]:
         found = [str(key[0]) for key in self.kernel.ports]

@@ -1,21 +1,24 @@
 """Moving from one mode to another over fakes: what serves when, and what a failure leaves."""
 
 import dataclasses
+import errno
 import time
 from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 
 import pytest
 
 from ebpfproxy import mode_keeper, retirer
 from ebpfproxy.config import Config
 from ebpfproxy.dataplanes.fake import Entry, FakeDataplane, Key
+from ebpfproxy.dataplanes.findings import Finding
 from ebpfproxy.dataplanes.interface import Delta
-from ebpfproxy.errors import AlreadyExists, KernelError, Unsupported
+from ebpfproxy.errors import AlreadyExists, KernelError, ProgramRejected, Unsupported
 from ebpfproxy.kernel import conntrack
 from ebpfproxy.mode_keeper import ModeKeeper
 from ebpfproxy.model.address import Family
 from ebpfproxy.model.cluster import ClusterState
-from ebpfproxy.modes.choice import Choice, choose
+from ebpfproxy.modes.choice import AUTO, Choice, Lack, choose
 from ebpfproxy.modes.mode import Callbacks
 from ebpfproxy.serve.metrics import Metrics
 from tests.support.build import endpoint, name, service, slice_of
@@ -44,9 +47,9 @@ class Node:
         self.one, self.other, self.third = FakeMode("one"), FakeMode("other"), FakeMode("third")
         self.metrics = Metrics()
 
-    def start(self, *, synced: bool = True) -> None:
+    def start(self, *, synced: bool = True, config: Config = CONFIG) -> None:
         callbacks = Callbacks(lambda destroyed, failed: None, lambda devices: None)
-        self.keeper = ModeKeeper(CONFIG, callbacks, self.metrics)
+        self.keeper = ModeKeeper(config, callbacks, self.metrics)
         self.keeper.open()
         self.keeper.serving.proxier.plan(
             STATE, frozenset({name("web")}), node_changed=True, host_changed=True
@@ -72,8 +75,8 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     made = Node()
     modes = made.one, made.other, made.third
 
-    def chosen(config: Config) -> Choice:
-        return choose(config, modes)
+    def chosen(config: Config, failed: Mapping[str, Lack] = MappingProxyType({})) -> Choice:
+        return choose(config, modes, failed)
 
     monkeypatch.setattr(mode_keeper, "MODES", modes)
     monkeypatch.setattr(mode_keeper, "choose", chosen)
@@ -333,3 +336,205 @@ def test_an_agent_gives_way_to_another_one_in_its_network_namespace(
     with pytest.raises(AlreadyExists):
         node.start()
     assert node.one.kernel.writes == []
+
+
+# With `auto`, a mode that fails although its probes succeeded
+
+ANY = dataclasses.replace(CONFIG, proxy_mode=AUTO)
+REJECTED = ProgramRejected(
+    "cannot load BPF program to_any: Permission denied: R1 invalid mem access",
+    "use another --proxy-mode",
+    "to_any",
+    errno.EACCES,
+    ("1: (61) r0 = *(u32 *)(r1 +0)", "R1 invalid mem access"),
+)
+
+
+@pytest.fixture
+def fresh(node: Node) -> Node:
+    """No mode is open, and none has anything in the kernel."""
+    gone(node.other)
+    node.keeper.close()
+    for mode in (node.one, node.other, node.third):
+        mode.kernel.ports.clear()
+        mode.retired = 0
+    return node
+
+
+def opening_fails(monkeypatch: pytest.MonkeyPatch, failures: Mapping[FakeMode, KernelError]) -> None:
+    open_it = FakeDataplane.open
+
+    def fail(plane: FakeDataplane) -> None:
+        for mode, failure in failures.items():
+            if mode.plane is plane:
+                raise failure
+        open_it(plane)
+
+    monkeypatch.setattr(FakeDataplane, "open", fail)
+
+
+def applying_fails(monkeypatch: pytest.MonkeyPatch, of: FakeMode, failure: KernelError) -> None:
+    apply = FakeDataplane.apply
+
+    def fail(plane: FakeDataplane, delta: Delta[Key, Entry]) -> Mapping[Key, KernelError]:
+        if plane is of.plane:
+            raise failure
+        return apply(plane, delta)
+
+    monkeypatch.setattr(FakeDataplane, "apply", fail)
+
+
+def unavailable(caplog: pytest.LogCaptureFixture) -> list[dict[str, str]]:
+    return [
+        record.__dict__["values"] | {"level": record.levelname}
+        for record in caplog.records
+        if record.getMessage() == mode_keeper.UNAVAILABLE
+    ]
+
+
+def fail_to_sync(node: Node) -> KernelError:
+    """As the daemon does: the failure is what the mode may be left for."""
+    with pytest.raises(KernelError) as caught:
+        node.keeper.sync(verify=True)
+    node.keeper.leave_failing(caught.value, lambda: STATE)
+    return caught.value
+
+
+def test_a_mode_whose_programs_are_rejected_at_the_start_is_left_for_the_next(
+    fresh: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    opening_fails(monkeypatch, {fresh.one: REJECTED})
+    fresh.start(config=ANY)
+    assert fresh.keeper.serving.name == "other"
+    assert fresh.other.kernel.ports
+    assert unavailable(caplog) == [
+        {
+            "level": "ERROR",
+            "mode": "one",
+            "reason": REJECTED.message,
+            "program": "to_any",
+            "verifier": "1: (61) r0 = *(u32 *)(r1 +0) | R1 invalid mem access",
+            "hint": "use another --proxy-mode",
+        }
+    ]
+    assert fresh.metric("ebpfproxy_mode_moves_failed_total") == 1
+    gone(fresh.one)
+
+
+def test_a_mode_that_the_configuration_names_is_not_left(
+    fresh: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    opening_fails(monkeypatch, {fresh.one: REJECTED})
+    with pytest.raises(ProgramRejected) as caught:
+        fresh.start(config=CONFIG)
+    assert caught.value is REJECTED
+    assert not unavailable(caplog)
+    assert not fresh.other.kernel.ports
+
+
+def test_pins_that_another_agent_has_are_no_reason_to_leave_a_mode(
+    fresh: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two agents would forward on one node."""
+    opening_fails(monkeypatch, {fresh.one: AlreadyExists("another ebpfproxy holds these pins")})
+    with pytest.raises(AlreadyExists):
+        fresh.start(config=ANY)
+
+
+def test_where_every_mode_fails_the_error_names_each_reason(
+    fresh: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fresh.third.fails = KernelError("no such table")
+    opening_fails(monkeypatch, {fresh.one: REJECTED, fresh.other: KernelError("no such set")})
+    with pytest.raises(Unsupported) as caught:
+        fresh.start(config=ANY)
+    for reason in (REJECTED.message, "other: no such set", "third: no such table"):
+        assert reason in caught.value.message
+    assert caught.value.exit_code == 4
+
+
+def test_a_mode_that_cannot_be_prepared_is_left_for_the_next(fresh: Node) -> None:
+    fresh.one.fails = KernelError("no cgroup")
+    fresh.start(config=ANY)
+    assert fresh.keeper.serving.name == "other"
+
+
+def test_a_mode_whose_first_syncs_fail_is_left_with_all_of_the_state(
+    fresh: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    applying_fails(monkeypatch, fresh.one, KernelError("not permitted"))
+    fresh.start(synced=False, config=ANY)
+    for _ in range(2):
+        fail_to_sync(fresh)
+        assert fresh.keeper.serving.name == "one", "another process may hold a lock"
+    fail_to_sync(fresh)
+    assert fresh.keeper.serving.name == "other"
+    fresh.keeper.sync(verify=True)
+    assert fresh.other.kernel.ports
+    assert [line["mode"] for line in unavailable(caplog)] == ["one"]
+    gone(fresh.one)
+
+
+def test_a_program_that_is_rejected_at_the_first_sync_is_not_tried_again(
+    fresh: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    applying_fails(monkeypatch, fresh.one, REJECTED)
+    fresh.start(synced=False, config=ANY)
+    assert fail_to_sync(fresh) is REJECTED
+    assert fresh.keeper.serving.name == "other"
+
+
+def test_pins_that_another_agent_took_before_the_first_sync_are_no_reason_either(
+    fresh: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    applying_fails(monkeypatch, fresh.one, AlreadyExists("another ebpfproxy holds these pins"))
+    fresh.start(synced=False, config=ANY)
+    for _ in range(5):
+        fail_to_sync(fresh)
+    assert fresh.keeper.serving.name == "one"
+
+
+def test_a_mode_that_has_synced_is_not_left_whatever_fails_later(
+    fresh: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fresh.start(config=ANY)
+    applying_fails(monkeypatch, fresh.one, REJECTED)
+    for _ in range(5):
+        fail_to_sync(fresh)
+    assert fresh.keeper.serving.name == "one"
+
+
+def test_a_mode_that_forwards_nothing_after_its_first_sync_is_left(fresh: Node) -> None:
+    """As a security module lets programs be loaded, and none be attached."""
+    fresh.one.lacking = KernelError("cannot attach connect4: Operation not permitted")
+    fresh.start(synced=False, config=ANY)
+    for _ in range(3):
+        assert fail_to_sync(fresh) is fresh.one.lacking
+    assert fresh.keeper.serving.name == "other"
+
+
+def test_where_no_other_mode_works_the_one_that_forwards_something_stays(fresh: Node) -> None:
+    missing = Finding("tables", errno.EOPNOTSUPP, "there are none")
+    fresh.other.findings = fresh.third.findings = (missing,)
+    fresh.one.lacking = KernelError("cannot attach connect4: Operation not permitted")
+    fresh.start(synced=False, config=ANY)
+    for _ in range(3):
+        fail_to_sync(fresh)
+    fresh.keeper.sync(verify=True)
+    assert fresh.keeper.serving.name == "one"
+    assert fresh.one.kernel.ports
+
+
+def test_auto_takes_a_failed_mode_no_more_and_the_configuration_may_name_it(
+    fresh: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as failing:
+        opening_fails(failing, {fresh.one: REJECTED})
+        fresh.start(config=ANY)
+    fresh.keeper.follow(ANY, lambda: STATE)
+    assert fresh.keeper.serving.name == "other", "it stays where it is at SIGHUP"
+    fresh.keeper.follow(CONFIG, lambda: STATE)
+    assert fresh.keeper.serving.name == "one"
+    fresh.keeper.follow(OTHER, lambda: STATE)
+    fresh.keeper.follow(ANY, lambda: STATE)
+    assert fresh.keeper.serving.name == "one", "it has worked since"

@@ -27,7 +27,7 @@ from ebpfproxy.dataplanes.ebpf.node_entry import NodeEntry
 from ebpfproxy.dataplanes.ebpf.packet_check import PacketCheck
 from ebpfproxy.dataplanes.ebpf.pins import Pins
 from ebpfproxy.dataplanes.ebpf.positions import Positions
-from ebpfproxy.dataplanes.ebpf.programs import Programs, pinned_classifiers
+from ebpfproxy.dataplanes.ebpf.programs import Programs, first_needed, pinned_classifiers
 from ebpfproxy.dataplanes.ebpf.readings import Readings
 from ebpfproxy.dataplanes.ebpf.service_table import ServiceTable
 from ebpfproxy.dataplanes.ebpf.settings import EbpfSettings as EbpfSettings
@@ -126,6 +126,7 @@ class EbpfDataplane:
         self._carrying: CarryOver | None = None
         opened.callback(self._end_carrying)
         self._unattached: frozenset[Key] = frozenset()
+        self._unhooked: KernelError | None = None
         self._settled = False
 
     def _open_devices(self) -> None:
@@ -247,6 +248,7 @@ class EbpfDataplane:
             self._carry()
         refused.update(self._devices.attach(devices).items())
         failed = self._programs.attach(hooks)
+        self._unhooked = first_needed(failed)
         refused.update({HookKey(name): failure for name, failure in failed.items()})
         self._unattached = wanted & refused.keys()
         return not wanted <= refused.keys()
@@ -351,6 +353,10 @@ class EbpfDataplane:
             "flows": (found.entries, int(sizes["FLOWS_MAX"])),
             "half_open_flows": (found.half_open, int(sizes["HALF_OPEN_MAX"])),
         }
+
+    def lacking(self) -> KernelError | None:
+        """Why a hook of sockets has no program, of those that we cannot do without; None where each has."""
+        return self._unhooked
 
     def counters(self) -> dict[str, int]:
         """How often the programs and the collector did what, by its name."""

@@ -38,6 +38,17 @@ def available_hooks() -> tuple[Hook, ...]:
     return tuple(found)
 
 
+def specs(hooks: Iterable[Hook]) -> tuple[ProgramSpec, ...]:
+    """Every program that is loaded where the kernel has these hooks of sockets."""
+    of_sockets = (ProgramSpec(hook.name, hook.program_type, hook.attach_type) for hook in hooks)
+    return (*of_sockets, *(ProgramSpec(name, SCHED_CLS, 0) for name in (*CLASSIFIERS, *TAIL_CALLS)))
+
+
+def sources() -> tuple[Path, ...]:
+    """The files that are compiled together."""
+    return tuple(abi.source_directory() / name for name in _SOURCES)
+
+
 class Programs:
     """The programs of one code for one layout, loaded and pinned, and their attachments to one cgroup."""
 
@@ -51,10 +62,9 @@ class Programs:
         self.maps = self.layout / "maps"
         self._pins = pins
         self._cgroup = cgroup_root
-        source, *beside = (abi.source_directory() / name for name in _SOURCES)
+        source, *beside = sources()
         settings = sizes.defines() | features.defines()
-        self._specs = tuple(ProgramSpec(h.name, h.program_type, h.attach_type) for h in self.hooks)
-        self._specs += tuple(ProgramSpec(name, SCHED_CLS, 0) for name in (*CLASSIFIERS, *TAIL_CALLS))
+        self._specs = specs(self.hooks)
         self.directory = pins.programs(
             self.layout, expand(source, *beside) + str(settings) + str(self._specs)
         )
@@ -195,6 +205,13 @@ class Programs:
     def close(self) -> None:
         for program in self._programs.values():
             program.close()
+
+
+def first_needed(failed: Mapping[str, KernelError]) -> KernelError | None:
+    """The first failure, by name of hook, of a hook that we cannot do without; None where there is none."""
+    return next(
+        (failed[hook.name] for hook in SOCKET_HOOKS if hook.name in failed and not hook.optional), None
+    )
 
 
 def pinned_programs(pins: Pins, name: str) -> Iterable[Program]:

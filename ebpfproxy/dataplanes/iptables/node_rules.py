@@ -71,6 +71,15 @@ _JUMPS = (
 )
 """In the order in which kube-proxy prepends them; the last two are the kubelet's as well."""
 
+LOOPBACK_GUARD: frozenset[Key] = frozenset(
+    Rule(Family.IPV4, FILTER, chain, text)
+    for chain, text in (
+        (names.FIREWALL, LOCALNET_GUARD),
+        *((jump.source, jump.text) for jump in _JUMPS if jump.target == names.FIREWALL),
+    )
+)
+"""The rules that keep neighbours from 127.0.0.0/8: the guard, and the jumps that lead packets to it."""
+
 _NODE_PORTS_LAST = comment("kubernetes service nodeports; NOTE: this must be the last rule in this chain")
 
 

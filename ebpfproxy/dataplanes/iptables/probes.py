@@ -1,9 +1,12 @@
 """What the iptables dataplane needs of this machine, and what it would rather have: see `xtables.probing`."""
 
+from collections.abc import Collection
+
 from ebpfproxy.dataplanes.findings import Finding
 from ebpfproxy.dataplanes.xtables import flavours, probing
 from ebpfproxy.dataplanes.xtables.entries import NAT
 from ebpfproxy.dataplanes.xtables.probing import Sort
+from ebpfproxy.model.address import Family
 
 _RECENT = "-m recent --set --name EBPFPROXY --rsource"
 
@@ -35,6 +38,6 @@ _SORTS = (
 )
 
 
-def probe(flavour: str = flavours.AUTO) -> tuple[Finding, ...]:
+def probe(flavour: str = flavours.AUTO, used: Collection[Family] = ()) -> tuple[Finding, ...]:
     """See `probing.probe`."""
-    return probing.probe(flavour, _SORTS)
+    return probing.probe(flavour, _SORTS, used=used)

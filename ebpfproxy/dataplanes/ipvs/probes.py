@@ -3,7 +3,7 @@ again."""
 
 import contextlib
 import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from ebpfproxy.dataplanes.findings import Finding
 from ebpfproxy.dataplanes.ipvs import schedulers, sysctls
@@ -33,12 +33,14 @@ _SORTS = (
 )
 
 
-def probe(scheduler: str = DEFAULT_SCHEDULER, flavour: str = flavours.AUTO) -> tuple[Finding, ...]:
+def probe(
+    scheduler: str = DEFAULT_SCHEDULER, flavour: str = flavours.AUTO, used: Collection[Family] = ()
+) -> tuple[Finding, ...]:
     """What is needed comes first. Raises KernelError where nothing can be tried at all."""
     own = tuple(_own(scheduler))
     if any(not each.present for each in own):
         return own  # rules would be refused for the same reason
-    return own + probing.probe(flavour, _SORTS, _make_set)
+    return own + probing.probe(flavour, _SORTS, _make_set, used)
 
 
 def _own(scheduler: str) -> Iterator[Finding]:

@@ -7,11 +7,11 @@ them as it would when we serve.
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from ebpfproxy.dataplanes.findings import Finding
-from ebpfproxy.dataplanes.nftables import other_nat
+from ebpfproxy.dataplanes.nftables import old_nft, other_nat
 from ebpfproxy.dataplanes.nftables.entries import nft_family
 from ebpfproxy.errors import KernelError
 from ebpfproxy.kernel import nft, nft_messages
@@ -75,22 +75,22 @@ _PARTS["ip6"] = tuple(
 )
 
 
-def probe() -> tuple[Finding, ...]:
+def probe(used: Collection[Family] = ()) -> tuple[Finding, ...]:
     """In the network namespace of the calling thread. It takes 30 ms where no module has to be
     loaded.
 
-    A family is needed only where the other one is missing, too.
+    A family is needed only where the other one is missing, too; one that is `used` is preferred.
     """
     try:
         with Session() as session:
-            found = [serves(session, of) for of in Family]
+            found = {of: serves(session, of) for of in Family}
     except KernelError as failure:
         number = getattr(failure.__cause__, "errno", None) or errno.EOPNOTSUPP
         remedy = _WITHOUT if nft.has_none(failure) else failure.hint
         return (Finding("nftables", number, failure.message, remedy),)
-    any_there = any(each.present for each in found)
-    found = [each._replace(needed=not any_there) for each in found]
-    return (*found, _beside_others()) if any_there else tuple(found)
+    any_there = any(each.present for each in found.values())
+    families = [each._replace(needed=not any_there, preferred=of in used) for of, each in found.items()]
+    return (*families, _beside_others(), old_nft.finding()) if any_there else tuple(families)
 
 
 def _beside_others() -> Finding:

@@ -7,7 +7,7 @@ read, for the flavour that they are in.
 import contextlib
 import errno
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ebpfproxy.dataplanes.findings import Finding
@@ -52,11 +52,15 @@ RANDOM_PORTS = Sort(
 
 
 def probe(
-    wanted: str, sorts: Sequence[Sort], prepare: Callable[[Family], None] = nothing
+    wanted: str,
+    sorts: Sequence[Sort],
+    prepare: Callable[[Family], None] = nothing,
+    used: Collection[Family] = (),
 ) -> tuple[Finding, ...]:
     """What is needed comes first. It takes some 100 ms.
 
-    A family that lacks something needed is not needed itself where the other one lacks nothing. Rules that
+    A family that lacks something needed is not needed itself where the other one lacks nothing; what it lacks
+    is preferred where the family is `used`. Rules that
     cannot be tried, for want of CAP_SYS_ADMIN, are not said to be missing.
 
     `wanted`: see `flavours.choose`. `prepare` makes what rules refer to, in the network namespace that they
@@ -69,7 +73,10 @@ def probe(
     found = {family: tuple(_probe(family, chosen, sorts, prepare)) for family in Family}
     usable = {family for family in Family if all(each.present or not each.needed for each in found[family])}
     for family in set(Family) - usable if usable else ():
-        found[family] = tuple(each._replace(needed=False) for each in found[family])
+        preferred = family in used
+        found[family] = tuple(
+            each._replace(needed=False, preferred=preferred and each.needed) for each in found[family]
+        )
     return tuple(sorted((each for of in Family for each in found[of]), key=lambda each: not each.needed))
 
 

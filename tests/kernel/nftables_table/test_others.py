@@ -6,11 +6,11 @@ import pytest
 
 from ebpfproxy.dataplanes.delta import diff
 from ebpfproxy.dataplanes.interface import Delta
-from ebpfproxy.dataplanes.nftables import other_nat, probes
+from ebpfproxy.dataplanes.nftables import old_nft, other_nat, probes
 from ebpfproxy.dataplanes.nftables.dataplane import NftablesDataplane
 from ebpfproxy.dataplanes.nftables.entries import TABLE
 from ebpfproxy.errors import NotFound, Unsupported
-from ebpfproxy.kernel import nft_encoding
+from ebpfproxy.kernel import nft_encoding, nft_messages
 from ebpfproxy.kernel.nft_expressions import Masquerade
 from ebpfproxy.model.address import Family
 from tests.contract.test_dataplane import plan
@@ -123,11 +123,13 @@ def test_a_change_comes_upon_what_a_former_run_left_though_nobody_has_read_it(cl
 # What the machine has
 
 
-def test_this_machine_has_all_that_is_needed() -> None:
+def test_this_machine_has_all_that_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(old_nft.SKIP, "1")  # so that it may have any kernel
     assert [str(each) for each in probes.probe()] == [
         "nftables for IPv4: there",
         "nftables for IPv6: there",
         "nftables' NAT beside that of others: there",
+        f"{old_nft.FEATURE}: there",
     ]
     assert run_nft("list ruleset") == "", "nothing stays of the probes"
 
@@ -145,11 +147,24 @@ def test_what_a_kernel_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found[0].remedy == "modprobe -a nft_masq"
 
 
+@pytest.mark.parametrize("used", [{Family.IPV4}, {Family.IPV6}, set(Family), set()], ids=str)
+def test_a_family_that_is_missing_is_preferred_where_the_node_uses_it(
+    monkeypatch: pytest.MonkeyPatch, used: set[Family]
+) -> None:
+    """Its table is refused, as by a kernel without CONFIG_NF_TABLES_IPV6."""
+    monkeypatch.setitem(nft_messages._FAMILIES, "ip6", 200)  # no NFPROTO_* of any kernel
+    v4, v6, *_ = probes.probe(used)
+    assert v4.present
+    assert (v6.present, v6.needed, v6.preferred) == (False, False, Family.IPV6 in used)
+    assert v4.preferred is (Family.IPV4 in used)
+    assert "CONFIG_NF_TABLES_IPV6" in v6.remedy
+
+
 def test_a_nat_that_is_never_asked_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """As before Linux 4.18; here since there is no rule in it."""
     whole = other_nat._operations
     monkeypatch.setattr(other_nat, "_operations", lambda port: whole(port)[:-1])
-    *families, nat = probes.probe()
+    *families, nat, _ = probes.probe()
     assert all(each.present for each in families)
     assert (nat.needed, nat.present) == (True, False)
 

@@ -48,8 +48,8 @@ def test_what_is_asked_for_besides() -> None:
         Sysctl(f"{CONNTRACK}udp_timeout", 60),
         Sysctl(f"{CONNTRACK}udp_timeout_stream", 180),
         Sysctl(f"{CONNTRACK}tcp_be_liberal", 1),
-        Sysctl(LOCALNET, 1),
-    )
+    ), "route_localnet is set later, once its guard is in force"
+    assert Sysctl(LOCALNET, 1) == netfilter_sysctls.ROUTE_LOCALNET
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from ebpfproxy.config import Config
 from ebpfproxy.dataplanes.findings import Finding
 from ebpfproxy.errors import KernelError, Unsupported
-from ebpfproxy.modes.choice import Lack, choose, look
+from ebpfproxy.modes.choice import Lack, choose, examine, look
 from tests.support.modes import FakeMode
 
 THERE = Finding("maps")
@@ -63,3 +63,46 @@ def test_a_probe_that_fails_as_such_is_something_missing() -> None:
     (finding,) = look(Broken("ebpf"), AUTO)
     assert not finding.present
     assert (finding.missing, finding.remedy) == ("the kernel does not answer", "ask it again")
+
+
+def test_whatever_is_missing_has_a_remedy() -> None:
+    mode = FakeMode("ebpf", Finding("cookie", errno.ENOENT, "there is none"), THERE)
+    missing, there = examine(mode, AUTO)
+    assert missing.remedy
+    assert not there.remedy
+
+
+def test_what_takes_seconds_is_tried_out_only_of_a_mode_that_looks_usable() -> None:
+    usable, other = FakeMode("ebpf", THERE, SLOWER), FakeMode("nftables", NO_CAPABILITY)
+    usable.trial = other.trial = (Finding("programs", errno.EACCES, "one is rejected"),)
+    assert [finding.feature for finding in examine(usable, AUTO)] == ["maps", "coarse clock", "programs"]
+    assert examine(usable, AUTO)[-1].remedy
+    assert examine(other, AUTO) == (NO_CAPABILITY,)
+    choose(AUTO, (usable, other))
+    assert usable.tried_out == 2, "an agent loads the programs anyway"
+
+
+LAME = Finding("IPv6", errno.EOPNOTSUPP, "there is none", "load it", needed=False, preferred=True)
+
+
+def test_a_mode_that_lacks_what_is_preferred_is_taken_after_those_that_have_it() -> None:
+    modes = FakeMode("nftables", THERE, LAME), FakeMode("iptables", THERE)
+    choice = choose(AUTO, modes)
+    assert choice.mode is modes[1]
+    assert choice.why_not == {"nftables": Lack(str(LAME), "load it")}
+
+
+def test_where_all_lack_what_is_preferred_the_first_that_works_is_taken() -> None:
+    modes = FakeMode("ebpf", NO_CAPABILITY), FakeMode("nftables", THERE, LAME), FakeMode("iptables", LAME)
+    assert choose(AUTO, modes).mode is modes[1]
+
+
+def test_a_mode_that_failed_is_not_looked_at_again() -> None:
+    modes = FakeMode("ebpf", THERE), FakeMode("nftables", THERE)
+    failed = {"ebpf": Lack("a program is rejected", "use another kernel")}
+    choice = choose(AUTO, modes, failed)
+    assert (choice.mode, choice.why_not) == (modes[1], failed)
+    named = choose(dataclasses.replace(AUTO, proxy_mode="ebpf"), modes, failed)
+    assert named.mode is modes[0]
+    with pytest.raises(Unsupported, match="ebpf: a program is rejected"):
+        choose(AUTO, modes[:1], failed)

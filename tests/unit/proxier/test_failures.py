@@ -28,6 +28,21 @@ def test_a_sync_that_fails_loses_nothing(agent: Agent, after: int) -> None:
     assert not agent.kernel.frontends.keys() - {Frontend(parse_address("10.96.0.2"), 80, Protocol.TCP)}
 
 
+def test_what_the_kernel_holds_is_known_after_a_sync_that_succeeded(agent: Agent) -> None:
+    assert not agent.proxier.holds([key("web")])
+    agent.sync(WEB, WEB_SLICE)
+    assert agent.proxier.holds([key("web")])
+    assert not agent.proxier.holds([key("web"), key("api")])
+    agent.plane.fail_next_apply(KernelError("no"))
+    with pytest.raises(KernelError):
+        agent.sync(API)
+    assert not agent.proxier.holds([key("web")])
+    agent.sync()
+    assert agent.proxier.holds([key("web"), key("api")])
+    agent.sync(gone("web"))
+    assert not agent.proxier.holds([key("web")])
+
+
 def test_after_a_failure_nothing_is_taken_for_granted(agent: Agent) -> None:
     """An error of apply means that nothing is known of the kernel."""
     agent.sync(WEB, WEB_SLICE)

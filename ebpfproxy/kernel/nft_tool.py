@@ -1,0 +1,53 @@
+"""Which Linux and which nft(8) this machine has. The tool is only asked for its version: rules are read
+and written by netlink.
+
+Sources: uname(2), nft(8).
+"""
+
+import os
+import re
+import shutil
+import subprocess
+
+_FOLDERS = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
+_PATIENCE = 10.0  # seconds that the tool has to say its version
+_NUMBERS = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
+_NFT = re.compile(rf"nftables v({_NUMBERS.pattern})")
+
+Version = tuple[int, int, int]
+
+
+def linux() -> Version:
+    """The version of the kernel that runs.
+
+    >>> linux() > (3, 0, 0)
+    True
+    """
+    return _version(os.uname().release)
+
+
+def installed() -> Version | None:
+    """That of the nft of PATH; None where there is none, or it does not say.
+
+    In a container that is the image's tool, and not the node's.
+    """
+    path = shutil.which("nft", path=_FOLDERS)
+    if not path:
+        return None
+    try:
+        done = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, timeout=_PATIENCE, check=False
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    found = _NFT.search(done.stdout)
+    return _version(found[1]) if found else None
+
+
+def _version(text: str) -> Version:
+    """
+    >>> _version("5.10.0-28-amd64"), _version("6.18-rc1"), _version("unknown")
+    ((5, 10, 0), (6, 18, 0), (0, 0, 0))
+    """
+    found = _NUMBERS.match(text)
+    return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else (0, 0, 0)

@@ -1,0 +1,49 @@
+"""Which families a node is found to use."""
+
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from ebpfproxy.config import Config
+from ebpfproxy.kernel import netns
+from ebpfproxy.model.address import Family, parse_network
+from ebpfproxy.modes import families
+
+pytestmark = pytest.mark.kernel
+
+V4, V6 = Family.IPV4, Family.IPV6
+
+
+@pytest.fixture(autouse=True)
+def _nowhere() -> Iterator[None]:
+    with netns.throw_away():
+        netns.set_loopback_up()
+        yield
+
+
+def ip(command: str) -> None:
+    subprocess.run(["ip", *command.split()], check=True, timeout=60)
+
+
+def used() -> set[Family]:
+    return set(families.used(Config(hostname_override="here")))
+
+
+def test_addresses_of_the_node_count_and_link_local_ones_do_not() -> None:
+    assert used() == set(), "loopback is up"
+    ip("link add node type veth peer name other")
+    for device in ("node", "other"):
+        ip(f"link set {device} up")
+    ip("addr add fe80::1/64 dev node nodad")
+    ip("addr add 169.254.1.1/16 dev node")
+    assert used() == set()
+    ip("addr add 192.0.2.1/24 dev node")
+    assert used() == {V4}
+    ip("addr add 2001:db8::1/64 dev node nodad")
+    assert used() == {V4, V6}
+
+
+def test_networks_of_pods_count() -> None:
+    config = Config(hostname_override="here", cluster_cidr=(parse_network("fd00:10:244::/56"),))
+    assert families.used(config) == {V6}

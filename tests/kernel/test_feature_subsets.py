@@ -1,0 +1,39 @@
+"""The programs without what an older kernel lacks: compiled for it, and loaded by this one.
+
+A helper that a kernel lacks leaves other code in the programs, which the verifier has to accept as well.
+Distributions take single helpers into older kernels, so any subset may occur.
+"""
+
+import itertools
+from collections.abc import Collection
+
+import pytest
+
+from ebpfproxy.dataplanes.ebpf import features
+from ebpfproxy.dataplanes.ebpf.maps import MapSizes
+from ebpfproxy.dataplanes.ebpf.programs import available_hooks, sources, specs
+from ebpfproxy.kernel.compiler import try_to_load
+
+pytestmark = pytest.mark.kernel
+
+SIZES = MapSizes(64, 64, 64, 64, 64, 64, 64)
+OF_PACKETS = [probe.define for probe in features.PROBES]
+SUBSETS = [
+    subset for count in range(len(OF_PACKETS) + 1) for subset in itertools.combinations(OF_PACKETS, count)
+]
+
+
+def load(absent: Collection[str]) -> None:
+    """All programs, without these of the helpers that this kernel has. Raises KernelError."""
+    present = {define: text for define, text in features.defines().items() if define not in absent}
+    try_to_load(sources(), SIZES.defines() | present, specs(available_hooks()))
+
+
+@pytest.mark.parametrize("absent", SUBSETS, ids=lambda subset: "-".join(subset) or "nothing")
+def test_the_programs_load_without_any_subset_of_helpers(absent: tuple[str, ...]) -> None:
+    load(absent)
+
+
+@pytest.mark.parametrize("absent", [(), OF_PACKETS], ids=["alone", "with-all-others"])
+def test_the_programs_load_without_bpf_set_retval(absent: Collection[str]) -> None:
+    load({features.SET_RETVAL.define, *absent})
