@@ -26,7 +26,8 @@ from scapy.packet import Packet
 
 from ebpfproxy.dataplanes.ebpf import abi, features
 from ebpfproxy.dataplanes.ebpf.entries import ServicePortEntry, ServicePortKey, render
-from ebpfproxy.dataplanes.ebpf.flow_state import Flow
+from ebpfproxy.dataplanes.ebpf.flow_state import Flow, FlowTimeouts
+from ebpfproxy.dataplanes.ebpf.flow_sweep import FlowSweep
 from ebpfproxy.dataplanes.ebpf.maps import Maps, MapSizes
 from ebpfproxy.dataplanes.ebpf.service_table import ServiceTable
 from ebpfproxy.kernel import netns, tc
@@ -260,6 +261,11 @@ class PacketPath:
                 continue
             older = flow._replace(last_seen=max(0, flow.last_seen - int(seconds * 1e9)))
             self.maps["flows"].update(key, older.pack())
+
+    def sweep(self, **timeouts: int) -> None:
+        """Remove flows that are over, as the agent does from time to time. `timeouts` as for `set_node`."""
+        with contextlib.closing(self.maps["endpoints"].mapped()) as endpoints:
+            FlowSweep(self.maps["flows"], endpoints, FlowTimeouts(**timeouts)).run(lambda _: False)
 
     def counted(self) -> dict[str, int]:
         """The counters that went up since `start_over` or the last call, by how much."""
