@@ -3,12 +3,13 @@ count them. Frames are plain bytes: 64,512 connections take seconds."""
 
 import dataclasses
 import struct
+from collections.abc import Callable
 from socket import IPPROTO_TCP, IPPROTO_UDP
 from typing import NamedTuple
 
 from ebpfproxy.model.address import Address, Family, Protocol, family, format_address, parse_address
 from tests.support import headers
-from tests.support.packet_path import UNSPEC, Outcome, PacketPath
+from tests.support.packet_path import REDIRECT, UNSPEC, Outcome, PacketPath
 from tests.support.packets import HERE, THERE
 
 FIN, SYN, RST, PSH, ACK = 1, 2, 4, 8, 16
@@ -16,6 +17,8 @@ FIN, SYN, RST, PSH, ACK = 1, 2, 4, 8, 16
 _ETHERNET = bytes.fromhex((HERE + THERE).replace(":", ""))
 _NUMBERS = {Protocol.TCP: IPPROTO_TCP, Protocol.UDP: IPPROTO_UDP}
 _WINDOW = 65535  # bytes; there is no window scale
+_AGAIN = 4
+"""How often a packet may come again."""
 _TCP = struct.Struct("!HHIIBBHHH")
 _UDP = struct.Struct("!HHHH")
 
@@ -110,11 +113,11 @@ class Conversation:
         first = Segment(SYN, self.client_next) if self.protocol is Protocol.TCP else Segment(data=b"?")
         raw = self._frame(self.client, self.frontend, first)
         if not self.towards:
-            came_in = self.path.ingress(raw, "net")
+            came_in = _until_it_goes_on(raw, lambda: self.path.ingress(raw, "net"))
             if came_in.verdict != UNSPEC:
                 return came_in
             self.towards = _device_towards(ends(came_in.raw)[1].address)
-        arrived = self.path.forward(raw, "net", self.towards)
+        arrived = _until_it_goes_on(raw, lambda: self.path.forward(raw, "net", self.towards))
         if arrived.verdict == UNSPEC:
             self.seen, self.endpoint = ends(arrived.raw)
             self._count("client_next", first)
@@ -152,6 +155,16 @@ class Conversation:
 
     def _frame(self, source: End, to: End, segment: Segment) -> bytes:
         return frame(self.protocol, source, to, segment)
+
+
+def _until_it_goes_on(raw: bytes, run: Callable[[], Outcome]) -> Outcome:
+    """A program may redirect a packet, unchanged, to where it came in. Then it sees the packet again."""
+    outcome = run()
+    for _ in range(_AGAIN):
+        if outcome.verdict != REDIRECT or outcome.raw != raw:
+            break
+        outcome = run()
+    return outcome
 
 
 def _device_towards(endpoint: Address) -> str:

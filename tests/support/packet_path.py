@@ -237,8 +237,8 @@ class PacketPath:
         return self._run(self.runs_out(device, came_in, mark), packet)
 
     def forward(self, packet: Packet | bytes, device: str, to: str) -> Outcome:
-        """In by `device`, out by `to`. What does not pass ingress goes no further. What is sent back to ingress
-        as it is, since a port had to be searched for, comes in once more."""
+        """In by `device`, out by `to`. What does not pass ingress goes no further. What is sent back to
+        ingress as it is, since a port had to be searched for, comes in once more."""
         before = self.ingress(packet, device)
         if before.verdict == REDIRECT and before.raw == bytes(packet):
             before = self.ingress(packet, device, before.mark)
@@ -295,7 +295,8 @@ class PacketPath:
     def sweep(self, **timeouts: int) -> Swept:
         """What the agent's collector does all the time; timeouts as for `set_node`."""
         with contextlib.closing(self.maps["endpoints"].mapped()) as endpoints:
-            of = FlowMaps(*(self.maps[name] for name in ("flows", "replies", "half_open_flows")), endpoints)
+            flows, replies, half_open = (self.maps[n] for n in ("flows", "replies", "half_open_flows"))
+            of = FlowMaps(flows, replies, half_open, endpoints)
             return FlowSweep(of, FlowTimeouts(**(TIMEOUTS | timeouts))).run(lambda _: False)
 
     def counted(self) -> dict[str, int]:

@@ -68,7 +68,7 @@ def established(
     What the endpoint got first."""
     got = path.forward(request(at, protocol=protocol, **fields), "net", towards)
     path.forward(answer(got), towards, "net")
-    more = {"flags": "A"} if protocol is TCP else {}
+    more: dict[str, Any] = {"flags": "A"} if protocol is TCP else {}
     path.forward(request(at, protocol=protocol, **more, **fields), "net", towards)
     return got
 

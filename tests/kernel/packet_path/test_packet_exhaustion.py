@@ -72,18 +72,22 @@ def test_every_port_can_be_used_and_one_more_flow_is_counted(
     chance = random.Random(2)
     assert all(flow.exchange() for flow in chance.sample(flows, SAMPLE))
 
+    timeouts = {"tcp_fin": 1, "udp_stream": 1}
+    path.set_node(**timeouts)
     if protocol is TCP:
-        timeouts = {"tcp_fin": 1}
         ended, kept = flows[:CLOSED], flows[CLOSED:]
         for flow in ended:
             flow.close()
     else:
-        timeouts = {"udp_stream": 1}
         ended, kept = flows, []
     free = {flow.seen.port for flow in ended if flow.seen}
     again = Conversation(path, protocol, more, frontend, "tunnel")
-    eventually(lambda: path.sweep(**timeouts).expired > 0, "flows that have ended are removed", 20.0)
-    eventually(lambda: again.begin().verdict == UNSPEC, "their ports are free", 20.0)
+
+    def has_a_port() -> bool:
+        path.sweep(**timeouts)
+        return again.begin().verdict == UNSPEC
+
+    eventually(has_a_port, "the ports of flows that have ended are free", 20.0)
     assert again.seen
     assert again.seen.port in free
     assert all(flow.exchange() for flow in chance.sample(kept, min(SAMPLE, len(kept))))

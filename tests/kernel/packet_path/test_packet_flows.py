@@ -282,7 +282,7 @@ def test_a_segment_out_of_the_window_ends_nothing(
     serve(path, at, at.there)
     got = established(path, at)
     for end in ("client", "endpoint") if flags == "FA" else (side,):
-        number = {"seq": NEXT + (1 << 30)} if end == side else {}
+        number: dict[str, Any] = {"seq": NEXT + (1 << 30)} if end == side else {}
         if end == "client":
             path.forward(request(at, flags=flags, **number), "net", "tunnel")
         else:
@@ -491,7 +491,7 @@ def test_a_flow_that_leaves_by_a_device_without_a_program_is_established_unmasqu
 ) -> None:
     """Such as one to an endpoint that counts as another node's, though its pod is here."""
     serve(path, at, at.there)
-    later = {"flags": "A"} if protocol is served.TCP else {}
+    later: dict[str, Any] = {"flags": "A"} if protocol is served.TCP else {}
     got = path.ingress(request(at, protocol))
     back = path.egress(answer(got), "net", came_in="tunnel")
     assert back.packet.payload.src == at.external

@@ -80,7 +80,7 @@ def test_a_half_open_flow_goes_on(
     leave(path, previous)
     found = path.forward(answer(got), towards, "net").packet
     assert (found.payload.src, found.payload.dst, found.dport) == (at.external, at.client, CLIENT_PORT)
-    later = {"flags": "A"} if protocol is served.TCP else {}
+    later: dict[str, Any] = {"flags": "A"} if protocol is served.TCP else {}
     found = path.forward(request(at, protocol, **later), "net", towards).packet
     assert (found.payload.dst, found.sport) == (got.packet.payload.dst, got.packet.sport)
     assert {each.map for each in path.flows().values()} == {"flows"}
