@@ -7,6 +7,7 @@
 
 #include "admit.h"
 #include "answer.h"
+#include "bypass.h"
 #include "icmp_error.h"
 #include "reserve.h"
 #include "route.h"
@@ -15,25 +16,6 @@
 static __always_inline int back_in(struct __sk_buff *skb)
 {
 	return bpf_redirect(skb->ifindex, BPF_F_INGRESS);
-}
-
-/* A pod's packet to a frontend that came as far as this has bypassed the socket path, and no
- * program is on the pod's device: tell the agent, which puts one there.
- */
-static __always_inline void note_bypass(struct __sk_buff *skb, const struct packet *packet)
-{
-	struct service_key dialed = {.address = packet->tuple.destination,
-				     .port = packet->tuple.destination_port,
-				     .protocol = packet->tuple.protocol};
-	u32 device = skb->ingress_ifindex;
-	u64 now;
-
-	if (!is_first(packet) || !port_is_served(dialed.protocol, dialed.port) ||
-	    !services.lookup(&dialed) || devices.lookup(&device))
-		return;
-	count(COUNTER_BYPASSED);
-	now = time_now();
-	bypassing.update(&device, &now);
 }
 
 /* The flow that a quoted packet at egress belongs to, and what it is taken for. */
@@ -203,8 +185,7 @@ standing_at_egress(struct __sk_buff *skb, struct packet *packet, struct scratch 
 	if (is_first(packet) && masquerades_with(skb, &packet->tuple.source) &&
 	    direct_flow(packet, scratch))
 		return OPENS;
-	note_bypass(skb, packet);
-	return NO_FLOW;
+	return standing_of_bypass(skb, packet);
 }
 
 static __always_inline int egress(struct __sk_buff *skb, u32 l3)

@@ -24,6 +24,7 @@ from tests.support.confined import Refused, as_nobody, refusing, without
 pytestmark = pytest.mark.kernel
 
 BPF, CLSACT, COOKIE = "bpf(2)", "clsact with bpf filters", "the network namespace's cookie"
+RECONNECTING = "reconnecting other processes' sockets"
 BPFFS = "/sys/fs/bpf/ebpfproxy-probes"
 FSOPEN = 430
 SCRIPT = """
@@ -155,7 +156,7 @@ def test_who_is_nobody_is_told_to_be_root() -> None:
 
 def test_without_cgroup_v2_it_is_said_where_to_get_it() -> None:
     found = look(*apart("umount -a -t cgroup2"))
-    assert missing(found) == {"cgroup v2"}
+    assert missing(found) - {RECONNECTING} == {"cgroup v2"}
     assert found["cgroup v2"].failure == errno.ENOENT
     assert "--cgroup-root" in found["cgroup v2"].remedy
 
@@ -197,7 +198,7 @@ def test_the_bcc_of_pypi_is_told_from_the_real_one(tmp_path: Path) -> None:
 
 def test_a_c_header_that_is_missing_is_named() -> None:
     found = look(*apart("mount -t tmpfs none /usr/include"))
-    assert missing(found) == {"C headers"}
+    assert missing(found) - {RECONNECTING} == {"C headers"}
     assert found["C headers"].missing.startswith("/usr/include/linux/")
     assert "linux-libc-dev" in found["C headers"].remedy
 
@@ -312,7 +313,7 @@ def test_a_cgroup_that_takes_no_programs_is_told_from_none(monkeypatch: pytest.M
     [
         (tc.RTM_NEWQDISC, errno.ENOENT, CLSACT, True),
         (tc.RTM_NEWTFILTER, errno.ENOENT, CLSACT, True),
-        (21, errno.EOPNOTSUPP, "ending other processes' sockets", False),
+        (21, errno.EOPNOTSUPP, "destroying other processes' sockets", False),
     ],
 )
 def test_a_part_of_the_network_that_the_kernel_has_not_is_named(
@@ -329,6 +330,20 @@ def test_a_part_of_the_network_that_the_kernel_has_not_is_named(
     found = here()
     assert missing(found) == {name}
     assert (found[name].failure, found[name].needed) == (number, needed)
+
+
+def test_reconnecting_sockets_needs_a_capability_and_the_hosts_processes() -> None:
+    found = look("setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace")
+    assert missing(found) == {RECONNECTING}
+    assert found[RECONNECTING].remedy == "grant CAP_SYS_PTRACE"
+    assert not found[RECONNECTING].needed
+    assert "hostPID" in look(*apart("true"))[RECONNECTING].remedy
+
+
+def test_reconnecting_sockets_needs_system_calls() -> None:
+    found = look(*refusing(Refused(438, errno.ENOSYS)))
+    assert missing(found) == {RECONNECTING}
+    assert "5.6" in found[RECONNECTING].remedy
 
 
 def test_a_kernel_without_batches_is_of_no_use(monkeypatch: pytest.MonkeyPatch) -> None:
