@@ -123,9 +123,12 @@ enum socket_direction {
 };
 
 /* Entry of `socket_peers`: a connected socket, and what it dialed. It stands at its cookie modulo
- * the map's size, or at one of the SOCKET_WAYS - 1 places behind that.
+ * the map's size, or at one of the SOCKET_WAYS - 1 places behind that. A UDP socket that is
+ * connected to a frontend without endpoints waits: its peer is the frontend, and `endpoint` is
+ * NO_ENDPOINT.
  */
 #define SOCKET_WAYS 4
+#define NO_ENDPOINT 4294967295
 struct socket_peer {
 	__u64 cookie; /* bpf_get_socket_cookie(); 0: the entry is free */
 	struct address endpoint_address;
@@ -136,8 +139,8 @@ struct socket_peer {
 	struct address frontend_address;
 	__be16 frontend_port;
 	__u16 pad2;
-	__u32 endpoint;
-	__u64 pad3; /* 64 bytes: one cache line */
+	__u32 endpoint; /* an id, or NO_ENDPOINT */
+	__u64 pad3;	/* 64 bytes: one cache line */
 };
 
 /* Key of `socket_flows`: where an unconnected UDP socket sends to, both ways. */

@@ -7,6 +7,7 @@
 
 #include "admit.h"
 #include "answer.h"
+#include "bypass.h"
 #include "icmp_error.h"
 #include "reserve.h"
 #include "route.h"
@@ -26,25 +27,6 @@ enum outgoing {
 static __always_inline int back_in(struct __sk_buff *skb)
 {
 	return bpf_redirect(skb->ifindex, BPF_F_INGRESS);
-}
-
-/* A pod's packet to a frontend that came as far as this has bypassed the socket path, and no
- * program is on the pod's device: tell the agent, which puts one there.
- */
-static __always_inline void note_bypass(struct __sk_buff *skb, const struct packet *packet)
-{
-	struct service_key dialed = {.address = packet->tuple.destination,
-				     .port = packet->tuple.destination_port,
-				     .protocol = packet->tuple.protocol};
-	u32 device = skb->ingress_ifindex;
-	u64 now;
-
-	if (!is_first(packet) || !port_is_served(dialed.protocol, dialed.port) ||
-	    !services.lookup(&dialed) || devices.lookup(&device))
-		return;
-	count(COUNTER_BYPASSED);
-	now = time_now();
-	bypassing.update(&device, &now);
 }
 
 static __always_inline enum outgoing look_up_node(struct __sk_buff *skb,
@@ -259,7 +241,7 @@ static __always_inline enum standing standing_of_first(struct __sk_buff *skb,
 	if (standing == REJECTED && network_flags(&packet->tuple.destination) & NETWORK_LOCAL)
 		return NO_FLOW;
 	if (standing == NO_FLOW && skb->ingress_ifindex)
-		note_bypass(skb, packet);
+		return standing_of_bypass(skb, packet);
 	return standing;
 }
 

@@ -50,22 +50,24 @@ static __always_inline struct socket_peer *peer_place(u64 cookie, u8 protocol)
 	return expendable;
 }
 
+/* The socket dialed `dialed`, and its peer is now `peer`: that of the endpoint `id`, or `dialed`
+ * itself where it waits for one (NO_ENDPOINT).
+ */
 static __always_inline void peer_write(u64 cookie, const struct service_key *dialed,
-				       const struct service *service,
-				       const struct endpoint *endpoint, u32 id)
+				       const struct service_key *peer, u32 service_id, u32 id)
 {
-	struct socket_peer *peer = peer_place(cookie, dialed->protocol);
+	struct socket_peer *entry = peer_place(cookie, dialed->protocol);
 
-	if (!peer)
+	if (!entry)
 		return;
-	peer->endpoint_address = endpoint->address;
-	peer->endpoint_port = endpoint->port;
-	peer->protocol = dialed->protocol;
-	peer->service_id = service->id;
-	peer->frontend_address = dialed->address;
-	peer->frontend_port = dialed->port;
-	peer->endpoint = id;
-	peer->cookie = cookie;
+	entry->endpoint_address = peer->address;
+	entry->endpoint_port = peer->port;
+	entry->protocol = dialed->protocol;
+	entry->service_id = service_id;
+	entry->frontend_address = dialed->address;
+	entry->frontend_port = dialed->port;
+	entry->endpoint = id;
+	entry->cookie = cookie;
 }
 
 static __always_inline void flow_key(struct socket_flow_key *key, u64 cookie,
@@ -98,13 +100,8 @@ static __always_inline enum socket_owner socket_owner(u64 netns_cookie)
 }
 
 /* PASS and REFUSED for what has no endpoint to offer this client; TRANSLATED: go on and choose. */
-static __always_inline enum verdict socket_admit(const struct service *service, bool from_node)
+static __always_inline enum verdict socket_admit(const struct service *service)
 {
-	if (service->flags & SERVICE_RESTRICTED &&
-	    !(from_node && service->flags & SERVICE_NODE_ADMITTED)) {
-		count(COUNTER_RESTRICTED);
-		return PASS;
-	}
 	if (service->internal.count)
 		return TRANSLATED;
 	if (!(service->flags & SERVICE_REJECT)) {
@@ -138,7 +135,7 @@ static __always_inline void redirect(struct service_key *dialed, const struct en
 	dialed->port = endpoint->port;
 }
 
-/* A socket is closed, or connects to something else than an endpoint. */
+/* A socket is closed, or connects to an address that is no frontend. */
 static __always_inline void socket_forget(u64 cookie)
 {
 	struct socket_peer *peer = peer_find(cookie);
@@ -147,11 +144,87 @@ static __always_inline void socket_forget(u64 cookie)
 		peer->cookie = 0;
 }
 
+/* Whether the packet path decides on this client, since its address is not known before. */
+static __always_inline bool is_left_to_packets(const struct service *service, bool from_node)
+{
+	if (!(service->flags & SERVICE_RESTRICTED) ||
+	    (from_node && service->flags & SERVICE_NODE_ADMITTED))
+		return false;
+	count(COUNTER_RESTRICTED);
+	return true;
+}
+
+/* A UDP socket that is connected to another endpoint of the frontend than before: datagrams of the
+ * former one may still be in its receive queue, and have the frontend's address in recvmsg().
+ */
+static __always_inline void keep_former_source(u64 cookie, const struct service_key *dialed)
+{
+	struct socket_peer *entry = peer_find(cookie);
+	struct socket_flow flow = {};
+	struct service_key former = {};
+	struct socket_flow_key back;
+
+	if (!entry || entry->endpoint == NO_ENDPOINT || entry->frontend_port != dialed->port ||
+	    !address_equal(&entry->frontend_address, &dialed->address))
+		return;
+	former.address = entry->endpoint_address;
+	former.port = entry->endpoint_port;
+	former.protocol = entry->protocol;
+	flow.address = dialed->address;
+	flow.port = dialed->port;
+	flow.service_id = entry->service_id;
+	flow.endpoint = entry->endpoint;
+	flow_key(&back, cookie, &former, TO_FRONTEND);
+	if (socket_flows.update(&back, &flow))
+		count(COUNTER_PEERS_FULL);
+}
+
+/* A UDP socket connects to an address that is no frontend. If it was connected to this address when
+ * it was one, it waits until it is one again: the control plane connects it then.
+ */
+static __always_inline void datagrams_unserved(u64 cookie, const struct service_key *dialed)
+{
+	struct socket_peer *entry = peer_find(cookie);
+	struct socket_flow_key back;
+
+	/* The same socket may have reached this address through a service before. */
+	flow_key(&back, cookie, dialed, TO_FRONTEND);
+	if (socket_flows.lookup(&back))
+		socket_flows.delete(&back);
+	if (!entry)
+		return;
+	if (entry->frontend_port == dialed->port &&
+	    address_equal(&entry->frontend_address, &dialed->address)) {
+		keep_former_source(cookie, dialed);
+		peer_write(cookie, dialed, dialed, entry->service_id, NO_ENDPOINT);
+	} else {
+		entry->cookie = 0;
+	}
+}
+
+/* No endpoint can be offered to a socket that connects. TCP fails where the service rejects. UDP
+ * connects to the frontend itself, whose packets are rejected or dropped, and waits there: the
+ * control plane connects it again when there is an endpoint.
+ */
+static __always_inline enum verdict connect_without_endpoint(const struct service_key *dialed,
+							     const struct service *service,
+							     u64 cookie, enum verdict verdict)
+{
+	if (dialed->protocol != IPPROTO_UDP) {
+		socket_forget(cookie);
+		return verdict;
+	}
+	keep_former_source(cookie, dialed);
+	peer_write(cookie, dialed, dialed, service->id, NO_ENDPOINT);
+	return PASS;
+}
+
 /* A socket connects to `dialed`, which becomes the endpoint's address where TRANSLATED. */
 static __always_inline enum verdict socket_connect(struct service_key *dialed, u64 netns_cookie,
 						   u64 cookie)
 {
 	enum socket_owner owner = socket_owner(netns_cookie);
+	struct service_key peer = *dialed;
 	struct service service;
 	struct endpoint *endpoint;
 	enum verdict verdict;
@@ -159,21 +232,26 @@ static __always_inline enum verdict socket_connect(struct service_key *dialed, u
 
 	if (owner == UNSERVED || !service_find(dialed, owner == OF_NODE, &service)) {
 		if (dialed->protocol == IPPROTO_UDP) /* which may connect often; TCP once */
-			socket_forget(cookie);
+			datagrams_unserved(cookie, dialed);
 		return PASS;
 	}
-	verdict = socket_admit(&service, owner == OF_NODE);
-	if (verdict != TRANSLATED) {
+	if (is_left_to_packets(&service, owner == OF_NODE)) {
 		socket_forget(cookie);
-		return verdict;
+		return PASS;
 	}
+	verdict = socket_admit(&service);
+	if (verdict != TRANSLATED)
+		return connect_without_endpoint(dialed, &service, cookie, verdict);
 	endpoint = socket_choose(&service, netns_cookie, &id);
 	if (!endpoint) {
 		count(COUNTER_INCONSISTENT);
-		return REFUSED;
+		return connect_without_endpoint(dialed, &service, cookie, REFUSED);
 	}
-	peer_write(cookie, dialed, &service, endpoint, id);
-	redirect(dialed, endpoint);
+	redirect(&peer, endpoint);
+	if (dialed->protocol == IPPROTO_UDP)
+		keep_former_source(cookie, dialed);
+	peer_write(cookie, dialed, &peer, service.id, id);
+	*dialed = peer;
 	count(COUNTER_CONNECT);
 	return TRANSLATED;
 }
@@ -202,7 +280,9 @@ static __always_inline enum verdict socket_send(struct service_key *dialed, u64 
 			socket_forget(cookie);
 		return PASS;
 	}
-	verdict = socket_admit(&service, owner == OF_NODE);
+	if (is_left_to_packets(&service, owner == OF_NODE))
+		return PASS;
+	verdict = socket_admit(&service);
 	if (verdict != TRANSLATED)
 		return verdict;
 

@@ -109,7 +109,10 @@ class _Agent:
         self._health = ProxierHealth(config.sync_period)
         self._metrics = Metrics(self._map_use, self._counters, self._traffic, self._bypassed)
         callbacks = Callbacks(
-            self._metrics.sockets_destroyed, self._pods_bypass, self._metrics.flows_looked_at
+            self._metrics.sockets_destroyed,
+            self._pods_bypass,
+            self._metrics.flows_looked_at,
+            self._metrics.sockets_counted,
         )
         self._modes = ModeKeeper(config, callbacks, self._metrics)
         self._pacer = Pacer(least_interval(config, self._modes.serving.name), config.sync_period)

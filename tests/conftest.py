@@ -23,6 +23,12 @@ hypothesis.settings.load_profile("ebpfproxy")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
+        "--udp-sockets",
+        type=int,
+        default=3000,
+        help="how many connected UDP sockets lose their endpoint at the same time (test_socket_crowd.py)",
+    )
+    parser.addoption(
         "--update-goldens",
         action="store_true",
         help="write the texts under tests/golden/cases anew instead of comparing them",

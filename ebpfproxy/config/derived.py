@@ -52,6 +52,7 @@ def ebpf_settings(config: Config, cgroup_root: Path) -> EbpfSettings:
         timeouts=_timeouts(config),
         redirect=config.ebpf_redirect,
         devices=config.tc_devices != NO_DEVICES,
+        destroy_stale_sockets=config.ebpf_stale_udp == "destroy",
     )
 
 

@@ -42,6 +42,13 @@ class EbpfOptions:
         "may have those of this network namespace. Default: found by what they are: uplinks, tunnels, and "
         "devices of pods as far as these need it.",
     )  # fmt: skip
+    ebpf_stale_udp: str = option(
+        "--ebpf-stale-udp", kinds.one_of("reconnect", "destroy"), "reconnect", _EBPF,
+        "What happens to a connected UDP socket whose endpoint is gone. reconnect: it is connected to "
+        "another endpoint, and its process notices nothing; needs CAP_SYS_PTRACE and Linux 5.6. destroy: the "
+        "same, and a socket that cannot be reconnected is destroyed: its process gets ECONNABORTED, and has "
+        "to connect again.",
+    )  # fmt: skip
     ebpf_redirect: bool = option(
         "--ebpf-redirect", kinds.BOOLEAN, "false", _EBPF,
         "Send flows to another node's endpoint past this node's network stack: faster, but this node's "

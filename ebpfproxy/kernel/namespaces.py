@@ -1,7 +1,7 @@
 """Network namespaces of the machine: which there are, and doing something inside of one.
 
 The agent stands in the host's network namespace, but the sockets of pods are in theirs, and sock_diag
-shows only those of the namespace one is in. So stale UDP sockets are looked for in each of them.
+shows only those of the namespace one is in. So stale UDP sockets are searched in each of them.
 Sources: namespaces(7), setns(2), proc_pid_ns(5); ip-netns(8) for the mounts under /run/netns.
 """
 
@@ -11,6 +11,9 @@ from collections.abc import Generator, Iterator, Sequence
 
 from ebpfproxy.errors import NotFound
 from ebpfproxy.kernel import netns
+
+Identity = tuple[int, int]
+"""Device and inode number of a namespace: two are the same where both are (namespaces(7))."""
 
 RUN_NETNS = ("/run/netns", "/var/run/netns", "/run/docker/netns")
 """Where ip-netns, container runtimes (CNI) and Docker bind-mount namespaces that no process need be in."""
@@ -24,7 +27,7 @@ def network_namespaces(proc_root: str = "/proc", run_netns: Sequence[str] = RUN_
     a process that is gone, is a zombie, or may not be looked into is skipped. A namespace that only a
     thread other than its process's first, or only an open descriptor, holds is not found.
     """
-    found: dict[tuple[int, int], str] = {}
+    found: dict[Identity, str] = {}
     for path, identity in _candidates(proc_root, run_netns):
         found.setdefault(identity, path)
     return list(found.values())
@@ -38,7 +41,7 @@ def opened_network_namespaces(
     Where a process vanishes before it could be opened, the next one of the same namespace stands in.
     Close the iterator (`contextlib.closing`) where it is left early.
     """
-    given: set[tuple[int, int]] = set()
+    given: set[Identity] = set()
     for path, identity in _candidates(proc_root, run_netns):
         if identity in given:
             continue
@@ -47,7 +50,7 @@ def opened_network_namespaces(
         except OSError:
             continue
         try:
-            opened = _identity(os.fstat(descriptor))  # the process id may have changed hands since
+            opened = identity_of_descriptor(descriptor)  # the process id may have changed hands since
             if opened not in given:
                 given.add(opened)
                 yield descriptor
@@ -73,24 +76,24 @@ def in_namespace(descriptor: int) -> Iterator[None]:
             netns.enter(own.fileno())
 
 
-def _candidates(proc_root: str, run_netns: Sequence[str]) -> Iterator[tuple[str, tuple[int, int]]]:
+def _candidates(proc_root: str, run_netns: Sequence[str]) -> Iterator[tuple[str, Identity]]:
     """Every path of a network namespace with the namespace's identity, the same namespace many times."""
     device = _nsfs_device(proc_root)
     for folder in run_netns:
         for name in _entries(folder):
             path = f"{folder}/{name}"
             # A file on which nothing is mounted (any more) is no namespace.
-            if (identity := _identity_of(path)) and identity[0] == device:
+            if (identity := identity_of(path)) and identity[0] == device:
                 yield path, identity
     for name in _entries(proc_root):
         if name.isdigit():
             path = f"{proc_root}/{name}/ns/net"
-            if identity := _identity_of(path):
+            if identity := identity_of(path):
                 yield path, identity
 
 
 def _nsfs_device(proc_root: str) -> int:
-    identity = _identity_of(f"{proc_root}/self/ns/net")
+    identity = identity_of(f"{proc_root}/self/ns/net")
     if identity is None:
         raise NotFound(f"{proc_root} shows no namespaces", "is it a proc file system?")
     return identity[0]
@@ -104,13 +107,19 @@ def _entries(folder: str) -> list[str]:
         return []
 
 
-def _identity_of(path: str) -> tuple[int, int] | None:
+def identity_of(path: str) -> Identity | None:
+    """None where there is no such file, or it must not be read."""
     try:
         return _identity(os.stat(path))  # noqa: PTH116  (half of the time of Path.stat)
     except OSError:
         return None
 
 
-def _identity(status: os.stat_result) -> tuple[int, int]:
+def identity_of_descriptor(descriptor: int) -> Identity:
+    """Of the namespace that is open as `descriptor`."""
+    return _identity(os.fstat(descriptor))
+
+
+def _identity(status: os.stat_result) -> Identity:
     """namespaces(7): two are the same where both device and inode number are."""
     return status.st_dev, status.st_ino

@@ -1,8 +1,8 @@
-"""The sockets of a network namespace, and ending one of them: sock_diag(7).
+"""The sockets of a network namespace, and destroying one of them: sock_diag(7).
 
-A UDP socket that is connected keeps sending to the endpoint it was given, whatever became of that
-endpoint, and no hook sees its packets. The one cure is to break it (SOCK_DESTROY): the process gets an
-error, connects anew and is translated anew. Who is to be broken is decided elsewhere.
+A connected UDP socket keeps sending to its endpoint after that endpoint is gone, and no hook sees its
+packets. SOCK_DESTROY disconnects it: the process gets an error, and has to connect again. Which sockets
+are destroyed is decided elsewhere.
 
 Everything here acts in the network namespace that the calling thread is in (`namespaces.in_namespace`).
 Sources: include/uapi/linux/inet_diag.h, sock_diag.h; net/ipv4/inet_diag.c, udp_diag.c; c1e64e298b8c
@@ -55,7 +55,7 @@ class DiagSocket(NamedTuple):
 
     `family` is AF_INET or AF_INET6: the socket's, so AF_INET6 also where its addresses are v4-mapped.
     Ports are in host order. `cookie` is what SO_COOKIE and bpf_get_socket_cookie() give. `interface` is
-    the index of the device it is bound to, 0 for none.
+    the index of the device it is bound to, 0 for none. `inode` is its number in /proc/PID/fd.
     """
 
     family: int
@@ -67,6 +67,7 @@ class DiagSocket(NamedTuple):
     cookie: int
     interface: int
     state: State = State.ESTABLISHED
+    inode: int = 0
 
 
 def connected_udp(destinations: Destinations | None = None) -> Iterator[DiagSocket]:
@@ -119,6 +120,9 @@ _REQUEST = struct.Struct("=BBBBI")
 _SOCKID = struct.Struct("=2s2s16s16sIII")
 _ANY_SOCKET = bytes(_SOCKID.size)
 _MESSAGE_HEAD = struct.Struct("=BBBB")  # struct inet_diag_msg: family, state, timer, retrans; then the id
+
+_INODE = struct.Struct("=I")  # at the end of struct inet_diag_msg, after expires, queues and uid
+_INODE_AT = _MESSAGE_HEAD.size + _SOCKID.size + 16
 
 # Where the peer's port and address are in struct inet_diag_msg.
 _PEER_PORT = slice(6, 8)
@@ -204,6 +208,7 @@ def _socket(payload: bytes, protocol: Protocol) -> DiagSocket:
         cookie=low | high << 32,
         interface=interface,
         state=State(state),
+        inode=_INODE.unpack_from(payload, _INODE_AT)[0],
     )
 
 

@@ -58,6 +58,10 @@ class Network(NamedTuple):
 
 
 _DOTTED = re.compile(r"[0-9]{1,10}(?:\.[0-9]{1,10}){3}", re.ASCII)
+_LOOPBACK = {
+    Family.IPV4: Address(V4_PREFIX + b"\x7f\0\0\1"),
+    Family.IPV6: Address(bytes(15) + b"\1"),
+}
 _UNSPECIFIED = {Family.IPV4: Address(V4_PREFIX + bytes(4)), Family.IPV6: Address(bytes(16))}
 
 
@@ -126,6 +130,16 @@ def unspecified(of: Family) -> Address:
 
 def is_unspecified(address: Address) -> bool:
     return address in _UNSPECIFIED.values()
+
+
+def loopback(of: Family) -> Address:
+    """127.0.0.1 or ::1."""
+    return _LOOPBACK[of]
+
+
+def is_loopback(address: Address) -> bool:
+    """In 127.0.0.0/8, or ::1."""
+    return address[:13] == _LOOPBACK[Family.IPV4][:13] or address == _LOOPBACK[Family.IPV6]
 
 
 def format_address(address: Address) -> str:

@@ -33,7 +33,7 @@ class EbpfMode:
         root = config.cgroup_root or mounts.cgroup_root_of_all()
         dataplane = EbpfDataplane(
             ebpf_settings(config, root),
-            callbacks.stale_removed,
+            callbacks.sockets_counted,
             pods_bypass=callbacks.pods_bypass,
         )
         return Parts(

@@ -9,6 +9,7 @@ from ebpfproxy.dataplanes.interface import Dataplane
 from ebpfproxy.errors import KernelError
 from ebpfproxy.model.address import Family
 from ebpfproxy.model.device_side import DeviceSide
+from ebpfproxy.model.socket_counts import SocketCounts
 from ebpfproxy.model.traffic import ServiceTraffic
 from ebpfproxy.plan.service_plan import NodePlan, PlanContext, PlanKey, ServicePortPlan
 
@@ -16,14 +17,16 @@ from ebpfproxy.plan.service_plan import NodePlan, PlanContext, PlanKey, ServiceP
 class Callbacks(NamedTuple):
     """What a dataplane's own threads tell the agent; for any thread.
 
-    `stale_removed`: how many sockets, or flows, of endpoints that are gone were ended, and how many could
-    not be. `pods_bypass`: devices whose pods' packets have to be looked at. `flows_looked_at`: tracked flows
-    of this family were searched for stale ones; how many were ended, and in how many seconds.
+    `stale_removed`: how many flows of endpoints that are gone were ended, and how many could not be.
+    `sockets_counted`: what became of connected UDP sockets whose endpoint is gone. `pods_bypass`: devices
+    whose pods' packets have to be looked at. `flows_looked_at`: tracked flows of this family were searched
+    for stale ones; how many were ended, and in how many seconds.
     """
 
     stale_removed: Callable[[int, int], object]
     pods_bypass: Callable[[frozenset[int]], object]
     flows_looked_at: Callable[[Family, int, float], object] = lambda family, ended, seconds: None
+    sockets_counted: Callable[[SocketCounts], object] = lambda counts: None
 
 
 def _nothing_used() -> Mapping[str, tuple[int, int]]:

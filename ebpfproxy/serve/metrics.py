@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, expo
 from ebpfproxy import __version__
 from ebpfproxy.model.address import Family
 from ebpfproxy.model.device_side import DeviceSide
+from ebpfproxy.model.socket_counts import SocketCounts
 from ebpfproxy.model.traffic import ServiceTraffic
 from ebpfproxy.serve.listener import Listener, Request, Response, not_found, plain
 from ebpfproxy.serve.readings import MapUse as MapUse
@@ -160,6 +161,14 @@ class Metrics:
         self._repairs = self._counter(
             "ebpfproxy_repairs_total", "What was found changed in the kernel by others, and put right", "what"
         )
+        self._reconnected = self._counter(
+            "ebpfproxy_sockets_reconnected_total",
+            "Connected UDP sockets that got another endpoint when theirs was gone, or their first one",
+        )
+        self._stale_sockets = self._gauge(
+            "ebpfproxy_sockets_stale",
+            "Connected UDP sockets that send to an endpoint that is gone, and could not be reconnected",
+        )
         self._destroyed = self._counter(
             "ebpfproxy_sockets_destroyed_total", "Sockets closed because their endpoint is gone"
         )
@@ -242,6 +251,12 @@ class Metrics:
     def sockets_destroyed(self, destroyed: int, failed: int) -> None:
         self._destroyed.inc(destroyed)
         self._not_destroyed.inc(failed)
+
+    def sockets_counted(self, counts: SocketCounts) -> None:
+        """A search of connected UDP sockets whose endpoint is gone has ended."""
+        self._reconnected.inc(counts.reconnected)
+        self._stale_sockets.set(counts.left)
+        self.sockets_destroyed(counts.destroyed, counts.not_destroyed)
 
     def flows_looked_at(self, family: Family, ended: int, seconds: float) -> None:
         """Tracked flows of a family were searched for stale ones, of which so many were ended."""

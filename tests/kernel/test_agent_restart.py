@@ -16,7 +16,7 @@ from ebpfproxy.lab import manifests
 from ebpfproxy.plan.service_plan import NodePlan
 from tests.kernel.clients import REFUSED, TCP, UDP, answers, connected, converse, outcome
 from tests.kernel.cluster import Cluster, Exposed, eventually
-from tests.kernel.test_socket_stale import is_broken
+from tests.kernel.test_socket_stale import reaches
 
 pytestmark = pytest.mark.kernel
 
@@ -112,7 +112,7 @@ def other_code(folder: Path) -> Path:
 
 
 def test_an_endpoint_that_went_while_no_agent_ran(rough: Cluster) -> None:
-    """Its connected UDP sockets are broken at the start: they are found in the kernel, not by an event."""
+    """Its connected UDP sockets are reconnected at the start: they are found by state, not by events."""
     web = served(rough)
     web.to(rough.a)
     with connected(rough.p, UDP, web.v4, 53) as sock:
@@ -120,7 +120,7 @@ def test_an_endpoint_that_went_while_no_agent_ran(rough: Cluster) -> None:
         rough.end()
         web.to(rough.b)
         rough.start()
-        assert is_broken(sock)
+        reaches(sock, "b")
     assert set(answers(rough.p, TCP, web.v4, 80)) == {"b"}
 
 

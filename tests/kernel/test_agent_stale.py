@@ -1,16 +1,29 @@
-"""Which broken sockets are found does not depend on how many others there were."""
+"""Stale UDP sockets and the agent: how many others there are, and what it is permitted to do."""
 
+import errno
 import resource
+import select
 import socket
 from collections.abc import Callable
 
 import pytest
 
+from ebpfproxy.dataplanes.ebpf.stale_sockets import NOT_RECONNECTED, RECONNECTED
 from tests.kernel.clients import UDP, connected, converse
-from tests.kernel.cluster import Cluster
-from tests.kernel.test_socket_stale import is_broken
+from tests.kernel.cluster import PATIENCE, Cluster, eventually
+from tests.kernel.test_socket_stale import reaches
 
 pytestmark = pytest.mark.kernel
+
+WITHOUT_PTRACE = "setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace"
+"""The sockets are those of the tests' process, which has more capabilities than the agent then."""
+
+
+def is_destroyed(sock: socket.socket, patience: float = PATIENCE) -> bool:
+    """Whether the kernel ends the socket within `patience` seconds: a poll wakes up with ECONNABORTED."""
+    if not select.select([sock], [], [], patience)[0]:
+        return False
+    return sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNABORTED
 
 
 def crowd_of_connections(address: str) -> int:
@@ -46,6 +59,55 @@ def test_a_socket_that_was_connected_long_before_many_others(
         finally:
             crowd.kill()
         web.to(rough.b)
-        assert is_broken(sock)
-        sock.connect((web.v4, 53))
+        reaches(sock, "b")
+
+
+def test_a_socket_that_waits_while_no_agent_runs(rough: Cluster) -> None:
+    rough.start()
+    dns = rough.service().to()
+    with connected(rough.p, UDP, dns.v4, 53) as sock:
+        rough.end()
+        dns.to(rough.a)
+        rough.start()
+        reaches(sock, "a")
+
+
+def test_without_the_capability_sockets_are_reported_and_reconnected_once_it_is_there(
+    rough: Cluster,
+) -> None:
+    rough.launch(before=WITHOUT_PTRACE).await_sync(timeout=PATIENCE)
+    dns = rough.service().to(rough.a)
+    with connected(rough.p, UDP, dns.v4, 53) as sock:
+        assert converse(sock) == "a"
+        dns.to(rough.b)
+        line = rough.agent.await_line(lambda line: NOT_RECONNECTED in line.text)
+        assert line.values["frontend"] == f"{dns.v4}:53"
+        assert line.values["service"] == f"default/{dns.name}:udp"
+        assert "CAP_SYS_PTRACE" in line.values["hint"]
+        assert rough.metric("ebpfproxy_sockets_stale") == 1
+        assert converse(sock) == "a", "it is as it was"
+        agent = rough.start()
+        reaches(sock, "b")
+        agent.await_line(lambda line: RECONNECTED in line.text)
+
+
+def test_without_the_capability_sockets_are_destroyed_if_that_is_wanted(rough: Cluster) -> None:
+    rough.launch("--ebpf-stale-udp=destroy", before=WITHOUT_PTRACE).await_sync(timeout=PATIENCE)
+    dns = rough.service().to(rough.a)
+    with connected(rough.p, UDP, dns.v4, 53) as sock, connected(rough.p, UDP, rough.a.v4, 5353) as direct:
+        dns.to(rough.b)
+        assert is_destroyed(sock)
+        assert not is_destroyed(direct, 0.0)
+        sock.connect((dns.v4, 53))
         assert converse(sock) == "b"
+        eventually(lambda: rough.metric("ebpfproxy_sockets_destroyed_total") == 1, "it is counted")
+        assert rough.metric("ebpfproxy_sockets_stale") == 0
+
+
+def test_a_socket_that_can_be_reconnected_is_not_destroyed(rough: Cluster) -> None:
+    rough.start("--ebpf-stale-udp=destroy")
+    dns = rough.service().to(rough.a)
+    with connected(rough.p, UDP, dns.v4, 53) as sock:
+        dns.to(rough.b)
+        reaches(sock, "b")
+    assert rough.metric("ebpfproxy_sockets_destroyed_total") == 0

@@ -25,6 +25,7 @@ pytestmark = pytest.mark.kernel
 
 BPF, CLSACT, COOKIE = "bpf(2)", "clsact with bpf filters", "the network namespace's cookie"
 TCX = "tcx links"
+RECONNECTING = "reconnecting other processes' sockets"
 BPFFS = "/sys/fs/bpf/ebpfproxy-probes"
 FSOPEN = 430
 SCRIPT = """
@@ -157,7 +158,7 @@ def test_who_is_nobody_is_told_to_be_root() -> None:
 
 def test_without_cgroup_v2_it_is_said_where_to_get_it() -> None:
     found = look(*apart("umount -a -t cgroup2"))
-    assert missing(found) == {"cgroup v2"}
+    assert missing(found) - {RECONNECTING} == {"cgroup v2"}
     assert found["cgroup v2"].failure == errno.ENOENT
     assert "--cgroup-root" in found["cgroup v2"].remedy
 
@@ -199,7 +200,7 @@ def test_the_bcc_of_pypi_is_told_from_the_real_one(tmp_path: Path) -> None:
 
 def test_a_c_header_that_is_missing_is_named() -> None:
     found = look(*apart("mount -t tmpfs none /usr/include"))
-    assert missing(found) == {"C headers"}
+    assert missing(found) - {RECONNECTING} == {"C headers"}
     assert found["C headers"].missing.startswith("/usr/include/linux/")
     assert "linux-libc-dev" in found["C headers"].remedy
 
@@ -314,7 +315,7 @@ def test_a_cgroup_that_takes_no_programs_is_told_from_none(monkeypatch: pytest.M
     [
         (tc.RTM_NEWQDISC, errno.ENOENT, CLSACT, True),
         (tc.RTM_NEWTFILTER, errno.ENOENT, CLSACT, True),
-        (21, errno.EOPNOTSUPP, "ending other processes' sockets", False),
+        (21, errno.EOPNOTSUPP, "destroying other processes' sockets", False),
     ],
 )
 def test_a_part_of_the_network_that_the_kernel_has_not_is_named(
@@ -340,6 +341,20 @@ def test_with_tcx_clsact_is_of_no_matter_and_without_it_it_is_needed(monkeypatch
         found = here()
         assert (found[TCX].present, found[TCX].needed) == (supported, False)
         assert found[CLSACT].needed is not supported
+
+
+def test_reconnecting_sockets_needs_a_capability_and_the_hosts_processes() -> None:
+    found = look("setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace")
+    assert missing(found) == {RECONNECTING}
+    assert found[RECONNECTING].remedy == "grant CAP_SYS_PTRACE"
+    assert not found[RECONNECTING].needed
+    assert "hostPID" in look(*apart("true"))[RECONNECTING].remedy
+
+
+def test_reconnecting_sockets_needs_system_calls() -> None:
+    found = look(*refusing(Refused(438, errno.ENOSYS)))
+    assert missing(found) == {RECONNECTING}
+    assert "5.6" in found[RECONNECTING].remedy
 
 
 def test_a_kernel_without_batches_is_of_no_use(monkeypatch: pytest.MonkeyPatch) -> None:

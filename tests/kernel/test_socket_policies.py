@@ -61,7 +61,7 @@ def _refusal_takes(address: str, protocol: Protocol, refusal: str, differences: 
     with socket.socket(family_of(address), KINDS[protocol]) as sock:
         sock.settimeout(2)
         start = time.perf_counter()
-        if protocol is UDP and differences.by_packet:
+        if protocol is UDP:
             sock.connect((address, PORTS[protocol]))
             with pytest.raises(error):
                 converse(sock)

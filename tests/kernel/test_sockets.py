@@ -68,6 +68,7 @@ def test_a_connected_socket_is_listed_with_the_cookie_that_getsockopt_gives(pod:
             cookie=cookie(client),
             interface=0,
             state=sockets.State.ESTABLISHED,
+            inode=os.fstat(client.fileno()).st_ino,
         )
 
 

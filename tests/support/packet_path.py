@@ -216,7 +216,7 @@ class PacketPath:
         self._apply({}, list(self._entries))
 
     def _apply(self, puts: dict[ServicePortKey, ServicePortEntry], drops: list[ServicePortKey]) -> None:
-        refused = self._table.apply(puts, drops)[0]
+        refused = self._table.apply(puts, drops)
         assert not refused, refused
         self._entries = {k: e for k, e in self._entries.items() if k not in drops} | puts
         self._clock.now += _REST

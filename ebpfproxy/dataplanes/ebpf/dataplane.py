@@ -38,8 +38,9 @@ from ebpfproxy.errors import KernelError
 from ebpfproxy.kernel import mounts
 from ebpfproxy.kernel.lock import FolderLock
 from ebpfproxy.log import Logger
-from ebpfproxy.model.address import Address, Network
+from ebpfproxy.model.address import Address, Network, Protocol
 from ebpfproxy.model.device_side import DeviceSide
+from ebpfproxy.model.socket_counts import SocketCounts
 from ebpfproxy.model.traffic import ServiceTraffic
 from ebpfproxy.plan.service_plan import NodePlan, ServicePortPlan, SocketLb
 
@@ -49,7 +50,7 @@ _U32 = struct.Struct("=I")
 _PATIENCE = 5.0  # seconds for an agent that is about to end, as at a DaemonSet's update
 
 
-def _nobody_counts(destroyed: int, failed: int) -> None:
+def _nobody_counts(counts: SocketCounts) -> None:
     pass
 
 
@@ -76,15 +77,15 @@ class EbpfDataplane:
     def __init__(
         self,
         settings: EbpfSettings,
-        sockets_destroyed: Callable[[int, int], object] = _nobody_counts,
+        sockets_counted: Callable[[SocketCounts], object] = _nobody_counts,
         clock: Callable[[], float] = time.monotonic,
         pods_bypass: Callable[[frozenset[int]], object] = _nobody_plans,
     ) -> None:
-        """`sockets_destroyed` and `pods_bypass` are called in threads of ours: see `StaleSockets` and
+        """`sockets_counted` and `pods_bypass` are called in threads of ours: see `StaleSockets` and
         `FlowCollector`. `pods_bypass` is called by `open`, too, with the devices of all pods whose packets a
         former run translated, or saw that it had to."""
         self._settings = settings
-        self._sockets_destroyed = sockets_destroyed
+        self._sockets_counted = sockets_counted
         self._clock = clock
         self._pods_bypass = pods_bypass
         self._positions = Positions(clock)
@@ -152,7 +153,8 @@ class EbpfDataplane:
         self._node = NodeEntry(self._maps["node"], self._settings, cookie)
         self._node.write()
         pins = self._programs.maps
-        self._stale = StaleSockets(pins, self._settings.proc_root, self._sockets_destroyed)
+        destroy = self._settings.destroy_stale_sockets
+        self._stale = StaleSockets(pins, self._settings.proc_root, destroy, self._sockets_counted)
         opened.callback(self._stale.close)
         self._collector = FlowCollector(
             pins, self._settings.timeouts, self._pods_bypass, self._node.note_netfilter_flows
@@ -212,7 +214,7 @@ class EbpfDataplane:
         refused: dict[Key, KernelError] = dict(self._put_networks(delta.puts).items())
         puts = {k: cast(ServicePortEntry, e) for k, e in delta.puts.items() if isinstance(k, ServicePortKey)}
         drops = [key for key in delta.drops if isinstance(key, ServicePortKey)]
-        services, gone = self._table.apply(puts, drops)
+        services = self._table.apply(puts, drops)
         refused.update(services.items())
         attached = self._attach(delta.puts, refused)
         refused.update(self._detach(delta.drops))
@@ -220,8 +222,8 @@ class EbpfDataplane:
             if isinstance(key, Network):
                 self._maps["local_networks"].delete(_network_key(key))
         self._settle(refused, attached)
-        if gone:
-            self._stale.look(frozenset(gone))
+        if any(key.protocol is Protocol.UDP for key in (*puts, *drops)):
+            self._stale.look()
         return refused
 
     def _put_networks(self, puts: Mapping[Key, Entry]) -> dict[Key, KernelError]:
@@ -315,7 +317,7 @@ class EbpfDataplane:
         self._programs.settle()
         self._node.settle()
         self._settled = True
-        self._stale.look(None)  # what went while no agent ran
+        self._stale.look()  # for what changed while no agent ran
 
     def generation(self) -> Hashable:
         """Of pins, hooks and filters; what is in the maps is compared by `read` alone.

@@ -23,13 +23,14 @@ from ebpfproxy.dataplanes.ebpf.hooks import CONNECT4, SCHED_CLS, SOCKET_HOOKS
 from ebpfproxy.dataplanes.ebpf.pins import Pins
 from ebpfproxy.dataplanes.findings import Finding
 from ebpfproxy.errors import KernelError, NotFound, Unsupported
-from ebpfproxy.kernel import cgroup, links, mounts, netns, rights, sockets, tc, tcx
+from ebpfproxy.kernel import cgroup, links, mounts, netns, pidfd, rights, sockets, tc, tcx
 from ebpfproxy.kernel.bpf import Link, Map, Program
 from ebpfproxy.model.address import Address, Family, Protocol, unspecified
 
 _HASH, _ARRAY, _LRU_HASH, _LPM_TRIE = 1, 2, 9, 11  # BPF_MAP_TYPE_*
 _NO_PREALLOC, _MMAPABLE = 1, 1 << 10  # BPF_F_*
 _LOOPBACK = 1  # its index in every network namespace
+_INIT = 1  # the process ID of the first process in a PID namespace
 _NO_FILE = 1 << 30  # a descriptor that nobody has
 _FORWARD = re.compile(r'#include "(/usr/include/[^"]+)"')
 
@@ -87,7 +88,7 @@ def probe(bpffs_root: Path, cgroup_root: Path | None, devices: bool) -> tuple[Fi
     if devices:
         with contextlib.suppress(KernelError):  # nothing that serving takes
             places.extend(_places(bpffs_root))
-    return (*needed, *_helpers(), _links(), *attaching[1:], _destroying(), *places)
+    return (*needed, *_helpers(), _links(), *attaching[1:], _reconnecting(), _destroying(), *places)
 
 
 def _tried(
@@ -277,11 +278,24 @@ def _attach_nowhere() -> None:
                 raise
 
 
+def _reconnecting() -> Finding:
+    """Whether descriptors of other processes may be duplicated. A security module may still refuse it for
+    single processes, which the agent reports when it happens."""
+    feature = "reconnecting other processes' sockets"
+    missing = "connected UDP sockets keep an endpoint that is gone"
+    if rights.SYS_PTRACE not in rights.capabilities():
+        return Finding(feature, errno.EPERM, missing, "grant CAP_SYS_PTRACE", needed=False)
+    if os.getpid() == _INIT:
+        remedy = "run the pod with hostPID: true"
+        return Finding(feature, errno.ESRCH, f"{missing}: processes of pods cannot be seen", remedy, False)
+    return _tried(pidfd.try_out, feature, missing, _NEWER.format("5.6"), needed=False)
+
+
 def _destroying() -> Finding:
     return _tried(
         _destroy_nobody,
-        "ending other processes' sockets",
-        "connected UDP sockets keep an endpoint that is gone",
+        "destroying other processes' sockets",
+        "--ebpf-stale-udp=destroy has no effect",
         "use a kernel with CONFIG_INET_DIAG_DESTROY and CONFIG_INET_UDP_DIAG",
         needed=False,
     )

@@ -26,7 +26,6 @@ from ebpfproxy.dataplanes.ebpf.service_staging import Change, Room, Staging, sou
 from ebpfproxy.dataplanes.ebpf.source_ranges import SourceRanges
 from ebpfproxy.errors import KernelError, TableFull
 from ebpfproxy.kernel.bpf import possible_cpus
-from ebpfproxy.model.address import Protocol
 
 _NO_TRAFFIC = bytes((abi.TRAFFIC.size + 7) // 8 * 8)
 
@@ -72,27 +71,23 @@ class ServiceTable:
 
     def apply(
         self, puts: Mapping[ServicePortKey, ServicePortEntry], drops: Iterable[ServicePortKey]
-    ) -> tuple[dict[ServicePortKey, KernelError], set[Place]]:
-        """What has no room, and which places UDP endpoints were at that are in force no more.
-
-        A ServicePort that has no room keeps what it had.
-        """
+    ) -> dict[ServicePortKey, KernelError]:
+        """What has no room. Such a ServicePort keeps what it had."""
         changes, refused = self._stage(puts)
         dropped = {key: self._records[key] for key in drops if key in self._records}
         self._commit(changes, dropped)
         now = self._clock()  # from here on nobody finds what is retired
-        gone: set[Place] = set()
         for key, (old, new) in changes.items():
             self._records[key] = new
-            gone |= self._retire(key, old, new, now)
+            self._retire(old, new, now)
         for key, record in dropped.items():
             del self._records[key]
-            gone |= self._retire(key, record, None, now)
+            self._retire(record, None, now)
         self._forget_affinity(
             {old.id for old, new in changes.values() if old and _loses_affinity(old, new)}
             | {record.id for record in dropped.values() if _loses_affinity(record, None)}
         )
-        return refused, gone
+        return refused
 
     def _stage(
         self, puts: Mapping[ServicePortKey, ServicePortEntry]
@@ -160,17 +155,16 @@ class ServiceTable:
             if flags & ~present:
                 self._arrays.set_flags(id_, flags | present)
 
-    def _retire(self, key: ServicePortKey, old: Record | None, new: Record | None, now: float) -> set[Place]:
-        """Take back what only `old` used; the places of UDP endpoints that went."""
+    def _retire(self, old: Record | None, new: Record | None, now: float) -> None:
+        """Take back what only `old` used."""
         if not old:
-            return set()
+            return
         if new:
             for (*_, flags), id_ in zip(new.entry.endpoints, new.ids, strict=True):
                 if self._arrays.flags(id_) != flags:
                     self._arrays.set_flags(id_, flags)
         kept_ids = frozenset(new.ids) if new else frozenset()
-        gone = {place: id_ for place, id_ in old.places().items() if id_ not in kept_ids}
-        for id_ in gone.values():
+        for id_ in dict.fromkeys(id_ for id_ in old.ids if id_ not in kept_ids):
             self._arrays.set_flags(id_, 0)
             self._arrays.endpoint_ids.release(id_, now)
         for range_, kept in ((old.cluster, new and new.cluster), (old.local, new and new.local)):
@@ -179,7 +173,6 @@ class ServiceTable:
         self._sources.remove(old.id, sources_beyond(old.entry, new.entry if new else None))
         if not new:
             self._service_ids.release(old.id, now)
-        return set(gone) if key.protocol is Protocol.UDP else set()
 
     def _forget_affinity(self, services: set[int]) -> None:
         """Affinity that is turned off and on again starts anew."""

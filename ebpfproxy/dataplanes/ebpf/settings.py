@@ -15,6 +15,8 @@ class EbpfSettings:
     `devices`: whether there are network devices to look after. Without, none is touched, so that another
     agent may look after those of this network namespace; only what a former run of ours left there goes.
 
+    `destroy_stale_sockets`: connected UDP sockets whose endpoint is gone and which could not be reconnected.
+
     `redirect`: flows to another node's endpoint skip this node's stack where the kernel can do that.
     """
 
@@ -26,3 +28,4 @@ class EbpfSettings:
     timeouts: FlowTimeouts = dataclasses.field(default_factory=FlowTimeouts)
     redirect: bool = False
     devices: bool = True
+    destroy_stale_sockets: bool = False

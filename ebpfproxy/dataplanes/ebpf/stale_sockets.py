@@ -1,124 +1,189 @@
-"""Connected UDP sockets whose endpoint is gone, in all network namespaces of the node: they are destroyed.
+"""The thread that keeps connected UDP sockets working when their endpoint goes, in all network namespaces.
 
-Such a socket would send to a dead address for as long as its process lives (cilium #12859, #48096).
-Which socket is stale is read from the kernel's own state, never from a history of events: it is
-connected to a place where a Service sent it (socket_peers), and the endpoint that it was sent to is
-in force no more (endpoints). The search is repeated until it finds none, so a kill that failed shows.
+It searches when endpoints went or a Service got its first one, and again while sockets are left that it
+could not reconnect. With `destroy` it destroys those: their process gets an error, and has to connect
+again. Otherwise they keep sending to the endpoint that is gone, and are reported; translating their packets
+would begin at `_give_up`.
 """
 
+import collections
 import contextlib
 import queue
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from socket import htons
 
-from ebpfproxy.dataplanes.ebpf import abi
+from ebpfproxy.dataplanes.ebpf import reconnect
+from ebpfproxy.dataplanes.ebpf.socket_peers import SocketPeers, StalePeer
 from ebpfproxy.errors import KernelError, NotFound
-from ebpfproxy.kernel import namespaces, sockets
-from ebpfproxy.kernel.bpf import Map
+from ebpfproxy.kernel import sockets
 from ebpfproxy.log import Logger
-from ebpfproxy.model.address import Address, format_endpoint
+from ebpfproxy.model.address import format_endpoint
+from ebpfproxy.model.socket_counts import SocketCounts
 
 log = Logger(__name__)
 
-Places = frozenset[tuple[Address, int]]
+RECONNECTED = "Reconnected UDP sockets"
+"""Their endpoint is gone, or their frontend has its first one; their processes noticed nothing."""
+NOT_RECONNECTED = "Failed to reconnect UDP sockets"
+"""They keep sending to the endpoint that is gone. One line for each frontend and reason."""
+DESTROYED = "Destroyed stale UDP sockets"
+"""With --ebpf-stale-udp=destroy: those that could not be reconnected."""
+SEARCH_FAILED = "Failed to search stale UDP sockets, retrying"
+"""The search ended before it was complete."""
+STILL_SEARCHING = "Ending while stale UDP sockets are searched"
+"""The agent does not wait any longer for the search."""
 
-_ATTEMPTS = 3
+_PASSES = 3  # of one search, as endpoints change meanwhile
 _PATIENCE = 5.0  # seconds that an agent's end waits for the search
+_FIRST_RETRY, _LAST_RETRY = 1.0, 60.0  # seconds
+_LINES = 10  # of NOT_RECONNECTED in a row
 
 
 class StaleSockets:
-    """A thread of its own, since it moves from namespace to namespace, and must not hold up a sync.
+    """A thread of its own, since it enters namespaces, and must not delay a sync.
 
-    `counted` is called in that thread with how many sockets were destroyed, and how many withstood.
+    `counted` is called in that thread after each search that found stale sockets, and after the first one
+    that finds none again.
     """
 
-    def __init__(self, maps: Path, proc_root: Path, counted: Callable[[int, int], object]) -> None:
-        self._maps = [Map.pinned(maps / name) for name in ("socket_peers", "endpoints")]
-        self._peers, self._endpoints = (opened.mapped() for opened in self._maps)
-        self._places = self._maps[0].shape.max_entries
+    def __init__(
+        self, maps: Path, proc_root: Path, destroy: bool, counted: Callable[[SocketCounts], object]
+    ) -> None:
+        self._peers = SocketPeers(maps)
         self._proc_root = str(proc_root)
+        self._destroy = destroy
         self._counted = counted
-        self._jobs: queue.SimpleQueue[Places | type[StopIteration] | None] = queue.SimpleQueue()
+        self._left = 0
+        self._reported: Mapping[tuple[str, str], int] = {}
+        self._retry = 0.0  # seconds; 0: nothing is left
+        self._jobs: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="stale-sockets", daemon=True)
         self._thread.start()
 
-    def look(self, places: Places | None) -> None:
-        """Look for stale sockets connected to these places, or to any; soon, in the thread."""
-        self._jobs.put(places)
+    def look(self) -> None:
+        """Search soon, in the thread. One search serves all calls made before it begins."""
+        self._jobs.put(True)
 
     def close(self) -> None:
-        """Finish what was asked for, and end. Where that takes longer than 5 s, it is not waited for."""
-        self._jobs.put(StopIteration)
+        """Finish the search that was asked for, and end. A search longer than 5 s is not waited for."""
+        self._jobs.put(False)
         self._thread.join(_PATIENCE)
         if self._thread.is_alive():  # it reads the maps: they stay open until the process ends
-            log.warning("stale sockets are still being looked for; not waiting", seconds=_PATIENCE)
+            log.warning(STILL_SEARCHING, seconds=_PATIENCE)
             return
-        self._endpoints.close()
         self._peers.close()
-        for opened in self._maps:
-            opened.close()
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not StopIteration:
-            assert job is None or isinstance(job, frozenset)
+        more = True
+        while more:
+            asked, more = self._await()
+            if asked:
+                self._search_safely()
+
+    def _await(self) -> tuple[bool, bool]:
+        """Whether to search, and whether to go on after that."""
+        try:
+            job = self._jobs.get(timeout=self._retry or None)
+        except queue.Empty:
+            return True, True
+        asked = False
+        while job:
+            asked = True
             try:
-                self._destroy_all(job)
-            except KernelError as failure:
-                log.error("stale sockets could not be looked for", reason=failure.message)
-            except Exception as failure:  # the thread lives on: nobody else looks for later ones
-                log.error("stale sockets could not be looked for", reason=repr(failure))
+                job = self._jobs.get_nowait()
+            except queue.Empty:
+                return True, True
+        return asked, False
 
-    def _destroy_all(self, places: Places | None) -> None:
-        destroyed = failed = 0
-        for _ in range(_ATTEMPTS):
-            ended, withstood = self._pass(places)
-            destroyed += ended
-            failed = withstood
-            if not ended and not withstood:
+    def _search_safely(self) -> None:
+        """The thread survives every error: without it no later stale socket would be found."""
+        try:
+            self._search()
+        except KernelError as failure:
+            self._failed(failure.message)
+        except Exception as failure:
+            self._failed(repr(failure))
+
+    def _failed(self, reason: str) -> None:
+        self._retry = min(2 * self._retry or _FIRST_RETRY, _LAST_RETRY)
+        log.error(SEARCH_FAILED, reason=reason)
+
+    def _search(self) -> None:
+        """Pass after pass, until nothing is stale or nothing more can be done."""
+        started = time.monotonic()
+        done: set[int] = set()
+        stale = self._peers.stale()
+        outcome = reconnect.Outcome()
+        for _ in range(_PASSES):
+            if not stale:
                 break
-        if destroyed or failed:
-            self._counted(destroyed, failed)
-            log.info("destroyed stale sockets", destroyed=destroyed, failed=failed)
+            outcome = reconnect.reconnect(self._proc_root, self._peers, stale)
+            done |= outcome.reconnected
+            # A socket that still waits has a frontend that its own hook offers no endpoint of.
+            found = self._peers.stale().items()
+            stale = {each: peer for each, peer in found if not (peer.waiting and each in done)}
+            if not outcome.reconnected:
+                break
+        if done:
+            log.info(RECONNECTED, sockets=len(done), seconds=round(time.monotonic() - started, 3))
+        failed = {cookie: failure for cookie, failure in outcome.failed.items() if cookie in stale}
+        self._retry = min(2 * self._retry or _FIRST_RETRY, _LAST_RETRY) if stale else 0.0
+        self._give_up(len(done), stale, failed)
 
-    def _pass(self, places: Places | None) -> tuple[int, int]:
-        """One search through every namespace: how many were destroyed, how many could not be."""
-        ended = withstood = 0
-        with contextlib.closing(namespaces.opened_network_namespaces(self._proc_root)) as descriptors:
-            for descriptor in descriptors:
-                with namespaces.in_namespace(descriptor):
-                    for found in sockets.connected_udp(places):
-                        if not self._is_stale(found):
-                            continue
-                        try:
-                            sockets.destroy(found)
-                            ended += 1
-                        except NotFound:
-                            pass  # closed by its process meanwhile
-                        except KernelError as failure:
-                            withstood += 1
-                            peer = format_endpoint(found.destination, found.destination_port)
-                            log.debug("a stale socket withstood", peer=peer, reason=failure.message)
-        return ended, withstood
+    def _give_up(
+        self, reconnected: int, stale: Mapping[int, StalePeer], failed: Mapping[int, KernelError]
+    ) -> None:
+        """What happens to sockets that could not be reconnected."""
+        counts = SocketCounts(reconnected, left=len(failed))
+        self._report(stale, failed)
+        if failed and self._destroy:
+            destroyed, withstood = self._destroy_all({each: stale[each] for each in failed})
+            counts = SocketCounts(reconnected, destroyed, withstood, withstood)
+        if any(counts) or self._left:
+            self._counted(counts)
+        self._left = counts.left
 
-    def _is_stale(self, found: sockets.DiagSocket) -> bool:
-        place = found.destination, htons(found.destination_port)
-        sent = self._sent(found.cookie)
-        if sent is None or sent[:2] != place:
-            return False  # no Service sent it there
-        *_, service, id_ = sent
-        if (id_ + 1) * abi.ENDPOINT.size > len(self._endpoints):
-            return False
-        address, port, flags, owner = abi.ENDPOINT.unpack_from(self._endpoints, id_ * abi.ENDPOINT.size)
-        in_force = flags & abi.ENDPOINT_LISTED and owner == service
-        return not (in_force and (address, port) == place)
+    def _report(self, stale: Mapping[int, StalePeer], failed: Mapping[int, KernelError]) -> None:
+        """Once, not at each retry, unless something changed."""
+        groups: collections.Counter[tuple[str, str]] = collections.Counter()
+        hints: dict[tuple[str, str], tuple[str, str]] = {}
+        for cookie, failure in failed.items():
+            peer = stale[cookie]
+            group = format_endpoint(*peer.frontend), failure.message
+            groups[group] += 1
+            hints.setdefault(group, (self._peers.service_name(peer.service), failure.hint))
+        if groups == self._reported:
+            return
+        self._reported = groups
+        for (frontend, reason), count in groups.most_common(_LINES):
+            service, hint = hints[frontend, reason]
+            log.warning(
+                NOT_RECONNECTED, frontend=frontend, service=service, sockets=count, reason=reason, hint=hint
+            )
 
-    def _sent(self, cookie: int) -> tuple[Address, int, int, int] | None:
-        """Where a Service sent a socket: address, port in network order, the ids of service and endpoint."""
-        for way in range(abi.SOCKET_WAYS):
-            at = (cookie + way) % self._places * abi.SOCKET_PEER.size
-            owner, address, port, _, _, service, *_, id_, _ = abi.SOCKET_PEER.unpack_from(self._peers, at)
-            if owner == cookie:
-                return address, port, service, id_
+    def _destroy_all(self, stale: Mapping[int, StalePeer]) -> tuple[int, int]:
+        """How many were destroyed, and how many could not be."""
+        destroyed = failed = 0
+        with contextlib.closing(reconnect.located_by_namespace(self._proc_root, stale)) as located:
+            for _, found in located:
+                for each in found:
+                    outcome = _destroyed(each)
+                    destroyed += outcome is True
+                    failed += outcome is False
+        log.info(DESTROYED, destroyed=destroyed, failed=failed)
+        return destroyed, failed
+
+
+def _destroyed(found: sockets.DiagSocket) -> bool | None:
+    """None where it is gone: its process has closed it meanwhile."""
+    try:
+        sockets.destroy(found)
+    except NotFound:
         return None
+    except KernelError as failure:
+        peer = format_endpoint(found.destination, found.destination_port)
+        log.debug("Failed to destroy stale UDP socket", peer=peer, reason=failure.message)
+        return False
+    return True

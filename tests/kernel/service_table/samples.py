@@ -62,7 +62,7 @@ def entry(
 def bring(table: ServiceTable, actual: Mapping[ServicePortKey, ServicePortEntry], wanted: Entries) -> None:
     """Apply the difference; nothing may be refused."""
     delta = diff(actual, wanted)
-    refused, _ = table.apply(delta.puts, delta.drops)
+    refused = table.apply(delta.puts, delta.drops)
     assert not refused
 
 

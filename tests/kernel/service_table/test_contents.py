@@ -60,7 +60,7 @@ def test_everything_dropped_leaves_nothing(roomy: Maps) -> None:
 def test_what_is_unknown_is_dropped_without_complaint(roomy: Maps) -> None:
     with opened(roomy) as table:
         table.read()
-        assert table.apply({}, [key("nobody")]) == ({}, set())
+        assert table.apply({}, [key("nobody")]) == {}
 
 
 def test_an_endpoint_that_stays_keeps_its_id(roomy: Maps) -> None:
@@ -107,18 +107,6 @@ def test_one_endpoint_of_two_services_is_listed_for_each(roomy: Maps) -> None:
         check_exact(roomy, wanted, table.usage())
         bring(table, wanted, {key("two"): wanted[key("two")]})
         check_exact(roomy, {key("two"): wanted[key("two")]}, table.usage())
-
-
-def test_the_places_of_udp_endpoints_that_went_are_told(roomy: Maps) -> None:
-    udp = key("dns", Protocol.UDP)
-    two = entry(
-        [frontend("10.96.0.53", 53, protocol=Protocol.UDP)], [endpoint("10.1.0.1"), endpoint("10.1.0.2")]
-    )
-    one = two._replace(endpoints=two.endpoints[:1])
-    with opened(roomy) as table:
-        assert table.apply({udp: two, key("web"): WEB}, ())[1] == set()
-        assert table.apply({udp: one}, ())[1] == {(parse_address("10.1.0.2"), 8080)}
-        assert table.apply({}, [udp, key("web")])[1] == {(parse_address("10.1.0.1"), 8080)}
 
 
 # Frontends that change hands

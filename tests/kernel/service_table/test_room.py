@@ -27,7 +27,7 @@ pytestmark = pytest.mark.kernel
 
 
 def refused_names(table: ServiceTable, puts: Entries) -> dict[str, TableFull]:
-    refused, _ = table.apply(puts, ())
+    refused = table.apply(puts, ())
     assert all(isinstance(failure, TableFull) for failure in refused.values())
     return {k.name: failure for k, failure in refused.items() if isinstance(failure, TableFull)}
 

@@ -20,8 +20,12 @@ def status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("0000000000000000", set()),
         ("0000000000001000", {rights.NET_ADMIN}),
         ("0000000000200000", {rights.SYS_ADMIN}),
+        ("0000000000080000", {rights.SYS_PTRACE}),
         ("000000c000000000", {rights.BPF, rights.PERFMON}),
-        ("000001ffffffffff", {rights.BPF, rights.NET_ADMIN, rights.PERFMON, rights.SYS_ADMIN}),
+        (
+            "000001ffffffffff",
+            {rights.BPF, rights.NET_ADMIN, rights.PERFMON, rights.SYS_ADMIN, rights.SYS_PTRACE},
+        ),
     ],
 )
 def test_the_capabilities_in_force(status: Path, mask: str, held: set[str]) -> None:

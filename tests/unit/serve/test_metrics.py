@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ebpfproxy import __version__
 from ebpfproxy.errors import NotFound
 from ebpfproxy.model.address import Family
+from ebpfproxy.model.socket_counts import SocketCounts
 from ebpfproxy.serve.metrics import MapUse, Metrics, MetricsServer, State
 from tests.unit.serve.http_client import ask
 
@@ -52,6 +53,8 @@ OURS = {
     "ebpfproxy_source_watch_errors_total": "counter",
     "ebpfproxy_repairs_total": "counter",
     "ebpfproxy_sockets_destroyed_total": "counter",
+    "ebpfproxy_sockets_reconnected_total": "counter",
+    "ebpfproxy_sockets_stale": "gauge",
     "ebpfproxy_sockets_destroy_failed_total": "counter",
     "ebpfproxy_leftovers_removed_total": "counter",
     "ebpfproxy_mode_moves_failed_total": "counter",
@@ -173,6 +176,15 @@ def test_what_else_happens_is_counted_by_its_label(metrics: Metrics) -> None:
     assert value(metrics, "ebpfproxy_leftovers_removed_total", mode="iptables") == 49
     assert value(metrics, "ebpfproxy_mode_moves_failed_total", mode="nftables") == 1
     assert value(metrics, "ebpfproxy_sockets_destroyed_total") == 5
+    assert value(metrics, "ebpfproxy_sockets_destroy_failed_total") == 1
+
+
+def test_sockets_that_are_left_are_those_of_the_last_search(metrics: Metrics) -> None:
+    metrics.sockets_counted(SocketCounts(reconnected=3, left=2))
+    metrics.sockets_counted(SocketCounts(reconnected=1, destroyed=1, not_destroyed=1, left=1))
+    assert value(metrics, "ebpfproxy_sockets_reconnected_total") == 4
+    assert value(metrics, "ebpfproxy_sockets_stale") == 1
+    assert value(metrics, "ebpfproxy_sockets_destroyed_total") == 1
     assert value(metrics, "ebpfproxy_sockets_destroy_failed_total") == 1
 
 

@@ -1,53 +1,93 @@
-"""The thread that looks for stale sockets outlives what goes wrong in it, and holds up nobody's end."""
+"""The thread that searches stale sockets: it survives errors, tries again, and does not delay the end."""
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from ebpfproxy.dataplanes.ebpf import stale_sockets
+from ebpfproxy.dataplanes.ebpf import reconnect, stale_sockets
+from ebpfproxy.dataplanes.ebpf.reconnect import Outcome
+from ebpfproxy.dataplanes.ebpf.socket_peers import StalePeer
 from ebpfproxy.dataplanes.ebpf.stale_sockets import StaleSockets
-from ebpfproxy.errors import KernelError
-from ebpfproxy.kernel import namespaces
+from ebpfproxy.errors import KernelError, Rejected
+from ebpfproxy.model.address import parse_address
+from ebpfproxy.model.socket_counts import SocketCounts
+
+ENDPOINT, FRONTEND = (parse_address("10.1.0.1"), 5353), (parse_address("10.96.0.53"), 53)
+Pass = Callable[[Mapping[int, StalePeer]], Outcome]
 
 
-class EmptyMap:
-    """A pinned array without room, of which nothing is read here."""
+def peer(cookie: int, waiting: bool = False) -> StalePeer:
+    return StalePeer(cookie, ENDPOINT, FRONTEND, service=1, waiting=waiting)
 
-    closed = 0
+
+class Kernel:
+    """Stands for the maps and for a pass: `act` is called for each pass with what is stale."""
 
     def __init__(self) -> None:
-        self.shape = SimpleNamespace(max_entries=0)
+        self.sockets: dict[int, StalePeer] = {}
+        self.act: Pass = self.cure
+        self.passes = 0
+        self.closed = False
+        self.counts: list[SocketCounts] = []
+        self.searched = threading.Condition()
 
-    @classmethod
-    def pinned(cls, path: Path) -> "EmptyMap":
-        return cls()
+    def stale(self) -> dict[int, StalePeer]:
+        return dict(self.sockets)
 
-    def mapped(self) -> "EmptyMap":
-        return self
+    def service_name(self, id_: int) -> str:
+        return "default/dns:udp"
 
     def close(self) -> None:
-        EmptyMap.closed += 1
+        self.closed = True
+
+    def cure(self, stale: Mapping[int, StalePeer]) -> Outcome:
+        self.sockets = {cookie: each for cookie, each in self.sockets.items() if cookie not in stale}
+        return Outcome(reconnected=set(stale))
+
+    def reconnect(self, proc_root: str, peers: Any, stale: Mapping[int, StalePeer]) -> Outcome:
+        with self.searched:
+            self.passes += 1
+            self.searched.notify_all()
+        return self.act(stale)
+
+    def count(self, counts: SocketCounts) -> None:
+        with self.searched:
+            self.counts.append(counts)
+            self.searched.notify_all()
+
+    def await_passes(self, count: int) -> None:
+        with self.searched:
+            assert self.searched.wait_for(lambda: self.passes >= count, 10.0)
+
+    def await_counts(self, count: int) -> SocketCounts:
+        with self.searched:
+            assert self.searched.wait_for(lambda: len(self.counts) >= count, 10.0)
+            return self.counts[count - 1]
 
 
 @pytest.fixture
-def search(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], StaleSockets]:
-    """Make one that calls something whenever it asks for the namespaces, of which there are none."""
-    monkeypatch.setattr(stale_sockets, "Map", EmptyMap)
-    monkeypatch.setattr(EmptyMap, "closed", 0)
-
-    def made(act: Callable[[], None]) -> StaleSockets:
-        def none_opened(proc_root: str) -> Iterator[int]:
-            act()
-            yield from ()
-
-        monkeypatch.setattr(namespaces, "opened_network_namespaces", none_opened)
-        return StaleSockets(Path("/nowhere"), Path("/proc"), lambda destroyed, failed: None)
-
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    made = Kernel()
+    monkeypatch.setattr(stale_sockets, "SocketPeers", lambda maps: made)
+    monkeypatch.setattr(reconnect, "reconnect", made.reconnect)
+    monkeypatch.setattr(stale_sockets, "_FIRST_RETRY", 0.01)
+    monkeypatch.setattr(stale_sockets, "_LAST_RETRY", 0.02)
     return made
+
+
+def search_of(kernel: Kernel, destroy: bool = False) -> StaleSockets:
+    return StaleSockets(Path("/nowhere"), Path("/proc"), destroy, kernel.count)
+
+
+def failing(failure: Exception) -> Pass:
+    def act(stale: Mapping[int, StalePeer]) -> Outcome:
+        raise failure
+
+    return act
 
 
 @pytest.mark.parametrize(
@@ -58,59 +98,118 @@ def search(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], St
         (KernelError("the kernel said no"), "the kernel said no"),
     ],
 )
-def test_a_search_that_goes_wrong_is_told_and_the_next_one_is_made(
-    search: Callable[[Callable[[], None]], StaleSockets],
-    caplog: pytest.LogCaptureFixture,
-    failure: Exception,
-    reason: str,
+def test_a_search_that_fails_is_logged_and_tried_again_unasked(
+    kernel: Kernel, caplog: pytest.LogCaptureFixture, failure: Exception, reason: str
 ) -> None:
-    searches: list[Exception | None] = [failure, None]
-    again = threading.Event()
-
-    def act() -> None:
-        if met := searches.pop(0):
-            raise met
-        again.set()
-
-    stale = search(act)
+    kernel.sockets = {7: peer(7)}
+    kernel.act = failing(failure)
+    stale = search_of(kernel)
     with caplog.at_level(logging.ERROR, logger="ebpfproxy"):
-        stale.look(None)
-        stale.look(frozenset())
-        assert again.wait(10.0)
+        stale.look()
+        kernel.await_passes(2)
+        kernel.act = kernel.cure
+        assert kernel.await_counts(1) == SocketCounts(reconnected=1)
         stale.close()
-    assert [record.__dict__["values"] for record in caplog.records] == [{"reason": reason}]
-    assert EmptyMap.closed == 4
+    assert {record.__dict__["values"]["reason"] for record in caplog.records} == {reason}
+    assert kernel.closed
 
 
-def test_the_end_waits_for_a_search_that_was_asked_for(
-    search: Callable[[Callable[[], None]], StaleSockets],
+def test_sockets_that_are_left_are_reported_once_and_tried_until_they_are_reconnected(
+    kernel: Kernel, caplog: pytest.LogCaptureFixture
 ) -> None:
-    done: list[bool] = []
-    stale = search(lambda: done.append(True))
-    stale.look(None)
+    kernel.sockets = {7: peer(7), 8: peer(8)}
+    kernel.act = lambda stale: Outcome(failed={each: Rejected("it cannot be", "do this") for each in stale})
+    stale = search_of(kernel)
+    with caplog.at_level(logging.WARNING, logger="ebpfproxy"):
+        stale.look()
+        assert kernel.await_counts(1) == SocketCounts(left=2)
+        kernel.await_passes(4)
+        kernel.act = kernel.cure
+        with kernel.searched:
+            assert kernel.searched.wait_for(lambda: kernel.counts[-1].left == 0, 10.0)
+        stale.close()
+    assert kernel.counts[-1] == SocketCounts(reconnected=2)
+    assert [record.__dict__["values"] for record in caplog.records] == [
+        {
+            "frontend": "10.96.0.53:53",
+            "service": "default/dns:udp",
+            "sockets": 2,
+            "reason": "it cannot be",
+            "hint": "do this",
+        }
+    ]
+
+
+def test_sockets_that_are_nowhere_are_tried_again_and_not_reported(
+    kernel: Kernel, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They were closed, on a kernel that has no hook for it."""
+    kernel.sockets = {7: peer(7)}
+    kernel.act = lambda stale: Outcome(absent=set(stale))
+    stale = search_of(kernel)
+    with caplog.at_level(logging.INFO, logger="ebpfproxy"):
+        stale.look()
+        kernel.await_passes(3)
+        stale.close()
+    assert kernel.counts == []
+    assert caplog.records == []
+
+
+def test_a_socket_that_goes_on_waiting_is_not_connected_again_and_again(kernel: Kernel) -> None:
+    """Its frontend has endpoints, but its own hook offers it none."""
+    kernel.sockets = {7: peer(7, waiting=True)}
+    kernel.act = lambda stale: Outcome(reconnected=set(stale))
+    stale = search_of(kernel)
+    stale.look()
+    assert kernel.await_counts(1) == SocketCounts(reconnected=1)
     stale.close()
-    assert done == [True]
+    assert kernel.passes == 1
 
 
-def test_a_search_that_does_not_end_does_not_hold_up_the_end_and_keeps_its_maps(
-    search: Callable[[Callable[[], None]], StaleSockets],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+def test_endpoints_that_change_within_a_search_are_followed(kernel: Kernel) -> None:
+    kernel.sockets = {7: peer(7)}
+
+    def act(stale: Mapping[int, StalePeer]) -> Outcome:
+        if kernel.passes == 2:
+            return kernel.cure(stale)
+        return Outcome(reconnected=set(stale))
+
+    kernel.act = act
+    stale = search_of(kernel)
+    stale.look()
+    assert kernel.await_counts(1) == SocketCounts(reconnected=1)
+    stale.close()
+    assert kernel.passes == 2
+
+
+def test_the_end_waits_for_a_search_that_was_asked_for(kernel: Kernel) -> None:
+    kernel.sockets = {7: peer(7)}
+    stale = search_of(kernel)
+    stale.look()
+    stale.look()
+    stale.close()
+    assert kernel.passes == 1
+    assert kernel.counts == [SocketCounts(reconnected=1)]
+
+
+def test_a_search_that_does_not_end_does_not_delay_the_end_and_keeps_its_maps(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(stale_sockets, "_PATIENCE", 0.05)
-    began, go_on, went_on = (threading.Event() for _ in range(3))
+    go_on = threading.Event()
+    kernel.sockets = {7: peer(7)}
 
-    def act() -> None:
-        began.set()
-        if go_on.wait(10.0):
-            went_on.set()
+    def act(stale: Mapping[int, StalePeer]) -> Outcome:
+        assert go_on.wait(10.0)
+        return kernel.cure(stale)
 
-    stale = search(act)
-    stale.look(None)
-    assert began.wait(10.0)
+    kernel.act = act
+    stale = search_of(kernel)
+    stale.look()
+    kernel.await_passes(1)
     with caplog.at_level(logging.WARNING, logger="ebpfproxy"):
         stale.close()
-    assert EmptyMap.closed == 0
+    assert not kernel.closed
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     go_on.set()
-    assert went_on.wait(10.0)
+    kernel.await_counts(1)

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
+ *
+ * Packets of pods to frontends that no program has seen before egress.
+ */
+#pragma once
+
+#include "admit.h"
+
+/* A pod's packet to a frontend has bypassed the socket path, and no program is on the pod's device:
+ * the agent attaches one. Where the frontend has no endpoint and rejects, no program is needed: the
+ * packet of a UDP socket that waits for an endpoint is rejected as well at egress.
+ */
+static __always_inline enum standing standing_of_bypass(struct __sk_buff *skb,
+							const struct packet *packet)
+{
+	struct service_key dialed = {.address = packet->tuple.destination,
+				     .port = packet->tuple.destination_port,
+				     .protocol = packet->tuple.protocol};
+	u32 device = skb->ingress_ifindex;
+	struct service *service;
+	u64 now;
+
+	if (!is_first(packet) || !port_is_served(dialed.protocol, dialed.port) ||
+	    devices.lookup(&device))
+		return NO_FLOW;
+	service = services.lookup(&dialed);
+	if (!service)
+		return NO_FLOW;
+	if (!service->internal.count && service->flags & SERVICE_REJECT &&
+	    !(service->flags & SERVICE_RESTRICTED)) {
+		count(COUNTER_PACKET_REJECTED);
+		return REJECTED;
+	}
+	count(COUNTER_BYPASSED);
+	now = time_now();
+	bypassing.update(&device, &now);
+	return NO_FLOW;
+}

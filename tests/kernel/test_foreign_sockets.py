@@ -1,0 +1,171 @@
+"""Sockets of another process: who holds them, and what a connect() on a duplicate does to them."""
+
+import contextlib
+import os
+import select
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from ebpfproxy.errors import NotFound, Rejected
+from ebpfproxy.kernel import foreign_sockets, namespaces, pidfd, socket_holders, sockets
+from ebpfproxy.kernel.sockets import DiagSocket
+from ebpfproxy.model.address import Family, loopback
+
+pytestmark = pytest.mark.kernel
+
+V4 = loopback(Family.IPV4)
+NO_PROCESS = (1 << 22) + 1  # above what kernel.pid_max may be
+CHILD = """
+import socket, sys
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+sock.connect(("127.0.0.1", int(sys.argv[1])))
+print(sock.fileno(), flush=True)
+for _ in sys.stdin:
+    try:
+        print(sock.getpeername()[1], sock.getsockname()[1], flush=True)
+    except OSError:
+        print(0, sock.getsockname()[1], flush=True)
+"""
+
+
+class Child:
+    """A process with a UDP socket that is connected to a server of the test's own."""
+
+    def __init__(self, process: "subprocess.Popen[str]", server: socket.socket) -> None:
+        self.process = process
+        self.server = server
+        self.fd = int(self.line())
+        port = server.getsockname()[1]
+        (self.found,) = (each for each in sockets.connected_udp([(V4, port)]) if each.inode == self.inode)
+
+    @property
+    def inode(self) -> int:
+        return os.stat(f"/proc/{self.process.pid}/fd/{self.fd}").st_ino  # noqa: PTH116
+
+    def line(self) -> str:
+        assert self.process.stdout
+        return self.process.stdout.readline()
+
+    def ports(self) -> tuple[int, int]:
+        """The peer's port, 0 for none, and the local one, as the process sees them."""
+        assert self.process.stdin
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        peer, local = map(int, self.line().split())
+        return peer, local
+
+    @contextlib.contextmanager
+    def duplicated(self, found: DiagSocket | None = None) -> Iterator[socket.socket]:
+        process = pidfd.open_process(self.process.pid)
+        try:
+            with foreign_sockets.duplicated(process, self.fd, found or self.found) as sock:
+                yield sock
+        finally:
+            pidfd.close(process)
+
+
+def server() -> socket.socket:
+    made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    made.bind(("127.0.0.1", 0))
+    return made
+
+
+@pytest.fixture
+def child() -> Iterator[Child]:
+    with server() as one:
+        command = [sys.executable, "-c", CHILD, str(one.getsockname()[1])]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                yield Child(process, one)
+            finally:
+                process.kill()
+
+
+def test_its_holder_is_found_by_its_inode(child: Child) -> None:
+    near = namespaces.identity_of("/proc/self/ns/net")
+    assert near
+    held = [each for (each,) in socket_holders.holders("/proc", {child.inode}, {near})]
+    assert held == [(child.process.pid, child.fd, child.inode)]
+    assert [each for (each,) in socket_holders.holders("/proc", {child.inode}, ())] == held, "far away"
+
+
+def test_the_walk_ends_when_nothing_more_is_wanted(child: Child) -> None:
+    wanted = {child.inode, 1}
+    walk = socket_holders.holders("/proc", wanted, ())
+    assert next(walk)[0].inode == child.inode
+    wanted.clear()
+    assert list(walk) == []
+
+
+def test_its_process_sees_the_new_peer_and_keeps_its_port(child: Child) -> None:
+    _, local = child.ports()
+    with server() as other, child.duplicated() as sock:
+        port = other.getsockname()[1]
+        foreign_sockets.connect(sock, V4, port)
+        assert foreign_sockets.peer(sock) == (V4, port)
+        assert child.ports() == (port, local)
+        sock.send(b"?")
+        assert select.select([other], [], [], 5)[0]
+        assert other.recvfrom(10) == (b"?", ("127.0.0.1", local))
+
+
+def test_its_source_can_be_chosen_again_and_its_port_stays(child: Child) -> None:
+    _, local = child.ports()
+    with child.duplicated() as sock:
+        foreign_sockets.choose_source_again(sock)
+        assert foreign_sockets.peer(sock) is None
+        assert sock.getsockname() == ("0.0.0.0", local)
+        foreign_sockets.connect(sock, V4, 9)
+        assert child.ports() == (9, local)
+
+
+def test_where_there_is_no_way_it_keeps_its_peer(child: Child) -> None:
+    before = child.ports()
+    nowhere = loopback(Family.IPV4)[:12] + bytes((255, 255, 255, 255))
+    with (
+        child.duplicated() as sock,
+        pytest.raises(Rejected, match=r"cannot connect to 255\.255\.255\.255:9: "),
+    ):
+        foreign_sockets.connect(sock, type(V4)(nowhere), 9)
+    assert child.ports() == before
+
+
+def test_another_socket_in_its_place_is_not_taken_for_it(child: Child) -> None:
+    with pytest.raises(NotFound), child.duplicated(child.found._replace(cookie=child.found.cookie + 1)):
+        pass
+    fd, child.fd = child.fd, 0  # its standard input, a pipe
+    with pytest.raises(NotFound), child.duplicated():
+        pass
+    child.fd = fd
+
+
+def test_a_descriptor_or_a_process_that_is_gone(child: Child) -> None:
+    child.fd = 999
+    with pytest.raises(NotFound), child.duplicated():
+        pass
+    with pytest.raises(NotFound):
+        pidfd.open_process(NO_PROCESS)
+
+
+def test_the_calls_are_there() -> None:
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    pidfd.try_out()
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
+def test_without_the_capability_it_is_not_permitted(child: Child) -> None:
+    code = (
+        "import sys\nfrom ebpfproxy.kernel import pidfd\nfrom ebpfproxy.errors import Unsupported\n"
+        "process = pidfd.open_process(int(sys.argv[1]))\n"
+        "try:\n    pidfd.duplicate(process, int(sys.argv[2]))\n"
+        "except Unsupported as failure:\n    print(failure.hint)\n"
+    )
+    drop = ["setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace", sys.executable, "-c", code]
+    done = subprocess.run(
+        [*drop, str(child.process.pid), str(child.fd)], capture_output=True, text=True, check=True
+    )
+    assert "CAP_SYS_PTRACE" in done.stdout

@@ -1,0 +1,119 @@
+"""Very many connected UDP sockets whose endpoint is replaced: all of them keep working.
+
+`pytest -s --udp-sockets=100000` prints how long that takes.
+"""
+
+import contextlib
+import functools
+import os
+import resource
+import select
+import socket
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+
+from ebpfproxy.dataplanes.ebpf.stale_sockets import RECONNECTED
+from ebpfproxy.kernel import sysctl
+from ebpfproxy.lab import Lab
+from ebpfproxy.lab.place import Call
+from tests.kernel.cluster import PATIENCE, START_PATIENCE, Cluster
+
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(600)]
+
+EACH = 12_500
+"""Sockets of one process: less than the usual hard limit of open files."""
+ROUND = 1.0
+"""Seconds that answers are waited for before the silent sockets send again."""
+
+
+class Report(NamedTuple):
+    """`finished` is in seconds of time.monotonic(); `unanswered` counts datagrams."""
+
+    finished: float
+    unanswered: int
+    former: int
+
+
+def answered(socks: dict[int, socket.socket], poll: "select.epoll") -> dict[int, bytes]:
+    """Have all of them send, and return what comes within a second of silence."""
+    found: dict[int, bytes] = {}
+    for index, sock in enumerate(socks.values()):
+        sock.send(b"?")
+        if index % 16 == 15:  # the server's receive queue has room for some hundreds
+            found |= received(socks, poll, 0.01)
+    while len(found) < len(socks) and (more := received(socks, poll, ROUND)):
+        found |= more
+    return found
+
+
+def received(socks: dict[int, socket.socket], poll: "select.epoll", patience: float) -> dict[int, bytes]:
+    ready = [fd for fd, _ in poll.poll(patience, 1024) if fd in socks]
+    return {fd: socks[fd].recv(100) for fd in ready}
+
+
+def client(address: str, count: int, go: int, ready: int) -> Report:
+    """Connect so many sockets, await the go, and use them until the server b has answered on each."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (EACH + 200, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    made = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(count)]
+    with select.epoll() as poll:
+        for sock in made:
+            sock.connect((address, 53))
+            poll.register(sock, select.EPOLLIN)
+        pending = {sock.fileno(): sock for sock in made}
+        while pending:
+            for fd in answered(pending, poll):
+                del pending[fd]
+        os.write(ready, b"!")
+        os.read(go, 1)
+        pending = {sock.fileno(): sock for sock in made}
+        unanswered = former = 0
+        while pending:
+            found = answered(pending, poll)
+            unanswered += len(pending) - len(found)
+            former += sum(answer == b"a" for answer in found.values())
+            for fd in (fd for fd, answer in found.items() if answer == b"b"):
+                del pending[fd]
+        return Report(time.monotonic(), unanswered, former)
+
+
+@pytest.fixture
+def crowded() -> Iterator[Cluster]:
+    """A node with an agent, whose pods p and q may use nearly all ports."""
+    with Lab("test-crowd", 69) as lab, Cluster(lab) as made:
+        for pod in (made.p, made.q):
+            pod.call(functools.partial(sysctl.ensure, "net/ipv4/ip_local_port_range", "1024 65535"))
+        made.start()
+        yield made
+
+
+def test_all_of_very_many_sockets_keep_working(crowded: Cluster, request: pytest.FixtureRequest) -> None:
+    total: int = request.config.getoption("--udp-sockets")
+    dns = crowded.service().to(crowded.a)
+    waiting, go = os.pipe()
+    counts = [min(EACH, total - begun) for begun in range(0, total, EACH)]
+    calls: list[Call[Report]] = []
+    with contextlib.ExitStack() as stack:
+        for index, count in enumerate(counts):
+            pod = (crowded.p, crowded.q)[index % 2]
+            call = pod.start_until_ready(functools.partial(client, dns.v4, count, waiting))
+            stack.callback(call.kill)
+            calls.append(call)
+        started = time.monotonic()
+        dns.to(crowded.b)
+        in_force = time.monotonic()
+        os.write(go, b"!" * len(counts))
+        line = crowded.agent.await_line(lambda line: RECONNECTED in line.text, timeout=PATIENCE)
+        reports = [call.result(START_PATIENCE) for call in calls]
+    os.close(waiting)
+    os.close(go)
+    assert int(line.values["sockets"]) == total
+    print(
+        f"{total} sockets: reconnected in {line.values['seconds']} s; the last one answered by the new "
+        f"endpoint {max(each.finished for each in reports) - started:.2f} s after the change was written "
+        f"({in_force - started:.2f} s until it was in force); "
+        f"{sum(each.former for each in reports)} answers of the former endpoint meanwhile; "
+        f"{sum(each.unanswered for each in reports)} datagrams unanswered"
+    )
