@@ -8,6 +8,7 @@ import click
 from ebpfproxy.config import Config, FlagsCommand, config_options
 
 _INCOMPLETE = 1
+_ANY_MODE = "any"
 
 
 @click.command("doctor", cls=FlagsCommand)
@@ -17,7 +18,11 @@ def command(config: Config) -> int:
 
     Everything is tried, and nothing is changed. Run it as the agent would run, with its flags and where
     it would run. Ends with 0 where the mode that would serve has all that it can use, with 1 otherwise.
+
+    On a node with several uplinks, it also shows which of them clients cannot use in any mode. That does
+    not change the exit code.
     """
+    from ebpfproxy.modes import uplinks
     from ebpfproxy.modes.choice import AUTO, MODES, is_usable, look
 
     findings = {mode.name: look(mode, config) for mode in MODES}
@@ -25,7 +30,7 @@ def command(config: Config) -> int:
     chosen = config.proxy_mode if config.proxy_mode != AUTO else next(iter(usable), None)
     _show(
         (name, each.feature, _state(each.present, each.needed), str(each.missing), each.remedy)
-        for name, found in findings.items()
+        for name, found in (*findings.items(), (_ANY_MODE, uplinks.probe()))
         for each in found
     )
     why = "as --proxy-mode says" if config.proxy_mode != AUTO else "the first that has all it needs"

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from ebpfproxy.lab import sockets
+from tests.kernel.clients import SILENT
 from tests.kernel.uplinks import (
     CASES,
     FIRST,
@@ -109,3 +110,24 @@ def test_marks_by_uplink(uplinks: Uplinks, policy: str, place: str) -> None:
         uplinks.nftables(uplinks.node, "inet marks", marks),
     ):
         assert answers(uplinks, policy, place, rows) == wanted(place, rows)
+
+
+@by_case
+@pytest.mark.ways("ebpf-on", "nftables", "iptables")
+def test_a_rule_by_the_dialed_address_does_not_route_replies(
+    uplinks: Uplinks, policy: str, place: str
+) -> None:
+    """A reply has that address only once it is routed: `ip rule add from ADDRESS` has no effect on it."""
+    rows = every([("NodePort", SECOND)], families=["v4"])
+    gateway, address = uplinks.second_gateway.v4, uplinks.second_address.v4
+    with (
+        uplinks.checked_sources(),
+        uplinks.reverse_path_filter(uplinks.node, LOOSE),
+        uplinks.routes(
+            uplinks.node,
+            f"{gateway} dev {SECOND} scope link table {TABLE}",
+            f"default via {gateway} dev {SECOND} table {TABLE}",
+        ),
+        uplinks.rules(uplinks.node, f"from {address} lookup {TABLE} priority 1000"),
+    ):
+        assert answers(uplinks, policy, place, rows, SILENCE) == dict.fromkeys(rows, SILENT)

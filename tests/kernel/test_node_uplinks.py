@@ -116,6 +116,27 @@ def test_equal_cost_routes_from_the_node_itself(
     assert found == {"d"}
 
 
+@pytest.mark.ways("ebpf-on")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_equal_cost_routes_past_the_nodes_stack(
+    uplinks: Uplinks, family: str, request: pytest.FixtureRequest
+) -> None:
+    """With --ebpf-redirect, which concerns clients outside of endpoints on another node."""
+    timeout = sockets.ANSWERED
+    if family == "v6":
+        request.node.add_marker(pytest.mark.xfail(strict=True, reason=NEXT_HOP_OF_ANOTHER_DEVICE))
+        timeout = SILENCE
+    uplinks.restart("--ebpf-redirect")
+    try:
+        web = uplinks.everywhere().to(uplinks.d)
+        rows = every([("NodePort", FIRST), ("NodePort", SECOND), ("LoadBalancer", FIRST)], [family])
+        dials = [uplinks.dial(web, row, timeout) for row in rows for _ in range(16)]
+        with uplinks.equal_cost_routes("1"):
+            assert {told(answer)[0] for answer in outcomes(uplinks.x, dials)} == {"d"}
+    finally:
+        uplinks.restart()
+
+
 # Load balancer addresses that the node holds
 
 
