@@ -113,7 +113,7 @@ def test_marks_by_uplink(uplinks: Uplinks, policy: str, place: str) -> None:
 
 
 @by_case
-@pytest.mark.ways("ebpf-on", "nftables", "iptables")
+@pytest.mark.ways("nftables", "iptables")
 def test_a_rule_by_the_dialed_address_does_not_route_replies(
     uplinks: Uplinks, policy: str, place: str
 ) -> None:
