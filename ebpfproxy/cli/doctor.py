@@ -9,6 +9,7 @@ from ebpfproxy.config import Config, FlagsCommand, config_options
 
 _INCOMPLETE = 1
 _WIDE = 10_000  # columns, where there is no terminal: a row stays one line
+_ANY_MODE = "any"
 
 
 @click.command("doctor", cls=FlagsCommand)
@@ -19,7 +20,11 @@ def command(config: Config) -> int:
     Everything is tried, the BPF programs are compiled and loaded, and nothing is changed. Run it as the agent
     would run, with its flags and where it would run. Ends with 0 where the mode that would serve has all that
     it can use, with 1 otherwise.
+
+    On a node with several uplinks, it also shows which of them clients cannot use in any mode. That does
+    not change the exit code.
     """
+    from ebpfproxy.modes import uplinks
     from ebpfproxy.modes.choice import AUTO, MODES, best, examine
 
     _show_progress("trying what each mode needs, and loading the BPF programs: about 5 s")
@@ -27,7 +32,7 @@ def command(config: Config) -> int:
     chosen = config.proxy_mode if config.proxy_mode != AUTO else best(findings)
     _show(
         (name, each.feature, _state(each.present, each.needed), str(each.missing), each.remedy)
-        for name, found in findings.items()
+        for name, found in (*findings.items(), (_ANY_MODE, uplinks.probe()))
         for each in found
     )
     why = "as --proxy-mode says" if config.proxy_mode != AUTO else "the first that has all it needs"

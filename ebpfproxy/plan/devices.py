@@ -66,6 +66,13 @@ def plan_devices(
     return tuple(plans)
 
 
+def uplinks(devices: Collection[Device]) -> tuple[Device, ...]:
+    """Those of `devices` that are up and lead to the node's network, sorted by ifindex."""
+    host = _Host(devices, None)
+    ordered = sorted(devices, key=lambda each: each.ifindex)
+    return tuple(each for each in ordered if each.up and host.role_of(each) is DeviceRole.UPLINK)
+
+
 def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 

@@ -18,6 +18,7 @@ from tests.kernel.cluster import Cluster
 from tests.kernel.ipvs_here import skip_without_ipvs
 from tests.kernel.nat_ground import Ground, nat_grounds
 from tests.kernel.two_nodes import TwoNodes
+from tests.kernel.uplinks import Uplinks
 
 # Tests await each change: netfilter's modes would have each of them wait a second for the next sync.
 _AT_ONCE = "--iptables-min-sync-period=0s"
@@ -40,6 +41,7 @@ WAYS = {
     "ipvs": ("ipvs", ("--iptables-flavour=legacy",)),
 }
 """A dataplane, and flags of the agents."""
+UPLINK_WAYS = ("ebpf-on", "ebpf-off", "nftables", "iptables")
 USUAL_WAYS = ("ebpf-on", "ebpf-off", "nftables", "iptables", "ipvs")
 
 
@@ -57,6 +59,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         mark = metafunc.definition.get_closest_marker("ways")
         wanted = mark.args if mark else USUAL_WAYS
         metafunc.parametrize("two_nodes", wanted, indirect=True, scope="session")
+    if "uplinks" in metafunc.fixturenames:
+        mark = metafunc.definition.get_closest_marker("ways")
+        wanted = mark.args if mark else UPLINK_WAYS
+        metafunc.parametrize("uplinks", wanted, indirect=True, scope="session")
 
 
 @pytest.fixture(scope="session")
@@ -108,6 +114,20 @@ def two_nodes(_pair: TwoNodes, request: pytest.FixtureRequest) -> TwoNodes:
     _pair.mode, _pair.flags = WAYS[request.param]
     _pair.start()
     return _pair
+
+
+@pytest.fixture(scope="session")
+def _uplinks() -> Iterator[Uplinks]:
+    with Lab("test-uplinks", 73, PodNetwork.ROUTED) as lab, Uplinks(lab) as uplinks:
+        yield uplinks
+
+
+@pytest.fixture(scope="session")
+def uplinks(_uplinks: Uplinks, request: pytest.FixtureRequest) -> Uplinks:
+    """A node with two uplinks and a running agent, for all tests; each has Services of its own."""
+    _uplinks.mode, _uplinks.flags = WAYS[request.param]
+    _uplinks.start()
+    return _uplinks
 
 
 @pytest.fixture

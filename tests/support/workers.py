@@ -13,6 +13,7 @@ from xdist.workermanage import WorkerController
 TOGETHER: Sequence[str] = (
     "tests/vm/",
     "tests/kernel/test_benches.py",
+    "tests/kernel/test_node_",
     "tests/kernel/test_packet_",
     "tests/kernel/test_socket_",
     "tests/kernel/floods/",

@@ -1,0 +1,97 @@
+"""Processes of the node that are bound to a load balancer address of the node, and connect to that address.
+
+An endpoint on another node cannot reply to that address: what is sent there goes to the load balancer, or
+nowhere. kube-proxy masquerades such connections.
+"""
+
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from ebpfproxy.lab import sockets
+from tests.kernel.clients import FAMILIES, SILENT, UDP, Dial, outcomes
+from tests.kernel.two_nodes import PORTS, Everywhere, told
+from tests.kernel.uplinks import PROTOCOLS, SILENCE, Uplinks
+
+pytestmark = [
+    pytest.mark.kernel,
+    pytest.mark.ways("ebpf-on", "ebpf-off", "ebpf-host", "nftables", "iptables"),
+]
+
+NOT_MASQUERADED = (
+    "the connect and sendmsg hooks choose the endpoint and cannot change a bound source address, and egress "
+    "masquerades host-originated packets only if they open a flow by a frontend's address"
+)
+by_policy = pytest.mark.parametrize("policy", ["Cluster", "Local"])
+
+
+@contextlib.contextmanager
+def held(uplinks: Uplinks, web: Everywhere) -> Iterator[None]:
+    """The node has the Service's load balancer addresses, within the block."""
+    four, six = web.balancer_ips
+    commands = [
+        (f"addr add {four}/32 dev lo", f"addr del {four}/32 dev lo"),
+        (f"addr add {six}/128 dev lo nodad", f"addr del {six}/128 dev lo"),
+    ]
+    with uplinks.commands(uplinks.node, commands):
+        yield
+
+
+def patience(uplinks: Uplinks, request: pytest.FixtureRequest) -> float:
+    """Seconds for an answer of an endpoint on another node, which the modes that fail today never get."""
+    if uplinks.mode != "ebpf" or "--socket-lb=off" in uplinks.flags:
+        return sockets.ANSWERED
+    request.node.add_marker(pytest.mark.xfail(strict=True, reason=NOT_MASQUERADED))
+    return SILENCE
+
+
+@by_policy
+def test_an_endpoint_on_this_node(uplinks: Uplinks, policy: str) -> None:
+    web = uplinks.everywhere(externalTrafficPolicy=policy).to(uplinks.a)
+    dials = [
+        Dial(protocol, address, PORTS[protocol], source=(address, 0))
+        for address in web.balancer_ips
+        for protocol in PROTOCOLS
+    ]
+    with held(uplinks, web):
+        names = {told(answer)[0] for answer in outcomes(uplinks.node, dials)}
+    assert names == {"a"}
+
+
+@by_policy
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_endpoint_on_another_node(
+    uplinks: Uplinks, family: str, policy: str, request: pytest.FixtureRequest
+) -> None:
+    """It sees the address of the uplink, which it can reply to."""
+    timeout = patience(uplinks, request)
+    web = uplinks.everywhere(externalTrafficPolicy=policy).to(uplinks.d)
+    address = web.balancer_ips[family == "v6"]
+    dials = [Dial(protocol, address, PORTS[protocol], timeout, source=(address, 0)) for protocol in PROTOCOLS]
+    with held(uplinks, web):
+        assert set(outcomes(uplinks.node, dials)) == {f"d {getattr(uplinks.node, family)}"}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_datagrams_of_an_unconnected_socket(
+    uplinks: Uplinks, family: str, request: pytest.FixtureRequest
+) -> None:
+    timeout = patience(uplinks, request)
+    web = uplinks.everywhere().to(uplinks.d)
+    address = web.balancer_ips[family == "v6"]
+
+    def ask() -> tuple[str, str]:
+        with socket.socket(FAMILIES[family], socket.SOCK_DGRAM) as client:
+            client.settimeout(timeout)
+            client.bind((address, 0))
+            client.sendto(b"?", (address, PORTS[UDP]))
+            try:
+                answer, peer = client.recvfrom(1 << 16)
+            except TimeoutError:
+                return SILENT, ""
+            return answer.decode(), peer[0]
+
+    with held(uplinks, web):
+        assert uplinks.node.call(ask) == (f"d {getattr(uplinks.node, family)}", address)

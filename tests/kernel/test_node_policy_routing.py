@@ -1,0 +1,133 @@
+"""Clients outside of a node whose replies are routed by marks and by source addresses.
+
+The router drops what an uplink sends from an address that is not its own.
+"""
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+
+from ebpfproxy.lab import sockets
+from tests.kernel.clients import SILENT
+from tests.kernel.uplinks import (
+    CASES,
+    FIRST,
+    LOOSE,
+    RP_FILTER,
+    SECOND,
+    SILENCE,
+    Uplinks,
+    answers,
+    every,
+    wanted,
+)
+
+pytestmark = pytest.mark.kernel
+
+by_case = pytest.mark.parametrize(("policy", "place"), CASES)
+TABLE = 101
+REWRITTEN_BEFORE_MARKED = (
+    "tc rewrites the destination to the endpoint before mangle PREROUTING: --dst-type LOCAL does not match, "
+    "the connection has no mark, and the pod's reply is routed by its source address to the second uplink"
+)
+
+
+@contextlib.contextmanager
+def aws(uplinks: Uplinks) -> Iterator[None]:
+    """The first node as the Amazon VPC CNI sets it up, with the first uplink as the primary interface (ENI),
+    and with pods that have addresses of the second one. It does so for IPv4 alone.
+
+    Connections that come in by the primary interface to a local address are marked, and their replies are
+    routed by the mark. Source: amazon-vpc-cni-k8s, pkg/networkutils/network.go (`toPodRulePriority` 512,
+    `hostRulePriority` 1024, `fromPodRulePriority` 1536, `mainENIMark` 0x80, "AWS, primary ENI").
+    """
+    gateway, pod = uplinks.second_gateway.v4, uplinks.a.v4
+    mangle = "iptables-legacy -w -t mangle {} PREROUTING -m comment --comment primary-ENI"
+    marks = (
+        f"{mangle} -i {FIRST} -m addrtype --dst-type LOCAL --limit-iface-in -j CONNMARK --set-mark 0x80/0x80",
+        f"{mangle} -i veth+ -j CONNMARK --restore-mark --mask 0x80",
+    )
+    routes = (
+        f"{gateway} dev {SECOND} scope link table {TABLE}",
+        f"default via {gateway} dev {SECOND} table {TABLE}",
+    )
+    rules = (
+        f"to {pod} lookup main priority 512",
+        "fwmark 0x80/0x80 lookup main priority 1024",
+        f"from {pod} lookup {TABLE} priority 1536",
+    )
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(uplinks.routes(uplinks.lab.router, f"{pod} via {uplinks.second_address.v4}"))
+        stack.enter_context(uplinks.checked_sources())
+        stack.enter_context(uplinks.sysctls(uplinks.node, {RP_FILTER.format(FIRST): LOOSE}))
+        stack.enter_context(uplinks.routes(uplinks.node, *routes))
+        stack.enter_context(uplinks.rules(uplinks.node, *rules))
+        for rule in marks:
+            uplinks.node.run(rule.format("-A").split())
+            stack.callback(uplinks.node.run, rule.format("-D").split())
+        yield
+
+
+@by_case
+def test_the_amazon_vpc_cni(
+    uplinks: Uplinks, policy: str, place: str, request: pytest.FixtureRequest
+) -> None:
+    rows = every([("NodePort", FIRST)], families=["v4"])
+    timeout = sockets.ANSWERED
+    if uplinks.mode == "ebpf" and place == "here":
+        request.node.add_marker(pytest.mark.xfail(strict=True, reason=REWRITTEN_BEFORE_MARKED))
+        timeout = SILENCE
+    with aws(uplinks):
+        assert answers(uplinks, policy, place, rows, timeout) == wanted(place, rows)
+
+
+@by_case
+def test_marks_by_uplink(uplinks: Uplinks, policy: str, place: str) -> None:
+    """A connection's mark says by which uplink it came in, whatever its destination, and its replies leave by
+    that one."""
+    rows = every([("NodePort", FIRST), ("NodePort", SECOND)], families=["v4"])
+    gateway = uplinks.second_gateway.v4
+    marks = f"""
+        table inet marks {{
+            chain prerouting {{
+                type filter hook prerouting priority mangle;
+                iifname "{SECOND}" ct state new ct mark set 0x100
+                iifname != "{SECOND}" meta mark set ct mark
+            }}
+        }}
+    """
+    with (
+        uplinks.checked_sources(),
+        uplinks.reverse_path_filter(uplinks.node, LOOSE),
+        uplinks.routes(
+            uplinks.node,
+            f"{gateway} dev {SECOND} scope link table {TABLE}",
+            f"default via {gateway} dev {SECOND} table {TABLE}",
+            f"{uplinks.lab.addresses.pods(0).v4} dev {uplinks.a.device} table {TABLE}",
+        ),
+        uplinks.rules(uplinks.node, f"fwmark 0x100 lookup {TABLE} priority 1000"),
+        uplinks.nftables(uplinks.node, "inet marks", marks),
+    ):
+        assert answers(uplinks, policy, place, rows) == wanted(place, rows)
+
+
+@by_case
+@pytest.mark.ways("nftables", "iptables")
+def test_a_rule_by_the_dialed_address_does_not_route_replies(
+    uplinks: Uplinks, policy: str, place: str
+) -> None:
+    """A reply has that address only once it is routed: `ip rule add from ADDRESS` has no effect on it."""
+    rows = every([("NodePort", SECOND)], families=["v4"])
+    gateway, address = uplinks.second_gateway.v4, uplinks.second_address.v4
+    with (
+        uplinks.checked_sources(),
+        uplinks.reverse_path_filter(uplinks.node, LOOSE),
+        uplinks.routes(
+            uplinks.node,
+            f"{gateway} dev {SECOND} scope link table {TABLE}",
+            f"default via {gateway} dev {SECOND} table {TABLE}",
+        ),
+        uplinks.rules(uplinks.node, f"from {address} lookup {TABLE} priority 1000"),
+    ):
+        assert answers(uplinks, policy, place, rows, SILENCE) == dict.fromkeys(rows, SILENT)

@@ -1,0 +1,53 @@
+"""Routes and routing rules of a network namespace with two devices, as the kernel chooses them."""
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from ebpfproxy.kernel import routing, sysctl
+from ebpfproxy.kernel.routing import Rule
+from ebpfproxy.model.address import parse_address
+from tests.support.namespace import Namespace, namespace
+
+pytestmark = pytest.mark.kernel
+
+CLIENT, OWN, UNKNOWN = map(parse_address, ("192.0.2.1", "198.51.100.2", "203.0.113.1"))
+
+
+@pytest.fixture
+def place() -> Iterator[Namespace]:
+    """A client's network is reached by n0; n1 has an address of the host."""
+    with namespace("routing") as made:
+        made.ip("link add n0 type veth peer name p0", "link add n1 type veth peer name p1")
+        made.ip(*(f"link set {device} up" for device in ("lo", "n0", "p0", "n1", "p1")))
+        made.ip("addr add 198.51.100.2/32 dev n1", "route add 192.0.2.0/24 dev n0")
+        with made.entered():
+            yield made
+
+
+def set_filter(value: str) -> None:
+    """The larger one of `all` and the device's own counts."""
+    for device in ("all", "n0", "n1"):
+        sysctl.ensure(f"net/ipv4/conf/{device}/rp_filter", value)
+
+
+def test_the_device_of_a_route(place: Namespace) -> None:
+    assert routing.device_to(CLIENT) == socket.if_nametoindex("n0")
+    assert routing.device_to(UNKNOWN) == 0
+
+
+@pytest.mark.parametrize(("value", "accepted"), [("0", True), ("1", False), ("2", True)])
+def test_the_reverse_path_filter(place: Namespace, value: str, accepted: bool) -> None:
+    set_filter(value)
+    assert routing.accepts(socket.if_nametoindex("n1"), CLIENT, OWN) is accepted
+    assert routing.accepts(socket.if_nametoindex("n0"), CLIENT, OWN)
+
+
+def test_routing_rules(place: Namespace) -> None:
+    usual = routing.rules()
+    assert usual == (Rule(0, 0, 255), Rule(0, 0, 254), Rule(0, 0, 253))
+    place.ip(
+        "rule add fwmark 0x80/0x80 lookup main priority 10", "rule add from 10.0.0.0/8 lookup 300 priority 20"
+    )
+    assert routing.rules() == (usual[0], Rule(0, 0x80, 254), Rule(8, 0, 300), *usual[1:])
