@@ -9,9 +9,6 @@
  */
 #pragma once
 
-/* Raised with every change that sizes do not show: of a meaning, or of the order of fields. */
-#define ABI_VERSION 2
-
 /* IPv6, or IPv4 a.b.c.d as ::ffff:a.b.c.d: one code path for both families. */
 struct address {
 	__be32 word[4];
@@ -184,7 +181,6 @@ enum node_flag {
 /* The one entry of `node`: what holds for all programs. Timeouts in seconds. */
 struct node {
 	__u64 netns_cookie; /* of the namespace that counts as the node; 0: none does yet */
-	__u64 lent_since;   /* ns: `former_flows` tells what was seen since; 0: nothing */
 	__u32 flags;	    /* enum node_flag */
 	__u32 inlet;	    /* index of the device by which replies reach the node; 0: none */
 	__u32 tcp_established;
@@ -246,7 +242,6 @@ enum flow_flag {
 	FLOW_RESET = 64,	/* TCP: by either */
 	FLOW_REDIRECT = 128,	/* both legs skip the node's stack */
 	FLOW_DIRECT = 256,	/* of no Service: it had the address and port of another flow */
-	FLOW_BROUGHT = 512,	/* the entry is from a former layout, and has no ids yet */
 };
 
 /* Value of `flows`: each entry of a flow has all of it, so that one restores the others. */

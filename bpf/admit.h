@@ -152,15 +152,13 @@ static __always_inline enum standing admit(struct __sk_buff *skb, const struct p
 	return OPENS;
 }
 
-/* Ids are given again, so the place is compared, too. A direct flow is no Service's; of what was
- * brought over it is not known yet.
- */
+/* Ids are given again, so the place is compared, too. A direct flow is no Service's. */
 static __always_inline bool endpoint_is_in_force(const struct flow *flow)
 {
 	u32 id = flow->endpoint_id;
 	struct endpoint *endpoint;
 
-	if (flow->flags & (FLOW_DIRECT | FLOW_BROUGHT))
+	if (flow->flags & FLOW_DIRECT)
 		return true;
 	endpoint = endpoints.lookup(&id);
 	return endpoint && endpoint->service_id == flow->service_id &&
@@ -168,8 +166,7 @@ static __always_inline bool endpoint_is_in_force(const struct flow *flow)
 	       address_equal(&endpoint->address, &flow->endpoint);
 }
 
-/* Whether the frontend is still that Service's; of what was brought over, whether it is anybody's.
- */
+/* Whether the frontend is still that Service's. */
 static __always_inline bool frontend_is_in_force(const struct flow *flow, struct service_key *key)
 {
 	struct service *service;
@@ -185,7 +182,7 @@ static __always_inline bool frontend_is_in_force(const struct flow *flow, struct
 		address_unspecified_like(&key->address, &flow->frontend);
 		service = services.lookup(key);
 	}
-	return service && (flow->flags & FLOW_BROUGHT || service->id == flow->service_id);
+	return service && service->id == flow->service_id;
 }
 
 /* Whether the packet belongs to the flow that has its tuple, and does not begin another one. A

@@ -18,9 +18,9 @@
  * with bottom halves off.
  */
 struct scratch {
-	struct flow flow;    /* what is written into the map */
-	struct flow mine;    /* the flow that the packet is of */
-	struct flow brought; /* from a former layout */
+	struct flow flow;     /* what is written into the map */
+	struct flow mine;     /* the flow that the packet is of */
+	struct flow migrated; /* from the previous map */
 	struct packet packet;
 	struct packet quoted; /* by `packet`, an ICMP error */
 	u64 now;	      /* from when a flow is found or opened on */
@@ -97,37 +97,24 @@ static __always_inline int flow_write(struct flow_key *key, struct flow *flow, b
 	return failed;
 }
 
-/* The entry that a former layout's programs wrote there since the agent began to copy theirs. What
- * is older was copied, so where it is not here it was removed, or evicted.
- */
-static __always_inline struct flow *flow_lent(struct flow_key *key)
+/* The entry in the previous `flows`, while its contents are migrated to a map of another size. */
+static __always_inline struct flow *flow_former(struct flow_key *key)
 {
 	WORD_KEY(zero, 0);
-	const struct node *settings = node_get();
-	struct flow *found;
-	void *former;
+	void *former = former_flows.lookup(zero);
 
-	if (!settings || !settings->lent_since)
-		return NULL;
-	former = former_flows.lookup(zero);
-	found = former ? bpf_map_lookup_elem(former, key) : NULL;
-	return found && found->last_seen >= settings->lent_since ? found : NULL;
+	return former ? bpf_map_lookup_elem(former, key) : NULL;
 }
 
-/* Bring such an entry over. Ids mean others there; the agent writes ours when nothing is lent any
- * more.
- */
-static __always_inline bool flow_bring_over(struct flow_key *key, struct scratch *scratch)
+/* Insert such an entry here as it is: ids are the same in both. */
+static __always_inline bool flow_migrate(struct flow_key *key, struct scratch *scratch)
 {
-	struct flow *found = flow_lent(key);
+	struct flow *found = flow_former(key);
 
 	if (!found)
 		return false;
-	scratch->brought = *found;
-	scratch->brought.service_id = 0;
-	scratch->brought.endpoint_id = 0;
-	scratch->brought.flags |= FLOW_BROUGHT;
-	flow_write(key, &scratch->brought, true);
+	scratch->migrated = *found;
+	flow_write(key, &scratch->migrated, true);
 	return true;
 }
 
@@ -136,7 +123,7 @@ static __always_inline struct flow *flow_find(struct flow_key *key, struct scrat
 {
 	struct flow *flow = flows.lookup(key);
 
-	if (!flow && flow_bring_over(key, scratch))
+	if (!flow && flow_migrate(key, scratch))
 		flow = flows.lookup(key);
 	if (!flow)
 		return NULL;
@@ -247,7 +234,7 @@ static __always_inline void flow_tell(struct flow *known, u8 way, struct scratch
 	if (entry && entry->endpoint_port == known->endpoint_port &&
 	    address_equal(&entry->endpoint, &known->endpoint) &&
 	    entry->between_port == known->between_port && flow_is_same(entry, known)) {
-		entry->flags = (known->flags & ~FLOW_BROUGHT) | (entry->flags & ~FLOW_RESET);
+		entry->flags = known->flags | (entry->flags & ~FLOW_RESET);
 		entry->last_seen = known->last_seen;
 		entry->masquerade = known->masquerade;
 		entry->masquerade_port = known->masquerade_port;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
  *
  * The maps. This file and the entry points are all that is in bcc's dialect. The sizes and PIN_DIR
- * come from the compiler's command line; their digest is part of the pin path, since a pinned map
- * is reused without a check.
+ * come from the compiler's command line. bcc reuses a pinned map without a check, so map_shapes.py
+ * reads these lines and puts a digest of each map's shape into the name of its pin.
  */
 #pragma once
 
@@ -39,7 +39,7 @@ PINNED("hash", u32, struct device, devices, 4096, BPF_F_NO_PREALLOC);
 PINNED("lru_hash", u32, u64, bypassing, 4096, 0);
 
 PINNED("lru_hash", struct flow_key, struct flow, flows, FLOWS_MAX, 0);
-/* The map `flows` of a former layout, for as long as its programs are at some device. */
+/* The previous map `flows`, of another size, while programs that use it are at some device. */
 PINNED("array_of_maps$flows", u32, u32, former_flows, 1, 0);
 /* By what their endpoint sends: connections to Services that netfilter masquerades, from before
  * this dataplane. The value is conntrack's zone of that direction.

@@ -92,12 +92,13 @@ static __always_inline bool socket_uses(struct __sk_buff *skb, const struct flow
 	return false;
 }
 
-/* Whether a former layout knows another flow by `scratch->key`, that is not over. */
-static __always_inline bool is_lent_flows(struct scratch *scratch)
+/* Whether the previous map has another flow at `scratch->key` that is not over. */
+static __always_inline bool is_former_flows(struct scratch *scratch)
 {
-	struct flow *lent = flow_lent(&scratch->key);
+	struct flow *former = flow_former(&scratch->key);
 
-	return lent && !flow_is_same(lent, &scratch->flow) && !flow_is_over(lent, scratch->now);
+	return former && !flow_is_same(former, &scratch->flow) &&
+	       !flow_is_over(former, scratch->now);
 }
 
 enum place {
@@ -153,7 +154,7 @@ static __always_inline bool reserve(struct __sk_buff *skb, struct scratch *scrat
 				break;
 			*port = any_port();
 		}
-		if (place != TAKEN && !is_lent_flows(scratch) &&
+		if (place != TAKEN && !is_former_flows(scratch) &&
 		    !(way == FROM_ENDPOINT && socket_uses(skb, flow, scratch))) {
 			failed = flow_write(&scratch->key, flow, place == VACANT);
 			if (failed != EEXIST_NEGATIVE)

@@ -53,9 +53,10 @@ def build(
     """Compile `source`, load `programs`, pin them below `program_pins`, which must not exist yet.
 
     Sources `beside` it are compiled as one text with it, so that clang runs once, and maps that are not
-    pinned are shared. Maps that are pinned already below `map_pins` are used, without a check of their
-    shape. The child has the file descriptors `kept_open`, too, so that a lock among them lasts as long as
-    it runs; it ends with us, and leaves signals of the terminal to us.
+    pinned are shared. Maps that are pinned, or linked, already below `map_pins` are used, without a check of
+    their shape; `map_pins` may be inside NAME_partial, which becomes `program_pins` (NAME). The child has
+    the file descriptors `kept_open`, too, so that a lock among them lasts as long as it runs; it ends with
+    us, and leaves signals of the terminal to us.
     Raises Unsupported where bcc is missing or another package, Rejected where clang or the kernel says no.
     """
     request = {
@@ -153,9 +154,10 @@ def _load(request: dict[str, Any]) -> None:
     cflags += [f'-DPIN_DIR="{request["maps"]}"']
     loaded = bcc.BPF(text=expand(*sources), cflags=cflags)
     pins, partial = Path(request["pins"]), Path(request["pins"] + "_partial")
-    with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(partial)  # of a child that was killed
-    partial.mkdir(parents=True)
+    partial.mkdir(parents=True, exist_ok=True)
+    for path in partial.iterdir():  # of a child that was killed
+        if path != Path(request["maps"]):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
     from ebpfproxy.kernel.bpf import Program
 
     for name, type_, attach_type in request["programs"]:

@@ -195,7 +195,7 @@ def detach_one_filter(cluster: Cluster, web: Exposed) -> None:
 
 
 def delete_pins(cluster: Cluster, web: Exposed) -> None:
-    for path in cluster.lab.bpffs.glob("v*-*"):
+    for path in (*cluster.lab.bpffs.glob("programs-*"), cluster.lab.bpffs / "maps"):
         shutil.rmtree(path)
 
 

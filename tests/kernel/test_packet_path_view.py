@@ -91,7 +91,7 @@ def test_a_flow_is_one_row_however_many_entries_it_has(maps: Maps, view: View) -
 
 
 def test_the_timeouts_are_those_that_the_programs_go_by(maps: Maps, view: View) -> None:
-    maps["node"].update(_U32.pack(0), abi.NODE.pack(0, 0, 0, 0, 400, 1, 2, 3, 4, 5))
+    maps["node"].update(_U32.pack(0), abi.NODE.pack(0, 0, 0, 400, 1, 2, 3, 4, 5))
     write(maps, entries(a_flow(1, flags=_LIVE, last_seen=ago(100)), a_flow(2, IPPROTO_UDP, 0, ago(100))))
     tcp, udp = sorted(view.conntrack(), key=lambda row: row.protocol)
     assert tcp.left == pytest.approx(300, abs=5)
@@ -112,16 +112,6 @@ def test_entries_that_know_nothing_of_the_masquerade_yet_are_the_same_flow(maps:
     write(maps, entries(flow), {keys(flow)[abi.FROM_CLIENT]: early.pack()})
     (row,) = view.conntrack()
     assert (row.masquerade, row.flags) == ("10.0.0.1:40001", [])
-
-
-@pytest.mark.parametrize("way", [abi.FROM_CLIENT, abi.BETWEEN])
-def test_an_entry_that_has_no_ids_yet_is_of_the_same_flow(maps: Maps, view: View, way: int) -> None:
-    """It was just brought over from a former layout."""
-    flow = a_flow(1, flags=_LIVE)
-    brought = flow._replace(flags=_LIVE | abi.FLOW_BROUGHT, service_id=0, endpoint_id=0, way=way)
-    write(maps, entries(flow), {keys(flow)[way]: brought.pack()})
-    (row,) = view.conntrack()
-    assert (row.service, row.state, row.flags) == ("default/web:http", "ESTABLISHED", [])
 
 
 def test_the_nodes_own_flow_is_whole_with_two_entries(maps: Maps, view: View) -> None:

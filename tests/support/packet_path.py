@@ -172,11 +172,11 @@ class PacketPath:
 
     # What the agent writes
 
-    def set_node(self, flags: int = 0, inlet: int = 0, lent_since: int = 0, **timeouts: int) -> None:
+    def set_node(self, flags: int = 0, inlet: int = 0, **timeouts: int) -> None:
         """The one entry of `node`; timeouts in seconds, kube-proxy's unless given. The cookie is 0, by which
         the marks are those that are written here."""
         seconds = TIMEOUTS | timeouts
-        values = (0, lent_since, flags, inlet, *(seconds[name] for name in TIMEOUTS))
+        values = (0, flags, inlet, *(seconds[name] for name in TIMEOUTS))
         self.maps["node"].update(_U32.pack(0), abi.NODE.pack(*values))
 
     def set_device(self, name: str, v4: str = "0.0.0.0", v6: str = "::") -> None:

@@ -154,10 +154,9 @@ class FlowSweep:
     def _is_listed(self, address: bytes, port: int, of_flow: int, service: int, id_: int) -> bool:
         """Whether the endpoint is in force, and still the same: an id is given again after a while.
 
-        As endpoint_is_in_force() of bpf/admit.h: a direct flow is no service's, and of one that was brought
-        over it is not known yet.
+        As endpoint_is_in_force() of bpf/admit.h: a direct flow is no service's.
         """
-        if of_flow & (abi.FLOW_DIRECT | abi.FLOW_BROUGHT):
+        if of_flow & abi.FLOW_DIRECT:
             return True
         at = id_ * abi.ENDPOINT.size
         if at + abi.ENDPOINT.size > len(self._endpoints):

@@ -65,7 +65,7 @@ class TranslationRow(NamedTuple):
 
 class _Known(NamedTuple):
     """What the entries of one flow say together. `ways`: 1 << abi.h's flow_way for each of them. `service`:
-    its id, which entries that were just brought over from a former layout do not tell.
+    its id, 0 where it has none.
     """
 
     service: int

@@ -20,16 +20,14 @@ class NodeEntry:
     """Written when the dataplane is opened, and again where somebody changed it.
 
     What a former run's settings gave and these take away (the sockets of pods, the inlet) is kept until
-    `settle`: until then packets may have nobody else to translate them. What it lent, until `take_back`.
+    `settle`: until then packets may have nobody else to translate them.
     """
 
     def __init__(self, node: Map, settings: EbpfSettings, netns_cookie: int) -> None:
         self._map = node
         self._settings = settings
         self._cookie = netns_cookie
-        _, self._lent_since, flags, former_inlet, *_ = abi.NODE.unpack(
-            node.lookup(_KEY) or bytes(abi.NODE.size)
-        )
+        _, flags, former_inlet, *_ = abi.NODE.unpack(node.lookup(_KEY) or bytes(abi.NODE.size))
         self._kept_flags = flags & abi.NODE_SOCKETS_OF_PODS
         self._kept_inlet = former_inlet
         self._inlet = former_inlet
@@ -73,17 +71,6 @@ class NodeEntry:
         if self._settings.devices and not self._has_inlet:
             inlet.remove_inlet()
 
-    def lend(self, since: int) -> None:
-        """The programs know flows of `former_flows` that were seen since, in ns of CLOCK_MONOTONIC. Raises
-        KernelError."""
-        self._lent_since = since
-        self._map.update(_KEY, self._wanted())
-
-    def take_back(self) -> None:
-        """They know none. Raises KernelError."""
-        if self._lent_since:
-            self.lend(0)
-
     @property
     def _has_inlet(self) -> bool:
         return self._settings.devices and self._settings.socket_lb is SocketLb.OFF
@@ -97,4 +84,4 @@ class NodeEntry:
         if settings.redirect:
             flags |= abi.NODE_REDIRECT
         timeouts = dataclasses.astuple(settings.timeouts)
-        return abi.NODE.pack(self._cookie, self._lent_since, flags, device, *timeouts)
+        return abi.NODE.pack(self._cookie, flags, device, *timeouts)

@@ -61,8 +61,8 @@ def programs(name: str) -> tuple[int | None, int | None]:
 
 
 def pinned(bpffs: Path, *names: str) -> tuple[int, ...]:
-    """The ids of the current layout's programs."""
-    (folder,) = (bpffs / "current").resolve().glob("programs_*")
+    """The ids of the programs in force."""
+    folder = bpffs / "current"
     ids = []
     for name in names:
         with contextlib.closing(Program.pinned(folder / name)) as program:

@@ -1,7 +1,6 @@
-"""Flows that a former layout's programs began, and that ours were not told of yet."""
+"""Flows in the previous map, which are not migrated yet."""
 
 import contextlib
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -12,7 +11,6 @@ from ebpfproxy.kernel.bpf import Map
 from tests.kernel.packet_path.conversation import answer, error, established, finish, is_left_alone, request
 from tests.kernel.packet_path.served import CLIENT_PORT, UDP, families, serve
 from tests.support.bpf_place import create_map
-from tests.support.flows import NS
 from tests.support.packet_path import UNSPEC, PacketPath
 from tests.support.packets import V4, Places
 
@@ -25,20 +23,18 @@ ONLY = bytes(4)  # the key of `former_flows`
 
 @pytest.fixture
 def former(path: PacketPath) -> Iterator[Map]:
-    """The flows of a former layout, of another size; copied a second ago."""
+    """The previous map of flows, of another size."""
     made = create_map(LRU_HASH, abi.FLOW_KEY.size, abi.FLOW.size, 4096)
     path.maps["former_flows"].update(ONLY, made.fd.to_bytes(4, "little"))
-    path.set_node(lent_since=time.monotonic_ns() - NS)
     with contextlib.closing(made):
         yield made
     path.maps["former_flows"].delete(ONLY)
 
 
 def leave(path: PacketPath, former: Map) -> dict[bytes, Flow]:
-    """As if all flows were known to the former layout alone, with its ids."""
+    """As if all flows were begun by the former programs alone."""
     known = path.flows()
-    others = {k: flow._replace(service_id=500, endpoint_id=2000) for k, flow in known.items()}
-    former.update_all([(key, flow.pack()) for key, flow in others.items()])
+    former.update_all([(key, flow.pack()) for key, flow in known.items()])
     path.forget_flows()
     return known
 
@@ -72,19 +68,17 @@ def test_the_answer_to_a_datagram_comes(path: PacketPath, former: Map, at: Place
 
 @families
 def test_a_datagram_goes_where_the_last_one_went(path: PacketPath, former: Map, at: Places) -> None:
-    """Though what it has for ids are none of an endpoint that is in force."""
     serve(path, at, at.there, at.here)
     got = path.forward(request(at, UDP), "net", "tunnel")
-    leave(path, former)
+    ids = {(flow.service_id, flow.endpoint_id) for flow in leave(path, former).values()}
     for _ in range(8):
         found = path.ingress(request(at, UDP), "net").packet
         assert found.payload.dst == got.packet.payload.dst
-    assert {flow.flags & abi.FLOW_BROUGHT for flow in path.flows().values()} == {abi.FLOW_BROUGHT}
-    assert {(flow.service_id, flow.endpoint_id) for flow in path.flows().values()} == {(0, 0)}
+    assert {(flow.service_id, flow.endpoint_id) for flow in path.flows().values()} == ids
 
 
 def test_a_datagram_to_a_service_that_is_gone_is_let_go(path: PacketPath, former: Map) -> None:
-    """Again and again, though the former layout remembers."""
+    """Again and again, though the previous map has its flow."""
     serve(path, V4, V4.there)
     path.forward(request(V4, UDP), "net", "tunnel")
     leave(path, former)
@@ -110,7 +104,6 @@ def test_a_syn_that_is_sent_again_goes_where_the_first_one_went(
 def test_a_flow_of_which_only_a_part_was_copied_is_one_flow(
     path: PacketPath, former: Map, at: Places, copied: int
 ) -> None:
-    """The part that was copied has its ids here, the others have none yet."""
     serve(path, at, at.there)
     got = established(path, at)
     before = leave(path, former)
@@ -145,26 +138,21 @@ def test_an_error_about_a_flow_reaches_its_client(path: PacketPath, former: Map)
     assert (found.verdict, found.packet.payload.dst) == (UNSPEC, V4.client)
 
 
-def test_what_was_copied_and_is_gone_does_not_come_back(path: PacketPath, former: Map) -> None:
-    """It was last seen before that."""
+def test_a_flow_that_is_over_is_not_known(path: PacketPath, former: Map) -> None:
     serve(path, V4, V4.there)
     got = established(path, V4)
-    path.age(3600)
+    path.set_node(tcp_established=10)
+    path.age(60)
     leave(path, former)
     late = answer(got, flags="PA")
     assert is_left_alone(path.ingress(late, "tunnel"), late)
-    assert not path.flows()
 
 
-@pytest.mark.parametrize("part", ["map", "time"])
-def test_what_is_not_lent_is_not_known(path: PacketPath, former: Map, part: str) -> None:
+def test_without_a_previous_map_its_flows_are_not_known(path: PacketPath, former: Map) -> None:
     serve(path, V4, V4.there)
     got = established(path, V4)
     leave(path, former)
-    if part == "map":
-        path.maps["former_flows"].delete(ONLY)
-    else:
-        path.set_node()
+    path.maps["former_flows"].delete(ONLY)
     late = answer(got, flags="PA")
     assert is_left_alone(path.ingress(late, "tunnel"), late)
     assert path.forward(request(V4), "net", "tunnel").verdict == UNSPEC
