@@ -9,9 +9,6 @@
  */
 #pragma once
 
-/* Raised with every change that sizes do not show: of a meaning, or of the order of fields. */
-#define ABI_VERSION 3
-
 /* IPv6, or IPv4 a.b.c.d as ::ffff:a.b.c.d: one code path for both families. */
 struct address {
 	__be32 word[4];
@@ -223,7 +220,8 @@ struct device {
 /* `device_packets` counts the packets that reach a classifier: two entries, ingress and egress, for
  * the interface index modulo this.
  */
-#define DEVICE_SLOTS 1024
+#define DEVICE_SLOTS   1024
+#define DEVICE_PACKETS 2048
 
 /* A flow is one connection that is translated. It has two entries: one in `flows`, by what its
  * client sends, and one in `replies`, by what its endpoint sends. Both are in `half_open_flows` and

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
  *
  * The maps. This file and the entry points are all that is in bcc's dialect. The sizes and PIN_DIR
- * come from the compiler's command line; their digest is part of the pin path, since a pinned map
- * is reused without a check.
+ * come from the compiler's command line. bcc reuses a pinned map without a check, so map_shapes.py
+ * reads these lines and puts a digest of each map's shape into the name of its pin.
  */
 #pragma once
 
@@ -67,7 +67,7 @@ PINNED("hash", struct flow_key, u32, netfilter_flows, 65536, BPF_F_NO_PREALLOC);
 PINNED("lru_hash", struct fragment_key, struct fragment, fragments, 8192, 0);
 
 PINNED("percpu_array", u32, u64, counters, COUNTERS, 0);
-PINNED("percpu_array", u32, u64, device_packets, DEVICE_SLOTS * 2, 0);
+PINNED("percpu_array", u32, u64, device_packets, DEVICE_PACKETS, 0);
 PINNED("percpu_array", u32, struct traffic, traffic, SERVICES_MAX + 1, 0);
 
 static __always_inline void count(u32 counter)

@@ -162,11 +162,25 @@ class Map(_Object):
         return cls(_pinned_fd(path, "map"), path.name)
 
     @classmethod
-    def create(cls, type_: int, key_size: int, value_size: int, max_entries: int, flags: int = 0) -> "Map":
-        """One that is gone when it is closed, unless it was pinned. Raises KernelError."""
+    def create(
+        cls,
+        type_: int,
+        key_size: int,
+        value_size: int,
+        max_entries: int,
+        flags: int = 0,
+        name: str = "",
+        inner: "Map | None" = None,
+    ) -> "Map":
+        """One that is gone when it is closed, unless it was pinned. Raises KernelError.
+
+        The kernel keeps 15 characters of `name`. `inner`: of an array of maps, one like those that it takes.
+        """
         _unlimit()
-        attr = struct.pack("=IIIII", type_, key_size, value_size, max_entries, flags)
-        return cls(bpf(MAP_CREATE, attr, f"cannot make a map of type {type_}")[0], "unnamed")
+        sizes = type_, key_size, value_size, max_entries, flags
+        attr = struct.pack("=7I16s", *sizes, inner.fd if inner else 0, 0, name.encode()[:15])
+        what = f"cannot make map {name}" if name else f"cannot make a map of type {type_}"
+        return cls(bpf(MAP_CREATE, attr, what)[0], name or "unnamed")
 
     def lookup(self, key: bytes) -> bytes | None:
         """A per-CPU map's value is that of all possible CPUs in a row, each padded to 8 bytes."""

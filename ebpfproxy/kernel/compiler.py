@@ -63,10 +63,11 @@ def build(
     """Compile `source`, load `programs`, pin them below `program_pins`, which must not exist yet.
 
     Sources `beside` it are compiled as one text with it, so that clang runs once, and maps that are not
-    pinned are shared. Maps that are pinned already below `map_pins` are used, without a check of their
-    shape. `tail_calls`: which of `programs` are put into the map `tail_calls`, in this order. The child has
-    the file descriptors `kept_open`, too, so that a lock among them lasts as long as it runs; it ends with
-    us, and leaves signals of the terminal to us.
+    pinned are shared. Maps that are pinned, or linked, already below `map_pins` are used, without a check of
+    their shape; `map_pins` may be inside NAME_partial, which becomes `program_pins` (NAME). `tail_calls`:
+    which of `programs` are put into the map `tail_calls`, in this order. The child has the file descriptors
+    `kept_open`, too, so that a lock among them lasts as long as it runs; it ends with us, and leaves signals
+    of the terminal to us.
     Raises Unsupported where bcc is missing or another package, ProgramRejected where the kernel does not load
     a program, Rejected where clang fails or the kernel does not make a map.
     """
@@ -233,29 +234,35 @@ def _load(request: dict[str, Any]) -> None:
     compiled = bcc.BPF(text=expand(*sources), cflags=cflags)
     specs = [ProgramSpec(*program) for program in request["programs"]]
     if request["pins"]:
-        _pin_all(compiled, specs, request["tail_calls"], Path(request["pins"]))
+        partial = _emptied(Path(f"{request['pins']}_partial"), Path(request["maps"]))
+        _pin_all(compiled, specs, request["tail_calls"], partial)
+        partial.rename(request["pins"])
     else:
         for spec in specs:
             _load_one(compiled, spec)
 
 
-def _pin_all(compiled: Any, specs: Sequence[ProgramSpec], tail_calls: Sequence[str], pins: Path) -> None:
-    """Load each program; they appear in the folder `pins` all at once."""
+def _emptied(partial: Path, maps: Path) -> Path:
+    """The folder, with nothing in it that a child left which was killed, but `maps`."""
+    partial.mkdir(parents=True, exist_ok=True)
+    for path in partial.iterdir():
+        if path != maps:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return partial
+
+
+def _pin_all(compiled: Any, specs: Sequence[ProgramSpec], tail_calls: Sequence[str], folder: Path) -> None:
+    """Load each program, and pin it in `folder`."""
     from ebpfproxy.kernel.bpf import Map, Program
 
-    partial = Path(f"{pins}_partial")
-    with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(partial)  # of a child that was killed
-    partial.mkdir(parents=True)
     loaded = {spec.name: _load_one(compiled, spec) for spec in specs}
     for name, fd in loaded.items():
-        Program(fd, name).pin(partial / name)
+        Program(fd, name).pin(folder / name)
     if tail_calls:
         called = Map(compiled[TAIL_CALLS.encode()].map_fd, TAIL_CALLS)
         for index, name in enumerate(tail_calls):
             called.update(_U32.pack(index), _U32.pack(loaded[name]))
-        called.pin(partial / TAIL_CALLS)
-    partial.rename(pins)
+        called.pin(folder / TAIL_CALLS)
 
 
 def _load_one(compiled: Any, spec: ProgramSpec) -> int:

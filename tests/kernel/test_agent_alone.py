@@ -111,14 +111,15 @@ def test_a_signal_of_the_terminal_while_it_compiles_ends_it_well(fresh: Cluster)
     assert agent.process.wait(20) == 0, agent.log()
 
 
-@pytest.mark.parametrize("what", ["maps/services", "maps", "."])
-def test_pins_that_somebody_removed_are_made_anew(rough: Cluster, what: str) -> None:
+@pytest.mark.parametrize(
+    "what", ["programs-*/maps/services", "programs-*/maps", "programs-*", "maps/services-*", "maps"]
+)
+def test_pins_that_were_removed_are_restored(rough: Cluster, what: str) -> None:
     rough.start("--sync-period=1s")
     web = rough.service().to(rough.a)
-    (layout,) = rough.lab.bpffs.glob("v*-*")
-    victim = layout / what
+    (victim,) = rough.lab.bpffs.glob(what)
     before = len(rough.agent.lines)
-    if victim.is_dir():
+    if victim.is_dir() and not victim.is_symlink():
         shutil.rmtree(victim)
     else:
         victim.unlink()
@@ -126,7 +127,7 @@ def test_pins_that_somebody_removed_are_made_anew(rough: Cluster, what: str) -> 
     assert outcome(rough.p, TCP, web.v4, 80) == "a"
     rough.agent.kill()
     assert outcome(rough.p, TCP, web.v4, 80) == "a"
-    assert (layout / "maps" / "services").exists()
+    assert (rough.lab.bpffs / "current" / "maps" / "services").exists()
 
 
 def test_more_local_networks_than_there_is_room_for(place: BpfPlace) -> None:

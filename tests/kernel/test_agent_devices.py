@@ -70,7 +70,7 @@ def test_the_devices_of_pods_are_left_alone_until_a_service_needs_them(
     assert sides(rough) == {"eth0": BOTH, **served}, "nor does a restart forget"
 
 
-@pytest.mark.parametrize("flags", [(), ("--ebpf-affinity-max=4096",)], ids=["same layout", "another layout"])
+@pytest.mark.parametrize("flags", [(), ("--ebpf-affinity-max=4096",)], ids=["same sizes", "other sizes"])
 def test_a_pod_that_bypasses_keeps_its_connection_over_a_restart(
     bypassing: Cluster, flags: tuple[str, ...]
 ) -> None:

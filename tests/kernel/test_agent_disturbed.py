@@ -203,7 +203,7 @@ def take_off_one_side(cluster: Cluster, web: Exposed) -> None:
 
 
 def delete_pins(cluster: Cluster, web: Exposed) -> None:
-    for path in cluster.lab.bpffs.glob("v*-*"):
+    for path in (*cluster.lab.bpffs.glob("programs-*"), cluster.lab.bpffs / "maps"):
         shutil.rmtree(path)
 
 

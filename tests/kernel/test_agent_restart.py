@@ -11,7 +11,9 @@ from ebpfproxy.bench.load import Load
 from ebpfproxy.dataplanes.delta import diff
 from ebpfproxy.dataplanes.ebpf import abi
 from ebpfproxy.dataplanes.ebpf.dataplane import EbpfDataplane, EbpfSettings
+from ebpfproxy.dataplanes.ebpf.map_shapes import SERVICE_MAPS
 from ebpfproxy.kernel import netns
+from ebpfproxy.kernel.bpf import Map
 from ebpfproxy.lab import manifests
 from ebpfproxy.plan.service_plan import NodePlan
 from tests.kernel.clients import REFUSED, TCP, UDP, answers, connected, converse, outcome
@@ -58,14 +60,17 @@ def test_a_crash_and_a_restart_fail_no_connection(rough: Cluster, load: Load) ->
 
 
 def test_a_restart_with_maps_of_other_sizes_fails_no_connection(rough: Cluster, load: Load) -> None:
-    """Another layout has maps of its own, which are filled before anything is attached to them."""
+    """The new maps of Services are filled before anything is attached to them."""
     web = served(rough)
-    layouts = [path.name for path in rough.lab.bpffs.glob("v*-*")]
+    former = {path.name for path in rough.lab.bpffs.glob("maps/*")}
     with steady_load(rough, load, web):
         rough.agent.kill()
         rough.start("--ebpf-services-max=4096", "--ebpf-slots-max=8192")
-        eventually(lambda: len(list(rough.lab.bpffs.glob("v*-*"))) == 1, "the former layout goes")
-        assert [path.name for path in rough.lab.bpffs.glob("v*-*")] != layouts
+        eventually(lambda: len(list(rough.lab.bpffs.glob("programs-*"))) == 1, "the previous programs go")
+    present = {path.name for path in rough.lab.bpffs.glob("maps/*")}
+    changed = {name.rpartition("-")[0].rpartition("-")[0] for name in present - former}
+    assert changed == {*SERVICE_MAPS, "traffic"}
+    assert len(present) == len(former)
     assert set(answers(rough.p, TCP, web.v4, 80)) == {"a", "b"}
 
 
@@ -82,8 +87,8 @@ def test_a_restart_with_other_programs_fails_no_connection(
     )
     mine = set(answers(rough.p, TCP, sticky.v4, 80, 5))
     rough.agent.stop()
-    (layout,) = rough.lab.bpffs.glob("v*-*")
-    former = {path.name for path in layout.glob("programs_*")}
+    maps = map_ids(rough.lab.bpffs)
+    (former,) = rough.lab.bpffs.glob("programs-*")
     code = other_code(tmp_path)
     monkeypatch.setattr(abi, "source_directory", lambda: code)
     with steady_load(rough, load, web), netns.entered(rough.node.netns):
@@ -95,8 +100,19 @@ def test_a_restart_with_other_programs_fails_no_connection(
             dataplane.apply(diff(present, present | hooks))
         finally:
             dataplane.close()
-    assert {path.name for path in layout.glob("programs_*")}.isdisjoint(former)
+    (present_programs,) = rough.lab.bpffs.glob("programs-*")
+    assert present_programs != former
+    assert map_ids(rough.lab.bpffs) == maps
     assert set(answers(rough.p, TCP, sticky.v4, 80, 5)) == mine
+
+
+def map_ids(bpffs: Path) -> dict[str, int]:
+    """By pin: a map that is made again has another id."""
+    found = {}
+    for path in (bpffs / "maps").iterdir():
+        with contextlib.closing(Map.pinned(path)) as opened:
+            found[path.name] = opened.shape.id
+    return found
 
 
 def other_code(folder: Path) -> Path:
@@ -106,6 +122,8 @@ def other_code(folder: Path) -> Path:
             copy = folder / path.relative_to(abi.source_directory())
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(path.read_bytes())
+    abi_h = folder / "abi.h"
+    abi_h.write_text(abi_h.read_text().replace("/* Key of `services`:", "/* The key of `services`:"))
     service = folder / "service.h"
     service.write_text(service.read_text().replace("attempt < 3", "attempt < 2"))
     return folder

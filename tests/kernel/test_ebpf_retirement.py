@@ -51,7 +51,7 @@ def step(pair: TwoNodes) -> tuple[list[str], bool]:
 
 def await_end(pair: TwoNodes) -> None:
     """Until nothing is left to be retired, when what is closed, and what is of UDP, is over at once."""
-    for path in pair.lab.bpffs.glob("v*-*/maps/node"):
+    for path in pair.lab.bpffs.glob("programs-*/maps/node"):
         with contextlib.closing(Map.pinned(path)) as node:
             *first, _, _, _, _, rate, burst = abi.NODE.unpack(node.lookup(bytes(4)) or b"")
             node.update(bytes(4), abi.NODE.pack(*first, 0, 0, 0, 0, rate, burst))
@@ -194,7 +194,7 @@ def test_what_refused_and_answered_does_so_no_more(pair: TwoNodes) -> None:
     step(pair)
     assert outcome(pair.x, TCP, web.v4, 80, 0.3) == SILENT
     assert ping(pair.x, web.v4, timeout=0.3) == SILENT
-    (path,) = pair.lab.bpffs.glob("v*-*/maps/service_ports")
+    (path,) = pair.lab.bpffs.glob("programs-*/maps/service_ports")
     with contextlib.closing(Map.pinned(path)) as bits:
         assert not any(word for _, value in bits.items() for word in value), "most packets cost no lookup"
 
@@ -260,7 +260,7 @@ def test_of_what_others_masquerade_only_a_connection_is_waited_for(
         endpoint_seen=now,
     )
     for name, entry in (("flows", flow.entry()), ("replies", flow.reply_entry())):
-        for path in pair.lab.bpffs.glob(f"v*-*/maps/{name}"):
+        for path in pair.lab.bpffs.glob(f"programs-*/maps/{name}"):
             with contextlib.closing(Map.pinned(path)) as entries:
                 entries.update(*entry)
     step(pair)
@@ -316,13 +316,13 @@ def test_back_in_the_middle_what_went_meanwhile_is_gone(pair: TwoNodes) -> None:
     assert outcome(pair.x, TCP, pair.node.v4, other.node_port) == REFUSED
 
 
-def test_back_in_the_middle_with_another_layout_connections_come_along(pair: TwoNodes) -> None:
+def test_back_in_the_middle_with_maps_of_other_sizes_connections_come_along(pair: TwoNodes) -> None:
     web = serve(pair)
     with connected(pair.x, TCP, pair.node.v4, web.node_port) as sock:
         assert says(sock) == "a"
         step(pair)
         pair.restart("--ebpf-services-max=4096")
-        eventually(lambda: len(list(pair.lab.bpffs.glob("v*-*"))) == 1, "the former layout goes")
+        eventually(lambda: len(list(pair.lab.bpffs.glob("programs-*"))) == 1, "the previous programs go")
         assert says(sock) == "a"
         assert asks(pair.x, TCP, pair.node.v4, web.node_port) == "a"
 
@@ -337,24 +337,25 @@ def test_an_agent_that_serves_is_left_alone(pair: TwoNodes) -> None:
     assert asks(pair.x, TCP, pair.node.v4, web.node_port) == "a"
 
 
-def test_connections_by_maps_of_another_version_end(pair: TwoNodes) -> None:
+def test_connections_by_maps_of_version_0_1_end(pair: TwoNodes) -> None:
     """Nobody can tell from them which are alive; and their programs would go on taking new ones."""
     web = serve(pair)
     with connected(pair.x, TCP, pair.node.v4, web.node_port) as sock:
         assert says(sock) == "a"
         pair.end()
-        (layout,) = pair.lab.bpffs.glob("v*-*")
-        layout.rename(layout.with_name("v1-0123456789"))
+        (folder,) = pair.lab.bpffs.glob("programs-*")
+        folder.rename(folder.with_name("v2-0123456789"))
+        (folder.with_name("v2-0123456789") / "programs_1").mkdir()
         assert not step(pair)[1]
     assert remains(pair) == []
 
 
-def test_a_layout_that_was_not_finished_is_in_nobodys_way(pair: TwoNodes) -> None:
+def test_programs_that_were_not_finished_are_ignored(pair: TwoNodes) -> None:
     web = serve(pair)
     with connected(pair.x, TCP, pair.node.v4, web.node_port) as sock:
         pair.end()
-        (layout,) = pair.lab.bpffs.glob("v*-*")
-        (layout.with_name("v2-0123456789") / "programs_1_partial").mkdir(parents=True)
+        (folder,) = pair.lab.bpffs.glob("programs-*")
+        (folder.with_name("programs-0123456789_partial") / "maps").mkdir(parents=True)
         for _ in range(2):
             assert step(pair)[1]
         assert says(sock) == "a"

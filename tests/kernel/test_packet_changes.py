@@ -117,12 +117,12 @@ def test_a_crash_and_a_restart_fail_no_connection_from_outside(two_nodes: TwoNod
 
 
 @pytest.mark.dataplanes("ebpf")
-def test_another_layout_fails_no_connection_from_outside(rough_pair: TwoNodes, load: Load) -> None:
-    """Maps of another size: a second set is filled, programs are replaced, and flows come along."""
+def test_maps_of_other_sizes_fail_no_connection_from_outside(rough_pair: TwoNodes, load: Load) -> None:
+    """New maps are filled, programs are replaced, and flows are migrated."""
     rough_pair.restart()
     here, there = rough_pair.everywhere().to(rough_pair.a), rough_pair.everywhere().to(rough_pair.d)
-    layouts = {path.name for path in rough_pair.lab.bpffs.glob("v*-*")}
+    former = {path.name for path in rough_pair.lab.bpffs.glob("programs-*")}
     with steady_load(rough_pair, load, here.node_port, there.node_port):
         rough_pair.restart("--ebpf-services-max=4096", "--ebpf-flows-max=600000")
-        eventually(lambda: len(list(rough_pair.lab.bpffs.glob("v*-*"))) == 1, "the former layout goes")
-    assert {path.name for path in rough_pair.lab.bpffs.glob("v*-*")}.isdisjoint(layouts)
+        eventually(lambda: len(list(rough_pair.lab.bpffs.glob("programs-*"))) == 1, "others are removed")
+    assert {path.name for path in rough_pair.lab.bpffs.glob("programs-*")}.isdisjoint(former)

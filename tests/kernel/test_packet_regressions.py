@@ -54,12 +54,12 @@ def test_tables_of_an_odd_size_are_made_once(two_nodes: TwoNodes) -> None:
     another size than it had asked for, and made the table anew again and again."""
     assert any(flag.startswith("--ebpf-flows-max=") and int(flag[-1]) % 2 for flag in two_nodes.flags)
     web = two_nodes.everywhere().to(two_nodes.d)
-    layouts = {path.name for path in two_nodes.lab.bpffs.glob("v*-*")}
+    former = {path.name for path in two_nodes.lab.bpffs.glob("programs-*")}
     with connected(two_nodes.x, TCP, two_nodes.node.v4, web.node_port) as sock:
         assert name_of(converse(sock)) == "d"
         two_nodes.restart()
         assert name_of(converse(sock)) == "d"
-    assert {path.name for path in two_nodes.lab.bpffs.glob("v*-*")} == layouts
+    assert {path.name for path in two_nodes.lab.bpffs.glob("programs-*")} == former
     assert "compiled and loaded" not in two_nodes.agent.log()
 
 

@@ -28,7 +28,7 @@ def place() -> Iterator[BpfPlace]:
 
 
 def hook_in(place: BpfPlace, name: str) -> Path:
-    """The maps of a layout of that name, which is the current one."""
+    """The maps of a folder of that name, which is the current one."""
     folder = build_maps(place, _SIZES, name)
     Pins(place.bpffs).set_current(folder.parent)
     return folder
@@ -62,7 +62,7 @@ def test_sockets_are_always_in_one_order(place: BpfPlace) -> None:
         assert [row.dialed for row in opened.sockets()] == [f"{name}:80" for name in names]
 
 
-def test_maps_that_another_layout_replaces_while_they_are_opened(
+def test_maps_that_are_replaced_while_they_are_opened(
     place: BpfPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hook_in(place, "v1-new")

@@ -44,7 +44,14 @@ PARTS = {
     "packet-clients": _part("test_packet_clients.py", "test_packet_changes.py", hours=2),
     "packet-sizes": _part("test_packet_sizes.py", hours=2),
     "packet-regressions": _part("test_packet_regressions.py", hours=2),
-    "maps": _part("service_table", "device_table", "carry_over", "test_ebpf_generation.py", hours=2),
+    "maps": _part(
+        "service_table",
+        "device_table",
+        "test_map_migration.py",
+        "test_map_pins.py",
+        "test_ebpf_generation.py",
+        hours=2,
+    ),
     "flows": _part(
         "test_flow_collector.py",
         "test_ebpf_retirement.py",

@@ -33,10 +33,13 @@ class Layout:
     them through socket.htons.
     """
 
-    def __init__(self, name: str, fields: tuple[Field, ...], alignment: int) -> None:
+    def __init__(self, name: str, fields: tuple[Field, ...], alignment: int, shape: str = "") -> None:
+        """`shape`: each field by name, offset and type, nested structs spelled out. Two structs of the same
+        shape have the same meaning; a field that gets another meaning gets another name."""
         self.name = name
         self.fields = fields
         self.alignment = alignment
+        self.shape = shape
         self._struct = struct.Struct("=" + "".join(field.format for field in fields))
         self.size = self._struct.size
         self.pack = self._struct.pack
@@ -74,6 +77,7 @@ def parse(text: str) -> Abi:
 
 def _layout(name: str, body: str, known: dict[str, Layout], constants: dict[str, int]) -> Layout:
     fields: list[Field] = []
+    shape: list[str] = []
     offset, widest = 0, 1
     for declaration in filter(None, (part.strip() for part in body.split(";"))):
         match = _FIELD.fullmatch(declaration)
@@ -88,11 +92,12 @@ def _layout(name: str, body: str, known: dict[str, Layout], constants: dict[str,
         if offset % alignment:
             raise ValueError(f"struct {name}: implicit padding before {field}")
         fields.append(Field(field, offset, size, format_))
+        shape.append(f"{field}@{offset}:{known[type_].shape if nested else type_}*{n}")
         offset += size
         widest = max(widest, alignment)
     if offset % widest:
         raise ValueError(f"struct {name}: implicit padding at its end")
-    return Layout(name, tuple(fields), widest)
+    return Layout(name, tuple(fields), widest, f"{{{' '.join(shape)}}}")
 
 
 def source_directory() -> Path:
@@ -130,7 +135,6 @@ FRAGMENT_KEY = LAYOUTS["fragment_key"]
 FRAGMENT = LAYOUTS["fragment"]
 TRAFFIC = LAYOUTS["traffic"]
 
-ABI_VERSION = CONSTANTS["ABI_VERSION"]
 SERVICE_INTERNAL_LOCAL = CONSTANTS["SERVICE_INTERNAL_LOCAL"]
 SERVICE_EXTERNAL_LOCAL = CONSTANTS["SERVICE_EXTERNAL_LOCAL"]
 SERVICE_REJECT = CONSTANTS["SERVICE_REJECT"]

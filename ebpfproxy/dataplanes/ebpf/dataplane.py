@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from ebpfproxy.dataplanes.ebpf import abi, attachments, entries, netns_cookie
-from ebpfproxy.dataplanes.ebpf.carry_over import CarryOver
 from ebpfproxy.dataplanes.ebpf.devices import DeviceTable, former_clsacts, former_pods
 from ebpfproxy.dataplanes.ebpf.entries import (
     DeviceEntry,
@@ -22,7 +21,8 @@ from ebpfproxy.dataplanes.ebpf.entries import (
 )
 from ebpfproxy.dataplanes.ebpf.flow_collector import FlowCollector
 from ebpfproxy.dataplanes.ebpf.flow_state import FlowTimeouts as FlowTimeouts
-from ebpfproxy.dataplanes.ebpf.maps import Maps
+from ebpfproxy.dataplanes.ebpf.map_migration import Migration
+from ebpfproxy.dataplanes.ebpf.maps import Maps, shapes
 from ebpfproxy.dataplanes.ebpf.node_entry import NodeEntry
 from ebpfproxy.dataplanes.ebpf.packet_check import PacketCheck
 from ebpfproxy.dataplanes.ebpf.pins import Pins
@@ -124,19 +124,22 @@ class EbpfDataplane:
         opened.callback(self._table.close)
         self._open_devices()
         self._open_rest(opened)
-        self._carrying: CarryOver | None = None
-        opened.callback(self._end_carrying)
+        in_force = self._pins.in_force()
+        former = in_force if in_force != self._programs.directory else None
+        wanted = shapes(self._settings.sizes)
+        self._migration = Migration(wanted, self._maps, self._pins.maps_of(former))
+        opened.callback(self._migration.close)
+        self._migration.copy()
         self._unattached: frozenset[Key] = frozenset()
         self._unhooked: KernelError | None = None
         self._settled = False
 
     def _open_devices(self) -> None:
-        """With what every layout that is there remembers of them, this one and former ones."""
-        pods: frozenset[int] = frozenset()
-        for layout in self._pins.layouts():
-            if layout != self._programs.layout:  # what this one knows may change yet
-                self._clsacts |= former_clsacts(layout / "maps")
-            pods |= former_pods(layout / "maps")
+        """With what every map of devices that is there remembers of them, the present one and former ones."""
+        pins = list(self._pins.pinned_maps("devices"))
+        pods = former_pods(pins, self._pins.pinned_maps("bypassing"))
+        pins.remove(self._pins.maps_of(self._programs.directory)["devices"])  # what it knows may change yet
+        self._clsacts |= former_clsacts(pins)
         owned = None if self._settings.devices else pinned_classifiers(self._pins)
         self._devices = DeviceTable(
             self._maps["devices"],
@@ -239,7 +242,7 @@ class EbpfDataplane:
     def _attach(self, puts: Mapping[Key, Entry], refused: dict[Key, KernelError]) -> bool:
         """Whether anything was; what was not is put into `refused`.
 
-        Where another layout is hooked in, what its maps know of flows, sockets and clients comes along.
+        Where programs with maps of other sizes are in force, flows, sockets and clients are migrated.
         """
         hooks = [key.name for key in puts if isinstance(key, HookKey)]
         devices = {k: cast(DeviceEntry, e) for k, e in puts.items() if isinstance(k, DeviceKey)}
@@ -247,7 +250,7 @@ class EbpfDataplane:
         devices = {key: entry for key, entry in devices.items() if key not in refused}
         wanted = frozenset[Key](devices).union(map(HookKey, hooks))
         if wanted and not wanted <= self._unattached:
-            self._carry()
+            self._migration.start()
         refused.update(self._devices.attach(devices).items())
         failed = self._programs.attach(hooks)
         self._unhooked = first_needed(failed)
@@ -263,39 +266,12 @@ class EbpfDataplane:
         except KernelError as failure:
             log.error("could not learn of connections that netfilter masquerades", reason=failure.message)
 
-    def _carry(self) -> None:
-        """Copy what another layout knows, if that is hooked in."""
-        carrying = self._carry_over()
-        if carrying:
-            carrying.copy()
-
-    def _carry_over(self) -> CarryOver | None:
-        """From the layout that is hooked in, the same until all is settled, as it knows what it has copied;
-        None where this one is hooked in, or there is none."""
-        former = self._former_maps()
-        if former and not self._carrying:
-            self._carrying = CarryOver(former, self._maps, self._table.ids_of)
-        return self._carrying
-
-    def _end_carrying(self) -> None:
-        if self._carrying:
-            self._carrying.close()
-            self._carrying = None
-
     def _detach(self, drops: Collection[Key]) -> dict[Key, KernelError]:
         hooks = [key.name for key in drops if isinstance(key, HookKey)]
         failed = self._programs.detach(hooks) if hooks else {}
         refused: dict[Key, KernelError] = {HookKey(name): failure for name, failure in failed.items()}
         devices = [key for key in drops if isinstance(key, DeviceKey)]
         return refused | dict(self._devices.drop(devices).items())
-
-    def _former_maps(self) -> Path | None:
-        """The maps of the layout that is hooked in; None where that is this one, or there is none."""
-        try:
-            layout = self._pins.hooked_in()
-        except KernelError:
-            return None
-        return layout / "maps" if layout != self._programs.layout and layout.is_dir() else None
 
     def _settle(self, refused: Collection[Key], attached: bool) -> None:
         """After the first delta that left nothing of a former run attached: let go of what it left.
@@ -309,11 +285,13 @@ class EbpfDataplane:
         devices_held = any(self._devices.has_outdated(key) for key in refused if isinstance(key, DeviceKey))
         held = devices_held or any(isinstance(key, HookKey) for key in refused)
         if attached or not held:
-            self._carry()
+            self._migration.copy()
+        if not devices_held:
+            self._migration.finish_flows()
         if held:
             return
         self._learn_netfilter_flows()  # of what was begun meanwhile
-        self._end_carrying()
+        self._migration.close()
         self._programs.settle()
         self._node.settle()
         self._settled = True

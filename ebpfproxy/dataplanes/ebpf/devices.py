@@ -6,7 +6,7 @@ read from the devices.
 
 import contextlib
 import struct
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from ebpfproxy.dataplanes.ebpf import abi
@@ -249,23 +249,25 @@ def clsacts(devices: Map) -> frozenset[int]:
     return _flagged(devices, abi.DEVICE_CLSACT)
 
 
-def former_clsacts(maps: Path) -> frozenset[int]:
-    """As `clsacts`, of a layout's folder of maps; empty where its map is gone, or not like ours."""
-    with _readable(maps / "devices", abi.DEVICE.size) as devices:
-        return clsacts(devices) if devices else frozenset()
+def former_clsacts(pins: Iterable[Path]) -> frozenset[int]:
+    """As `clsacts`, of pins of maps `devices`; nothing of one that is gone, or has another shape."""
+    return frozenset().union(*(_former_flagged(pin, abi.DEVICE_CLSACT) for pin in pins))
 
 
-def former_pods(maps: Path) -> frozenset[int]:
-    """Devices by ifindex whose pods were served, or seen to need it, by a layout's folder of maps: those that
-    it has as devices of pods, and those in `bypassing`. Of maps that are gone, or not like ours, nothing."""
-    found: frozenset[int] = frozenset()
-    with _readable(maps / "devices", abi.DEVICE.size) as devices:
-        if devices:
-            found |= _flagged(devices, abi.DEVICE_POD)
-    with _readable(maps / "bypassing", _U64_SIZE) as bypassing:
-        if bypassing:
-            found |= frozenset(_U32.unpack(key)[0] for key, _ in bypassing.items())
+def former_pods(pins: Iterable[Path], bypassing: Iterable[Path]) -> frozenset[int]:
+    """Devices by ifindex whose pods were served, by pins of maps `devices`, or seen to need it, by pins of
+    maps `bypassing`. Of one that is gone, or has another shape, nothing."""
+    found = frozenset[int]().union(*(_former_flagged(pin, abi.DEVICE_POD) for pin in pins))
+    for pin in bypassing:
+        with _readable(pin, _U64_SIZE) as opened:
+            if opened:
+                found |= frozenset(_U32.unpack(key)[0] for key, _ in opened.items())
     return found
+
+
+def _former_flagged(pin: Path, flag: int) -> frozenset[int]:
+    with _readable(pin, abi.DEVICE.size) as devices:
+        return _flagged(devices, flag) if devices else frozenset()
 
 
 def _flagged(devices: Map, flag: int) -> frozenset[int]:

@@ -1,49 +1,17 @@
-"""The maps of bpf/maps.h: opened by their pins, their shapes checked, and their sizes."""
+"""The maps of bpf/maps.h: their sizes, and how they are opened by their pins and checked."""
 
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
-from ebpfproxy.dataplanes.ebpf import abi
+from ebpfproxy.dataplanes.ebpf import abi, map_shapes
+from ebpfproxy.dataplanes.ebpf.map_shapes import MapShape
 from ebpfproxy.errors import AbiMismatch
 from ebpfproxy.kernel.bpf import Map
 
-_U32, _ADDRESS = 4, 16
 _HALF_OPEN_PART, _HALF_OPEN_MIN = 8, 4096
 """Half-open flows have an eighth of the room of established ones. With the default that is 32 768: a flood
 takes at most half of the ports by which one endpoint can be reached."""
-_SHAPES = {
-    "services": (abi.SERVICE_KEY.size, abi.SERVICE.size),
-    "service_names": (_U32, abi.SERVICE_NAME.size),
-    "slots": (_U32, _U32),
-    "endpoints": (_U32, abi.ENDPOINT.size),
-    "node": (_U32, abi.NODE.size),
-    "local_networks": (abi.NETWORK_KEY.size, _U32),
-    "affinity": (abi.AFFINITY_KEY.size, abi.AFFINITY.size),
-    "socket_peers": (_U32, abi.SOCKET_PEER.size),
-    "socket_flows": (abi.SOCKET_FLOW_KEY.size, abi.SOCKET_FLOW.size),
-    "counters": (_U32, 8),
-    "device_packets": (_U32, 8),
-    "source_ranges": (abi.SOURCE_RANGE_KEY.size, _U32),
-    "service_ports": (_U32, 8),
-    "frontend_addresses": (_ADDRESS, _U32),
-    "devices": (_U32, abi.DEVICE.size),
-    "bypassing": (_U32, 8),
-    "flows": (abi.FLOW_KEY.size, abi.FLOW.size),
-    "replies": (abi.FLOW_KEY.size, abi.REPLY.size),
-    "half_open_flows": (abi.FLOW_KEY.size, abi.FLOW.size),
-    "half_open_replies": (abi.FLOW_KEY.size, abi.REPLY.size),
-    "flow_ports": (_U32, abi.PORT_USES.size),
-    "exhausted_ports": (abi.FLOW_KEY.size, _U32),
-    "former_flows": (_U32, _U32),
-    "former_replies": (_U32, _U32),
-    "former_half_open_flows": (_U32, _U32),
-    "former_half_open_replies": (_U32, _U32),
-    "icmp_budget": (_U32, abi.ICMP_BUDGET.size),
-    "netfilter_flows": (abi.FLOW_KEY.size, _U32),
-    "fragments": (abi.FRAGMENT_KEY.size, abi.FRAGMENT.size),
-    "traffic": (_U32, abi.TRAFFIC.size),
-}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -64,21 +32,24 @@ class MapSizes:
         return {f"{name.upper()}_MAX": str(value) for name, value in sizes.items()}
 
 
+def shapes(sizes: MapSizes) -> dict[str, MapShape]:
+    """The maps by name, as this version makes them."""
+    return map_shapes.read(abi.source_directory(), sizes.defines())
+
+
 class Maps:
     """Every map, open. Close with `close`."""
 
     def __init__(self, directory: Path) -> None:
-        """Open those pinned in `directory`. Raises NotFound, and AbiMismatch for one of another shape."""
+        """Open those pinned in `directory`, whatever their sizes are.
+
+        Raises NotFound, and AbiMismatch for one whose key or value has another layout.
+        """
         self._maps: dict[str, Map] = {}
         try:
-            for name, shape in _SHAPES.items():
+            for name, shape in shapes(MapSizes()).items():
                 opened = self._maps[name] = Map.pinned(directory / name)
-                if (opened.shape.key_size, opened.shape.value_size) != shape:
-                    raise AbiMismatch(
-                        f"{directory / name} has keys of {opened.shape.key_size} and values of "
-                        f"{opened.shape.value_size} bytes, not {shape[0]} and {shape[1]}",
-                        "somebody else pinned it there: run `ebpfproxy cleanup`, then start again",
-                    )
+                _check(directory / name, opened, shape)
         except BaseException:
             self.close()
             raise
@@ -94,6 +65,19 @@ class Maps:
             opened.close()
 
 
+def _check(path: Path, opened: Map, shape: MapShape) -> None:
+    """bpffs remembers nothing of a layout: the name of the pin does, to which `path` is a link."""
+    found, wanted = (opened.shape.key_size, opened.shape.value_size), (shape.key_size, shape.value_size)
+    hint = "run `ebpfproxy cleanup`, then start the agent"
+    if found != wanted:
+        raise AbiMismatch(
+            f"{path} has keys of {found[0]} and values of {found[1]} bytes, not {wanted[0]} and {wanted[1]}",
+            hint,
+        )
+    if path.is_symlink() and map_shapes.layout_of(path.readlink().name) != shape.layout:
+        raise AbiMismatch(f"{path} has the layout of another version", hint)
+
+
 def is_complete(directory: Path) -> bool:
     """Whether all maps are pinned there."""
-    return all((directory / name).exists() for name in _SHAPES)
+    return all((directory / name).exists() for name in shapes(MapSizes()))

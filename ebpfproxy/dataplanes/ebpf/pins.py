@@ -1,12 +1,15 @@
-"""Where our objects are pinned below the bpffs root.
+"""Where objects are pinned below the bpffs root.
 
-    v1-<digest>/maps/NAME               one folder for each layout: abi.h, maps.h and the maps' sizes
-    v1-<digest>/programs_<digest>/NAME  one folder for each code that uses these maps
-    links/NAME                          what attaches a program to its hook
-    devices/IFINDEX_SIDE                the tcx link of a device, SIDE being ingress or egress
-    current -> v1-<digest>              the layout that is hooked in
+    maps/NAME-<shape>                 one pin for each map and shape
+    programs-<digest>/NAME            one folder for each code and its settings
+    programs-<digest>/maps/NAME       links to those pins of maps/ that these programs use
+    links/NAME                        what attaches a program to its hook
+    devices/IFINDEX_SIDE              the tcx link of a device, SIDE being ingress or egress
+    current -> programs-<digest>      the programs in force
 
-Two layouts exist side by side only while one takes over from the other. bpffs allows no dots in names.
+Two folders of programs exist side by side only while one replaces the other. Version 0.1 had a folder
+v2-<digest> with both maps and programs; it is recognized to be replaced and removed. bpffs allows no dots in
+names.
 """
 
 import hashlib
@@ -14,15 +17,16 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from ebpfproxy.dataplanes.ebpf import abi
-from ebpfproxy.dataplanes.ebpf.maps import MapSizes
 from ebpfproxy.errors import NotFound, Rejected
 
 _DIGITS = 10
+_PROGRAMS = "programs-"
+_PARTIAL = "_partial"  # as the compiler names a folder that is not complete
 
 
-def _digest(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:_DIGITS]
+def is_versioned(folder: Path) -> bool:
+    """Whether the pins of its maps have their shape in their names, which those of version 0.1 have not."""
+    return folder.name.startswith(_PROGRAMS)
 
 
 class Pins:
@@ -30,28 +34,51 @@ class Pins:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.maps = root / "maps"
         self.links = root / "links"
         self.devices = root / "devices"
         self.current = root / "current"
 
-    def layout(self, sizes: MapSizes) -> Path:
-        """The folder of the layout that this version has with these sizes."""
-        source = abi.source_directory()
-        texts = [(source / name).read_text() for name in ("abi.h", "maps.h")]
-        return self.root / f"v{abi.ABI_VERSION}-{_digest(*texts, str(sizes))}"
+    def programs(self, code: str) -> Path:
+        """The folder of the programs made of `code`: the source and what it is compiled with."""
+        return self.root / f"{_PROGRAMS}{hashlib.sha256(code.encode()).hexdigest()[:_DIGITS]}"
 
-    def layouts(self) -> Iterator[Path]:
-        """Every layout that is there, ours and others'."""
-        yield from sorted(path for path in self.root.glob("v*-*") if path.is_dir())
+    def folders(self) -> Iterator[Path]:
+        """Every folder of programs, also those of version 0.1 and those that are not complete."""
+        for pattern in (f"{_PROGRAMS}*", "v*-*"):
+            yield from sorted(path for path in self.root.glob(pattern) if path.is_dir())
 
     def loaded(self) -> Iterator[Path]:
-        """Those layouts that have programs: of others none was ever attached."""
-        for layout in self.layouts():
-            if any(not path.name.endswith("_partial") for path in layout.glob("programs_*")):
-                yield layout
+        """Those that have programs: of others none was ever attached."""
+        for folder in self.folders():
+            inner = [folder] if is_versioned(folder) else folder.glob("programs_*")
+            if not all(path.name.endswith(_PARTIAL) for path in inner):
+                yield folder
+
+    def pinned_programs(self, name: str) -> Iterator[Path]:
+        """Every pin of a program, of whatever code."""
+        for pattern in (f"{_PROGRAMS}*/{name}", f"v*-*/programs_*/{name}"):
+            yield from sorted(self.root.glob(pattern))
+
+    def pinned_maps(self, name: str) -> Iterator[Path]:
+        """Every pin of a map, of whatever shape."""
+        for pattern in (f"maps/{name}-*-*", f"v*-*/maps/{name}"):
+            yield from sorted(self.root.glob(pattern))
+
+    def maps_of(self, folder: Path | None) -> dict[str, Path]:
+        """By name, the pins of the maps that the programs of a folder use.
+
+        Those of version 0.1 have no shape in their names.
+        """
+        if folder is None or not (folder / "maps").is_dir():
+            return {}
+        return {
+            path.name: self.maps / path.readlink().name if path.is_symlink() else path
+            for path in (folder / "maps").iterdir()
+        }
 
     def hooked_in(self) -> Path:
-        """The layout whose programs are, or were last, attached.
+        """The folder whose programs are, or were last, attached.
 
         Raises NotFound, or Rejected where we may not look.
         """
@@ -66,21 +93,28 @@ class Pins:
                 "(localhost:10249/proxyMode) has, nft, iptables-save, ipvsadm -Ln and ipset list show",
             ) from failure
 
-    def set_current(self, layout: Path) -> None:
+    def in_force(self) -> Path | None:
+        """As `hooked_in`; None where there is no such folder."""
+        try:
+            folder = self.hooked_in()
+        except (NotFound, Rejected):
+            return None
+        return folder if folder.is_dir() else None
+
+    def set_current(self, folder: Path) -> None:
         """In one step."""
         fresh = self.root / "current_new"
         fresh.unlink(missing_ok=True)
-        fresh.symlink_to(layout.name)
+        fresh.symlink_to(folder.name)
         fresh.rename(self.current)
 
-    def programs(self, layout: Path, code: str) -> Path:
-        """The folder of the programs made of `code`: the whole source and what it was compiled with."""
-        return layout / f"programs_{_digest(code)}"
-
-    def remove_others(self, layout: Path, programs: Path) -> list[Path]:
-        """Drop the pins of all but these; what is attached stays alive by its link."""
-        stale = [path for path in self.layouts() if path != layout]
-        stale += [path for path in layout.glob("programs_*") if path != programs]
+    def remove_others(self, programs: Path) -> list[Path]:
+        """Drop the pins of all but these programs and their maps; what is attached stays by its link."""
+        stale = [path for path in self.folders() if path != programs]
         for path in stale:
             shutil.rmtree(path)
-        return stale
+        used = set(self.maps_of(programs).values())
+        unused = sorted(path for path in self.maps.glob("*") if path not in used)
+        for path in unused:
+            path.unlink()
+        return stale + unused

@@ -1,14 +1,15 @@
 """The programs: compiled where this code was not yet, attached to their hooks, replaced, detached."""
 
 import contextlib
+import re
 import shutil
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-from ebpfproxy.dataplanes.ebpf import abi, features
+from ebpfproxy.dataplanes.ebpf import abi, features, map_pins
 from ebpfproxy.dataplanes.ebpf.entries import ATTACHED, OUTDATED
 from ebpfproxy.dataplanes.ebpf.hooks import CLASSIFIERS, SCHED_CLS, SOCKET_HOOKS, TAIL_CALLS, Hook
-from ebpfproxy.dataplanes.ebpf.maps import MapSizes, is_complete
+from ebpfproxy.dataplanes.ebpf.maps import MapSizes, is_complete, shapes
 from ebpfproxy.dataplanes.ebpf.pins import Pins
 from ebpfproxy.errors import KernelError, NotFound, Rejected, Unsupported
 from ebpfproxy.kernel import bpf, cgroup
@@ -19,6 +20,7 @@ from ebpfproxy.log import Logger
 log = Logger(__name__)
 
 _SOURCES = ("connect.c", "tc.c")
+_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 
 
 def available_hooks() -> tuple[Hook, ...]:
@@ -50,7 +52,7 @@ def sources() -> tuple[Path, ...]:
 
 
 class Programs:
-    """The programs of one code for one layout, loaded and pinned, and their attachments to one cgroup."""
+    """The programs of one code with its settings, loaded and pinned, and their attachments to one cgroup."""
 
     def __init__(self, pins: Pins, cgroup_root: Path, sizes: MapSizes, kept_open: tuple[int, ...]) -> None:
         """Compile and load them, unless a former run left them pinned. Raises KernelError.
@@ -58,29 +60,19 @@ class Programs:
         `kept_open`: see `compiler.build`.
         """
         self.hooks = available_hooks()
-        self.layout = pins.layout(sizes)
-        self.maps = self.layout / "maps"
         self._pins = pins
         self._cgroup = cgroup_root
         source, *beside = sources()
         settings = sizes.defines() | features.defines()
         self._specs = specs(self.hooks)
-        self.directory = pins.programs(
-            self.layout, expand(source, *beside) + str(settings) + str(self._specs)
-        )
+        code = _COMMENT.sub("", expand(source, *beside))
+        self.directory = pins.programs(" ".join(code.split()) + str(settings) + str(self._specs))
+        self.maps = self.directory / "maps"
         if not self.is_pinned():
-            self._make_room()
-            build(
-                source,
-                settings,
-                self._specs,
-                self.maps,
-                self.directory,
-                kept_open,
-                tuple(beside),
-                TAIL_CALLS,
-            )
-            log.info("compiled and loaded", programs=len(self._specs), layout=self.layout.name)
+            links = self._make_room(sizes)
+            others = tuple(beside)
+            build(source, settings, self._specs, links, self.directory, kept_open, others, TAIL_CALLS)
+            log.info("compiled and loaded", programs=len(self._specs), folder=self.directory.name)
         self._programs = {spec.name: Program.pinned(self.directory / spec.name) for spec in self._specs}
         self._ids = {name: program.id for name, program in self._programs.items()}
         self.classifiers = {name: self._programs[name] for name in CLASSIFIERS}
@@ -91,16 +83,26 @@ class Programs:
         pinned = ((self.directory / spec.name).exists() for spec in self._specs)
         return is_complete(self.maps) and all(pinned)
 
-    def _make_room(self) -> None:
-        """Where one map's pin is missing all are made anew, since programs and maps belong together: those
-        that are attached would go on using the old ones, and share some with what we write."""
-        if not is_complete(self.maps):
-            shutil.rmtree(self.layout, ignore_errors=True)
-        shutil.rmtree(self.directory, ignore_errors=True)
+    def _make_room(self, sizes: MapSizes) -> Path:
+        """Have the maps, and a folder of links to them, to which the compiler adds the programs.
+
+        Where a pin of a map in force is gone, all maps are made again: programs that are attached go on using
+        the map that has no pin, beside others that this agent would write.
+        """
+        partial = self.directory.with_name(f"{self.directory.name}_partial")
         try:
-            self.maps.mkdir(parents=True, exist_ok=True)
+            in_force = self._pins.in_force()
+            former = self._pins.maps_of(in_force)
+            if in_force and not all(pin.exists() for pin in former.values()):
+                for folder in (in_force / "maps", self._pins.maps):
+                    shutil.rmtree(folder, ignore_errors=True)
+                former = {}
+            for path in (self.directory, partial):
+                shutil.rmtree(path, ignore_errors=True)
+            map_pins.provide(self._pins, partial / "maps", shapes(sizes), former)
         except OSError as failure:
-            raise Rejected(f"cannot make {self.maps}: {failure.strerror}") from failure
+            raise Rejected(f"cannot pin maps in {self._pins.root}: {failure.strerror}") from failure
+        return partial / "maps"
 
     def hook_states(self) -> dict[str, str]:
         """ATTACHED for the hooks where our programs run for every process below the cgroup: attached, and
@@ -188,7 +190,7 @@ class Programs:
                 former.close()
 
     def _former(self, hook: Hook) -> Program | None:
-        """The program of another code or layout that is attached without a link, found by its pin."""
+        """The program of another code that is attached without a link, found by its pin."""
         present = cgroup.programs(self._cgroup, hook.attach_type)
         for program in pinned_programs(self._pins, hook.name):
             if program.id in present and program.id != self._ids[hook.name]:
@@ -197,9 +199,9 @@ class Programs:
         return None
 
     def settle(self) -> None:
-        """Everything is attached: this layout is the current one, and others are let go."""
-        self._pins.set_current(self.layout)
-        for path in self._pins.remove_others(self.layout, self.directory):
+        """Everything is attached: these programs are in force, and the pins of others are removed."""
+        self._pins.set_current(self.directory)
+        for path in self._pins.remove_others(self.directory):
             log.info("replaced", what=path.relative_to(self._pins.root))
 
     def close(self) -> None:
@@ -215,15 +217,14 @@ def first_needed(failed: Mapping[str, KernelError]) -> KernelError | None:
 
 
 def pinned_programs(pins: Pins, name: str) -> Iterable[Program]:
-    """All programs of a hook that are pinned, of whatever layout and code."""
-    for layout in pins.layouts():
-        for path in sorted(layout.glob(f"programs_*/{name}")):
-            with contextlib.suppress(NotFound):
-                yield Program.pinned(path)
+    """All programs of a hook that are pinned, of whatever code."""
+    for path in pins.pinned_programs(name):
+        with contextlib.suppress(NotFound):
+            yield Program.pinned(path)
 
 
 def pinned_classifiers(pins: Pins) -> frozenset[int]:
-    """The ids of all programs for devices that are pinned, of whatever layout and code."""
+    """The ids of all programs for devices that are pinned, of whatever code."""
     found = set()
     for program in (each for name in CLASSIFIERS for each in pinned_programs(pins, name)):
         with contextlib.closing(program):

@@ -58,10 +58,12 @@ def alone(bpffs_root: Path) -> Iterator[Pins | None]:
 def remove_held(pins: Pins | None, cgroup_root: Path | None, dry_run: bool = False) -> list[str]:
     """As `remove`, within `alone`."""
     removed = programs.detach_all(pins, cgroup_root, dry_run=dry_run) if pins else []
-    layouts = list(pins.layouts()) if pins else []
-    clsacts = (devices.former_clsacts(layout / "maps") for layout in layouts)
-    removed += _remove_devices(pins, frozenset().union(*clsacts), dry_run)
-    removed += [f"maps and programs {layout.name}" for layout in layouts]
+    clsacts = devices.former_clsacts(pins.pinned_maps("devices") if pins else ())
+    removed += _remove_devices(pins, clsacts, dry_run)
+    if pins:
+        removed += [f"pins {path.name}" for path in pins.folders()]
+        if maps := len(list(pins.maps.glob("*"))):
+            removed.append(f"pins of {maps} maps")
     if cgroup_root:
         removed += [f"cgroup {name}" for name in cgroup.remove_temporary(cgroup_root, dry_run)]
     if pins and not dry_run:
@@ -82,8 +84,10 @@ def _unpin(pins: Pins) -> None:
     for folder in (pins.links, pins.devices):
         if folder.is_dir():
             folder.rmdir()
-    for layout in list(pins.layouts()):
-        shutil.rmtree(layout)
+    for path in list(pins.folders()):
+        shutil.rmtree(path)
+    if pins.maps.is_dir():
+        shutil.rmtree(pins.maps)
     for link in (pins.current, pins.root / "current_new"):
         link.unlink(missing_ok=True)
     if not any(pins.root.iterdir()) and not pins.root.is_mount():

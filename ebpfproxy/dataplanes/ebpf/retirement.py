@@ -39,7 +39,7 @@ from ebpfproxy.dataplanes.ebpf.flow_sweep import FlowMaps, FlowSweep
 from ebpfproxy.dataplanes.ebpf.flow_view import read_timeouts
 from ebpfproxy.dataplanes.ebpf.hooks import SOCKET_HOOKS
 from ebpfproxy.dataplanes.ebpf.maps import Maps
-from ebpfproxy.dataplanes.ebpf.pins import Pins
+from ebpfproxy.dataplanes.ebpf.pins import Pins, is_versioned
 from ebpfproxy.errors import AbiMismatch, NotFound
 from ebpfproxy.kernel.bpf import Map
 from ebpfproxy.log import Logger
@@ -79,23 +79,23 @@ class Retirement:
             if pins is None:
                 return removal.remove_held(None, self._cgroup), False
             try:
-                layouts = [_opened(layout, opened) for layout in pins.loaded()]
+                opened_maps = [_opened(folder, opened) for folder in pins.loaded()]
             except (AbiMismatch, NotFound) as failure:
                 log.warning("connections by maps of another version end", reason=failure.message)
                 return removal.remove_held(pins, self._cgroup), False
-            removed = self._let_go(pins, layouts)
+            removed = self._let_go(pins, opened_maps)
             if removed:
                 return removed, True
             removed = programs.detach_all(pins, self._cgroup)
-            having_flows = [maps for maps in layouts if _has_flows(maps)]
+            having_flows = [maps for maps in opened_maps if _has_flows(maps)]
             if having_flows:
                 return removed, True
             return removed + removal.remove_held(pins, self._cgroup), False
 
-    def _let_go(self, pins: Pins, layouts: list[Maps]) -> list[str]:
+    def _let_go(self, pins: Pins, opened: list[Maps]) -> list[str]:
         """Have nothing new become ours; what that took, nothing after the first time."""
         removed = programs.detach_all(pins, self._cgroup, _TAKING)
-        for maps in layouts:
+        for maps in opened:
             with contextlib.closing(maps["service_ports"].mapped()) as bits:
                 bits[:] = bytes(len(bits))
             emptied = {name: _empty(maps[name]) for name in ("frontend_addresses", "services", "affinity")}
@@ -104,14 +104,14 @@ class Retirement:
         return removed
 
 
-def _opened(layout: Path, stack: contextlib.ExitStack) -> Maps:
-    """The maps of a layout, to be closed by the stack.
+def _opened(folder: Path, stack: contextlib.ExitStack) -> Maps:
+    """The maps that the programs of a folder use, to be closed by the stack.
 
-    Raises AbiMismatch, or NotFound, where they are not like ours.
+    Raises AbiMismatch where they are those of another version, NotFound where one is gone.
     """
-    if not layout.name.startswith(f"v{abi.ABI_VERSION}-"):
-        raise AbiMismatch(f"{layout.name} is of another ABI")
-    maps = Maps(layout / "maps")
+    if not is_versioned(folder):
+        raise AbiMismatch(f"{folder.name} is of version 0.1")
+    maps = Maps(folder / "maps")
     stack.callback(maps.close)
     return maps
 

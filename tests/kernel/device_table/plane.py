@@ -97,8 +97,8 @@ def _pin(bpffs: Path, ifindex: int, side: Side) -> Path:
 
 
 def pinned(bpffs: Path, *names: str) -> tuple[int, ...]:
-    """The ids of the current layout's programs."""
-    (folder,) = (bpffs / "current").resolve().glob("programs_*")
+    """The ids of the programs in force."""
+    folder = bpffs / "current"
     ids = []
     for name in names:
         with contextlib.closing(Program.pinned(folder / name)) as program:

@@ -33,15 +33,13 @@ pytestmark = pytest.mark.kernel
 
 def node_entry(place: BpfPlace) -> tuple[int, int]:
     """Flags and inlet."""
-    (layout,) = place.bpffs.glob("v*-*")
-    with contextlib.closing(Map.pinned(layout / "maps" / "node")) as opened:
+    with contextlib.closing(Map.pinned(place.bpffs / "current" / "maps" / "node")) as opened:
         _, flags, inlet, *_ = abi.NODE.unpack(opened.lookup(bytes(4)) or b"")
     return flags, inlet
 
 
 def test_the_entry_of_the_node_is_repaired_when_it_is_read(dataplane: EbpfDataplane, place: BpfPlace) -> None:
-    (layout,) = place.bpffs.glob("v*-*")
-    with contextlib.closing(Map.pinned(layout / "maps" / "node")) as opened:
+    with contextlib.closing(Map.pinned(place.bpffs / "current" / "maps" / "node")) as opened:
         before = opened.lookup(bytes(4))
         opened.update(bytes(4), bytes(abi.NODE.size))
         dataplane.read()
@@ -147,7 +145,7 @@ def test_an_inlet_that_cannot_be_had_again_stops_no_sync_but_a_start(
     with running(off) as first:
         assert not bring(first, NOBODY)
         before = node_entry(place)
-        with contextlib.closing(Map.pinned(next(place.bpffs.glob("v*-*/maps")) / "node")) as opened:
+        with contextlib.closing(Map.pinned(next(place.bpffs.glob("programs-*/maps")) / "node")) as opened:
             opened.update(bytes(4), bytes(abi.NODE.size))
         monkeypatch.setattr(inlet, "ensure_inlet", refuse)
         assert not bring(first, plan("net"))
@@ -158,7 +156,7 @@ def test_an_inlet_that_cannot_be_had_again_stops_no_sync_but_a_start(
         EbpfDataplane(off).open()
 
 
-def test_hooks_of_another_layout_go_where_none_are_wanted(settings: EbpfSettings, node: Namespace) -> None:
+def test_hooks_of_former_programs_go_where_none_are_wanted(settings: EbpfSettings, node: Namespace) -> None:
     with running(settings) as first:
         bring(first, NOBODY)
     other = dataclasses.replace(settings, sizes=OTHER_SIZES, socket_lb=SocketLb.OFF)

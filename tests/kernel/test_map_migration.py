@@ -1,0 +1,384 @@
+"""Contents that only programs write, from maps of one size into maps of another."""
+
+import contextlib
+import dataclasses
+import errno
+import itertools
+import logging
+import struct
+from collections.abc import Iterator
+from socket import htons
+from typing import Any
+
+import pytest
+
+from ebpfproxy.dataplanes.ebpf import abi, map_migration
+from ebpfproxy.dataplanes.ebpf.map_migration import Migration
+from ebpfproxy.dataplanes.ebpf.maps import Maps, MapSizes, shapes
+from ebpfproxy.dataplanes.ebpf.pins import Pins
+from ebpfproxy.kernel import bpf
+from ebpfproxy.kernel.bpf import Map
+from ebpfproxy.model.address import Protocol, parse_address
+from tests.kernel.migration_maps import SIZES, make, opened
+from tests.support.bpf_place import bpf_place
+from tests.support.flows import a_flow, entries
+from tests.support.system_calls import counted
+
+pytestmark = pytest.mark.kernel
+
+U32, U64 = struct.Struct("=I"), struct.Struct("=Q")
+PRESENT = MapSizes(64, 64, 64, 64, 24, 2048, 16)
+TCP, UDP = Protocol.TCP, Protocol.UDP
+VIP, ONE, TWO = map(parse_address, ("10.96.0.1", "10.1.0.1", "10.1.0.2"))
+Entries = dict[bytes, bytes]
+
+
+@pytest.fixture
+def pins() -> Iterator[Pins]:
+    with bpf_place() as made:
+        yield Pins(made.bpffs)
+
+
+class Both:
+    """The maps of former programs, and those of the present ones."""
+
+    def __init__(self, pins: Pins, former: MapSizes = SIZES, present: MapSizes = PRESENT) -> None:
+        self.pins = pins
+        self.sizes = present
+        make(pins, "a", former)
+        make(pins, "b", present)
+        self.former, self.present = opened(pins, "a"), opened(pins, "b")
+        pins.set_current(pins.root / "programs-a")
+
+    def close(self) -> None:
+        self.former.close()
+        self.present.close()
+
+    def migration(self) -> "contextlib.closing[Migration]":
+        former = self.pins.maps_of(self.pins.in_force())
+        return contextlib.closing(Migration(shapes(self.sizes), self.present, former))
+
+
+@pytest.fixture
+def both(pins: Pins) -> Iterator[Both]:
+    with contextlib.closing(Both(pins)) as made:
+        yield made
+
+
+def peer(cookie: int, place: bytes = ONE, protocol: Protocol = UDP) -> bytes:
+    return abi.SOCKET_PEER.pack(cookie, place, htons(5353), protocol, 0, 7, VIP, htons(53), 0, 9, 0)
+
+
+def connect(maps: Maps, cookie: int, place: bytes = ONE, protocol: Protocol = UDP, way: int = 0) -> None:
+    """As peer_write() of socket.h."""
+    at = (cookie + way) % maps["socket_peers"].shape.max_entries
+    maps["socket_peers"].update(U32.pack(at), peer(cookie, place, protocol))
+
+
+def forget(maps: Maps, cookie: int) -> None:
+    """As socket_forget() of socket.h."""
+    for key, value in list(maps["socket_peers"].items()):
+        if U64.unpack_from(value)[0] == cookie:
+            maps["socket_peers"].update(key, bytes(U64.size) + value[U64.size :])
+
+
+def peers(maps: Maps) -> dict[int, bytes]:
+    """By cookie. Each is where the programs look for it, and once."""
+    found: dict[int, bytes] = {}
+    size = maps["socket_peers"].shape.max_entries
+    for key, value in maps["socket_peers"].items():
+        (cookie,) = U64.unpack_from(value)
+        if cookie:
+            assert (U32.unpack(key)[0] - cookie) % size < abi.SOCKET_WAYS
+            assert cookie not in found
+            found[cookie] = value
+    return found
+
+
+def datagrams(cookie: int, place: bytes = ONE) -> Entries:
+    """Both entries of an unconnected socket."""
+    found = {}
+    for direction, key, value in (
+        (abi.TO_ENDPOINT, (VIP, htons(53)), (place, htons(5353))),
+        (abi.TO_FRONTEND, (place, htons(5353)), (VIP, htons(53))),
+    ):
+        packed = abi.SOCKET_FLOW_KEY.pack(cookie, *key, UDP, direction, 0)
+        found[packed] = abi.SOCKET_FLOW.pack(*value, 0, 7, 9)
+    return found
+
+
+def client(number: int, last_used: int = 5) -> Entries:
+    key = abi.AFFINITY_KEY.pack(U64.pack(number) + bytes(8), 7, abi.CLIENT_NETNS)
+    return {key: abi.AFFINITY.pack(last_used, 9, 0)}
+
+
+def write(of: Map, contents: Entries) -> None:
+    of.update_all(list(contents.items()))
+
+
+def read(of: Map) -> Entries:
+    return dict(of.items())
+
+
+# Sockets and clients
+
+
+def test_sockets_and_clients_are_copied_as_they_are(both: Both) -> None:
+    for cookie, place, protocol in ((1000, ONE, UDP), (1001, TWO, TCP)):
+        connect(both.former, cookie, place, protocol)
+    write(both.former["socket_flows"], datagrams(1002))
+    write(both.former["affinity"], client(1))
+    with both.migration() as migration:
+        migration.copy()
+    assert peers(both.present) == {1000: peer(1000), 1001: peer(1001, TWO, TCP)}
+    assert both.present["socket_flows"].shape.id != both.former["socket_flows"].shape.id
+    assert read(both.present["socket_flows"]) == datagrams(1002)
+    assert read(both.present["affinity"]) == client(1)
+
+
+def test_what_new_programs_have_written_stays(both: Both) -> None:
+    connect(both.present, 1000, TWO, way=3)
+    write(both.present["affinity"], client(1, 500))
+    connect(both.former, 1000)
+    write(both.former["affinity"], client(1, 400))
+    with both.migration() as migration:
+        migration.copy()
+    assert peers(both.present) == {1000: peer(1000, TWO)}
+    assert read(both.present["affinity"]) == client(1, 500)
+
+
+def test_a_second_copy_brings_what_changed(both: Both) -> None:
+    with both.migration() as migration:
+        for cookie in (1000, 1001, 1002):
+            connect(both.former, cookie)
+        migration.copy()
+        connect(both.former, 1000, TWO)
+        forget(both.former, 1001)
+        connect(both.former, 1003)
+        forget(both.present, 1002)  # closed, and only the new programs saw it
+        write(both.former["socket_flows"], datagrams(1004))
+        migration.copy()
+    assert peers(both.present) == {1000: peer(1000, TWO), 1003: peer(1003)}
+    assert read(both.present["socket_flows"]) == datagrams(1004)
+
+
+def test_a_socket_that_new_programs_connected_again_is_theirs(both: Both) -> None:
+    with both.migration() as migration:
+        connect(both.former, 1000)
+        migration.copy()
+        connect(both.present, 1000, TWO)
+        forget(both.former, 1000)
+        migration.copy()
+    assert peers(both.present) == {1000: peer(1000, TWO)}
+
+
+def test_what_new_programs_removed_is_not_copied_again(both: Both) -> None:
+    write(both.former["socket_flows"], datagrams(1000))
+    with both.migration() as migration:
+        migration.copy()
+        (first, _) = datagrams(1000)
+        both.present["socket_flows"].delete(first)
+        migration.copy()
+    assert first not in read(both.present["socket_flows"])
+
+
+def test_a_smaller_array_keeps_udp_before_tcp(both: Both) -> None:
+    """Stale UDP sockets have to be found; of a TCP socket only getpeername() needs the entry."""
+    size = both.present["socket_peers"].shape.max_entries
+    for cookie in range(1000, 1000 + size):
+        connect(both.present, cookie, protocol=TCP)
+    connect(both.former, 2000, protocol=TCP)
+    for cookie in range(2001, 2001 + size):
+        connect(both.former, cookie)
+    with both.migration() as migration:
+        migration.copy()
+    assert peers(both.present).keys() == set(range(2001, 2001 + size))
+
+
+def test_sockets_that_new_programs_connected_make_no_room(both: Both) -> None:
+    size = both.present["socket_peers"].shape.max_entries
+    for cookie in range(1000, 1000 + size):
+        connect(both.present, cookie)
+    before = peers(both.present)
+    connect(both.former, 2000)
+    with both.migration() as migration:
+        migration.copy()
+    assert peers(both.present) == before
+
+
+def test_a_smaller_map_is_not_overfilled(pins: Pins) -> None:
+    sizes = dataclasses.replace(SIZES, affinity=256), dataclasses.replace(PRESENT, affinity=64)
+    with contextlib.closing(Both(pins, *sizes)) as both:
+        known: Entries = {}
+        for number in range(200):
+            known |= client(number)
+        write(both.former["affinity"], known)
+        newer = {key: value for number in range(1000, 1016) for key, value in client(number).items()}
+        write(both.present["affinity"], newer)
+        with both.migration() as migration, pytest.MonkeyPatch.context() as patch:
+            written: list[bytes] = []
+            real = Map.update
+
+            def update(self: Map, key: bytes, *rest: Any) -> None:
+                written.append(key)
+                real(self, key, *rest)
+
+            patch.setattr(Map, "update", update)
+            migration.copy()
+        assert len(written) == 64 - len(newer)
+        assert read(both.present["affinity"]).items() <= known.items() | newer.items()
+
+
+def test_65536_connected_sockets_take_few_system_calls(pins: Pins, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are copied in memory: one call for each would take seconds, in which former programs run."""
+    sizes = (dataclasses.replace(SIZES, sockets=number) for number in (131_072, 262_144))
+    with contextlib.closing(Both(pins, *sizes)) as both:
+        cookies = range(10_000, 10_000 + 65_536)
+        both.former["socket_peers"].update_all([(U32.pack(n % 131_072), peer(n)) for n in cookies])
+        with both.migration() as migration:
+            calls = counted(monkeypatch)
+            migration.copy()
+            assert 0 < calls() < 65_536 / 10
+        assert peers(both.present).keys() == set(cookies)
+
+
+# Flows
+
+
+def test_new_programs_look_up_flows_until_all_are_copied(both: Both) -> None:
+    flows = entries(a_flow(1), a_flow(2, masquerade="192.0.2.10"))
+    write(both.former["flows"], flows)
+    with both.migration() as migration:
+        migration.start()
+        shown = both.present["former_flows"].lookup(bytes(4))
+        assert shown
+        assert U32.unpack(shown)[0] == both.former["flows"].shape.id
+        assert read(both.present["flows"]) == {}
+        migration.finish_flows()
+        assert both.present["former_flows"].lookup(bytes(4)) is None
+    assert read(both.present["flows"]) == flows
+
+
+def test_a_flow_that_new_programs_have_met_stays_as_they_know_it(both: Both) -> None:
+    former, newer = entries(a_flow(1, last_seen=5)), entries(a_flow(1, last_seen=6))
+    write(both.former["flows"], former | entries(a_flow(2)))
+    with both.migration() as migration:
+        migration.start()
+        write(both.present["flows"], newer)
+        migration.finish_flows()
+    assert read(both.present["flows"]) == newer | entries(a_flow(2))
+
+
+def test_flows_are_copied_once(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sync comes at each change, and there may be hundreds of thousands."""
+    write(both.former["flows"], entries(a_flow(1)))
+    with both.migration() as migration:
+        migration.start()
+        migration.finish_flows()
+        calls = counted(monkeypatch)
+        migration.finish_flows()
+        assert calls() == 0
+
+
+def test_where_the_kernel_refuses_the_fallback_flows_are_copied_at_once(
+    both: Both, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As before Linux 5.10, where both maps must have the same size."""
+    write(both.former["flows"], entries(a_flow(1)))
+    real = Map.update
+
+    def update(self: Map, *given: Any) -> None:
+        if self.name == "former_flows":
+            raise bpf.error(errno.EINVAL, "cannot write map former_flows")
+        real(self, *given)
+
+    monkeypatch.setattr(Map, "update", update)
+    with both.migration() as migration, caplog.at_level(logging.ERROR):
+        migration.start()
+    assert [record.message for record in caplog.records] == [map_migration.NO_FALLBACK]
+    assert read(both.present["flows"]) == entries(a_flow(1))
+
+
+def test_a_locked_bucket_is_tried_again(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    flows = entries(a_flow(1))
+    write(both.former["flows"], flows)
+    real, attempts = Map.update, itertools.count()
+
+    def update(self: Map, *given: Any) -> None:
+        if self.name == "flows" and not next(attempts):
+            raise bpf.error(errno.EBUSY, "cannot write map flows")
+        real(self, *given)
+
+    monkeypatch.setattr(Map, "update", update)
+    with both.migration() as migration:
+        migration.finish_flows()
+    assert read(both.present["flows"]) == flows
+
+
+# What is not migrated
+
+
+def messages(caplog: pytest.LogCaptureFixture) -> list[tuple[str, dict[str, object]]]:
+    return [(record.message, vars(record)["values"]) for record in caplog.records]
+
+
+def test_maps_of_another_layout_are_discarded_by_name(
+    both: Both, pins: Pins, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those that the plan writes are not named."""
+    links = pins.root / "programs-a" / "maps"
+    for name in ("flows", "affinity", "devices", "services"):
+        pin = links / name
+        there = pins.maps / pin.readlink().name
+        other = pins.maps / f"{name}-00000000-{there.name.rpartition('-')[2]}"
+        there.rename(other)
+        pin.unlink()
+        pin.symlink_to(f"../../maps/{other.name}")
+    write(both.former["affinity"], client(1))
+    connect(both.former, 1000)
+    with caplog.at_level(logging.WARNING), both.migration() as migration:
+        migration.start()
+        migration.finish_flows()
+    assert messages(caplog) == [(map_migration.DISCARDED, {"maps": "affinity,flows"})]
+    assert read(both.present["affinity"]) == {}
+    assert peers(both.present) == {1000: peer(1000)}
+
+
+def test_maps_of_version_0_1_are_discarded(both: Both, pins: Pins, caplog: pytest.LogCaptureFixture) -> None:
+    """Their pins say nothing of their layout."""
+    folder = pins.root / "v2-0123456789" / "maps"
+    folder.mkdir(parents=True)
+    for name in ("flows", "affinity", "socket_flows", "socket_peers", "services"):
+        both.former[name].pin(folder / name)
+    pins.set_current(folder.parent)
+    write(both.former["affinity"], client(1))
+    with caplog.at_level(logging.WARNING), both.migration() as migration:
+        migration.start()
+        migration.finish_flows()
+    ((message, values),) = messages(caplog)
+    assert (message, values) == (
+        map_migration.DISCARDED,
+        {"maps": "affinity,flows,socket_flows,socket_peers"},
+    )
+    assert read(both.present["affinity"]) == {}
+
+
+def test_maps_of_the_same_shape_need_no_migration(pins: Pins, monkeypatch: pytest.MonkeyPatch) -> None:
+    with contextlib.closing(Both(pins, SIZES, SIZES)) as both:
+        write(both.former["flows"], entries(a_flow(1)))
+        with both.migration() as migration:
+            calls = counted(monkeypatch)
+            migration.start()
+            assert calls() == 0
+        assert read(both.present["flows"]) == entries(a_flow(1))
+
+
+def test_after_the_end_nothing_is_copied(both: Both) -> None:
+    with both.migration() as migration:
+        pass
+    connect(both.former, 1000)
+    write(both.former["flows"], entries(a_flow(1)))
+    migration.start()
+    migration.finish_flows()
+    assert peers(both.present) == {}
+    assert read(both.present["flows"]) == {}
