@@ -49,7 +49,7 @@ def test_the_entry_of_the_node_is_repaired_when_it_is_read(dataplane: EbpfDatapl
 
 def icmp_limits(place: BpfPlace) -> tuple[int, int]:
     """ICMP errors per second, and at once."""
-    (layout,) = place.bpffs.glob("v*-*")
+    (layout,) = place.bpffs.glob("programs-*")
     with contextlib.closing(Map.pinned(layout / "maps" / "node")) as opened:
         *_, rate, burst = abi.NODE.unpack(opened.lookup(bytes(4)) or b"")
     return rate, burst

@@ -22,6 +22,7 @@ from ebpfproxy.dataplanes.ebpf.settings import EbpfSettings
 from ebpfproxy.errors import AlreadyExists, Rejected
 from ebpfproxy.kernel import tc
 from ebpfproxy.kernel.bpf import Map, Program
+from ebpfproxy.kernel.compiler import TAIL_CALLS
 from ebpfproxy.kernel.lock import FolderLock
 from ebpfproxy.plan.service_plan import DeviceRole, NodePlan
 from tests.kernel.device_table.plane import (
@@ -259,7 +260,7 @@ def as_of_version_0_1(settings: EbpfSettings) -> None:
     for name in ("maps", "programs_1"):
         (former / name).mkdir(parents=True)
     for path in (root / "current").iterdir():
-        if not path.is_dir():
+        if not path.is_dir() and path.name != TAIL_CALLS:
             with contextlib.closing(Program.pinned(path)) as program:
                 program.pin(former / "programs_1" / path.name)
     for path in (root / "current" / "maps").iterdir():

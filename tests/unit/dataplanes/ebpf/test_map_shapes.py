@@ -11,6 +11,7 @@ from ebpfproxy.dataplanes.ebpf.map_shapes import SERVICE_MAPS, MapShape
 from ebpfproxy.dataplanes.ebpf.maps import MapSizes
 
 SIZES = MapSizes()
+FLOW_MAPS = {"flows", "replies", "half_open_flows", "half_open_replies"}
 
 
 def read(source: Path, sizes: MapSizes = SIZES) -> dict[str, MapShape]:
@@ -60,7 +61,7 @@ def test_neither_do_a_new_struct_and_other_order(source: Path) -> None:
 @pytest.mark.parametrize(
     ("size", "maps"),
     [
-        ("flows", {"flows"}),
+        ("flows", FLOW_MAPS),
         ("affinity", {"affinity"}),
         ("sockets", {"socket_peers", "socket_flows"}),
         ("endpoints", set(SERVICE_MAPS)),
@@ -81,7 +82,7 @@ def test_another_field_changes_the_maps_that_have_it(source: Path) -> None:
 )
 def test_another_order_or_type_of_fields_is_another_layout(source: Path, new: str) -> None:
     edit(source, "abi.h", "__be16 client_port;\n\t__be16 frontend_port;", new)
-    assert relaid(source) == {"flows", "former_flows"}
+    assert relaid(source) == {"replies", "half_open_replies", "former_replies", "former_half_open_replies"}
 
 
 def test_a_nested_struct_counts(source: Path) -> None:
@@ -107,8 +108,8 @@ def test_an_array_of_maps_is_as_the_maps_in_it(source: Path) -> None:
     edit(
         source,
         "maps.h",
-        'PINNED("lru_hash", struct flow_key, struct flow, flows',
         'PINNED("hash", struct flow_key, struct flow, flows',
+        'PINNED("lru_hash", struct flow_key, struct flow, flows',
     )
     assert changed(source) == {"flows", "former_flows"}
 
