@@ -176,14 +176,11 @@ def forwarding(_rough_pair: TwoNodes) -> Iterator[tuple[TwoNodes, Everywhere]]:
     _rough_pair.forget()
 
 
-IN_TC_INDEX = pytest.mark.xfail(strict=True, reason="state passed in tc_index")
-
-
 @pytest.mark.parametrize("way", WAYS, ids=["tcx", "tc"])
 @pytest.mark.parametrize(
     ("side", "action"),
     [
-        pytest.param(Side.INGRESS, PASS, marks=IN_TC_INDEX, id="ingress-pass"),
+        pytest.param(Side.INGRESS, PASS, id="ingress-pass"),
         pytest.param(Side.INGRESS, NEXT, id="ingress-next"),
         pytest.param(Side.EGRESS, PASS, id="egress-pass"),
         pytest.param(Side.EGRESS, NEXT, id="egress-next"),
