@@ -22,11 +22,12 @@ int egress_unmarked(struct __sk_buff *skb)
 }
 
 /* Programs that first put an address back, without its checksums, and floors that do that alone. */
-#define CLIENT_V4 {bpf_htonl(0xc0000205)}					  /* 192.0.2.5 */
-#define CLIENT_V6 {bpf_htonl(0x20010db8), 0, 0, bpf_htonl(5)}			  /* 2001:db8::5 */
-#define NODE_V4	  {bpf_htonl(0xac120002)}					  /* 172.18.0.2 */
-#define NODE_V6	  {bpf_htonl(0xfd000172), bpf_htonl(0x00180000), 0, bpf_htonl(2)} /* fd00:172:18::2 \
-										   */
+#define CLIENT_V4 {bpf_htonl(0xc0000205)}		      /* 192.0.2.5 */
+#define CLIENT_V6 {bpf_htonl(0x20010db8), 0, 0, bpf_htonl(5)} /* 2001:db8::5 */
+#define NODE_V4	  {bpf_htonl(0xac120002)}		      /* 172.18.0.2 */
+#define NODE_V6                                                                                    \
+	{bpf_htonl(0xfd000172), bpf_htonl(0x00180000), 0, bpf_htonl(2)} /* fd00:172:18::2          \
+									 */
 
 #define PUT_BACK(name, words, offset, then)                                                        \
 	static __always_inline void put_back_##name(struct __sk_buff *skb)                         \
