@@ -111,9 +111,9 @@ static __always_inline struct flow *flow_of_reply(struct scratch *scratch)
 enum masquerading {
 	MASQUERADED_AS, /* `scratch->flow.masquerade` is the address, and the port is the packet's
 			 */
-	CHOOSE_AGAIN, /* somebody else uses the port with the address: the flow gets another port */
-	NO_ADDRESS,   /* the device has none, which is counted */
-	NOT_ITS_FLOW, /* the flow that the reply belongs to has ended */
+	CHOOSE_AGAIN,	/* the port is in use with the address: the flow gets another one */
+	NO_ADDRESS,	/* the device has none, which is counted */
+	NOT_ITS_FLOW,	/* the flow that the reply belongs to has ended */
 };
 
 /* The first forwarded packet of a flow: which address it gets is known only now. */

@@ -173,7 +173,7 @@ static __always_inline void flow_key_of(struct flow_key *key, u8 protocol,
 	key->pad = 0;
 }
 
-/* An address in 32 bits: IPv4 is told apart exactly, IPv6 among the few addresses of one node.
+/* An address in 32 bits: exact for IPv4; for IPv6 it distinguishes the few addresses of a node.
  * Never 0.
  */
 static __always_inline u32 address_digest(const struct address *address)
@@ -505,7 +505,7 @@ static __always_inline void reply_key_unmasqueraded(struct flow_key *key,
 	key->side = AT_EGRESS;
 }
 
-/* EBUSY: somebody reads this bucket just now (htab_lock_bucket()); cilium #35010. */
+/* EBUSY: the bucket is locked by a reader (htab_lock_bucket()); cilium #35010. */
 #define RETRY(write)                                                                               \
 	({                                                                                         \
 		int failed = 0;                                                                    \

@@ -76,7 +76,7 @@ static __always_inline bool tcp_socket_gets(struct __sk_buff *skb, struct bpf_so
 
 #endif
 
-/* Whether somebody else on this node has a connection from the address and port to the endpoint: a
+/* Whether another user of this node has a connection from the address and port to the endpoint: a
  * socket, or netfilter, whose connections from before this dataplane are in `netfilter_flows`.
  */
 static __always_inline bool is_used_by_others(struct __sk_buff *skb, const struct address *endpoint,
@@ -124,7 +124,7 @@ static __always_inline bool reply_is_same(const struct reply *one, const struct 
 }
 
 /* What is at `scratch->reply_key`. Being closed is not enough to be over: who was connected may not
- * know yet, and what is under way would come to somebody else's connection.
+ * know yet, and what is under way would reach another connection.
  */
 static __always_inline enum place place_of(struct scratch *scratch)
 {
@@ -147,8 +147,8 @@ static __always_inline enum place place_of(struct scratch *scratch)
 		   : TAKEN;
 }
 
-/* Take `scratch->reply_key` for `scratch->reply`. EEXIST: another flow was faster, or somebody else
- * uses the port with the same address. Otherwise as bpf_map_update_elem().
+/* Take `scratch->reply_key` for `scratch->reply`. EEXIST: another flow was faster, or another user
+ * of the node uses the port with the same address. Otherwise as bpf_map_update_elem().
  */
 static __always_inline int take_place(struct __sk_buff *skb, enum place place,
 				      struct scratch *scratch)
