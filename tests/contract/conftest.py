@@ -1,8 +1,10 @@
 """What the contract of a dataplane is checked against: the fake, and each real one."""
 
+import contextlib
 import itertools
 import os
 import socket
+import struct
 import subprocess
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -21,10 +23,14 @@ from ebpfproxy.dataplanes.ipvs.settings import IpvsSettings
 from ebpfproxy.dataplanes.nftables.dataplane import NftablesDataplane
 from ebpfproxy.dataplanes.nftables.settings import NftablesSettings
 from ebpfproxy.errors import Unsupported
-from ebpfproxy.kernel import ipvs, netns
+from ebpfproxy.kernel import ipvs, netns, tc, tcx
+from ebpfproxy.kernel.bpf import Link, bpf
+from ebpfproxy.kernel.tc import Side
 from ebpfproxy.plan.service_plan import NodePlan
 from tests.support.bpf_place import BpfPlace, bpf_place
 from tests.support.clock import Clock
+
+_LINK_GET_FD_BY_ID = 30  # BPF_LINK_GET_FD_BY_ID
 
 ROOM = 8
 """How many frontends the dataplanes of these tests have room for."""
@@ -83,7 +89,14 @@ class RealDevices:
         _run("ip", "link", "set", old, "name", new)
 
     def strip(self, name: str) -> None:
-        _run("tc", "qdisc", "del", "dev", name, "clsact")
+        ifindex = socket.if_nametoindex(name)
+        if tc.has_clsact(ifindex):
+            _run("tc", "qdisc", "del", "dev", name, "clsact")
+        for side in Side if tcx.is_supported() else ():
+            for placed in tcx.programs(ifindex, side):
+                fd, _ = bpf(_LINK_GET_FD_BY_ID, struct.pack("=I", placed.link_id), "cannot open the link")
+                with contextlib.closing(Link(fd, name)) as link:
+                    link.detach()
 
 
 def _run(*command: str) -> None:
