@@ -10,8 +10,8 @@
 #include "reserve.h"
 #include "route.h"
 
-/* Whether it is not merely overheard. A pod's port of a bridge sees as somebody else's what is for
- * the bridge.
+/* Whether the frame is for this node. At a pod's port of a bridge, frames for the bridge itself are
+ * PACKET_OTHERHOST.
  */
 static __always_inline bool is_for_us(struct __sk_buff *skb)
 {

@@ -139,8 +139,8 @@ class StaleSockets:
         counts = SocketCounts(reconnected, left=len(failed))
         self._report(stale, failed)
         if failed and self._destroy:
-            destroyed, withstood = self._destroy_all({each: stale[each] for each in failed})
-            counts = SocketCounts(reconnected, destroyed, withstood, withstood)
+            destroyed, not_destroyed = self._destroy_all({each: stale[each] for each in failed})
+            counts = SocketCounts(reconnected, destroyed, not_destroyed, not_destroyed)
         if any(counts) or self._left:
             self._counted(counts)
         self._left = counts.left
