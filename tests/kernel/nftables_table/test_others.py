@@ -147,7 +147,12 @@ def test_what_a_kernel_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found[0].remedy == "modprobe -a nft_masq"
 
 
-@pytest.mark.parametrize("used", [{Family.IPV4}, {Family.IPV6}, set(Family), set()], ids=str)
+@pytest.mark.parametrize(
+    "used",
+    [{Family.IPV4}, {Family.IPV6}, set(Family), set()],
+    # Not ids=str: two workers of one run would order the set, and so name the test, differently.
+    ids=["ipv4", "ipv6", "both", "neither"],
+)
 def test_a_family_that_is_missing_is_preferred_where_the_node_uses_it(
     monkeypatch: pytest.MonkeyPatch, used: set[Family]
 ) -> None:
