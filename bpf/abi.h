@@ -301,7 +301,8 @@ struct reply {
 	__u32 last_seen;
 	__u32 sequence_end;
 	__u32 acknowledged;
-	__u32 pad2;
+	__u32 device; /* the index of the one that the client's first packet came in by; 0: the
+			 client is this node */
 };
 
 /* Value of `flow_ports`, for 64 ports in a row; a line of FLOW_PORT_LINE for each protocol (enum

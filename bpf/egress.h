@@ -11,6 +11,7 @@
 #include "icmp_error.h"
 #include "reserve.h"
 #include "route.h"
+#include "socket.h"
 
 /* What a packet at egress is. */
 enum outgoing {
@@ -191,6 +192,17 @@ static __always_inline int icmp_egress(struct __sk_buff *skb, struct packet *pac
 											: DROP;
 }
 
+/* Whether the stack has routed a reply to another device than the frontend's address would take,
+ * and the request came in by that one: where pods are routed by their own addresses, the
+ * endpoint's address decides, which the reply has until it is here.
+ */
+static __always_inline bool leaves_elsewhere(struct __sk_buff *skb, const struct packet *packet,
+					     const struct reply *reply, struct bpf_redir_neigh *hop)
+{
+	return reply->device && reply->device != skb->ifindex &&
+	       route(skb, packet, &reply->frontend, &reply->client, hop) == reply->device;
+}
+
 /* The endpoint's packet gets the address back that its client connected to. Masqueraded replies
  * were counted at ingress.
  */
@@ -203,7 +215,11 @@ static __always_inline int reply_out(struct __sk_buff *skb, struct packet *packe
 		carried(reply->service_id, packet->length, false, false);
 	tuple_set(&scratch->to, &reply->frontend, reply->frontend_port, &reply->client,
 		  reply->client_port);
-	return rewrite(skb, packet, &scratch->to) ? PASS_ON : DROP;
+	if (!rewrite(skb, packet, &scratch->to))
+		return DROP;
+	return leaves_elsewhere(skb, packet, reply, &scratch->hop)
+		   ? redirect_out(skb, reply->device, &scratch->hop)
+		   : PASS_ON;
 }
 
 /* Make `scratch->flow` where a packet of no Service has an address and a port of this node by which
@@ -218,8 +234,44 @@ static __always_inline void direct_flow(const struct packet *packet, struct flow
 	flow->flags = FLOW_NODE | FLOW_MASQUERADE | FLOW_DIRECT;
 }
 
+/* The endpoint that the socket path chose for this packet of the node; NO_ENDPOINT: none. */
+static __always_inline u32 endpoint_of_socket(struct __sk_buff *skb, const struct packet *packet)
+{
+	struct service_key endpoint = {.address = packet->tuple.destination,
+				       .port = packet->tuple.destination_port,
+				       .protocol = packet->tuple.protocol};
+	u64 cookie = bpf_get_socket_cookie(skb);
+	struct socket_peer *peer = cookie ? peer_find(cookie) : NULL;
+	struct socket_flow_key key;
+	struct socket_flow *flow;
+
+	if (peer && peer->endpoint_port == endpoint.port &&
+	    address_equal(&peer->endpoint_address, &endpoint.address))
+		return peer->endpoint;
+	flow_key(&key, cookie, &endpoint, TO_FRONTEND);
+	flow = socket_flows.lookup(&key);
+	return flow ? flow->endpoint : NO_ENDPOINT;
+}
+
+/* Whether the socket of this packet of the node is bound to a frontend's address and connected to a
+ * frontend: an endpoint on another node would reply to whichever node has that address.
+ */
+static __always_inline bool is_bound_to_frontend(struct __sk_buff *skb, const struct packet *packet)
+{
+	struct address source = packet->tuple.source;
+	struct endpoint *endpoint;
+	u32 id;
+
+	if (!frontend_addresses.lookup(&source))
+		return false;
+	id = endpoint_of_socket(skb, packet);
+	endpoint = endpoints.lookup(&id);
+	return endpoint && !(endpoint->flags & ENDPOINT_ON_NODE);
+}
+
 /* What a first packet of no flow has to do with flows: the node itself may open one to a Service,
- * and one that collides is made a direct flow. SCTP's checksum covers the ports.
+ * and one that collides, or has the address of a frontend, is made a direct flow. SCTP's checksum
+ * covers the ports.
  */
 static __always_inline enum standing standing_of_first(struct __sk_buff *skb,
 						       const struct packet *packet,
@@ -237,6 +289,11 @@ static __always_inline enum standing standing_of_first(struct __sk_buff *skb,
 		*outgoing = OUT_DIRECT;
 		return OPENS;
 	}
+	if (standing == NO_FLOW && !skb->ingress_ifindex && is_bound_to_frontend(skb, packet)) {
+		direct_flow(packet, &scratch->flow);
+		*outgoing = OUT_DIRECT;
+		return choose_masquerade(&scratch->flow, skb->ifindex) ? OPENS : DROPPED;
+	}
 	/* At its own address nobody listens, and the stack says so itself. */
 	if (standing == REJECTED && network_flags(&packet->tuple.destination) & NETWORK_LOCAL)
 		return NO_FLOW;
@@ -250,14 +307,14 @@ static __always_inline enum standing standing_of_first(struct __sk_buff *skb,
  * where the packet will come from.
  */
 static __always_inline u32 way_to_endpoint(struct __sk_buff *skb, const struct packet *packet,
-					   const struct flow *flow)
+					   const struct flow *flow, struct bpf_redir_neigh *hop)
 {
 	struct address any;
 
 	address_unspecified_like(&any, &packet->tuple.source);
 	return route(skb, packet,
 		     address_is_loopback(&packet->tuple.source) ? &any : &packet->tuple.source,
-		     &flow->endpoint);
+		     &flow->endpoint, hop);
 }
 
 /* What is sent at this node goes to the endpoint: around the stack, which has routed it to the
@@ -279,7 +336,7 @@ static __always_inline int from_node(struct __sk_buff *skb, struct packet *packe
 		mark_set(skb, MARK_DONE);
 		return PASS_ON;
 	}
-	return masqueraded ? redirect_out(skb, device) : deliver(skb, packet);
+	return masqueraded ? redirect_out(skb, device, &scratch->hop) : deliver(skb, packet);
 }
 
 static __always_inline int forwarded(struct __sk_buff *skb, struct packet *packet,
@@ -333,7 +390,7 @@ static __always_inline int to_endpoint_out(struct __sk_buff *skb, struct packet 
 		scratch->flow_key = packet->tuple;
 	}
 	if (outgoing == OUT_OF_NODE && flow->flags & FLOW_MASQUERADE) {
-		device = way_to_endpoint(skb, packet, flow);
+		device = way_to_endpoint(skb, packet, flow, &scratch->hop);
 		if (!device) {
 			count(COUNTER_NO_ROUTE);
 			return DROP;

@@ -37,22 +37,22 @@ static __always_inline int back_out(struct __sk_buff *skb)
  */
 static __always_inline u32 way_past_stack(struct __sk_buff *skb, const struct packet *packet,
 					  u16 flow_flags, const struct address *from,
-					  const struct address *to)
+					  const struct address *to, struct bpf_redir_neigh *hop)
 {
 	u32 device;
 
 	if (!(flow_flags & FLOW_REDIRECT) || packet->fragment != WHOLE || packet->ttl <= 1)
 		return 0;
-	device = route(skb, packet, from, to);
+	device = route(skb, packet, from, to, hop);
 	return device && devices.lookup(&device) ? device : 0;
 }
 
 static __always_inline int leave_past_stack(struct __sk_buff *skb, const struct packet *packet,
-					    u32 device)
+					    u32 device, struct bpf_redir_neigh *hop)
 {
 	count(COUNTER_REDIRECTED);
 	/* way_past_stack() leaves those to the stack that have no hop left. */
-	return write_ttl(skb, packet, packet->ttl - 1) ? redirect_out(skb, device) : DROP;
+	return write_ttl(skb, packet, packet->ttl - 1) ? redirect_out(skb, device, hop) : DROP;
 }
 
 /* `scratch->tuple` is looked up as a packet that comes in. `seen`: the packet itself; NULL where it
@@ -87,13 +87,14 @@ static __always_inline int to_endpoint(struct __sk_buff *skb, struct packet *pac
 	u32 device = 0;
 
 	if (!address_is_unspecified(&flow->masquerade))
-		device = way_past_stack(skb, packet, flow->flags, client, &flow->endpoint);
+		device = way_past_stack(skb, packet, flow->flags, client, &flow->endpoint,
+					&scratch->hop);
 	carried(flow->service_id, packet->length, true, packet->opens);
 	tuple_set(&scratch->to, device ? &flow->masquerade : client, flow->reply_port,
 		  &flow->endpoint, flow->endpoint_port);
 	if (!rewrite(skb, packet, &scratch->to))
 		return DROP;
-	return device ? leave_past_stack(skb, packet, device) : PASS_ON;
+	return device ? leave_past_stack(skb, packet, device, &scratch->hop) : PASS_ON;
 }
 
 /* To the node itself, whose own flow it is. A direct flow changes a port alone: the packet finds
@@ -132,15 +133,15 @@ static __always_inline int to_client(struct __sk_buff *skb, struct packet *packe
 	u32 device = 0;
 
 	if (!of_node)
-		device =
-		    way_past_stack(skb, packet, reply->flags, &reply->frontend, &reply->client);
+		device = way_past_stack(skb, packet, reply->flags, &reply->frontend, &reply->client,
+					&scratch->hop);
 	carried(reply->service_id, packet->length, false, false);
 	reply_target(&scratch->to, &packet->tuple, reply, of_node || device);
 	if (!rewrite(skb, packet, &scratch->to))
 		return DROP;
 	if (of_node)
 		return to_node(skb, packet, reply->flags);
-	return device ? leave_past_stack(skb, packet, device) : PASS_ON;
+	return device ? leave_past_stack(skb, packet, device, &scratch->hop) : PASS_ON;
 }
 
 /* An ICMP error about a packet that this node has sent. */
@@ -183,7 +184,8 @@ static __always_inline int open_incoming(struct __sk_buff *skb, struct packet *p
 	default:
 		return PASS_ON;
 	}
-	device = way_past_stack(skb, packet, flow->flags, &packet->tuple.source, &flow->endpoint);
+	device = way_past_stack(skb, packet, flow->flags, &packet->tuple.source, &flow->endpoint,
+				&scratch->hop);
 	if (device && !choose_masquerade(flow, device))
 		return DROP;
 	count(COUNTER_PACKET_NEW);

@@ -78,3 +78,10 @@ static __always_inline void count(u32 counter)
 	if (value)
 		*value += 1; /* per CPU; where tc interrupts a socket hook, one may be lost */
 }
+
+static __always_inline struct node *node_get(void)
+{
+	WORD_KEY(zero, 0);
+
+	return node.lookup(zero);
+}

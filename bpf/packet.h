@@ -338,3 +338,12 @@ static __always_inline bool fragment_ports(struct packet *packet)
 	packet->tuple.protocol = known->protocol;
 	return true;
 }
+
+/* `packet`, all zero but for where it begins, and the side. */
+static __always_inline struct packet *packet_begin(struct packet *packet, u32 l3, u8 side)
+{
+	__builtin_memset(packet, 0, sizeof(*packet));
+	packet->l3 = l3;
+	packet->tuple.side = side;
+	return packet;
+}

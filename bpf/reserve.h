@@ -274,6 +274,7 @@ static __always_inline bool flow_open(struct __sk_buff *skb, const struct packet
 	reply->frontend_port = client->destination_port;
 	reply->service_id = flow->service_id;
 	reply->flags = flow->flags;
+	reply->device = flow->flags & FLOW_NODE ? 0 : skb->ifindex;
 	reply->last_seen = scratch->now;
 	if (!address_is_unspecified(&flow->masquerade))
 		reply->masquerade_digest = address_digest(&flow->masquerade);

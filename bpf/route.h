@@ -59,10 +59,12 @@ static long (*redirect_by_neighbour)(u32 ifindex, void *parameters, int length,
 
 /* The device by which `to` is reached from here, 0 where there is no way. What is too long for that
  * way is not sent there either, as far as the kernel looks: by the length of one packet, which a
- * GSO packet is not, and which for the node's own is nobody's to complain of.
+ * GSO packet is not, and which for the node's own is nobody's to complain of. The next hop goes to
+ * `hop`, for redirect_out().
  */
 static __always_inline u32 route(struct __sk_buff *skb, const struct packet *packet,
-				 const struct address *from, const struct address *to)
+				 const struct address *from, const struct address *to,
+				 struct bpf_redir_neigh *hop)
 {
 #if defined(HAVE_FIB_LOOKUP) && defined(HAVE_REDIRECT_NEIGH)
 	struct bpf_fib_lookup way = {};
@@ -81,17 +83,24 @@ static __always_inline u32 route(struct __sk_buff *skb, const struct packet *pac
 		*(struct address *)way.ipv6_dst = *to;
 	}
 	found = bpf_fib_lookup(skb, &way, sizeof(way), 0);
-	if (found == BPF_FIB_LKUP_RET_SUCCESS || found == BPF_FIB_LKUP_RET_NO_NEIGH)
+	if (found == BPF_FIB_LKUP_RET_SUCCESS || found == BPF_FIB_LKUP_RET_NO_NEIGH) {
+		hop->nh_family = way.family;
+		*(struct address *)hop->ipv6_nh = *(struct address *)way.ipv6_dst;
 		return way.ifindex;
+	}
 #endif
 	return 0;
 }
 
-static __always_inline int redirect_out(struct __sk_buff *skb, u32 ifindex)
+/* Without the next hop the kernel would choose one again, of an IPv6 multipath route also one of
+ * another device (__bpf_redirect_neigh_v6(), ip6_route_output()), and find no neighbor there.
+ */
+static __always_inline int redirect_out(struct __sk_buff *skb, u32 ifindex,
+					struct bpf_redir_neigh *hop)
 {
 	mark_set(skb, MARK_DONE);
 #ifdef HAVE_REDIRECT_NEIGH
-	return redirect_by_neighbour(ifindex, NULL, 0, 0);
+	return redirect_by_neighbour(ifindex, hop, sizeof(*hop), 0);
 #else
 	return DROP;
 #endif

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ebpfproxy.config import Config
 from ebpfproxy.config.derived import ebpf_settings, plan_context
-from ebpfproxy.dataplanes.ebpf import probes, removal, reply_routes, trial
+from ebpfproxy.dataplanes.ebpf import probes, removal, trial
 from ebpfproxy.dataplanes.ebpf.dataplane import EbpfDataplane
 from ebpfproxy.dataplanes.ebpf.retirement import Retirement
 from ebpfproxy.dataplanes.findings import Finding
@@ -25,8 +25,7 @@ class EbpfMode:
 
     def probe(self, config: Config) -> tuple[Finding, ...]:
         packets = config.tc_devices != NO_DEVICES
-        found = probes.probe(config.bpffs_root, config.cgroup_root, packets)
-        return (*found, reply_routes.probe()) if packets else found
+        return probes.probe(config.bpffs_root, config.cgroup_root, packets)
 
     def try_out(self, config: Config) -> tuple[Finding, ...]:
         return (trial.try_out(),)

@@ -13,17 +13,13 @@ import pytest
 from ebpfproxy.lab import sockets
 from tests.kernel.clients import FAMILIES, SILENT, UDP, Dial, outcomes
 from tests.kernel.two_nodes import PORTS, Everywhere, told
-from tests.kernel.uplinks import PROTOCOLS, SILENCE, Uplinks
+from tests.kernel.uplinks import PROTOCOLS, Uplinks
 
 pytestmark = [
     pytest.mark.kernel,
     pytest.mark.ways("ebpf-on", "ebpf-off", "ebpf-host", "nftables", "iptables"),
 ]
 
-NOT_MASQUERADED = (
-    "the connect and sendmsg hooks choose the endpoint and cannot change a bound source address, and egress "
-    "masquerades host-originated packets only if they open a flow by a frontend's address"
-)
 by_policy = pytest.mark.parametrize("policy", ["Cluster", "Local"])
 
 
@@ -37,14 +33,6 @@ def held(uplinks: Uplinks, web: Everywhere) -> Iterator[None]:
     ]
     with uplinks.commands(uplinks.node, commands):
         yield
-
-
-def patience(uplinks: Uplinks, request: pytest.FixtureRequest) -> float:
-    """Seconds for an answer of an endpoint on another node, which the modes that fail today never get."""
-    if uplinks.mode != "ebpf" or "--socket-lb=off" in uplinks.flags:
-        return sockets.ANSWERED
-    request.node.add_marker(pytest.mark.xfail(strict=True, reason=NOT_MASQUERADED))
-    return SILENCE
 
 
 @by_policy
@@ -62,29 +50,23 @@ def test_an_endpoint_on_this_node(uplinks: Uplinks, policy: str) -> None:
 
 @by_policy
 @pytest.mark.parametrize("family", FAMILIES)
-def test_an_endpoint_on_another_node(
-    uplinks: Uplinks, family: str, policy: str, request: pytest.FixtureRequest
-) -> None:
+def test_an_endpoint_on_another_node(uplinks: Uplinks, family: str, policy: str) -> None:
     """It sees the address of the uplink, which it can reply to."""
-    timeout = patience(uplinks, request)
     web = uplinks.everywhere(externalTrafficPolicy=policy).to(uplinks.d)
     address = web.balancer_ips[family == "v6"]
-    dials = [Dial(protocol, address, PORTS[protocol], timeout, source=(address, 0)) for protocol in PROTOCOLS]
+    dials = [Dial(protocol, address, PORTS[protocol], source=(address, 0)) for protocol in PROTOCOLS]
     with held(uplinks, web):
         assert set(outcomes(uplinks.node, dials)) == {f"d {getattr(uplinks.node, family)}"}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_datagrams_of_an_unconnected_socket(
-    uplinks: Uplinks, family: str, request: pytest.FixtureRequest
-) -> None:
-    timeout = patience(uplinks, request)
+def test_datagrams_of_an_unconnected_socket(uplinks: Uplinks, family: str) -> None:
     web = uplinks.everywhere().to(uplinks.d)
     address = web.balancer_ips[family == "v6"]
 
     def ask() -> tuple[str, str]:
         with socket.socket(FAMILIES[family], socket.SOCK_DGRAM) as client:
-            client.settimeout(timeout)
+            client.settimeout(sockets.ANSWERED)
             client.bind((address, 0))
             client.sendto(b"?", (address, PORTS[UDP]))
             try:

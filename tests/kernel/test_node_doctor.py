@@ -5,12 +5,11 @@ import re
 
 import pytest
 
-from tests.kernel.test_node_policy_routing import aws
 from tests.kernel.uplinks import LOOSE, STRICT, Uplinks
 
 pytestmark = [pytest.mark.kernel, pytest.mark.ways("nftables")]
 
-REQUESTS, REPLIES = "requests by eth1", "replies routed by marks"
+REQUESTS = "requests by eth1"
 
 
 def doctor(uplinks: Uplinks) -> str:
@@ -45,11 +44,3 @@ def test_a_strict_reverse_path_filter_accepts_equal_cost_routes(uplinks: Uplinks
     with uplinks.reverse_path_filter(uplinks.node, STRICT), uplinks.multipath():
         said = doctor(uplinks)
     assert re.findall(r"requests by eth\d +(\w+)", said) == ["yes"]
-
-
-def test_marks_of_the_amazon_vpc_cni_are_explained(uplinks: Uplinks) -> None:
-    assert state(doctor(uplinks), REPLIES) == "yes"
-    with aws(uplinks):
-        said = state(doctor(uplinks), REPLIES)
-    assert said.startswith("no ")
-    assert said.endswith("use --proxy-mode=nftables or iptables on this node")

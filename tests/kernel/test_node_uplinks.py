@@ -27,10 +27,6 @@ from tests.kernel.uplinks import (
 
 pytestmark = pytest.mark.kernel
 
-NEXT_HOP_OF_ANOTHER_DEVICE = (
-    "bpf_redirect_neigh() without a next hop looks up the route again, and may take the next hop of another "
-    "device from an IPv6 multipath route: then it finds no neighbor"
-)
 by_case = pytest.mark.parametrize(("policy", "place"), CASES)
 
 
@@ -95,18 +91,12 @@ def test_equal_cost_routes(uplinks: Uplinks, policy: str, place: str, hash_polic
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_equal_cost_routes_from_the_node_itself(
-    uplinks: Uplinks, family: str, request: pytest.FixtureRequest
-) -> None:
+def test_equal_cost_routes_from_the_node_itself(uplinks: Uplinks, family: str) -> None:
     """The path is chosen by ports, too, so that each connection may take another one."""
-    timeout = sockets.ANSWERED
-    if family == "v6" and "--socket-lb=off" in uplinks.flags:
-        request.node.add_marker(pytest.mark.xfail(strict=True, reason=NEXT_HOP_OF_ANOTHER_DEVICE))
-        timeout = SILENCE
     web = uplinks.everywhere().to(uplinks.d)
     frontends = ("ClusterIP", "LoadBalancer", "ExternalIP")
     dials = [
-        web.dial(kind, family, protocol, timeout)
+        web.dial(kind, family, protocol, sockets.ANSWERED)
         for kind in frontends
         for protocol in PROTOCOLS
         for _ in range(16)
@@ -118,19 +108,13 @@ def test_equal_cost_routes_from_the_node_itself(
 
 @pytest.mark.ways("ebpf-on")
 @pytest.mark.parametrize("family", FAMILIES)
-def test_equal_cost_routes_past_the_nodes_stack(
-    uplinks: Uplinks, family: str, request: pytest.FixtureRequest
-) -> None:
+def test_equal_cost_routes_past_the_nodes_stack(uplinks: Uplinks, family: str) -> None:
     """With --ebpf-redirect, which concerns clients outside of endpoints on another node."""
-    timeout = sockets.ANSWERED
-    if family == "v6":
-        request.node.add_marker(pytest.mark.xfail(strict=True, reason=NEXT_HOP_OF_ANOTHER_DEVICE))
-        timeout = SILENCE
     uplinks.restart("--ebpf-redirect")
     try:
         web = uplinks.everywhere().to(uplinks.d)
         rows = every([("NodePort", FIRST), ("NodePort", SECOND), ("LoadBalancer", FIRST)], [family])
-        dials = [uplinks.dial(web, row, timeout) for row in rows for _ in range(16)]
+        dials = [uplinks.dial(web, row, sockets.ANSWERED) for row in rows for _ in range(16)]
         with uplinks.equal_cost_routes("1"):
             assert {told(answer)[0] for answer in outcomes(uplinks.x, dials)} == {"d"}
     finally:

@@ -1,4 +1,4 @@
-"""Routes and routing rules of a network namespace with two devices, as the kernel chooses them."""
+"""Routes of a network namespace with two devices, as the kernel chooses them."""
 
 import socket
 from collections.abc import Iterator
@@ -6,7 +6,6 @@ from collections.abc import Iterator
 import pytest
 
 from ebpfproxy.kernel import routing, sysctl
-from ebpfproxy.kernel.routing import Rule
 from ebpfproxy.model.address import parse_address
 from tests.support.namespace import Namespace, namespace
 
@@ -42,12 +41,3 @@ def test_the_reverse_path_filter(place: Namespace, value: str, accepted: bool) -
     set_filter(value)
     assert routing.accepts(socket.if_nametoindex("n1"), CLIENT, OWN) is accepted
     assert routing.accepts(socket.if_nametoindex("n0"), CLIENT, OWN)
-
-
-def test_routing_rules(place: Namespace) -> None:
-    usual = routing.rules()
-    assert usual == (Rule(0, 0, 255), Rule(0, 0, 254), Rule(0, 0, 253))
-    place.ip(
-        "rule add fwmark 0x80/0x80 lookup main priority 10", "rule add from 10.0.0.0/8 lookup 300 priority 20"
-    )
-    assert routing.rules() == (usual[0], Rule(0, 0x80, 254), Rule(8, 0, 300), *usual[1:])

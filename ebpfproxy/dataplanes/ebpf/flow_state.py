@@ -3,7 +3,7 @@
 A flow has an entry in `flows`, by what its client sends, and one in `replies`, by what its endpoint sends;
 until both sides have been heard, in `half_open_flows` and `half_open_replies`. `flow_key`, `reply_key`,
 `address_digest` and `over_before` agree with flow_key_of(), reply_key_of(), address_digest() and has_passed()
-of bpf/flow.h.
+of bpf/flow_key.h and bpf/flow.h.
 """
 
 import dataclasses

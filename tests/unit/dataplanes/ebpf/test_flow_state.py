@@ -135,7 +135,7 @@ def test_a_flow_is_unpacked_from_both_entries() -> None:
     [("172.18.0.2", 0x4BE01F4A), ("::1", 0x01000000), ("2001:db8::5", 0xEB0589F7), ("::", 0x00000001)],
 )
 def test_the_digest_of_an_address(address: str, digest: int) -> None:
-    """The numbers are those of address_digest() of bpf/flow.h, compiled; never 0."""
+    """The numbers are those of address_digest() of bpf/flow_key.h, compiled; never 0."""
     assert address_digest(parse_address(address)) == digest
 
 

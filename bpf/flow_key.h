@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
+ *
+ * By what a flow is found: keys of its entries, and a filter of ports.
+ */
+#pragma once
+
+#include "scratch.h"
+
+/* Which uses a port has had in flows, as bits of enum port_use. */
+static __always_inline u8 *port_uses_of(u8 protocol, __be16 port)
+{
+	u32 number = bpf_ntohs(port);
+	u32 line = protocol == IPPROTO_TCP   ? PORTS_TCP
+		   : protocol == IPPROTO_UDP ? PORTS_UDP
+					     : PORTS_SCTP;
+	u32 entry = line * FLOW_PORT_LINE + number / 64;
+	struct port_uses *uses = flow_ports.lookup(&entry);
+
+	return uses ? &uses->use[number % 64] : NULL;
+}
+
+/* Most packets are of no flow: this spares them the lookups in hash maps. */
+static __always_inline bool port_has_use(u8 protocol, __be16 port, u8 use)
+{
+	u8 *uses = port_uses_of(protocol, port);
+
+	return uses && *uses & use;
+}
+
+static __always_inline void port_set_use(u8 protocol, __be16 port, u8 use)
+{
+	u8 *uses = port_uses_of(protocol, port);
+
+	if (uses && !(*uses & use))
+		*uses |= use; /* never taken back, so a lost race is repeated by the next flow */
+}
+
+static __always_inline void tuple_set(struct flow_key *key, const struct address *source,
+				      __be16 source_port, const struct address *destination,
+				      __be16 destination_port)
+{
+	key->source = *source;
+	key->destination = *destination;
+	key->source_port = source_port;
+	key->destination_port = destination_port;
+}
+
+static __always_inline void tuple_reverse(struct flow_key *key, const struct flow_key *tuple)
+{
+	tuple_set(key, &tuple->destination, tuple->destination_port, &tuple->source,
+		  tuple->source_port);
+	key->protocol = tuple->protocol;
+	key->side = tuple->side;
+	key->pad = 0;
+}
+
+/* The key in `replies` of what an endpoint sends to a masqueraded client's port. */
+static __always_inline void key_of_masqueraded(struct flow_key *key, const struct address *endpoint,
+					       __be16 endpoint_port, __be16 reply_port, u8 protocol)
+{
+	__builtin_memset(key, 0, sizeof(*key));
+	key->source = *endpoint;
+	key->source_port = endpoint_port;
+	key->destination_port = reply_port;
+	key->protocol = protocol;
+	key->side = MASQUERADED;
+}
+
+/* The key of a flow's entry in `replies`, from its entry in `flows`. */
+static __always_inline void reply_key_of(struct flow_key *key, const struct flow_key *flow_key,
+					 const struct flow *flow)
+{
+	key_of_masqueraded(key, &flow->endpoint, flow->endpoint_port, flow->reply_port,
+			   flow_key->protocol);
+	if (!(flow->flags & FLOW_MASQUERADE)) {
+		key->destination = flow_key->source;
+		key->side = AT_EGRESS;
+	}
+}
+
+/* The key of a flow's entry in `flows`, from its entry in `replies`. */
+static __always_inline void flow_key_of(struct flow_key *key, u8 protocol,
+					const struct reply *reply)
+{
+	tuple_set(key, &reply->client, reply->client_port, &reply->frontend, reply->frontend_port);
+	key->protocol = protocol;
+	key->side = reply->flags & FLOW_NODE ? AT_EGRESS : AT_INGRESS;
+	key->pad = 0;
+}
+
+/* An address in 32 bits: exact for IPv4; for IPv6 it distinguishes the few addresses of a node.
+ * Never 0.
+ */
+static __always_inline u32 address_digest(const struct address *address)
+{
+	u32 digest = address->word[0];
+
+	digest = (digest ^ (digest >> 15)) * 0x9e3779b1 + address->word[1];
+	digest = (digest ^ (digest >> 15)) * 0x9e3779b1 + address->word[2];
+	digest = (digest ^ (digest >> 15)) * 0x9e3779b1 + address->word[3];
+	return digest ? digest : 1;
+}
+
+/* Whether a reply is to the address that its client is masqueraded with. */
+static __always_inline bool is_masquerade(const struct reply *reply, const struct address *address)
+{
+	return reply->masquerade_digest == address_digest(address);
+}
