@@ -71,6 +71,19 @@ struct service {
 	__u8 pad;
 };
 
+enum ping_client {
+	PING_FROM_INSIDE = 1,  /* pods of this node and the node itself */
+	PING_FROM_OUTSIDE = 2, /* all others */
+};
+
+/* Value of `frontend_addresses`, by a frontend's address. A client whose packets every frontend of
+ * the address would drop gets no answer to a ping; an address without any other client has no
+ * entry.
+ */
+struct frontend_address {
+	__u32 answered; /* enum ping_client */
+};
+
 /* "namespace/name:port", each part at most 63 bytes, NUL-terminated. */
 #define SERVICE_NAME_SIZE 196
 

@@ -1,17 +1,13 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
  *
- * Answers that a packet is turned into where it stands: a reset, an ICMP error, an echo reply.
+ * Answers that a packet is turned into where it stands: a reset, an ICMP error; echo.h has the
+ * third one, an echo reply.
  */
 #pragma once
 
 #include "rewrite.h"
 
 #define TTL 64
-
-#define ICMP_ECHO_REPLY	   0
-#define ICMP_ECHO_REQUEST  8
-#define ICMP6_ECHO_REQUEST 128
-#define ICMP6_ECHO_REPLY   129
 
 #define ICMP_HEADER    8
 #define QUOTED_PAYLOAD 8   /* of the refused packet, as RFC 792 has it */
@@ -56,37 +52,6 @@ static __always_inline bool swap_addresses(struct __sk_buff *skb, struct packet 
 	to.destination = packet->tuple.source;
 	return write_addresses(skb, packet->l3, packet->version, packet->checksum, &to, 0, false) &&
 	       write_ttl(skb, packet, TTL);
-}
-
-/* The echo reply to an echo request (RFC 792, RFC 4443); false: the packet is spoiled. */
-static __always_inline bool answer_echo(struct __sk_buff *skb, struct packet *packet)
-{
-	bool v4 = packet->version == 4;
-	u8 old[2] ALIGNED, new[2] ALIGNED;
-
-	count(COUNTER_ECHO_ANSWERED);
-	if (!load(skb, packet->l4, old, 2))
-		return false;
-	new[0] = v4 ? ICMP_ECHO_REPLY : ICMP6_ECHO_REPLY;
-	new[1] = old[1];
-	return swap_ethernet(skb, packet->l3) && swap_addresses(skb, packet) &&
-	       !bpf_l4_csum_replace(skb, packet->l4 + ICMP_CHECKSUM, *(u16 *)old, *(u16 *)new, 2) &&
-	       !bpf_skb_store_bytes(skb, packet->l4, new, 2, 0);
-}
-
-static __always_inline bool is_echo_request(const struct packet *packet)
-{
-	return packet->icmp_type == (packet->version == 4 ? ICMP_ECHO_REQUEST : ICMP6_ECHO_REQUEST);
-}
-
-/* A ping of an address that is none of this node's, and that some frontend has. */
-static __always_inline bool is_echo_of_ours(const struct packet *packet)
-{
-	const struct address *dialed = &packet->tuple.destination;
-
-	return is_echo_request(packet) && packet->fragment == WHOLE &&
-	       is_answerable(&packet->tuple.source) && frontend_addresses.lookup(dialed) &&
-	       !(network_flags(dialed) & NETWORK_LOCAL);
 }
 
 /* The first 16 bytes of a TCP header. */

@@ -8,6 +8,7 @@
 #include "admit.h"
 #include "answer.h"
 #include "bypass.h"
+#include "echo.h"
 #include "icmp_error.h"
 #include "reserve.h"
 #include "route.h"
@@ -422,7 +423,7 @@ static __always_inline int egress(struct __sk_buff *skb, u32 l3)
 		scratch->tuple = packet->tuple;
 		break;
 	case ICMP:
-		if (is_echo_of_ours(packet))
+		if (is_answered_ping_out(skb, packet))
 			return answer_echo(skb, packet) ? back_in(skb) : DROP;
 		if ((!is_icmp_error(packet) && !is_icmp_redirect(packet)) ||
 		    !parse_quoted(skb, packet, AT_EGRESS, scratch))

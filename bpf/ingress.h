@@ -6,6 +6,7 @@
 
 #include "admit.h"
 #include "answer.h"
+#include "echo.h"
 #include "icmp_error.h"
 #include "reserve.h"
 #include "route.h"
@@ -215,7 +216,7 @@ static __always_inline int ingress(struct __sk_buff *skb, u32 l3)
 		scratch->tuple = packet->tuple;
 		break;
 	case ICMP:
-		if (is_echo_of_ours(packet) && is_for_us(skb))
+		if (is_answered_ping(skb, packet) && is_for_us(skb))
 			return answer_echo(skb, packet) ? back_out(skb) : DROP;
 		if (!is_icmp_error(packet) || !parse_quoted(skb, packet, AT_INGRESS, scratch))
 			return PASS_ON;

@@ -36,7 +36,8 @@ PINNED("array", u32, struct socket_peer, socket_peers, SOCKETS_MAX, BPF_F_MMAPAB
 PINNED("lpm_trie", struct source_range_key, u32, source_ranges, SOURCE_RANGES_MAX,
        BPF_F_NO_PREALLOC);
 PINNED("array", u32, u64, service_ports, SERVICE_PORT_WORDS, BPF_F_MMAPABLE);
-PINNED("hash", struct address, u32, frontend_addresses, SERVICES_MAX, BPF_F_NO_PREALLOC);
+PINNED("hash", struct address, struct frontend_address, frontend_addresses, SERVICES_MAX,
+       BPF_F_NO_PREALLOC);
 
 PINNED("hash", u32, struct device, devices, 4096, BPF_F_NO_PREALLOC);
 /* Pods, by the index of their device, whose packets reached a frontend by no program of ours. */

@@ -217,3 +217,25 @@ def test_an_address_with_a_frontend_answers_a_ping(two_nodes: TwoNodes, family: 
     assert ping(two_nodes.x, getattr(two_nodes.node, family)) == getattr(two_nodes.node, family)
     unknown = "10.98.255.1" if family == "v4" else "fd00:10:96:1::ffff"
     assert ping(two_nodes.x, unknown, timeout=0.3) == SILENT
+
+
+@both_families
+@pytest.mark.ways("ebpf-on", "ebpf-off")
+def test_a_ping_is_answered_where_the_node_serves_the_client(two_nodes: TwoNodes, family: str) -> None:
+    """With externalTrafficPolicy Local a client outside gets an answer while an endpoint is on the node, also
+    when the endpoint returns. Pods and the node itself get one as long as there is an endpoint anywhere."""
+    clients = {"outside": two_nodes.x, "pod": two_nodes.q, "node": two_nodes.node}
+    web = two_nodes.everywhere(externalTrafficPolicy="Local")
+    for endpoint, answering in (
+        (two_nodes.d, {"pod", "node"}),
+        (two_nodes.a, {"outside", "pod", "node"}),
+        (two_nodes.d, {"pod", "node"}),
+    ):
+        web.to(endpoint)
+        for kind in ("ClusterIP", "ExternalIP", "LoadBalancer"):
+            address, _ = web.frontend(kind, family, Protocol.TCP)
+            expected = {"outside", "pod", "node"} if kind == "ClusterIP" else answering
+            for name, client in clients.items():
+                answers = name in expected
+                found = ping(client, address, timeout=1.0 if answers else 0.3)
+                assert found == (address if answers else SILENT), f"{name} pings the {kind}, {endpoint.name}"

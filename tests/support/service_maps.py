@@ -69,10 +69,9 @@ class View:
             length, service, source = abi.SOURCE_RANGE_KEY.unpack(key)
             assert U32.unpack(value) == (1,)
             self.sources[service].add(network(source, length - 32))  # bits beyond it are kept, and unused
-        self.addresses: set[Address] = set()
+        self.pings: dict[Address, int] = {}
         for key, value in maps["frontend_addresses"].items():
-            assert U32.unpack(value) == (1,)
-            self.addresses.add(Address(key))
+            (self.pings[Address(key)],) = U32.unpack(value)
         self.ports: set[tuple[int, int]] = set()
         with maps["service_ports"].mapped() as memory:
             words = memory[: 8 * abi.CONSTANTS["SERVICE_PORT_WORDS"]]
@@ -94,6 +93,13 @@ def _numbered(maps: Maps, name: str) -> list[tuple[int, bytes]]:
     return [(U32.unpack(key)[0], value) for key, value in maps[name].items()]
 
 
+def clients_of(found: Found) -> int:
+    """Abi.h's enum ping_client: who gets an endpoint or a rejection."""
+    rejects = bool(found.flags & abi.SERVICE_REJECT)
+    inside = abi.PING_FROM_INSIDE if rejects or found.internal[1] else 0
+    return inside | (abi.PING_FROM_OUTSIDE if rejects or found.external[1] else 0)
+
+
 def scopes_of(found: Found) -> list[tuple[int, tuple[int, int]]]:
     """The endpoint flag and the range, for internal and external."""
     bits = (
@@ -111,7 +117,9 @@ def check_safe(maps: Maps, allowed: Mapping[Dialled, frozenset[frozenset[tuple[A
     view = View(maps)
     for dialled, found in view.services.items():
         assert found.id in view.names, f"{dialled}: the service has no name"
-        assert dialled[0] in view.addresses or is_unspecified(dialled[0]), f"{dialled}: answers no ping"
+        if not is_unspecified(dialled[0]):
+            unanswered = clients_of(found) & ~view.pings.get(dialled[0], 0)
+            assert not unanswered, f"{dialled}: clients that it serves get no answer to a ping"
         assert dialled[:0:-1] in view.ports, f"{dialled}: no program looks it up"
         for bit, range_ in scopes_of(found):
             ids = view.in_range(range_)
@@ -182,7 +190,10 @@ def check_exact(
     ranges = {ids[key]: set(entry.source_ranges) for key, entry in wanted.items() if entry.source_ranges}
     assert view.sources == ranges, "source ranges"
     assert view.ports == {dialled[:0:-1] for dialled in frontends}, "ports"
-    assert view.addresses == {dialled[0] for dialled in frontends if not is_unspecified(dialled[0])}, "pings"
+    pings: dict[Address, int] = defaultdict(int)
+    for dialled, found in view.services.items():
+        pings[dialled[0]] |= clients_of(found)
+    assert view.pings == {a: clients for a, clients in pings.items() if clients and not is_unspecified(a)}
     assert usage["source_ranges"][0] == sum(map(len, ranges.values()))
     assert usage["services"][0] == len(frontends)
     assert usage["endpoints"][0] == len(expected)

@@ -2,7 +2,8 @@
 
 How a change comes into force without a reader ever seeing half of it:
 1. endpoints that are new, and the new lists of slots, are written where no service points to, and
-   source ranges and frontends' addresses and ports that are new beside the old ones;
+   source ranges and frontends' addresses and ports that are new beside the old ones, as are clients
+   whose pings of an address are answered;
 2. each entry of `services` is replaced, which is one atomic step;
 3. what the old entries alone pointed to is retired: endpoints lose their flags, so that neither
    affinity nor an unconnected socket goes on using them, and ids and ranges rest for a grace
@@ -39,14 +40,15 @@ class ServiceTable:
         self._arrays = Arrays(maps)
         self._service_ids = Ids(maps["service_names"].shape.max_entries + 1)
         self._sources = SourceRanges(maps["source_ranges"])
-        self._derived = FrontendAddresses(maps["frontend_addresses"]), ServicePorts(maps["service_ports"])
+        self._addresses = FrontendAddresses(maps["frontend_addresses"])
+        self._ports = ServicePorts(maps["service_ports"])
         self._no_traffic = _NO_TRAFFIC * possible_cpus()
         self._records: dict[ServicePortKey, Record] = {}
         self._owner: dict[bytes, ServicePortKey] = {}
 
     def close(self) -> None:
         self._arrays.close()
-        self._derived[1].close()
+        self._ports.close()
 
     def usage(self) -> dict[str, tuple[int, int]]:
         """By map: how many entries are in use, and how many it has room for."""
@@ -65,8 +67,8 @@ class ServiceTable:
         """What the kernel holds. What contradicts itself comes out as something no plan asks for."""
         found = Reading(self._maps, self._arrays, self._service_ids, self._sources, self._clock)
         self._records, self._owner = found.records, found.owner
-        for derived in self._derived:
-            derived.read(self._owner)
+        self._ports.read(self._owner)
+        self._addresses.read(each for record in self._records.values() for each in record.services.items())
         return {key: record.entry for key, record in self._records.items()}
 
     def apply(
@@ -118,8 +120,9 @@ class ServiceTable:
             leaving += [(packed, key) for packed in former if packed not in new.services]
         for key, record in dropped.items():
             leaving += [(packed, key) for packed in record.services]
+        self._addresses.extend(values)
         self._maps["services"].update_all(values)
-        self._delete_services(leaving)
+        self._addresses.settle(values, self._delete_services(leaving))
         for record in dropped.values():
             self._maps["service_names"].delete(U32.pack(record.id))
 
@@ -134,17 +137,18 @@ class ServiceTable:
             self._sources.add(new.id, sources_beyond(new.entry, old.entry if old else None))
         self._maps["service_names"].update_all([(U32.pack(id_), name_value(key)) for key, id_ in made])
         packed = {packed for _, new in changes.values() for packed in new.services}
-        fresh = {each for each in packed if each not in self._owner}
-        for derived in self._derived:
-            derived.add(fresh)
+        self._ports.add({each for each in packed if each not in self._owner})
 
-    def _delete_services(self, leaving: Iterable[tuple[bytes, ServicePortKey]]) -> None:
+    def _delete_services(self, leaving: Iterable[tuple[bytes, ServicePortKey]]) -> list[bytes]:
+        """The keys that were deleted."""
+        gone: list[bytes] = []
         for packed, key in leaving:
             if self._owner.get(packed) == key:  # not taken over by another ServicePort meanwhile
                 self._maps["services"].delete(packed)
                 del self._owner[packed]
-                for derived in self._derived:
-                    derived.remove((packed,))
+                self._ports.remove((packed,))
+                gone.append(packed)
+        return gone
 
     def _gain_flags(self, old: Record | None, new: Record) -> None:
         """What an endpoint may newly be used for; what it may no longer, it loses when it is retired."""

@@ -91,7 +91,7 @@ def _hardware_address(place: Pod) -> str:
 
 
 @both_families
-@in_modes(ebpf_lacks="a ping of any frontend's address is answered")
+@in_modes(ipvs_lacks="kube-ipvs0 has the addresses of all Services, as with kube-proxy")
 def test_a_ping_of_a_load_balancer_is_answered_where_the_node_serves_it(target: Target, family: str) -> None:
     """With externalTrafficPolicy Local a node without an endpoint drops what clients outside send there, so
     it does not answer their pings either."""

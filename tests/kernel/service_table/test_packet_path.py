@@ -11,9 +11,13 @@ from ebpfproxy.dataplanes.ebpf.ranges import GRACE
 from ebpfproxy.kernel.bpf import possible_cpus
 from ebpfproxy.model.address import Family, parse_address
 from tests.kernel.service_table.samples import (
+    BOTH,
+    CLUSTER,
     GUARDED,
+    LISTED,
     SEVERAL,
     WEB,
+    Entries,
     bring,
     endpoint,
     entry,
@@ -84,7 +88,8 @@ def test_ranges_that_stay_are_not_written_again(roomy: Maps) -> None:
         with watched(roomy, {key("guarded"): GUARDED}, changed) as steps:
             bring(table, {key("guarded"): GUARDED}, changed)
         endpoints_and_services = 1 + len(GUARDED.frontends)
-        assert len(steps) == 1 + endpoints_and_services
+        addresses = 2  # whose pings get no answer without an endpoint
+        assert len(steps) == 1 + endpoints_and_services + addresses
 
 
 def test_an_id_that_is_given_to_another_service_comes_without_the_ranges_of_the_former(roomy: Maps) -> None:
@@ -100,26 +105,91 @@ def test_an_id_that_is_given_to_another_service_comes_without_the_ranges_of_the_
 
 
 def test_an_address_of_two_frontends_goes_with_the_last_of_them(roomy: Maps) -> None:
-    first, second = frontend("10.96.0.1", 80), frontend("10.96.0.1", 443)
+    first, second = (frontend("10.96.0.1", port, flags=abi.SERVICE_REJECT) for port in (80, 443))
     states = [
         {key("a"): entry([first], []), key("b"): entry([second], [])},
         {key("b"): entry([second], [])},
         {key("b"): entry([first], [])},
-        {key("c"): entry([second, frontend("10.96.0.2", 443)], [])},
+        {key("c"): entry([second, frontend("10.96.0.2", 443, flags=abi.SERVICE_REJECT)], [])},
         {},
     ]
     with opened(roomy) as table:
         for before, after in zip([{}, *states], states, strict=False):
             bring(table, before, after)
             wanted = {f.address for each in after.values() for f in each.frontends}
-            assert View(roomy).addresses == wanted
+            assert View(roomy).pings.keys() == wanted
+
+
+INSIDE, OUTSIDE = abi.PING_FROM_INSIDE, abi.PING_FROM_OUTSIDE
+LOCAL = abi.ENDPOINT_LISTED | abi.ENDPOINT_LOCAL
+
+
+@pytest.mark.parametrize(("flags", "endpoints", "answered"), [
+    (0, [CLUSTER], INSIDE | OUTSIDE),
+    (0, [], 0),
+    (abi.SERVICE_REJECT, [], INSIDE | OUTSIDE),
+    (abi.SERVICE_EXTERNAL_LOCAL, [CLUSTER], INSIDE),
+    (abi.SERVICE_EXTERNAL_LOCAL, [CLUSTER, BOTH], INSIDE | OUTSIDE),
+    (abi.SERVICE_EXTERNAL_LOCAL, [LOCAL], OUTSIDE),
+    (abi.SERVICE_EXTERNAL_LOCAL | abi.SERVICE_REJECT, [], INSIDE | OUTSIDE),
+    (abi.SERVICE_INTERNAL_LOCAL, [CLUSTER], OUTSIDE),
+    (abi.SERVICE_INTERNAL_LOCAL | abi.SERVICE_EXTERNAL_LOCAL, [CLUSTER, LISTED], 0),
+    (abi.SERVICE_INTERNAL_LOCAL | abi.SERVICE_EXTERNAL_LOCAL, [BOTH], INSIDE | OUTSIDE),
+    (abi.SERVICE_RESTRICTED, [CLUSTER], INSIDE | OUTSIDE),
+])  # fmt: skip
+def test_pings_of_a_client_are_answered_unless_the_frontend_drops_its_packets(
+    roomy: Maps, flags: int, endpoints: list[int], answered: int
+) -> None:
+    places = [endpoint(f"10.1.0.{number}", each) for number, each in enumerate(endpoints, 1)]
+    with opened(roomy) as table:
+        bring(table, {}, {key("web"): entry([frontend("10.96.0.1", flags=flags)], places)})
+        address = parse_address("10.96.0.1")
+        assert View(roomy).pings == ({address: answered} if answered else {})
+
+
+def test_pings_follow_an_endpoint_that_leaves_the_node_and_returns(roomy: Maps) -> None:
+    balancer = frontend("203.0.113.1", flags=abi.SERVICE_EXTERNAL_LOCAL)
+    here = {key("web"): entry([balancer], [endpoint("10.1.0.1", BOTH)]), key("api"): exposed(7)}
+    gone = here | {key("web"): entry([balancer], [endpoint("10.1.0.1", CLUSTER)])}
+    with opened(roomy) as table:
+        bring(table, {}, here)
+        for before, after, answered in ((here, gone, INSIDE), (gone, here, INSIDE | OUTSIDE)):
+            with watched(roomy, before, after):
+                bring(table, before, after)
+            assert View(roomy).pings[balancer.address] == answered
+            check_exact(roomy, after, table.usage())
+
+
+def test_pings_of_an_address_go_by_all_its_frontends(roomy: Maps) -> None:
+    """Two Services share the address of a load balancer. One has an endpoint on this node."""
+    shared = [
+        frontend("203.0.113.1", port, flags=abi.SERVICE_EXTERNAL_LOCAL | abi.SERVICE_INTERNAL_LOCAL)
+        for port in (80, 443)
+    ]
+    address = shared[0].address
+    here, away = endpoint("10.1.0.1", BOTH), endpoint("10.1.0.2", CLUSTER)
+    states = [
+        ({key("a"): entry(shared[:1], [here]), key("b"): entry(shared[1:], [away])}, INSIDE | OUTSIDE),
+        ({key("a"): entry(shared[:1], [away]), key("b"): entry(shared[1:], [away])}, 0),
+        ({key("a"): entry(shared[:1], [away]), key("b"): entry(shared[1:], [here])}, INSIDE | OUTSIDE),
+        ({key("a"): entry(shared, [away])}, 0),
+        ({key("b"): entry(shared, [here])}, INSIDE | OUTSIDE),
+        ({}, 0),
+    ]
+    before: Entries = {}
+    with opened(roomy) as table:
+        for after, answered in states:
+            bring(table, before, after)
+            assert View(roomy).pings.get(address, 0) == answered
+            check_exact(roomy, after, table.usage())
+            before = after
 
 
 def test_a_node_port_has_no_address_of_its_own(roomy: Maps) -> None:
     node_ports = entry([frontend("0.0.0.0", 30080), frontend("::", 30080)], [endpoint("10.1.0.1")])
     with opened(roomy) as table:
         bring(table, {}, {key("web"): node_ports})
-        assert View(roomy).addresses == set()
+        assert View(roomy).pings == {}
 
 
 def test_the_addresses_are_completed_for_maps_that_lack_them(roomy: Maps) -> None:

@@ -98,7 +98,7 @@ class Vandal:
             self.maps[name].delete(packed)
 
     def frontend_address(self, ip: str, value: int = 1) -> None:
-        self.maps["frontend_addresses"].update(parse_address(ip), struct.pack("=I", value))
+        self.maps["frontend_addresses"].update(parse_address(ip), abi.FRONTEND_ADDRESS.pack(value))
 
     def port_bits(self, words: Iterable[int], bits: int) -> None:
         for word in words:

@@ -91,6 +91,13 @@ def test_a_nested_struct_counts(source: Path) -> None:
     assert changed(source) == set(SERVICE_MAPS)
 
 
+def test_a_number_that_becomes_a_struct_is_another_layout(source: Path) -> None:
+    """The value of `frontend_addresses` was the number 1 before it named clients."""
+    edit(source, "maps.h", "struct frontend_address, frontend_addresses", "u32, frontend_addresses")
+    assert relaid(source) == {"frontend_addresses"}
+    assert changed(source) == set(SERVICE_MAPS)
+
+
 def test_ids_mean_nothing_where_endpoints_have_another_layout(source: Path) -> None:
     edit(source, "abi.h", "/* enum endpoint_flag */\n", "\n")
     assert relaid(source) == set()

@@ -1,0 +1,120 @@
+"""Pings of frontends' addresses: answered by a node that serves the client, and by no other."""
+
+import sys
+from collections.abc import Mapping
+
+import pytest
+from scapy.layers.l2 import Ether
+
+from ebpfproxy.model.service import TrafficPolicy
+from tests.kernel.packet_path.served import families, serve
+from tests.support.packet_path import DEVICES, MARK_DONE, REDIRECT, UNSPEC, Outcome, PacketPath
+from tests.support.packets import V4, Places, ping
+
+pytestmark = pytest.mark.kernel
+
+FRONTENDS = ("cluster", "external", "balancer")
+ANOTHER = "02:00:00:00:00:99"
+"""An Ethernet address that no device has."""
+
+Answers = dict[str, set[str]]
+
+
+def _is_answered(outcome: Outcome, request: bytes) -> bool:
+    if outcome.verdict == REDIRECT:
+        return True
+    assert outcome == (UNSPEC, request, 0)
+    return False
+
+
+def _answers(path: PacketPath, at: Places) -> Answers:
+    """By kind of client: the frontends whose address answers its ping. `bypassing` is a pod whose device has
+    no program, so that its packets are seen only where they go out."""
+    found: Answers = {name: set() for name in ("outside", "tunnel", "pod", "bypassing", "node")}
+    for name in FRONTENDS:
+        address = getattr(at, name)
+        for client, source, device in (
+            ("outside", at.client, "net"),
+            ("tunnel", at.there, "tunnel"),
+            ("pod", at.pod, "pod"),
+        ):
+            request = ping(source, address)
+            if _is_answered(path.ingress(request, device), bytes(request)):
+                found[client].add(name)
+            else:  # what the stack forwards then gets no other result
+                forwarded = path.egress(request, "net" if device != "net" else "tunnel", came_in=device)
+                assert not _is_answered(forwarded, bytes(request)), f"{client} at egress, {name}"
+        request = ping(at.node, address)
+        if _is_answered(path.egress(request, "net", came_in=""), bytes(request)):
+            found["node"].add(name)
+        request = ping(at.pod, address)
+        path.maps["devices"].delete(path.indices["pod"].to_bytes(4, sys.byteorder))
+        if _is_answered(path.egress(request, "net", came_in="pod"), bytes(request)):
+            found["bypassing"].add(name)
+        path.set_device("pod", DEVICES["pod"].v4, DEVICES["pod"].v6)
+    return found
+
+
+def _by_class(inside: set[str], outside: set[str]) -> Mapping[str, set[str]]:
+    return {"outside": outside, "tunnel": outside, "pod": inside, "bypassing": inside, "node": inside}
+
+
+EVERY = set(FRONTENDS)
+
+
+@families
+def test_policy_cluster_answers_every_client(path: PacketPath, at: Places) -> None:
+    serve(path, at, at.there)
+    assert _answers(path, at) == _by_class(EVERY, EVERY)
+
+
+@families
+def test_policy_local_answers_clients_outside_while_an_endpoint_is_on_the_node(
+    path: PacketPath, at: Places
+) -> None:
+    """The endpoint leaves the node and returns."""
+    for endpoints, outside in (
+        ([at.there], {"cluster"}),
+        ([at.here, at.there], EVERY),
+        ([at.there], {"cluster"}),
+    ):
+        serve(path, at, *endpoints, external_policy=TrafficPolicy.LOCAL)
+        assert _answers(path, at) == _by_class(EVERY, outside)
+
+
+@families
+def test_internal_policy_local_is_about_the_cluster_ip(path: PacketPath, at: Places) -> None:
+    external = {"external", "balancer"}
+    serve(path, at, at.there, internal_policy=TrafficPolicy.LOCAL)
+    assert _answers(path, at) == _by_class(external, external)
+    serve(path, at, at.here, internal_policy=TrafficPolicy.LOCAL)
+    assert _answers(path, at) == _by_class(EVERY, EVERY)
+
+
+@families
+def test_a_service_that_rejects_answers(path: PacketPath, at: Places) -> None:
+    """Without any endpoint each node does, whatever the policy."""
+    serve(path, at, external_policy=TrafficPolicy.LOCAL)
+    assert _answers(path, at) == _by_class(EVERY, EVERY)
+
+
+@pytest.mark.parametrize("at", [V4], ids=["v4"])
+def test_source_ranges_do_not_restrict_pings(path: PacketPath, at: Places) -> None:
+    """They are about ports: kube-proxy's IPVS mode answers these pings as well."""
+    serve(path, at, at.there, ranges=["203.0.113.0/24"])
+    assert _answers(path, at) == _by_class(EVERY, EVERY)
+
+
+@families
+def test_a_ping_for_another_host_is_not_answered(path: PacketPath, at: Places) -> None:
+    """PACKET_OTHERHOST: at a device in promiscuous mode, and of what a bridge forwards. At a pod's port of a
+    bridge the bridge itself is another host, and only there such a ping is answered."""
+    serve(path, at, at.there)
+    request = ping(at.client, at.balancer)
+    request[Ether].dst = ANOTHER
+    assert path.ingress(request, "net") == (UNSPEC, bytes(request), 0)
+    assert path.egress(request, "net", came_in="pod") == (UNSPEC, bytes(request), 0)
+    assert path.egress(request, "pod", came_in="net") == (UNSPEC, bytes(request), 0)
+    outcome = path.ingress(request, "pod")
+    assert (outcome.verdict, outcome.mark) == (REDIRECT, MARK_DONE)
+    assert path.counted() == {"echo_answered": 1}
