@@ -77,9 +77,10 @@ check: $(STAMP)  ## formatting, lint, types, layers
 	$(VENV)/bin/clang-format --dry-run --Werror $(C)
 
 .PHONY: fuzz
-fuzz: $(STAMP)  ## 200 000 broken API objects through parse, plan and render; ten million random packets
+fuzz: $(STAMP)  ## 200 000 broken API objects through parse, plan and render; ten million random packets, and as many through devices
 	$(PYTHON) -m pytest -q --timeout=0 --junk=200000 tests/unit/source/test_junk.py tests/unit/plan/test_junk_plans.py
 	$(PYTHON) -m pytest -q --timeout=0 --packets=10000000 tests/kernel/packet_path/test_packet_random.py
+	$(PYTHON) -m pytest -q --timeout=0 --packets=10000000 tests/kernel/packet_path/test_packet_devices.py
 
 .PHONY: floods
 floods: $(STAMP)  ## floods of 400 000 SYNs and datagrams, in all modes, with tables of the default sizes: five minutes

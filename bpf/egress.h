@@ -56,7 +56,8 @@ static __always_inline bool look_up_reply(const struct packet *packet, bool is_e
 	       !(scratch->reply.flags & FLOW_NODE);
 }
 
-static __always_inline enum outgoing look_up_forwarded(struct scratch *scratch)
+static __always_inline enum outgoing look_up_forwarded(struct __sk_buff *skb,
+						       struct scratch *scratch)
 {
 	const struct flow_key *tuple = &scratch->tuple;
 	const struct reply *reply = &scratch->reply;
@@ -65,9 +66,14 @@ static __always_inline enum outgoing look_up_forwarded(struct scratch *scratch)
 			   tuple->source_port, tuple->protocol);
 	if (reply_find(scratch, MATCH_SOURCE, NULL) && !(reply->flags & FLOW_NODE))
 		return OUT_FORWARDED;
-	if (reply->client_port && is_masquerade(reply, &tuple->source))
-		return OUT_COLLIDES;
-	return OUT_NOTHING;
+	if (!reply->client_port || !is_masquerade(reply, &tuple->source))
+		return OUT_NOTHING;
+	/* The flow's own packet, redirected by ingress, and a program before this one took its mark
+	 * off.
+	 */
+	if (reply->flags & FLOW_REDIRECT && skb->ingress_ifindex)
+		return OUT_NOTHING;
+	return OUT_COLLIDES;
 }
 
 /* `scratch->tuple` is looked up as a packet that goes out; `is_error`: it is the reverse of one
@@ -89,7 +95,7 @@ static __always_inline enum outgoing look_up_outgoing(struct __sk_buff *skb,
 	    look_up_reply(packet, is_error, scratch))
 		return OUT_REPLY;
 	if (port_has_use(tuple->protocol, tuple->destination_port, PORT_OF_ENDPOINT))
-		return look_up_forwarded(scratch);
+		return look_up_forwarded(skb, scratch);
 	return OUT_NOTHING;
 }
 

@@ -13,8 +13,8 @@
 #define LOOPBACK_IFINDEX 1 /* in every network namespace (include/net/flow.h) */
 
 /* A note to the next program of ours that sees the packet, where no other one comes in between:
- * right behind a redirect. Nothing depends on it where another program may have been: whatever
- * classifies a packet with TC_ACT_OK overwrites tc_index, and no flow is found by it. Its upper
+ * right behind a redirect. Whatever classifies a packet with TC_ACT_OK overwrites tc_index, so a
+ * packet that has lost its note must get the same treatment by its tuple. Its upper
  * half is this node's: with kind, a packet may bring the note of another node on the same machine.
  * Test runs have no other way in than cb.
  */

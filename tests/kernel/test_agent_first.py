@@ -1,82 +1,176 @@
-"""Programs of others at the node's uplink, while an agent serves clients outside."""
+"""Programs of others at the node's devices, while an agent serves clients outside, in each mode."""
 
 import contextlib
 import json
 import socket
-import struct
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import pytest
 
 from ebpfproxy.dataplanes.ebpf.positions import FIRST_AGAIN, PROGRAMS_BEFORE
-from ebpfproxy.kernel import bpf, tc, tcx
-from ebpfproxy.kernel.bpf import Link, Program
+from ebpfproxy.kernel import netns, tcx
 from ebpfproxy.kernel.tc import Side
 from tests.kernel import attached
-from tests.kernel.clients import TCP, answers, outcome
-from tests.kernel.cluster import Cluster, Exposed, eventually
-from tests.kernel.test_tc import foreign_filter
+from tests.kernel.clients import TCP, UDP, answers, outcome
+from tests.kernel.cluster import START_PATIENCE, Cluster, Exposed, eventually
+from tests.kernel.ipvs_here import skip_without_ipvs
+from tests.kernel.others import HEAD, NEXT, PASS, TAIL, Way, filtered, linked, order, program
+from tests.kernel.plugins import PLUGINS, Plugin
 from tests.kernel.two_nodes import Everywhere, TwoNodes, told
+from tests.support.confined import without_tcx
 
 pytestmark = pytest.mark.kernel
 
-PASS, NEXT = 0, -1  # TCX_PASS and TC_ACT_OK, TCX_NEXT and TC_ACT_UNSPEC
-BEFORE, AFTER = 1 << 3, 1 << 4  # BPF_F_BEFORE, BPF_F_AFTER
-MARK = 0x200  # within the bits that Cilium (0x0f00) and others use
+OVERWRITES = {"mark": 0x0F0F, "tc_index": 0xFFFF, "cb": 0xFFFFFFFF}
+"""Every field that one program may leave to the next."""
+_AT_ONCE = "--iptables-min-sync-period=0s"
 
 
-@contextlib.contextmanager
-def program(action: int, mark: int = 0) -> Iterator[Program]:
-    """Returns `action` for every packet; with `mark` it writes skb->mark first."""
-    writing = struct.pack("=BBhi", 0xB7, 2, 0, mark) + struct.pack("=BBhi", 0x63, 2 << 4 | 1, 8, 0)
-    leaving = struct.pack("=BBhi", 0xB7, 0, 0, action) + struct.pack("=BBhi", 0x95, 0, 0, 0)
-    with contextlib.closing(Program.load(3, 0, (writing if mark else b"") + leaving)) as loaded:
-        yield loaded
+class Kind(NamedTuple):
+    """A way to run the agent."""
+
+    mode: str
+    flags: tuple[str, ...] = ()
+    has_tcx: bool = True
+    """False: the agent does not use it, and others do not, as on a kernel that has none."""
 
 
-@contextlib.contextmanager
-def by_tcx(cluster: Cluster, side: Side, theirs: Program, where: int) -> Iterator[None]:
-    """At the head or at the tail of the list of eth0."""
-    pin = cluster.lab.bpffs / f"foreign_{side.name}_{theirs.id}"
-
-    def attach() -> None:
-        attach_type = 46 if side is Side.INGRESS else 47
-        where_ = (theirs.fd, socket.if_nametoindex("eth0"), attach_type, where, 0, 0, 0)
-        fd, _ = bpf.bpf(bpf.LINK_CREATE, struct.pack("=IIIIIIQ", *where_), "cannot attach")
-        with contextlib.closing(Link(fd, "foreign")) as link:
-            link.pin(pin)
-
-    cluster.node.call(attach)
-    try:
-        yield
-    finally:
-        tcx.detach(pin)
+AGENTS: Mapping[str, Kind] = {
+    "ebpf": Kind("ebpf"),
+    "ebpf-clsact": Kind("ebpf", has_tcx=False),
+    "nftables": Kind("nftables", (_AT_ONCE,)),
+    "iptables": Kind("iptables", (_AT_ONCE, "--iptables-flavour=legacy")),
+    "iptables-nft": Kind("iptables", (_AT_ONCE, "--iptables-flavour=nft")),
+    "ipvs": Kind("ipvs", ("--iptables-flavour=legacy",)),
+}
+of_ebpf = [name for name, kind in AGENTS.items() if kind.mode == "ebpf"]
+WAYS = pytest.mark.parametrize("way", [linked, filtered], ids=["tcx", "tc"])
+SIDES = pytest.mark.parametrize("side", list(Side), ids=lambda side: side.name)
 
 
-@contextlib.contextmanager
-def by_tc(cluster: Cluster, side: Side, theirs: Program, where: int) -> Iterator[None]:
-    """A filter at priority 1, or at one that comes later."""
-    priority = 1 if where == BEFORE else 9
+class Serving(NamedTuple):
+    """A node whose agent runs, and a NodePort that clients outside dial."""
 
-    def attach() -> None:
-        ifindex = socket.if_nametoindex("eth0")
-        foreign_filter(ifindex, theirs, handle=9, side=side, priority=priority)
+    cluster: Cluster
+    kind: Kind
+    web: Exposed
 
-    cluster.node.call(attach)
-    try:
-        yield
-    finally:
-        filters = ["tc", "filter", "del", "dev", "eth0", side.name.lower(), "prio", str(priority)]
-        cluster.node.run([*filters, "handle", "9", "bpf"])
+    def start(self) -> None:
+        """Start the agent again, after a crash. It has not met a program of others yet."""
+        start(self.cluster, self.kind)
+
+    def lacks(self, way: Way) -> bool:
+        """Whether others cannot attach in this way."""
+        return way is linked and not (self.kind.has_tcx and tcx.is_supported())
+
+    def answers(self) -> bool:
+        return is_served(self.cluster, self.web)
+
+    def await_first(self, ifindex: int, side: Side) -> None:
+        """Until the agent's program is the first one at the device; in the modes that have one."""
+        if self.kind.mode == "ebpf":
+            eventually(lambda: is_first(ifindex, side), "the agent's program is first")
+
+    def assert_all_answered(self) -> None:
+        """Of TCP and UDP, both families."""
+        outside, node, port = self.cluster.lab.outside, self.cluster.node, self.web.node_port
+        for protocol in (TCP, UDP):
+            for address in (node.v4, node.v6):
+                assert set(answers(outside, protocol, address, port, 10)) == {"a"}, (protocol, address)
 
 
-def served(cluster: Cluster, web: Exposed) -> bool:
+def is_served(cluster: Cluster, web: Exposed) -> bool:
     return outcome(cluster.lab.outside, TCP, cluster.node.v4, web.node_port, 0.3) == "a"
+
+
+def start(cluster: Cluster, kind: Kind) -> None:
+    """Start the agent, and await its first sync."""
+    cluster.mode = kind.mode
+    before = () if kind.has_tcx else without_tcx()
+    cluster.launch("--sync-period=1h", *kind.flags, before=before).await_sync(timeout=START_PATIENCE)
+
+
+def stop(cluster: Cluster) -> None:
+    """End the agent, with all that it has left in the kernel and in the files."""
+    cluster.end()
+    cluster.forget()
+    cluster.ebpfproxy("cleanup")
+    cluster.mode = "ebpf"
+
+
+@contextlib.contextmanager
+def at_uplink(cluster: Cluster) -> Iterator[int]:
+    """Have the calling thread on the node within the block; the index of eth0 there."""
+    with netns.entered(cluster.node.netns):
+        yield socket.if_nametoindex("eth0")
+
+
+def is_first(ifindex: int, side: Side) -> bool:
+    """Whether a program of ours is the first one there."""
+    return order(ifindex, side)[:1] == [attached.program_id(ifindex, side)]
+
+
+@pytest.fixture(scope="module")
+def serving(_rough: Cluster, request: pytest.FixtureRequest) -> Iterator[Serving]:
+    kind = AGENTS[request.param]
+    skip_without_ipvs(kind.mode)
+    start(_rough, kind)
+    yield Serving(_rough, kind, _rough.service(node_port=True).to(_rough.a))
+    stop(_rough)
+
+
+@pytest.mark.parametrize("serving", AGENTS, indirect=True, scope="module")
+@WAYS
+@SIDES
+@pytest.mark.parametrize("where", [HEAD, TAIL], ids=["head", "tail"])
+@pytest.mark.parametrize(("action", "writes"), [(PASS, {}), (NEXT, OVERWRITES)], ids=["pass", "next"])
+def test_clients_are_served_beside_any_program_at_the_uplink(
+    serving: Serving, way: Way, side: Side, where: int, action: int, writes: dict[str, int]
+) -> None:
+    """Within seconds, be it that ours have to get to the first place again."""
+    if serving.lacks(way):
+        pytest.skip("this kernel has no tcx")
+    eventually(serving.answers, "served before")
+    with contextlib.ExitStack() as stack:
+        uplink = stack.enter_context(at_uplink(serving.cluster))
+        theirs = stack.enter_context(program(action, **writes))
+        stack.enter_context(way(uplink, side, theirs, where))
+        serving.await_first(uplink, side)
+        eventually(serving.answers, "served")
+        serving.assert_all_answered()
+
+
+@pytest.mark.parametrize("serving", AGENTS, indirect=True, scope="module")
+@pytest.mark.parametrize("plugin", PLUGINS.values(), ids=PLUGINS)
+@pytest.mark.parametrize("comes", ["before", "after"])
+def test_clients_are_served_beside_a_network_plugin(serving: Serving, plugin: Plugin, comes: str) -> None:
+    """It has programs on both sides of the uplink and of the pod's device, and comes before or after the
+    agent."""
+    serving.cluster.end()
+    if comes == "after":
+        serving.start()
+    with contextlib.ExitStack() as stack:
+        uplink = stack.enter_context(at_uplink(serving.cluster))
+        sides = [(device, side) for device in (uplink, pod_device(serving)) for side in Side]
+        for device, side in sides:
+            theirs = stack.enter_context(plugin.loaded())
+            way = plugin.attached(device, side, theirs, serving.kind.has_tcx)
+            stack.enter_context(way)
+        if comes == "before":
+            serving.start()
+        for side in Side:
+            serving.await_first(uplink, side)
+        eventually(serving.answers, "served")
+        serving.assert_all_answered()
+
+
+def pod_device(serving: Serving) -> int:
+    """Of the endpoint, on the node, where the calling thread is."""
+    return socket.if_nametoindex(serving.cluster.a.device)
 
 
 def ready(cluster: Cluster) -> tuple[int, list[dict[str, Any]]]:
@@ -93,61 +187,18 @@ def ready(cluster: Cluster) -> tuple[int, list[dict[str, Any]]]:
     return code, json.loads(body).get("devices", [])
 
 
-def first(cluster: Cluster, side: Side) -> bool:
-    """Whether a program of ours is the first one at eth0."""
-
-    def look() -> bool:
-        ifindex = socket.if_nametoindex("eth0")
-        placed = [each.program_id for each in tcx.programs(ifindex, side)] if tcx.is_supported() else []
-        placed += [each.program_id for each in tc.filters(ifindex, side)]
-        return bool(placed) and placed[0] == attached.program_id(ifindex, side)
-
-    return cluster.node.call(look)
-
-
-@pytest.fixture(scope="module")
-def serving(_rough: Cluster) -> Iterator[tuple[Cluster, Exposed]]:
-    """An agent whose NodePort a client outside dials."""
-    _rough.start("--sync-period=1h")
-    web = _rough.service(node_port=True).to(_rough.a)
-    yield _rough, web
-    _rough.end()
-    _rough.forget()
-
-
-WAYS = [by_tcx, by_tc] if Path("/proc/self/ns/net").exists() else []
-
-
-@pytest.mark.parametrize("way", WAYS, ids=["tcx", "tc"])
-@pytest.mark.parametrize("side", list(Side), ids=lambda side: side.name)
-@pytest.mark.parametrize("where", [BEFORE, AFTER], ids=["head", "tail"])
-@pytest.mark.parametrize(("action", "mark"), [(PASS, 0), (PASS, MARK), (NEXT, MARK)])
-def test_clients_are_served_beside_any_program_at_the_uplink(
-    serving: tuple[Cluster, Exposed], way: Any, side: Side, where: int, action: int, mark: int
-) -> None:
-    """Within seconds, be it that ours have to get to the first place again."""
-    cluster, web = serving
-    if way is by_tcx and not cluster.node.call(tcx.is_supported):
-        pytest.skip("this kernel has no tcx")
-    eventually(lambda: served(cluster, web), "served before")
-    with program(action, mark) as theirs, way(cluster, side, theirs, where):
-        eventually(lambda: first(cluster, side), "ours is first")
-        eventually(lambda: served(cluster, web), "served")
-        assert set(answers(cluster.lab.outside, TCP, cluster.node.v4, web.node_port, 20)) == {"a"}
-
-
 def test_a_place_that_others_take_again_and_again_is_named_and_the_node_is_not_ready(rough: Cluster) -> None:
     agent = rough.start("--sync-period=1h")
     web = rough.service(node_port=True).to(rough.a)
     assert ready(rough) == (200, [])
-    way = by_tcx if rough.node.call(tcx.is_supported) else by_tc
+    way = linked if tcx.is_supported() else filtered
     since, stop = len(agent.lines), threading.Event()
 
     def fight() -> None:
-        with program(PASS) as theirs:
+        with at_uplink(rough) as uplink, program(PASS) as theirs:
             while not stop.is_set():
-                with way(rough, Side.INGRESS, theirs, BEFORE):
-                    eventually(lambda: stop.is_set() or first(rough, Side.INGRESS), "ours is first")
+                with way(uplink, Side.INGRESS, theirs, HEAD):
+                    eventually(lambda: stop.is_set() or is_first(uplink, Side.INGRESS), "ours is first")
 
     fighter = threading.Thread(target=fight)
     fighter.start()
@@ -163,38 +214,36 @@ def test_a_place_that_others_take_again_and_again_is_named_and_the_node_is_not_r
         fighter.join()
     agent.await_line(lambda line: FIRST_AGAIN in line.text, since, 60)
     eventually(lambda: ready(rough) == (200, []), "ready again")
-    assert served(rough, web)
+    assert is_served(rough, web)
 
 
 @pytest.fixture(scope="module")
-def forwarding(_rough_pair: TwoNodes) -> Iterator[tuple[TwoNodes, Everywhere]]:
+def forwarding(
+    _rough_pair: TwoNodes, request: pytest.FixtureRequest
+) -> Iterator[tuple[TwoNodes, Kind, Everywhere]]:
     """Two nodes, of which the first one sends a client's connections to a pod of the second, masqueraded."""
-    _rough_pair.start("--sync-period=1h")
-    web = _rough_pair.everywhere().to(_rough_pair.d)
-    yield _rough_pair, web
-    _rough_pair.end()
-    _rough_pair.forget()
+    kind = AGENTS[request.param]
+    start(_rough_pair, kind)
+    yield _rough_pair, kind, _rough_pair.everywhere().to(_rough_pair.d)
+    stop(_rough_pair)
 
 
-@pytest.mark.parametrize("way", WAYS, ids=["tcx", "tc"])
-@pytest.mark.parametrize(
-    ("side", "action"),
-    [
-        pytest.param(Side.INGRESS, PASS, id="ingress-pass"),
-        pytest.param(Side.INGRESS, NEXT, id="ingress-next"),
-        pytest.param(Side.EGRESS, PASS, id="egress-pass"),
-        pytest.param(Side.EGRESS, NEXT, id="egress-next"),
-    ],
-)
+@pytest.mark.parametrize("forwarding", of_ebpf, indirect=True, scope="module")
+@WAYS
+@SIDES
+@pytest.mark.parametrize("action", [PASS, NEXT], ids=["pass", "next"])
 def test_what_is_masqueraded_to_another_node_is_served_beside_any_program_after_ours(
-    forwarding: tuple[TwoNodes, Everywhere], way: Any, side: Side, action: int
+    forwarding: tuple[TwoNodes, Kind, Everywhere], way: Way, side: Side, action: int
 ) -> None:
-    pair, web = forwarding
-    if way is by_tcx and not pair.node.call(tcx.is_supported):
+    pair, kind, web = forwarding
+    if way is linked and not (kind.has_tcx and tcx.is_supported()):
         pytest.skip("this kernel has no tcx")
     dial = pair.node.v4, web.node_port
     assert answers_of_d(pair, *dial, count=5)
-    with program(action, MARK) as theirs, way(pair, side, theirs, AFTER):
+    with contextlib.ExitStack() as stack:
+        uplink = stack.enter_context(at_uplink(pair))
+        theirs = stack.enter_context(program(action, **OVERWRITES))
+        stack.enter_context(way(uplink, side, theirs, TAIL))
         assert answers_of_d(pair, *dial, count=5)
 
 

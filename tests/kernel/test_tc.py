@@ -1,28 +1,20 @@
 """Filters of ours, and of others, on the devices of a namespace of the test's own."""
 
-import contextlib
-import ctypes
-import json
 import socket
-import struct
 import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
 
 from ebpfproxy.errors import NotFound, Rejected, Unsupported
-from ebpfproxy.kernel import bpf, links, tc
-from ebpfproxy.kernel.bpf import Program
+from ebpfproxy.kernel import links, tc
 from ebpfproxy.kernel.tc import Filter, Side
-from tests.kernel.cluster import eventually
+from tests.kernel.others import SHOT, add_filter, program
+from tests.kernel.veth_pair import assert_none_arrives, veth_pair
 from tests.support.bpf_place import CONNECT4, SOCK_ADDR, load_program
-from tests.support.namespace import Namespace, namespace
+from tests.support.namespace import Namespace
 
 pytestmark = pytest.mark.kernel
-
-SCHED_CLS = 3
-TC_ACT_UNSPEC, TC_ACT_SHOT = -1, 2
 
 U32 = "u32 match u32 0 0 flowid 1:1"
 """A filter as others have them; the kernel shows it as two, itself and its hash table."""
@@ -32,35 +24,13 @@ BOTH = pytest.mark.parametrize("side", list(Side), ids=lambda side: side.name)
 
 @pytest.fixture
 def node() -> Iterator[Namespace]:
-    """A namespace with a veth pair n0, n1, both up; the calling thread is in it."""
-    with namespace("tc") as made:
-        made.ip("link set lo up", "link add n0 type veth peer name n1")
-        made.ip("link set n0 addrgenmode none", "link set n1 addrgenmode none")
-        made.ip("link set n0 up", "link set n1 up")
-        with made.entered():
-            yield made
+    with veth_pair("tc") as made:
+        yield made
 
 
 @pytest.fixture
 def device(node: Namespace) -> int:
     return socket.if_nametoindex("n0")
-
-
-@contextlib.contextmanager
-def program(action: int = TC_ACT_UNSPEC) -> Iterator[Program]:
-    """A classifier that says `action` to every packet."""
-    code = struct.pack("=BBhi", 0xB7, 0, 0, action) + struct.pack("=BBhi", 0x95, 0, 0, 0)
-    instructions, license_ = (ctypes.create_string_buffer(text, len(text)) for text in (code, b"GPL\0"))
-    attr = struct.pack(
-        "=IIQQIIQII16s",
-        *(SCHED_CLS, len(code) // 8, ctypes.addressof(instructions), ctypes.addressof(license_)),
-        *(0, 0, 0, 0, 0, b"test"),
-    )
-    loaded = Program(bpf.bpf(bpf.PROG_LOAD, attr, "cannot load")[0], "test")
-    try:
-        yield loaded
-    finally:
-        loaded.close()
 
 
 @BOTH
@@ -133,7 +103,7 @@ def test_filters_of_others_survive_attach_replace_detach_and_cleanup(
 @BOTH
 def test_ours_is_first_before_bpf_filters_that_were_there(device: int, side: Side) -> None:
     with program() as theirs, program() as ours:
-        foreign_filter(device, theirs, handle=1, side=side)
+        add_filter(device, side, theirs)
         tc.attach(device, side, ours)
         assert [one.program_id for one in tc.filters(device, side)] == [ours.id, theirs.id]
         tc.detach(device, side)
@@ -142,7 +112,7 @@ def test_ours_is_first_before_bpf_filters_that_were_there(device: int, side: Sid
 
 def test_a_handle_that_is_taken_is_left_to_its_owner(device: int) -> None:
     with program() as theirs, program() as ours:
-        foreign_filter(device, theirs, handle=tc.HANDLES[0])
+        add_filter(device, Side.INGRESS, theirs, handle=tc.HANDLES[0])
         assert tc.program_id(device, Side.INGRESS) is None
         assert tc.detach(device, Side.INGRESS) is False
         tc.attach(device, Side.INGRESS, ours)
@@ -155,7 +125,7 @@ def test_a_handle_that_is_taken_is_left_to_its_owner(device: int) -> None:
 def test_a_filter_that_came_to_be_before_ours_is_passed_by_attaching_again(device: int) -> None:
     with program() as theirs, program() as ours, program() as next_one:
         tc.attach(device, Side.INGRESS, ours)
-        foreign_filter(device, theirs, handle=1)
+        add_filter(device, Side.INGRESS, theirs)
         found = tc.filters(device, Side.INGRESS)
         assert [one.name for one in tc.before(found)] == ["theirs"]
         assert tc.can_advance(found)
@@ -168,8 +138,8 @@ def test_a_filter_that_came_to_be_before_ours_is_passed_by_attaching_again(devic
 def test_a_filter_of_a_former_version_is_replaced_by_one_at_the_first_place(device: int) -> None:
     """Version 0.1 has priority 235."""
     with program() as former, program() as theirs, program() as ours:
-        foreign_filter(device, former, handle=0xEB, name=tc.NAME, priority=235)
-        foreign_filter(device, theirs, handle=1)
+        add_filter(device, Side.INGRESS, former, handle=0xEB, name=tc.NAME, priority=235)
+        add_filter(device, Side.INGRESS, theirs)
         assert tc.program_id(device, Side.INGRESS) == former.id
         assert tc.attach(device, Side.INGRESS, ours) is False
         assert [one.program_id for one in tc.filters(device, Side.INGRESS)] == [ours.id, theirs.id]
@@ -195,24 +165,6 @@ def test_a_filter_without_a_priority_comes_after_ours(node: Namespace, device: i
     found = tc.filters(device, Side.INGRESS)
     assert found[0].is_ours
     assert {one.priority for one in found[1:]} == {49152}
-
-
-def foreign_filter(
-    device: int,
-    theirs: Program,
-    handle: int,
-    side: Side = Side.INGRESS,
-    name: str = "theirs",
-    priority: int = tc.FIRST,
-) -> None:
-    """A bpf filter, by default of another name at our priority."""
-    from pyroute2 import IPRoute
-
-    with IPRoute() as changes:
-        if not tc.has_clsact(device):
-            changes.tc("add", "clsact", device)
-        where = {"parent": int(side), "prio": priority, "handle": handle, "protocol": 3}
-        changes.tc("add-filter", "bpf", device, fd=theirs.fd, name=name, direct_action=True, **where)
 
 
 def test_an_empty_clsact_goes_and_one_with_a_filter_on_the_other_side_stays(device: int) -> None:
@@ -321,78 +273,26 @@ def test_loopback_takes_a_program(node: Namespace) -> None:
         assert tc.program_id(1, Side.EGRESS) == ours.id
 
 
-FLOOD = """
-import socket
-with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-    sock.connect(("10.255.20.1", 9))
-    for _ in range(20_000_000):  # a minute, should nobody end it
-        sock.send(b"x")
-"""
-
-
-@contextlib.contextmanager
-def flooded(peer: Namespace) -> Iterator[None]:
-    """Packets from there to 10.255.20.1 port 9 without end, as fast as one process makes them."""
-    command = ["ip", "netns", "exec", peer.name, sys.executable, "-c", FLOOD]
-    sender = subprocess.Popen(command)
-    try:
-        yield
-        assert sender.poll() is None
-    finally:
-        sender.kill()
-        sender.wait()
-
-
-def received(node: Namespace) -> int:
-    """How many packets have come in by n0."""
-    command = ["ip", "-n", node.name, "-json", "-stats", "link", "show", "dev", "n0"]
-    shown = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
-    return int(shown[0]["stats64"]["rx"]["packets"])
-
-
-@contextlib.contextmanager
-def flood_arrives(node: Namespace) -> Iterator[socket.socket]:
-    """A flood comes in by n0 within the block; the socket gets each packet that no program drops."""
-    with namespace("tc-peer") as peer:
-        node.ip(
-            "link set n0 address 02:00:00:00:20:01",
-            "addr add 10.255.20.1/24 dev n0",
-            f"link set n1 netns {peer.name}",
-        )
-        peer.ip("link set n1 up", "addr add 10.255.20.2/24 dev n1")
-        peer.ip("neigh add 10.255.20.1 lladdr 02:00:00:00:20:01 dev n1")
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as arriving:
-            arriving.bind(("10.255.20.1", 9))
-            arriving.setblocking(False)
-            with flooded(peer):
-                eventually(lambda: received(node) > 1_000, "the flood begins")
-                yield arriving
-
-
 def test_no_packet_misses_the_program_while_it_is_replaced(node: Namespace, device: int) -> None:
-    """Both programs drop everything, so that one packet which arrives has met neither."""
-    with program(TC_ACT_SHOT) as even, program(TC_ACT_SHOT) as odd:
+    """Both programs drop everything: a packet that arrives has met neither."""
+    with program(SHOT) as even, program(SHOT) as odd:
         tc.attach(device, Side.INGRESS, even)
-        with flood_arrives(node) as arriving:
-            before = received(node)
-            for count in range(200):
-                tc.attach(device, Side.INGRESS, odd if count % 2 else even)
-            assert received(node) - before > 5_000
-            with pytest.raises(BlockingIOError):
-                arriving.recv(1)
+
+        def replace(count: int) -> None:
+            tc.attach(device, Side.INGRESS, odd if count % 2 else even)
+
+        assert_none_arrives(node, replace, times=200, least=5_000)
 
 
 def test_no_packet_misses_the_program_while_it_gets_to_the_first_place(node: Namespace, device: int) -> None:
     """The programs that come before it pass everything on; one packet that arrives has met only those."""
-    with program(TC_ACT_SHOT) as ours, program() as theirs:
+    with program(SHOT) as ours, program() as theirs:
         tc.attach(device, Side.INGRESS, ours)
-        with flood_arrives(node) as arriving:
-            before = received(node)
-            for count in range(1, 101):
-                foreign_filter(device, theirs, handle=count)
-                assert tc.can_advance(tc.filters(device, Side.INGRESS))
-                tc.attach(device, Side.INGRESS, ours)
-                assert not tc.before(tc.filters(device, Side.INGRESS))
-            assert received(node) - before > 2_000
-            with pytest.raises(BlockingIOError):
-                arriving.recv(1)
+
+        def advance(count: int) -> None:
+            add_filter(device, Side.INGRESS, theirs, handle=count + 1)
+            assert tc.can_advance(tc.filters(device, Side.INGRESS))
+            tc.attach(device, Side.INGRESS, ours)
+            assert not tc.before(tc.filters(device, Side.INGRESS))
+
+        assert_none_arrives(node, advance, times=100, least=2_000)

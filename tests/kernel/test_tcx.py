@@ -1,25 +1,22 @@
 """Programs on the devices of a namespace of the test's own, by tcx links, beside programs of others."""
 
 import contextlib
-import os
 import socket
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ebpfproxy.errors import KernelError, NotFound
-from ebpfproxy.kernel import bpf, tcx
-from ebpfproxy.kernel.bpf import Link, Program
+from ebpfproxy.kernel import tcx
+from ebpfproxy.kernel.bpf import Link
 from ebpfproxy.kernel.tc import Side
-from tests.kernel.test_tc import TC_ACT_SHOT, flood_arrives, received
+from tests.kernel.others import HEAD, SHOT, TAIL, linked, program
+from tests.kernel.veth_pair import assert_none_arrives, veth_pair
 from tests.support.bpf_place import BpfPlace, bpf_place
 from tests.support.namespace import Namespace, namespace
 
-TCX_NEXT, TCX_PASS = -1, 0
-BEFORE, AFTER = 1 << 3, 1 << 4  # BPF_F_BEFORE, BPF_F_AFTER
-ATTACH_TYPES = {Side.INGRESS: 46, Side.EGRESS: 47}
+INGRESS = 46  # BPF_TCX_INGRESS
 BOTH = pytest.mark.parametrize("side", list(Side), ids=lambda side: side.name)
 
 
@@ -40,13 +37,8 @@ def place() -> Iterator[BpfPlace]:
 
 @pytest.fixture
 def node() -> Iterator[Namespace]:
-    """A namespace with a veth pair n0, n1, both up; the calling thread is in it."""
-    with namespace("tcx") as made:
-        made.ip("link set lo up", "link add n0 type veth peer name n1")
-        made.ip("link set n0 addrgenmode none", "link set n1 addrgenmode none")
-        made.ip("link set n0 up", "link set n1 up")
-        with made.entered():
-            yield made
+    with veth_pair("tcx") as made:
+        yield made
 
 
 @pytest.fixture
@@ -61,28 +53,6 @@ def pin(place: BpfPlace) -> Iterator[Path]:
         yield path
     finally:
         tcx.detach(path)
-
-
-@contextlib.contextmanager
-def program(action: int = TCX_NEXT) -> Iterator[Program]:
-    """A classifier that returns `action` for every packet."""
-    code = struct.pack("=BBhi", 0xB7, 0, 0, action) + struct.pack("=BBhi", 0x95, 0, 0, 0)
-    loaded = Program.load(3, 0, code)
-    try:
-        yield loaded
-    finally:
-        loaded.close()
-
-
-@contextlib.contextmanager
-def foreign(device: int, side: Side, theirs: Program, where: int = BEFORE) -> Iterator[None]:
-    """A tcx link of others, at the head of the list or at its tail, within the block."""
-    attr = struct.pack("=IIIIIIQ", theirs.fd, device, ATTACH_TYPES[side], where, 0, 0, 0)
-    fd, _ = bpf.bpf(bpf.LINK_CREATE, attr, "cannot attach")
-    try:
-        yield
-    finally:
-        os.close(fd)
 
 
 def ids(device: int, side: Side = Side.INGRESS) -> list[int]:
@@ -103,9 +73,9 @@ def test_a_program_is_attached_found_and_detached_at_once(device: int, side: Sid
 
 
 @BOTH
-@pytest.mark.parametrize("where", [BEFORE, AFTER], ids=["head", "tail"])
+@pytest.mark.parametrize("where", [HEAD, TAIL], ids=["head", "tail"])
 def test_it_is_first_whoever_was_there_before(device: int, side: Side, pin: Path, where: int) -> None:
-    with program() as ours, program() as theirs, foreign(device, side, theirs, where):
+    with program() as ours, program() as theirs, linked(device, side, theirs, where):
         tcx.attach(device, side, ours, pin)
         assert ids(device, side) == [ours.id, theirs.id]
 
@@ -114,7 +84,7 @@ def test_it_is_first_whoever_was_there_before(device: int, side: Side, pin: Path
 def test_attaching_again_passes_whoever_came_to_be_first(device: int, side: Side, pin: Path) -> None:
     with program() as ours, program() as new, program() as theirs:
         tcx.attach(device, side, ours, pin)
-        with foreign(device, side, theirs):
+        with linked(device, side, theirs):
             assert ids(device, side) == [theirs.id, ours.id]
             tcx.attach(device, side, ours, pin)
             assert ids(device, side) == [ours.id, theirs.id]
@@ -139,7 +109,7 @@ def test_what_a_process_left_that_was_killed_in_between_is_repaired(
     with program() as ours, program() as half:
         tcx.attach(device, Side.INGRESS, ours, pin)
         fresh = pin.with_name(f"{pin.name}_new")
-        with contextlib.closing(Link.create_first(half, device, ATTACH_TYPES[Side.INGRESS])) as left:
+        with contextlib.closing(Link.create_first(half, device, INGRESS)) as left:
             left.pin(fresh)
         if detached:
             with contextlib.closing(Link.pinned(pin)) as link:
@@ -182,14 +152,12 @@ def test_no_packet_misses_the_program_while_it_is_replaced_and_gets_first(
     node: Namespace, device: int, pin: Path
 ) -> None:
     """Both programs drop everything, others pass on; so a packet that arrives has met neither of both."""
-    with program(TC_ACT_SHOT) as even, program(TC_ACT_SHOT) as odd, program() as theirs:
+    with program(SHOT) as even, program(SHOT) as odd, program() as theirs:
         tcx.attach(device, Side.INGRESS, even, pin)
-        with flood_arrives(node) as arriving:
-            before = received(node)
-            for count in range(200):
-                with foreign(device, Side.INGRESS, theirs):
-                    tcx.attach(device, Side.INGRESS, odd if count % 2 else even, pin)
-                    assert ids(device)[1] == theirs.id
-            assert received(node) - before > 2_000
-            with pytest.raises(BlockingIOError):
-                arriving.recv(1)
+
+        def replace(count: int) -> None:
+            with linked(device, Side.INGRESS, theirs):
+                tcx.attach(device, Side.INGRESS, odd if count % 2 else even, pin)
+                assert ids(device)[1] == theirs.id
+
+        assert_none_arrives(node, replace, times=200, least=2_000)

@@ -33,6 +33,14 @@ assert libc.prctl(22, 2, program) == 0, os.strerror(ctypes.get_errno())  # PR_SE
 os.execvp(sys.argv[1], sys.argv[1:])
 """
 
+_WITHOUT_TCX = """
+import runpy, sys
+from ebpfproxy.kernel import tcx
+tcx.is_supported = lambda: False
+sys.argv = sys.argv[3:]
+runpy.run_module("ebpfproxy", run_name="__main__", alter_sys=True)
+"""
+
 
 class Refused(NamedTuple):
     """A system call, by its number, that fails with this errno, where it has these arguments (their lower 32
@@ -61,6 +69,11 @@ def refusing(*calls: Refused) -> list[str]:
     """A seccomp filter refuses these to it, and to what it starts; see seccomp(2)."""
     code = b"".join(map(_refusal, calls)) + _instruction(_RETURN, 0, _ALLOW)
     return [sys.executable, "-c", _START.format(code=code.hex())]
+
+
+def without_tcx() -> list[str]:
+    """For `python -m ebpfproxy`: it takes the kernel for one that has no tcx, as those before 6.6."""
+    return [sys.executable, "-c", _WITHOUT_TCX]
 
 
 def unmounting(*commands: str) -> list[str]:

@@ -267,6 +267,10 @@ class PacketPath:
         finally:
             tc.detach(self.indices[device], tc.Side.INGRESS)
 
+    def program(self, name: str) -> Program:
+        """One of PROGRAMS."""
+        return self._programs.loaded[name]
+
     # What the programs keep
 
     def flows(self, *maps: str) -> dict[bytes, Entry]:
@@ -319,11 +323,14 @@ def _fields(layout: abi.Layout, packed: bytes) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def packet_path(place: BpfPlace, sizes: MapSizes = SIZES, source: Path | None = None) -> Iterator[PacketPath]:
-    """Compile, load, make the devices, and be in their namespace within the block."""
+def packet_path(
+    place: BpfPlace, sizes: MapSizes = SIZES, source: Path | None = None, *, at_devices: bool = False
+) -> Iterator[PacketPath]:
+    """Compile, load, make the devices, and be in their namespace within the block. `at_devices`: the programs
+    are for real devices, where notes to the next program are in another place than in test runs."""
     folder = place.bpffs / f"packet-path-{time.monotonic_ns()}"
     (folder / "maps").mkdir(parents=True)
-    defines = sizes.defines() | features.defines() | {"MARK_IN_CB": "1"}
+    defines = sizes.defines() | features.defines() | ({} if at_devices else {"MARK_IN_CB": "1"})
     specs = tuple(ProgramSpec(name, _SCHED_CLS, 0) for name in PROGRAMS)
     programs = folder / "programs"
     code = source or abi.source_directory() / "tc.c"

@@ -1,31 +1,28 @@
 """The first place at a device: programs of others before, after and around ours, attached either way."""
 
 import contextlib
-import os
 import socket
-import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from ebpfproxy.dataplanes.ebpf.dataplane import EbpfDataplane
-from ebpfproxy.kernel import bpf, tc, tcx
+from ebpfproxy.kernel import tcx
 from ebpfproxy.kernel.bpf import Program
 from ebpfproxy.kernel.tc import Side
 from ebpfproxy.model.device_side import DeviceSide
+from tests.kernel import others
 from tests.kernel.device_table.plane import (
     CLSACT_ONLY,
     NOBODY,
-    SCHED_CLS,
     U32,
     bring,
     in_step,
     plan,
     programs,
 )
-from tests.kernel.test_tc import foreign_filter
-from tests.kernel.test_tcx import AFTER, foreign
-from tests.support.bpf_place import load_program
+from tests.kernel.others import HEAD, filtered, linked, program
+from tests.kernel.plugins import PLUGINS, Plugin
 from tests.support.namespace import Namespace
 
 pytestmark = pytest.mark.kernel
@@ -35,28 +32,18 @@ BOTH = pytest.mark.parametrize("side", list(Side), ids=lambda side: side.name)
 
 @pytest.fixture
 def theirs() -> Iterator[Program]:
-    with contextlib.closing(load_program(SCHED_CLS, 0)) as loaded:
+    with program() as loaded:
         yield loaded
 
 
-@contextlib.contextmanager
-def placed(theirs: Program, side: Side, name: str = "net") -> Iterator[None]:
+def placed(theirs: Program, side: Side) -> contextlib.AbstractContextManager[None]:
     """Another program at the head, in the way of attaching that ours are attached in."""
-    ifindex = socket.if_nametoindex(name)
-    if tcx.is_supported():
-        with foreign(ifindex, side, theirs):
-            yield
-    else:
-        foreign_filter(ifindex, theirs, handle=1, side=side)
-        yield
+    return (linked if tcx.is_supported() else filtered)(socket.if_nametoindex("net"), side, theirs, HEAD)
 
 
 def order(side: Side, name: str = "net") -> list[int]:
     """Program ids, in running order."""
-    ifindex = socket.if_nametoindex(name)
-    if tcx.is_supported():
-        return [each.program_id for each in tcx.programs(ifindex, side)]
-    return [each.program_id for each in tc.filters(ifindex, side)]
+    return others.order(socket.if_nametoindex(name), side)
 
 
 @BOTH
@@ -100,11 +87,11 @@ def test_who_gets_to_be_first_again_and_again_is_reported_and_passed_less_and_le
     ours = programs("net")[0]
     for wait in (4.0, 8.0, 16.0):
         with contextlib.ExitStack() as stack:
-            take_first(stack, theirs)
+            stack.enter_context(placed(theirs, Side.INGRESS))
             assert not bring(dataplane, plan("net"))
             assert order(Side.INGRESS)[0] == ours
-            leave(stack)
-            take_first(stack, theirs)
+            stack.close()
+            stack.enter_context(placed(theirs, Side.INGRESS))
             assert in_step(dataplane, plan("net")), "it is not due"
             (trouble,) = dataplane.bypassed()
             assert trouble.contested
@@ -113,24 +100,10 @@ def test_who_gets_to_be_first_again_and_again_is_reported_and_passed_less_and_le
             assert in_step(dataplane, plan("net"))
             clock[0] += 0.2
             assert not in_step(dataplane, plan("net"))
-            leave(stack)
+            stack.close()
     assert in_step(dataplane, plan("net"))
     assert dataplane.bypassed() == ()
     bring(dataplane, NOBODY)
-
-
-def take_first(stack: contextlib.ExitStack, theirs: Program) -> None:
-    stack.enter_context(placed(theirs, Side.INGRESS))
-
-
-def leave(stack: contextlib.ExitStack) -> None:
-    stack.close()
-    if not tcx.is_supported():
-        where = {"parent": int(Side.INGRESS), "prio": 1, "handle": 1, "protocol": 3}
-        from pyroute2 import IPRoute
-
-        with IPRoute() as changes:
-            changes.tc("del-filter", "bpf", socket.if_nametoindex("net"), **where)
 
 
 @CLSACT_ONLY
@@ -155,69 +128,21 @@ KINDS = {
 }
 
 
-def _cilium(ifindex: int, side: Side, theirs: Program) -> Callable[[], None]:
-    """cilium/cilium pkg/datapath/loader: tcx at the tail (tcx.go), else handle 1 at priority 1 (tc.go)."""
-    if tcx.is_supported():
-        return _links(ifindex, side, theirs, AFTER)
-    foreign_filter(ifindex, theirs, handle=1, side=side, name="cil_from_netdev-made")
-    return lambda: None
-
-
-def _aws(ifindex: int, side: Side, theirs: Program) -> Callable[[], None]:
-    """aws/aws-ebpf-sdk-go pkg/tc/tc.go: handle 1 at priority 1, also where the kernel has tcx."""
-    foreign_filter(ifindex, theirs, handle=1, side=side, name="handle_ingress")
-    return lambda: None
-
-
-def _calico(ifindex: int, side: Side, theirs: Program) -> Callable[[], None]:
-    """projectcalico/calico felix/bpf/tc/attach.go: a priority that the kernel chooses."""
-    from pyroute2 import IPRoute
-
-    with IPRoute() as changes:
-        if not tc.has_clsact(ifindex):
-            changes.tc("add", "clsact", ifindex)
-        where = {"parent": int(side), "protocol": 3, "name": "cali_tc_preamble"}
-        changes.tc("add-filter", "bpf", ifindex, fd=theirs.fd, direct_action=True, **where)
-    return lambda: None
-
-
-def _links(ifindex: int, side: Side, theirs: Program, where: int) -> Callable[[], None]:
-    attach_type = 46 if side is Side.INGRESS else 47
-    attr = struct.pack("=IIIIIIQ", theirs.fd, ifindex, attach_type, where, 0, 0, 0)
-    fd, _ = bpf.bpf(bpf.LINK_CREATE, attr, "cannot attach")
-    return lambda: os.close(fd)
-
-
 @BOTH
-@pytest.mark.parametrize("plugin", [_cilium, _aws, _calico], ids=["cilium", "aws", "calico"])
+@pytest.mark.parametrize("plugin", PLUGINS.values(), ids=PLUGINS)
 @pytest.mark.parametrize("comes", ["before", "after"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_beside_network_plugins_ours_is_first_on_every_kind_of_device(
-    dataplane: EbpfDataplane,
-    node: Namespace,
-    theirs: Program,
-    side: Side,
-    plugin: Callable[[int, Side, Program], Callable[[], None]],
-    comes: str,
-    kind: str,
+    dataplane: EbpfDataplane, node: Namespace, side: Side, plugin: Plugin, comes: str, kind: str
 ) -> None:
     node.ip(KINDS[kind])
     ifindex = socket.if_nametoindex("made")
     if comes == "after":
         bring(dataplane, plan("made"))
-    leave = plugin(ifindex, side, theirs)
-    try:
+    with plugin.loaded() as theirs, plugin.attached(ifindex, side, theirs):
         bring(dataplane, plan("made"))
         assert in_step(dataplane, plan("made"))
         assert dataplane.bypassed() == ()
         ours = programs("made")[list(Side).index(side)]
-        everything = [each.program_id for each in _tcx(ifindex, side)]
-        everything += [each.program_id for each in tc.filters(ifindex, side)]
-        assert everything == [ours, theirs.id]
-    finally:
-        leave()
+        assert order(side, "made") == [ours, theirs.id]
         bring(dataplane, NOBODY)
-
-
-def _tcx(ifindex: int, side: Side) -> tuple[tcx.Placed, ...]:
-    return tcx.programs(ifindex, side) if tcx.is_supported() else ()

@@ -10,15 +10,14 @@ from ebpfproxy.dataplanes.ebpf.packet_check import LEAST, PacketCheck, slot
 from ebpfproxy.kernel import tcx
 from ebpfproxy.kernel.tc import Side
 from tests.kernel.cluster import eventually
+from tests.kernel.others import PASS, linked, program
 from tests.kernel.packet_path.conversation import request
 from tests.kernel.packet_path.served import serve
-from tests.kernel.test_tcx import foreign, program
 from tests.support.packet_path import PacketPath
 from tests.support.packets import V4
 
 pytestmark = pytest.mark.kernel
 
-PASS = 0  # TCX_PASS and TC_ACT_OK
 TCX = pytest.mark.skipif(os.geteuid() != 0 or not tcx.is_supported(), reason="this kernel has no tcx")
 
 
@@ -48,7 +47,7 @@ def test_packets_that_a_program_before_ours_passes_to_the_node_are_found_missing
                 send(sock)
                 return bool(check.troubles())
 
-            with foreign(net, Side.INGRESS, theirs):
+            with linked(net, Side.INGRESS, theirs):
                 before = counted(path)  # until now the kernel's own packets (MLD) reached ours
                 eventually(reported, "it is reported")
                 (trouble,) = check.troubles()

@@ -2,25 +2,19 @@
 
 import random
 from collections import Counter
-from typing import Any
 
 import pytest
 from scapy.layers.inet import TCP
 from scapy.layers.l2 import Ether
 
 from ebpfproxy.model.address import (
-    Address,
     Protocol,
     family,
-    format_address,
     is_unspecified,
     parse_address,
-    unspecified,
 )
-from ebpfproxy.model.endpoint import EndpointPort
-from ebpfproxy.model.service import ServiceType, TrafficPolicy
+from tests.kernel.packet_path.every_service import serve_every_kind, targets_of
 from tests.support import headers, packets
-from tests.support.build import HERE, endpoint, port, service, slice_of
 from tests.support.conversations import End
 from tests.support.packet_judge import Dialed, Judge, Offer
 from tests.support.packet_path import (
@@ -32,14 +26,11 @@ from tests.support.packet_path import (
     PacketPath,
 )
 from tests.support.packets import become, ip
-from tests.support.random_packets import RandomPackets, Target
+from tests.support.random_packets import RandomPackets
 from tests.support.victims import Victims
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(0)]
 
-_TCP, _UDP, _SCTP = Protocol.TCP, Protocol.UDP, Protocol.SCTP
-_HERE = ("10.244.1.5", "fd00:1::5")
-_ELSEWHERE = ("10.244.2.5", "fd00:2::5")
 _ENOUGH = 1_000_000
 """Packets after which flows are forgotten, before the map has to evict any: what then becomes of replies
 is another test's matter."""
@@ -49,71 +40,13 @@ _LONG = TIMEOUTS["udp"] + 10  # seconds
 _ETHERNET = bytes.fromhex(packets.HERE.replace(":", ""))
 
 
-def _serve(path: PacketPath) -> dict[Dialed, Offer]:
-    """Services of all kinds, in both families; what each frontend may do."""
-    offers: dict[Dialed, Offer] = {}
-    every = [(_TCP, 80, 8080, 30080), (_UDP, 53, 5353, 30053), (_SCTP, 99, 99, 30099)]
-    for index, of in enumerate(("v4", "v6")):
-        ip = {"v4": "10.96.0.{}", "v6": "fd00:96::{}"}[of]
-        ports = [port(number, f"p{number}", protocol=p, node_port=0 if p is _SCTP else node_port)
-                 for p, number, _, node_port in every]  # fmt: skip
-        targets = [EndpointPort(f"p{number}", p, target) for p, number, target, _ in every]
-        here, there = endpoint(_HERE[index], HERE), endpoint(_ELSEWHERE[index])
-        kinds: dict[str, Any] = {
-            "ips": [ip.format(10)],
-            "external": [ip.format(11)],
-            "balancer": [ip.format(12)],
-        }
-        path.serve(
-            service(f"web-{of}", *ports, **kinds, type_=ServiceType.LOAD_BALANCER, affinity=index * 60),
-            slice_of(f"web-{of}", here, there, ports=targets),
-        )
-        path.serve(
-            service(f"none-{of}", *(each._replace(node_port=0) for each in ports[:2]), ips=[ip.format(20)])
-        )
-        path.serve(
-            service(
-                f"local-{of}", port(80), ips=[ip.format(30)], external=[ip.format(31)],
-                external_policy=TrafficPolicy.LOCAL, type_=ServiceType.LOAD_BALANCER,
-            ),
-            slice_of(f"local-{of}", there),
-        )  # fmt: skip
-        for protocol, number, target, node_port in every:
-            places = frozenset((parse_address(each[index]), target) for each in (_HERE, _ELSEWHERE))
-            for last in (10, 11, 12):
-                offers[parse_address(ip.format(last)), number, protocol] = Offer(places)
-            if protocol is not _SCTP:
-                anywhere = unspecified(family(parse_address(ip.format(0))))
-                offers[anywhere, node_port, protocol] = Offer(places)
-                offers[parse_address(ip.format(20)), number, protocol] = Offer(frozenset(), refuses=True)
-        only = frozenset({(parse_address(_ELSEWHERE[index]), 8080)})
-        offers[parse_address(ip.format(30)), 80, _TCP] = Offer(only)
-        offers[parse_address(ip.format(31)), 80, _TCP] = Offer(only, drops=True)  # of others than pods
-    return offers
-
-
-def _targets(offers: dict[Dialed, Offer]) -> tuple[list[Target], list[Target]]:
-    """The Services', and those that miss by a bit: in address, port or protocol."""
-    services, others = [], []
-    for address, number, protocol in offers:
-        node = NODE_V4 if family(address) is family(parse_address(NODE_V4)) else NODE_V6
-        text = node if is_unspecified(address) else format_address(address)
-        services.append(Target(text, number, protocol))
-        near = parse_address(text)[:-1] + bytes([parse_address(text)[-1] ^ 0x40])
-        others.append(Target(format_address(Address(near)), number, protocol))
-        others.append(Target(text, number ^ 0x100, protocol))
-        others.append(Target(text, number, _UDP if protocol == _TCP else _TCP))
-    known = set(services)
-    return services, [each for each in others if each not in known]
-
-
 class _Run:
     """Packets through ingress and egress, as a router would hand them on."""
 
     def __init__(self, path: PacketPath, seed: int) -> None:
-        self.offers = offers = _serve(path)
+        self.offers = offers = serve_every_kind(path)
         self.path = path
-        self.packets = RandomPackets(seed, *_targets(offers))
+        self.packets = RandomPackets(seed, *targets_of(offers))
         self.chance = random.Random(seed)
         at = frozenset(map(parse_address, (NODE_V4, NODE_V6)))
         devices = {name: frozenset(map(parse_address, side[:2])) for name, side in DEVICES.items()}
@@ -195,7 +128,7 @@ def _victims(path: PacketPath, offers: dict[Dialed, Offer]) -> Victims:
     frontends = [
         (Protocol(protocol), End(nodes[family(address)] if is_unspecified(address) else address, number))
         for (address, number, protocol), offer in offers.items()
-        if len(offer.endpoints) > 1 and protocol != _SCTP
+        if len(offer.endpoints) > 1 and protocol != Protocol.SCTP
     ]
     return Victims(path, 1, frontends)
 
@@ -223,7 +156,7 @@ def test_what_the_random_packets_are_judged_by_agrees_with_scapy(path: PacketPat
     """A checksum that is right by scapy is right by tests/support/headers.py, and any bit that flips in what
     it covers makes it wrong."""
     chance = random.Random(1)
-    packets = RandomPackets(1, *_targets(_serve(path)))
+    packets = RandomPackets(1, *targets_of(serve_every_kind(path)))
     for _ in range(500):
         frame = packets.for_service()
         parsed = Ether(frame)

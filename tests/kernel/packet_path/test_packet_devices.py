@@ -1,0 +1,186 @@
+"""Random packets through real devices, with programs of others around those of the agent.
+
+What is to be translated never leaves untranslated and is not lost, nothing loops, and no victim's flow ends.
+"""
+
+import random
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from ebpfproxy.dataplanes.ebpf import abi
+from ebpfproxy.kernel import tcx
+from ebpfproxy.model.address import Protocol, family, is_unspecified, parse_address
+from tests.kernel.others import HEAD, NEXT, PASS, TAIL, filtered, linked
+from tests.kernel.packet_path.every_service import serve_every_kind, targets_of
+from tests.support.bpf_place import bpf_place
+from tests.support.conversations import End
+from tests.support.device_path import Around, DevicePath, Wires, attached, wires
+from tests.support.packet_judge import Dialed, Offer
+from tests.support.packet_path import DEVICES, NODE_V4, NODE_V6, PacketPath, packet_path
+from tests.support.random_packets import RandomPackets
+from tests.support.victims import Victims
+from tests.support.wire_judge import WireJudge
+
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(0)]
+
+OVERWRITTEN = {"mark": 0x0F0F, "tc_index": 0xFFFF, "cb": 0xFFFFFFFF}
+AROUND = {
+    "tcx": Around(True),
+    "tcx, tcx after": Around(True, ((linked, TAIL, PASS, {}),)),
+    "tcx, tc after": Around(True, ((filtered, HEAD, PASS, OVERWRITTEN), (filtered, TAIL, PASS, {}))),
+    "tcx, tcx around": Around(True, ((linked, HEAD, NEXT, OVERWRITTEN), (linked, TAIL, PASS, OVERWRITTEN))),
+    "tcx, tcx came first": Around(True, ((linked, HEAD, PASS, OVERWRITTEN),), came_first=True),
+    "tc, tc after": Around(False, ((filtered, TAIL, PASS, OVERWRITTEN),)),
+    "tc, tc around": Around(
+        False, ((filtered, HEAD, NEXT, OVERWRITTEN), (filtered, TAIL, PASS, OVERWRITTEN))
+    ),
+    "tc, tc came first": Around(False, ((filtered, HEAD, PASS, {}),), came_first=True),
+    "tc, tcx before": Around(False, ((linked, HEAD, NEXT, OVERWRITTEN), (filtered, TAIL, PASS, OVERWRITTEN))),
+}
+_SHORT = 1_000_000
+"""`--packets` of the normal run, of which each layout gets 10,000. Of more, all go through the layouts."""
+_BATCH = 32
+"""Packets between two looks at what came out."""
+_ENOUGH = 500_000
+"""Packets after which flows are forgotten."""
+_CHECK = 2_000
+"""Packets after which each victim has to be alive."""
+_RUNS = 4
+"""Runs of the programs for a packet that goes through the node: 2, and more if a port is searched for."""
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[tuple[PacketPath, Wires, Path]]:
+    with bpf_place() as made, packet_path(made, at_devices=True) as path, wires() as connected:
+        yield path, connected, made.bpffs
+
+
+class _Node:
+    """The node with one layout of programs, and random packets."""
+
+    def __init__(self, path: PacketPath, connected: Wires, seed: int) -> None:
+        self.path, self.wires = path, connected
+        path.start_over()
+        self.offers = serve_every_kind(path)
+        self.packets = RandomPackets(seed, *targets_of(self.offers))
+        self.chance = random.Random(seed)
+        self.judge = WireJudge(
+            self.offers,
+            frozenset(map(parse_address, (NODE_V4, NODE_V6))),
+            {name: frozenset(map(parse_address, side[:2])) for name, side in DEVICES.items()},
+        )
+
+    def go(self, count: int) -> None:
+        """So many packets, by net and by pod."""
+        for at in range(0, count, _BATCH):
+            for _ in range(min(_BATCH, count - at)):
+                raw = self.packets.make()
+                self.judge.sent(raw)
+                self.wires.send("net" if self.chance.random() < 0.5 else "pod", raw)
+            self._judge(passes=1)
+
+    def settle(self) -> None:
+        """Everything that was sent is through."""
+        self._judge(passes=8)
+        assert not self.judge.missing, f"lost: {[raw.hex() for raw in list(self.judge.missing)[:3]]}"
+
+    def _judge(self, passes: int) -> None:
+        for got in self.wires.drain(passes):
+            try:
+                self.judge.out(got)
+            except AssertionError as failure:
+                failure.add_note(f"out by {got.device}: {got.raw.hex()}")
+                raise
+            if self.chance.random() < 0.1:
+                self.packets.remember(got.raw)
+
+    def runs(self) -> int:
+        """How often the programs have seen a packet, on both sides of all devices."""
+        values = (value for _, value in self.path.maps["device_packets"].items())
+        return sum(sum(struct.unpack(f"={len(value) // 8}Q", value)) for value in values)
+
+
+def _share(config: pytest.Config) -> int:
+    """How many packets go through one layout, in one way."""
+    packets: int = config.getoption("packets")
+    return max(packets // (100 if packets <= _SHORT else 2 * len(AROUND)), _CHECK)
+
+
+@pytest.fixture(params=AROUND)
+def around(request: pytest.FixtureRequest) -> Around:
+    found = AROUND[request.param]
+    needs_tcx = found.by_tcx or any(way is linked for way, *_ in found.others)
+    if needs_tcx and not tcx.is_supported():
+        pytest.skip("this kernel has no tcx")
+    return found
+
+
+@pytest.mark.parametrize("redirect", [False, True], ids=["stack", "redirect"])
+def test_no_packet_is_left_out_or_lost_beside_programs_of_others(
+    place: tuple[PacketPath, Wires, Path],
+    around: Around,
+    redirect: bool,
+    pytestconfig: pytest.Config,
+) -> None:
+    path, connected, pins = place
+    node = _Node(path, connected, seed=3)
+    path.set_node(abi.NODE_REDIRECT if redirect else 0)
+    left = total = _share(pytestconfig)
+    with attached(path, pins, around):
+        before = node.runs()
+        while left:
+            count = min(left, _ENOUGH)
+            node.go(count)
+            node.settle()
+            left -= count
+            path.forget_flows()
+            node.judge.forget()
+        runs = node.runs() - before
+        assert total < runs < _RUNS * total, "a packet loops, or does not reach the programs"
+        assert connected.drain() == []
+    judged = node.judge.judged
+    assert judged["out"] <= judged["in"], judged
+    assert all(judged[what] > total / 200 for what in ("flows opened", "answers", "left as they came")), (
+        judged
+    )
+
+
+@pytest.mark.parametrize("redirect", [False, True], ids=["stack", "redirect"])
+def test_no_flow_of_a_victim_ends_beside_programs_of_others(
+    place: tuple[PacketPath, Wires, Path],
+    around: Around,
+    redirect: bool,
+    pytestconfig: pytest.Config,
+) -> None:
+    path, connected, pins = place
+    node = _Node(path, connected, seed=4)
+    path.set_node(abi.NODE_REDIRECT if redirect else 0)
+    left = max(_share(pytestconfig) // 10, _CHECK)
+    with attached(path, pins, around):
+        victims = Victims(cast(PacketPath, DevicePath(connected)), 1, _frontends(node.offers))
+        while left:
+            victims.open()
+            for _ in range(0, min(left, _ENOUGH), _CHECK):
+                node.go(_CHECK * 3 // 4)
+                node.settle()
+                for _ in range(_CHECK // 4):
+                    victims.attack()
+                victims.check()
+            left -= min(left, _ENOUGH)
+            path.forget_flows()
+            node.judge.forget()
+    assert len(victims.seen) > 20, victims.seen
+
+
+def _frontends(offers: dict[Dialed, Offer]) -> list[tuple[Protocol, End]]:
+    """Those of TCP and UDP that have two endpoints."""
+    nodes = {family(address): address for address in map(parse_address, (NODE_V4, NODE_V6))}
+    return [
+        (Protocol(protocol), End(nodes[family(address)] if is_unspecified(address) else address, number))
+        for (address, number, protocol), offer in offers.items()
+        if len(offer.endpoints) > 1 and protocol != Protocol.SCTP
+    ]

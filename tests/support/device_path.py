@@ -1,0 +1,221 @@
+"""The classifiers at real devices, with programs of others around them: packets go in and out by the wire.
+
+The devices are those of packet_path.py. Their other ends are in a namespace without addresses, where frames
+are sent and received. The node forwards by its stack: routes lead to neighbours that are known, so nothing
+waits for an answer.
+"""
+
+import contextlib
+import os
+import select
+import socket
+import struct
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ebpfproxy.kernel import tc, tcx
+from ebpfproxy.kernel.bpf import Program
+from ebpfproxy.kernel.tc import Side
+from ebpfproxy.model.address import Protocol
+from tests.kernel.others import Way, program
+from tests.support.conversations import Segment, end, frame
+from tests.support.namespace import Namespace, namespace
+from tests.support.packet_path import DEVICES, SHOT, UNSPEC, Outcome, PacketPath
+from tests.support.packets import THERE
+
+_ALL, _FORCE_BUFFER = 3, 33  # ETH_P_ALL, SO_RCVBUFFORCE
+_SOL_PACKET, _IGNORE_OUTGOING = 263, 23
+_BUFFER = 64 << 20  # bytes
+_PATIENCE = 30.0  # seconds for a fence
+_PASSES = 8
+"""How often a packet may be redirected to where it came in, each time behind all that are queued already."""
+_FENCE = "198.18.7.1", "10.244.2.77", 7
+_WAYS = {
+    "net": ("default", "::/0"),
+    "pod": ("10.244.1.0/24", "fd00:1::/64"),
+    "tunnel": ("10.244.2.0/24", "fd00:2::/64"),
+}
+
+
+class Received(NamedTuple):
+    """A frame that the node sent out of a device."""
+
+    device: str
+    raw: bytes
+
+
+class Wires:
+    """The other ends of the devices. One CPU does all the work, so that packets stay in order."""
+
+    def __init__(self, sockets: dict[str, socket.socket], receiver: socket.socket) -> None:
+        self._sockets = sockets
+        self._receiver = receiver
+        self._fences = 0
+
+    def send(self, device: str, raw: bytes) -> None:
+        """The frame comes in by the device."""
+        self._sockets[device].send(raw)
+
+    def drain(self, passes: int = 1) -> list[Received]:
+        """What the node has sent since the last call. A fence is a packet of no Service that the node
+        forwards: what was sent before it is through when it is back. Raises TimeoutError where it is not."""
+        found: list[Received] = []
+        for _ in range(passes):
+            self._fences += 1
+            number = struct.pack("!Q", self._fences)
+            source, to, port = _FENCE
+            self.send("net", frame(Protocol.UDP, end(source, port), end(to, port), Segment(data=number)))
+            while (got := self._receive()).raw[42:50] != number or got.device != "tunnel":
+                found.append(got)
+        return found
+
+    def _receive(self) -> Received:
+        while True:
+            try:
+                raw, (peer, *_) = self._receiver.recvfrom(1 << 16)
+            except BlockingIOError:
+                if not select.select([self._receiver], [], [], _PATIENCE)[0]:
+                    raise TimeoutError("a packet of the test does not come out of the node") from None
+                continue
+            if not _is_neighbour_discovery(raw):
+                return Received(peer.removesuffix("-peer"), raw)
+
+
+def _is_neighbour_discovery(raw: bytes) -> bool:
+    """What the node sends by itself: ARP, and ICMPv6 of the types 130 to 143, as a report of a multicast
+    listener behind a hop-by-hop header."""
+    if raw[12:14] == b"\x08\x06":
+        return True
+    v6 = raw[12:14] == b"\x86\xdd"
+    at = 62 if v6 and raw[20:21] == b"\0" else 54
+    is_icmp = v6 and 58 in raw[20:21] + raw[54:55]
+    return is_icmp and len(raw) > at and 130 <= raw[at] <= 143
+
+
+class DevicePath:
+    """As `PacketPath` for conversations: what is forwarded takes the wires."""
+
+    def __init__(self, wires: Wires) -> None:
+        self.wires = wires
+
+    def ingress(self, packet: bytes, device: str) -> Outcome:
+        """The packet as it leaves the node."""
+        return self._sent(packet, device, tuple(DEVICES))
+
+    def forward(self, packet: bytes, device: str, to: str) -> Outcome:
+        """In by `device`, out by `to`. SHOT: it did not arrive there."""
+        return self._sent(packet, device, (to,))
+
+    def _sent(self, packet: bytes, device: str, to: Sequence[str]) -> Outcome:
+        self.wires.send(device, packet)
+        found = self.wires.drain()
+        if not found:
+            found = self.wires.drain(_PASSES)
+        for got in found:
+            if got.device in to:
+                return Outcome(UNSPEC, got.raw, 0)
+        return Outcome(SHOT, packet, 0)
+
+
+@contextlib.contextmanager
+def wires() -> Iterator[Wires]:
+    """Connect them, within the block. The calling thread is in the devices' namespace, and on one CPU."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_one_cpu())
+        beyond = stack.enter_context(namespace("wires"))
+        _lay(beyond)
+        with beyond.entered():
+            everything = socket.htons(_ALL)
+            receiver = stack.enter_context(socket.socket(socket.AF_PACKET, socket.SOCK_RAW, everything))
+            receiver.setsockopt(_SOL_PACKET, _IGNORE_OUTGOING, 1)
+            receiver.setsockopt(socket.SOL_SOCKET, _FORCE_BUFFER, _BUFFER)
+            receiver.setblocking(False)
+            sockets = {name: stack.enter_context(_sender(f"{name}-peer")) for name in DEVICES}
+        yield Wires(sockets, receiver)
+
+
+def _sender(device: str) -> socket.socket:
+    made = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+    made.bind((device, 0))
+    return made
+
+
+@contextlib.contextmanager
+def _one_cpu() -> Iterator[None]:
+    """Frames that one CPU sends through veth pairs are worked off by that CPU, in order (netif_rx())."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _lay(beyond: Namespace) -> None:
+    """Move the other ends there, and have every route lead to a neighbour that is known."""
+    _sysctl("ipv4/conf/all/send_redirects", "0")
+    with beyond.entered():
+        for name in ("all", "default"):
+            _sysctl(f"ipv6/conf/{name}/disable_ipv6", "1")
+    lines = []
+    for name, (v4, v6) in _WAYS.items():
+        for switch in ("rp_filter", "send_redirects"):
+            _sysctl(f"ipv4/conf/{name}/{switch}", "0")
+        lines += [
+            f"link set {name}-peer netns {beyond.name}",
+            f"link set {name} up",
+            f"neigh replace 169.254.1.1 lladdr {THERE} dev {name} nud permanent",
+            f"neigh replace fe80::77 lladdr {THERE} dev {name} nud permanent",
+            f"route replace {v4} via 169.254.1.1 dev {name} onlink",
+            f"-6 route replace {v6} via fe80::77 dev {name} onlink",
+        ]
+    beyond_lines = [f"link set {name}-peer up" for name in _WAYS]
+    _ip(lines[::6])
+    beyond.ip(*beyond_lines)
+    _ip([line.removeprefix("-6 ") for at, line in enumerate(lines) if at % 6])
+
+
+def _ip(lines: Sequence[str]) -> None:
+    subprocess.run(["ip", "-batch", "-"], input="\n".join(lines), text=True, check=True)
+
+
+def _sysctl(name: str, value: str) -> None:
+    Path("/proc/sys/net", name).write_text(value)
+
+
+class Around(NamedTuple):
+    """Programs of others at both sides of every device, and how those of the agent are attached: `by_tcx`."""
+
+    by_tcx: bool
+    others: tuple[tuple[Way, int, int, Mapping[str, int]], ...] = ()
+    """Way, HEAD or TAIL, verdict, and the fields that are written."""
+    came_first: bool = False
+    """The agent's programs get to the first place again after all others are there."""
+
+
+@contextlib.contextmanager
+def attached(path: PacketPath, pins: Path, around: Around) -> Iterator[None]:
+    """The programs at both sides of every device, and others around them, within the block."""
+    with contextlib.ExitStack() as stack:
+        for name, ifindex in path.indices.items():
+            for side, ours in ((Side.INGRESS, "from_any"), (Side.EGRESS, "to_any")):
+                pin = pins / f"{name}_{side.name}"
+                stack.callback(tcx.detach, pin)
+                stack.callback(tc.detach, ifindex, side)
+                _attach(path.program(ours), ifindex, side, pin if around.by_tcx else None)
+                for way, where, verdict, writes in around.others:
+                    theirs = stack.enter_context(program(verdict, **writes))
+                    stack.enter_context(way(ifindex, side, theirs, where))
+                if around.came_first:
+                    _attach(path.program(ours), ifindex, side, pin if around.by_tcx else None)
+        yield
+
+
+def _attach(ours: Program, ifindex: int, side: Side, pin: Path | None) -> None:
+    """By a tcx link that is pinned there; None: by a filter."""
+    if pin:
+        tcx.attach(ifindex, side, ours, pin)
+    else:
+        tc.attach(ifindex, side, ours)
