@@ -19,7 +19,7 @@ from ebpfproxy.kernel.bpf import Link, Program
 from ebpfproxy.kernel.tc import Side
 from tests.kernel import attached
 from tests.kernel.clients import TCP, answers, outcome
-from tests.kernel.cluster import Cluster, Exposed, eventually
+from tests.kernel.cluster import START_PATIENCE, Cluster, Exposed, eventually
 from tests.kernel.test_tc import foreign_filter
 from tests.kernel.two_nodes import Everywhere, TwoNodes, told
 
@@ -143,11 +143,15 @@ def test_a_place_that_others_take_again_and_again_is_named_and_the_node_is_not_r
     way = by_tcx if rough.node.call(tcx.is_supported) else by_tc
     since, stop = len(agent.lines), threading.Event()
 
+    def regained() -> bool:
+        return stop.is_set() or first(rough, Side.INGRESS)
+
     def fight() -> None:
         with program(PASS) as theirs:
             while not stop.is_set():
                 with way(rough, Side.INGRESS, theirs, BEFORE):
-                    eventually(lambda: stop.is_set() or first(rough, Side.INGRESS), "ours is first")
+                    # The agent waits longer before each attempt, up to 5 minutes.
+                    eventually(regained, "ours is first", START_PATIENCE)
 
     fighter = threading.Thread(target=fight)
     fighter.start()
@@ -157,7 +161,9 @@ def test_a_place_that_others_take_again_and_again_is_named_and_the_node_is_not_r
         (device, *_) = ready(rough)[1] or [{"device": "eth0", "side": "ingress"}]
         assert (device["device"], device["side"]) == ("eth0", "ingress")
         eventually(lambda: rough.metric("ebpfproxy_bypassed_device_sides") == 1, "the metric has it")
-        eventually(lambda: "first place at ingress of eth0" in doctor(rough), "doctor names it")
+        eventually(
+            lambda: "first place at ingress of eth0" in doctor(rough), "doctor names it", START_PATIENCE
+        )
     finally:
         stop.set()
         fighter.join()
