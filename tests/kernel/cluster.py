@@ -207,7 +207,7 @@ class Cluster:
         roots = [f"--bpffs-root={self.lab.bpffs}", f"--cgroup-root={self.lab.cgroup}"]
         name, *rest = arguments
         command = [*before, sys.executable, "-m", "ebpfproxy", name, *roots, *rest]
-        return self.node.run(command, check=check)
+        return self.node.run(command, check=check, timeout=START_PATIENCE)
 
     def told(self, path: str) -> str:
         """What the agent's HTTP server of metrics says."""

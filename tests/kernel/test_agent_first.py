@@ -196,9 +196,14 @@ def test_a_place_that_others_take_again_and_again_is_named_and_the_node_is_not_r
 
     def fight() -> None:
         with at_uplink(rough) as uplink, program(PASS) as theirs:
+
+            def regained() -> bool:
+                return stop.is_set() or is_first(uplink, Side.INGRESS)
+
             while not stop.is_set():
                 with way(uplink, Side.INGRESS, theirs, HEAD):
-                    eventually(lambda: stop.is_set() or is_first(uplink, Side.INGRESS), "ours is first")
+                    # The agent waits longer before each attempt, up to 5 minutes.
+                    eventually(regained, "ours is first", START_PATIENCE)
 
     fighter = threading.Thread(target=fight)
     fighter.start()
@@ -208,7 +213,9 @@ def test_a_place_that_others_take_again_and_again_is_named_and_the_node_is_not_r
         (device, *_) = ready(rough)[1] or [{"device": "eth0", "side": "ingress"}]
         assert (device["device"], device["side"]) == ("eth0", "ingress")
         eventually(lambda: rough.metric("ebpfproxy_bypassed_device_sides") == 1, "the metric has it")
-        eventually(lambda: "first place at ingress of eth0" in doctor(rough), "doctor names it")
+        eventually(
+            lambda: "first place at ingress of eth0" in doctor(rough), "doctor names it", START_PATIENCE
+        )
     finally:
         stop.set()
         fighter.join()

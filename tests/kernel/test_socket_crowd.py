@@ -56,7 +56,8 @@ def received(socks: dict[int, socket.socket], poll: "select.epoll", patience: fl
 
 def client(address: str, count: int, go: int, ready: int) -> Report:
     """Connect so many sockets, await the go, and use them until the server b has answered on each."""
-    resource.setrlimit(resource.RLIMIT_NOFILE, (EACH + 200, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, count + 200), hard))
     made = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(count)]
     with select.epoll() as poll:
         for sock in made:

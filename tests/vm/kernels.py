@@ -17,6 +17,7 @@ class Kernel:
     package: str
     """One that depends on the kernel's own, whose name changes with each release."""
     lacks: list[str]
+    skips: list[str]
     cannot: Mapping[str, str]
     """By the id of a test, or the beginning of one: the reason."""
 
@@ -26,6 +27,6 @@ def kernels() -> dict[str, Kernel]:
     table = tomllib.loads(TABLE.read_text())
     every = table["every"]["cannot"]
     return {
-        name: Kernel(name, **fields | {"cannot": every | fields.get("cannot", {})})
+        name: Kernel(name, **{"skips": []} | fields | {"cannot": every | fields.get("cannot", {})})
         for name, fields in table["kernels"].items()
     }

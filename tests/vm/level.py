@@ -37,6 +37,7 @@ class Report:
     failed: Mapping[str, str]
     """With the first line of why."""
     skipped: Mapping[str, str]
+    """With the reason."""
 
 
 def run_python(
@@ -55,8 +56,9 @@ def answer_of(kernel: Kernel, module: str, scratch: Path) -> Any:
 
 
 def assert_passes(kernel: Kernel, selection: Selection, scratch: Path) -> None:
-    """That all tests of the selection pass on the kernel, but for those that its table says it cannot; where
-    that is all of it, the test is skipped.
+    """That all tests of the selection pass on the kernel, except those that the table names: tests that the
+    kernel cannot pass, and those that are skipped for a reason in the table. Where the table excludes all of
+    the selection, the test is skipped.
 
     Raises AssertionError with what failed and the end of the VM's output, and Unavailable.
     """
@@ -70,22 +72,30 @@ def assert_passes(kernel: Kernel, selection: Selection, scratch: Path) -> None:
     assert outcome.status is not None, f"kernel {kernel.name}: {outcome.verdict()}\n{end}"
     found = report(scratch / "junit.xml") if (scratch / "junit.xml").exists() else None
     assert found, f"kernel {kernel.name}: {outcome.verdict()}\n{end}"
-    wrong = [f"{test}: {why}" for test, why in (*found.failed.items(), *found.skipped.items())]
+    wrong = unexpected(found, kernel)
     assert not wrong, "\n".join((f"kernel {kernel.name}:", *wrong, "", end))
     assert found.passed, f"kernel {kernel.name}: no test ran\n{end}"
     assert outcome.status == 0, f"kernel {kernel.name}: {outcome.verdict()}\n{end}"
 
 
+def unexpected(found: Report, kernel: Kernel) -> list[str]:
+    """A line for each test that failed, or was skipped for a reason that the kernel's table does not have."""
+    skipped = {test: f"skipped: {why}" for test, why in found.skipped.items() if why not in kernel.skips}
+    return [f"{test}: {why}" for test, why in (*found.failed.items(), *skipped.items())]
+
+
 def report(path: Path) -> Report:
-    """From the file that pytest's --junitxml writes."""
+    """From the file that pytest's --junitxml writes. Tests that are marked xfail and fail are in no list."""
     passed, failed, skipped = set(), {}, {}
     for case in xml.parse(path).getroot().iter("testcase"):
         name = f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}"
         outcomes = {each.tag: each.get("message") or "" for each in case}
         if why := [text for tag, text in outcomes.items() if tag in ("failure", "error")]:
             failed[name] = (why[0].splitlines() or ["no message"])[0]
+        elif any(each.get("type") == "pytest.xfail" for each in case):
+            continue
         elif "skipped" in outcomes:
-            skipped[name] = f"skipped: {outcomes['skipped']}"
+            skipped[name] = outcomes["skipped"]
         else:
             passed.add(name)
     return Report(frozenset(passed), failed, skipped)

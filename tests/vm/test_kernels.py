@@ -16,7 +16,8 @@ _MODULES = ("ip_vs", "dummy", "sctp", "ip_set")
 
 def _part(*names: str, only: str = "", subjects: str = "", hours: float = 1.0) -> Selection:
     """`only`: as pytest's -k. `subjects`: of the differential test."""
-    options = ["--packets=20000", "--connects=500", *(["-k", only] if only else [])]
+    options = ["--packets=20000", "--connects=500", "--flood=20000", "--udp-sockets=200"]
+    options += ["-k", only] if only else []
     options += [f"--subjects={subjects}"] if subjects else []
     return Selection([_KERNEL + name for name in names] + options, _MODULES, hours * 3600)
 
@@ -37,8 +38,11 @@ PARTS = {
     "links": _part("test_tc.py", "test_links.py", "test_local_addresses.py", "test_dummy.py"),
     "connect": _part("test_socket_connect.py", "test_socket_datagrams.py", "test_socket_binds.py", hours=2),
     "affinity": _part("test_socket_affinity.py", "test_socket_changes.py", "test_socket_stale.py", hours=2),
+    "udp-sockets": _part("test_socket_crowd.py", "test_foreign_sockets.py"),
     "policies": _part("test_socket_policies.py", "test_socket_external.py", hours=2),
     "node-ports": _part("test_socket_node_ports.py", "test_socket_lb.py", hours=2),
+    "order": _part("test_tcx.py", "test_agent_first.py"),
+    "floods": _part("floods", hours=3),
     "packet-path": _part("packet_path"),
     "packet-table": _part("test_packet_table.py", hours=2),
     "packet-clients": _part("test_packet_clients.py", "test_packet_changes.py", hours=2),

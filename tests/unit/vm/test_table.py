@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.vm.kernels import kernels
-from tests.vm.level import CHECKOUT, report
+from tests.vm.kernels import Kernel, kernels
+from tests.vm.level import CHECKOUT, Report, report, unexpected
 from tests.vm.table import written
 
 JUNIT = """<testsuites><testsuite>
@@ -14,6 +14,7 @@ JUNIT = """<testsuites><testsuite>
 <failure message="E  one&#10;two">long</failure></testcase>
 <testcase classname="tests.kernel.test_a" name="test_broken"><error message="fixture">long</error></testcase>
 <testcase classname="tests.kernel.test_a" name="test_out"><skipped message="no dummy"/></testcase>
+<testcase classname="tests.kernel.test_a" name="test_known"><skipped type="pytest.xfail"/></testcase>
 </testsuite></testsuites>"""
 
 
@@ -34,7 +35,13 @@ def test_each_outcome_of_a_report_is_told_from_the_others(tmp_path: Path) -> Non
         "tests/kernel/test_a.py::test_bad[1]": "E  one",
         "tests/kernel/test_a.py::test_broken": "fixture",
     }
-    assert found.skipped == {"tests/kernel/test_a.py::test_out": "skipped: no dummy"}
+    assert found.skipped == {"tests/kernel/test_a.py::test_out": "no dummy"}
+
+
+def test_a_skipped_test_is_unexpected_unless_the_table_has_its_reason() -> None:
+    found = Report(frozenset(), {"a": "E  one"}, {"b": "no tcx", "c": "no dummy"})
+    kernel = Kernel("6.1", "bookworm", "linux-image-amd64", [], ["no tcx"], {})
+    assert unexpected(found, kernel) == ["a: E  one", "c: skipped: no dummy"]
 
 
 def test_a_refused_program_is_told_in_the_tables() -> None:
