@@ -118,13 +118,15 @@ class Judge:
         if before.protocol in (headers.ICMP, headers.ICMPV6):
             self._icmp("egress", frame, before, verdict, out)
             return
-        assert verdict == UNSPEC, f"verdict {verdict} at egress"
+        assert verdict in (UNSPEC, REDIRECT), f"verdict {verdict} at egress"
         if before.fragment == "later":
             self._later("egress", frame, before, verdict, out)
             return
         is_, becomes = before.tuple, self._unharmed(frame, out)
+        is_reply = is_ not in self._forwarded
+        assert verdict == UNSPEC or is_reply, "a packet to an endpoint was redirected at egress"
         if becomes in self._known.get(("egress", is_), ()):
-            pass
+            self.judged["replies by the request's device"] += verdict == REDIRECT
         elif is_ in self._forwarded:
             assert becomes.source in self._devices[device], f"{is_} was masqueraded as {becomes} at {device}"
             assert becomes[1::2] == is_[1::2], "masquerade changed the destination"
@@ -150,8 +152,9 @@ class Judge:
 
     def _later(self, side: str, frame: bytes, before: Headers, verdict: int, out: bytes) -> None:
         """A later fragment goes where the first one went."""
-        assert verdict == UNSPEC
         becomes = self._unharmed(frame, out)
+        is_reply = side == "egress" and becomes.destination == before.tuple.destination
+        assert verdict == UNSPEC or (verdict == REDIRECT and is_reply)
         known = self._pairs.get((side, before.tuple.source, before.tuple.destination), ())
         assert (becomes.source, becomes.destination) in known, "a fragment of nobody's was changed"
         self.judged["later fragments"] += 1
