@@ -74,9 +74,7 @@ class _Run:
                     if verdict == UNSPEC and out == frame:
                         if not number & 7 and frame.startswith(_ETHERNET):  # what is overheard is not its own
                             verdict, out = of_node(frame)
-                            if (
-                                verdict == REDIRECT
-                            ):  # a ping that only the node gets an answer to
+                            if verdict == REDIRECT:  # a ping that only the node gets an answer to
                                 self.judge.egress(frame, "net", verdict, bytes(out))
                                 continue
                             assert verdict == UNSPEC, "a verdict on the node's own"
