@@ -193,6 +193,7 @@ enum node_flag {
 	NODE_SOCKETS_OF_PODS = 1, /* the socket path serves pods, too, and not the node alone */
 	NODE_REDIRECT = 2,	  /* flows to another node's endpoint skip this node's stack */
 	NODE_NETFILTER_FLOWS = 4, /* `netfilter_flows` has entries */
+	NODE_STALE_SOCKETS = 8,	  /* `stale_sockets` has entries */
 };
 
 /* The one entry of `node`: what holds for all programs. Timeouts in seconds. */
@@ -278,6 +279,7 @@ enum flow_flag {
 	FLOW_RESET = 32,    /* TCP: by either, with a sequence number that the other side accepts */
 	FLOW_REDIRECT = 64, /* both directions skip the node's stack */
 	FLOW_DIRECT = 128,  /* of no Service: its address and port were another flow's */
+	FLOW_STALE_SOCKET = 256, /* its client is in `stale_sockets` */
 };
 
 /* Value of `flows` and `half_open_flows`: where what the client sends goes. `last_seen` is in units

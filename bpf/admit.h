@@ -85,6 +85,23 @@ static __always_inline u16 flow_flags(const struct service *service,
 	return FLOW_MASQUERADE;
 }
 
+/* `dialed` becomes the frontend that a pod's stale UDP socket sends to by `tuple`; false: it is no
+ * such socket's.
+ */
+static __always_inline bool stale_socket_find(struct flow_key *tuple, struct service_key *dialed)
+{
+	const struct node *settings = node_get();
+	struct service_key *frontend;
+
+	if (tuple->protocol != IPPROTO_UDP || !settings || !(settings->flags & NODE_STALE_SOCKETS))
+		return false;
+	frontend = stale_sockets.lookup(tuple);
+	if (!frontend)
+		return false;
+	*dialed = *frontend;
+	return true;
+}
+
 /* Whether, and to which endpoint, a client may open a flow to what it dials. */
 static __always_inline enum standing admit(struct __sk_buff *skb, const struct packet *packet,
 					   enum client_class class, struct scratch *scratch)
@@ -102,10 +119,12 @@ static __always_inline enum standing admit(struct __sk_buff *skb, const struct p
 	/* What a device overhears; a pod's port of a bridge sees what is for the bridge. */
 	if (class == OUTSIDE && skb->pkt_type == PACKET_OTHERHOST)
 		return NO_FLOW;
-	dialed->address = tuple->destination;
-	dialed->port = tuple->destination_port;
-	dialed->protocol = tuple->protocol;
-	dialed->pad = 0;
+	if (class != POD || !stale_socket_find(&scratch->tuple, dialed)) {
+		dialed->address = tuple->destination;
+		dialed->port = tuple->destination_port;
+		dialed->protocol = tuple->protocol;
+		dialed->pad = 0;
+	}
 	if (!service_find(dialed, class == NODE, &service))
 		return NO_FLOW;
 	if (service.kind == KIND_NODE_PORT && class != NODE &&
@@ -144,6 +163,9 @@ static __always_inline enum standing admit(struct __sk_buff *skb, const struct p
 	flow->service_id = service.id;
 	flow->endpoint_id = id;
 	flow->flags = flow_flags(&service, endpoint, &tuple->source, class);
+	if (class == POD && !(dialed->port == tuple->destination_port &&
+			      address_equal(&dialed->address, &tuple->destination)))
+		flow->flags |= FLOW_STALE_SOCKET;
 	return OPENS;
 }
 
@@ -162,18 +184,22 @@ static __always_inline bool endpoint_is_in_force(const struct flow *flow)
 }
 
 /* Whether the frontend is still that Service's. */
-static __always_inline bool frontend_is_in_force(const struct flow *flow,
-						 const struct flow_key *flow_key,
+static __always_inline bool frontend_is_in_force(const struct flow *flow, struct flow_key *flow_key,
 						 struct service_key *key)
 {
 	struct service *service;
 
 	if (!flow->service_id)
 		return true;
-	key->address = flow_key->destination;
-	key->port = flow_key->destination_port;
-	key->protocol = flow_key->protocol;
-	key->pad = 0;
+	if (flow->flags & FLOW_STALE_SOCKET) {
+		if (!stale_socket_find(flow_key, key))
+			return false;
+	} else {
+		key->address = flow_key->destination;
+		key->port = flow_key->destination_port;
+		key->protocol = flow_key->protocol;
+		key->pad = 0;
+	}
 	service = services.lookup(key);
 	if (!service) {
 		address_unspecified_like(&key->address, &flow_key->destination);

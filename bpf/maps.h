@@ -65,6 +65,10 @@ PINNED("array", u32, struct icmp_budget, icmp_budget, 1, 0);
  * this dataplane. The value is conntrack's zone of that direction.
  */
 PINNED("hash", struct flow_key, u32, netfilter_flows, 65536, BPF_F_NO_PREALLOC);
+/* What pods send by connected UDP sockets that keep a former endpoint as their peer, since they
+ * could not be reconnected (docs/decisions/0021); the value is the frontend that it is for.
+ */
+PINNED("hash", struct flow_key, struct service_key, stale_sockets, 65536, BPF_F_NO_PREALLOC);
 PINNED("lru_hash", struct fragment_key, struct fragment, fragments, 8192, 0);
 
 PINNED("percpu_array", u32, u64, counters, COUNTERS, 0);

@@ -45,9 +45,9 @@ class EbpfOptions:
     ebpf_stale_udp: str = option(
         "--ebpf-stale-udp", kinds.one_of("reconnect", "destroy"), "reconnect", _EBPF,
         "What happens to a connected UDP socket whose endpoint is gone. reconnect: it is connected to "
-        "another endpoint, and its process notices nothing; needs CAP_SYS_PTRACE and Linux 5.6. destroy: the "
-        "same, and a socket that cannot be reconnected is destroyed: its process gets ECONNABORTED, and has "
-        "to connect again.",
+        "another endpoint, and its process notices nothing; needs CAP_SYS_PTRACE and Linux 5.6. Without them "
+        "the packets of pods' sockets are translated. destroy: the same, and a socket that is neither "
+        "reconnected nor translated is destroyed: its process gets ECONNABORTED, and has to connect again.",
     )  # fmt: skip
     ebpf_redirect: bool = option(
         "--ebpf-redirect", kinds.BOOLEAN, "false", _EBPF,

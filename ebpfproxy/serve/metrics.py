@@ -167,7 +167,11 @@ class Metrics:
         )
         self._stale_sockets = self._gauge(
             "ebpfproxy_sockets_stale",
-            "Connected UDP sockets that send to an endpoint that is gone, and could not be reconnected",
+            "Connected UDP sockets that send to an endpoint that is gone, and are not translated",
+        )
+        self._translated_sockets = self._gauge(
+            "ebpfproxy_sockets_translated",
+            "Connected UDP sockets whose endpoint is gone, and whose packets are sent to another one",
         )
         self._destroyed = self._counter(
             "ebpfproxy_sockets_destroyed_total", "Sockets closed because their endpoint is gone"
@@ -256,6 +260,7 @@ class Metrics:
         """A search of connected UDP sockets whose endpoint is gone has ended."""
         self._reconnected.inc(counts.reconnected)
         self._stale_sockets.set(counts.left)
+        self._translated_sockets.set(counts.translated)
         self.sockets_destroyed(counts.destroyed, counts.not_destroyed)
 
     def flows_looked_at(self, family: Family, ended: int, seconds: float) -> None:

@@ -72,12 +72,13 @@ def test_a_socket_that_waits_while_no_agent_runs(rough: Cluster) -> None:
         reaches(sock, "a")
 
 
-def test_without_the_capability_sockets_are_reported_and_reconnected_once_it_is_there(
+def test_without_the_capability_sockets_of_the_node_are_reported_and_reconnected_once_it_is_there(
     rough: Cluster,
 ) -> None:
+    """Those of pods are translated: test_stale_translation.py."""
     rough.launch(before=WITHOUT_PTRACE).await_sync(timeout=PATIENCE)
     dns = rough.service().to(rough.a)
-    with connected(rough.p, UDP, dns.v4, 53) as sock:
+    with connected(rough.node, UDP, dns.v4, 53) as sock:
         assert converse(sock) == "a"
         dns.to(rough.b)
         line = rough.agent.await_line(lambda line: NOT_RECONNECTED in line.text)
@@ -94,10 +95,15 @@ def test_without_the_capability_sockets_are_reported_and_reconnected_once_it_is_
 def test_without_the_capability_sockets_are_destroyed_if_that_is_wanted(rough: Cluster) -> None:
     rough.launch("--ebpf-stale-udp=destroy", before=WITHOUT_PTRACE).await_sync(timeout=PATIENCE)
     dns = rough.service().to(rough.a)
-    with connected(rough.p, UDP, dns.v4, 53) as sock, connected(rough.p, UDP, rough.a.v4, 5353) as direct:
+    with (
+        connected(rough.node, UDP, dns.v4, 53) as sock,
+        connected(rough.node, UDP, rough.a.v4, 5353) as direct,
+        connected(rough.p, UDP, dns.v4, 53) as of_pod,
+    ):
         dns.to(rough.b)
         assert is_destroyed(sock)
         assert not is_destroyed(direct, 0.0)
+        reaches(of_pod, "b")
         sock.connect((dns.v4, 53))
         assert converse(sock) == "b"
         eventually(lambda: rough.metric("ebpfproxy_sockets_destroyed_total") == 1, "it is counted")

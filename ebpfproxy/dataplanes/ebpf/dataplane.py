@@ -32,6 +32,7 @@ from ebpfproxy.dataplanes.ebpf.readings import Readings
 from ebpfproxy.dataplanes.ebpf.service_table import ServiceTable
 from ebpfproxy.dataplanes.ebpf.settings import EbpfSettings as EbpfSettings
 from ebpfproxy.dataplanes.ebpf.stale_sockets import StaleSockets
+from ebpfproxy.dataplanes.ebpf.stale_translation import StaleTranslation
 from ebpfproxy.dataplanes.generation import Generation
 from ebpfproxy.dataplanes.interface import Delta
 from ebpfproxy.errors import KernelError
@@ -156,8 +157,10 @@ class EbpfDataplane:
         self._node = NodeEntry(self._maps["node"], self._settings, cookie)
         self._node.write()
         pins = self._programs.maps
-        destroy = self._settings.destroy_stale_sockets
-        self._stale = StaleSockets(pins, self._settings.proc_root, destroy, self._sockets_counted)
+        proc_root, destroy = self._settings.proc_root, self._settings.destroy_stale_sockets
+        note = self._node.note_stale_sockets
+        translation = StaleTranslation(pins, str(proc_root), note, self._pods_bypass)
+        self._stale = StaleSockets(pins, proc_root, destroy, self._sockets_counted, translation)
         opened.callback(self._stale.close)
         self._collector = FlowCollector(
             pins, self._settings.timeouts, self._pods_bypass, self._node.note_netfilter_flows

@@ -20,7 +20,12 @@ NameOf = Callable[[int], str]
 
 _NS = 1_000_000_000
 _U32 = struct.Struct("=I")
-_WORDS = {abi.FLOW_NODE: "node", abi.FLOW_REDIRECT: "redirect", abi.FLOW_DIRECT: "direct"}
+_WORDS = {
+    abi.FLOW_NODE: "node",
+    abi.FLOW_REDIRECT: "redirect",
+    abi.FLOW_DIRECT: "direct",
+    abi.FLOW_STALE_SOCKET: "stale-socket",
+}
 
 
 class FlowRow(NamedTuple):
@@ -30,7 +35,8 @@ class FlowRow(NamedTuple):
     is over unless another one follows, 0 where it is over and not removed yet. Both are accurate to 1 s.
 
     `flags`: node (the client is this node itself), redirect (the flow skips this node's stack), direct (it
-    belongs to no Service).
+    belongs to no Service), stale-socket (the client is a UDP socket that is still connected to a former
+    endpoint, which is shown as the frontend).
     """
 
     service: str

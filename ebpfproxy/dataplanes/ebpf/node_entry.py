@@ -34,7 +34,7 @@ class NodeEntry:
         self._lock = threading.Lock()  # of the map, and of what is written there
         _, flags, former_inlet, *_ = abi.NODE.unpack(node.lookup(_KEY) or bytes(abi.NODE.size))
         self._kept_flags = flags & abi.NODE_SOCKETS_OF_PODS
-        self._netfilter_flag = flags & abi.NODE_NETFILTER_FLOWS
+        self._noted = flags & (abi.NODE_NETFILTER_FLOWS | abi.NODE_STALE_SOCKETS)
         self._icmp = _read_icmp_limits()
         self._kept_inlet = former_inlet
         self._inlet = former_inlet
@@ -86,8 +86,15 @@ class NodeEntry:
 
     def note_netfilter_flows(self, present: bool) -> None:
         """Whether the programs look into `netfilter_flows`. For any thread. Raises KernelError."""
+        self._note(abi.NODE_NETFILTER_FLOWS, present)
+
+    def note_stale_sockets(self, present: bool) -> None:
+        """Whether the programs look into `stale_sockets`. For any thread. Raises KernelError."""
+        self._note(abi.NODE_STALE_SOCKETS, present)
+
+    def _note(self, flag: int, present: bool) -> None:
         with self._lock:
-            self._netfilter_flag = abi.NODE_NETFILTER_FLOWS if present else 0
+            self._noted = self._noted | flag if present else self._noted & ~flag
         self._write()
 
     @property
@@ -96,7 +103,7 @@ class NodeEntry:
 
     def _wanted(self) -> bytes:
         settings = self._settings
-        flags = self._kept_flags | self._netfilter_flag
+        flags = self._kept_flags | self._noted
         device = self._inlet if self._has_inlet else self._kept_inlet
         if settings.socket_lb is SocketLb.ON:
             flags |= abi.NODE_SOCKETS_OF_PODS

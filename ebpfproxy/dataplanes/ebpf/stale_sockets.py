@@ -1,9 +1,9 @@
 """The thread that keeps connected UDP sockets working when their endpoint goes, in all network namespaces.
 
 It searches when endpoints went or a Service got its first one, and again while sockets are left that it
-could not reconnect. With `destroy` it destroys those: their process gets an error, and has to connect
-again. Otherwise they keep sending to the endpoint that is gone, and are reported; translating their packets
-would begin at `_give_up`.
+could not reconnect. Those of pods are translated in the packet path (stale_translation.py). With `destroy` it
+destroys the rest: their process gets an error, and has to connect again. Otherwise they keep sending to the
+endpoint that is gone, and are reported.
 """
 
 import collections
@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ebpfproxy.dataplanes.ebpf import reconnect
 from ebpfproxy.dataplanes.ebpf.socket_peers import SocketPeers, StalePeer
+from ebpfproxy.dataplanes.ebpf.stale_translation import StaleTranslation
 from ebpfproxy.errors import KernelError, NotFound
 from ebpfproxy.kernel import sockets
 from ebpfproxy.log import Logger
@@ -28,6 +29,8 @@ RECONNECTED = "Reconnected UDP sockets"
 """Their endpoint is gone, or their frontend has its first one; their processes noticed nothing."""
 NOT_RECONNECTED = "Failed to reconnect UDP sockets"
 """They keep sending to the endpoint that is gone. One line for each frontend and reason."""
+TRANSLATED = "Translating packets of stale UDP sockets"
+"""They could not be reconnected: the packet path sends what they send to another endpoint."""
 DESTROYED = "Destroyed stale UDP sockets"
 """With --ebpf-stale-udp=destroy: those that could not be reconnected."""
 SEARCH_FAILED = "Failed to search stale UDP sockets, retrying"
@@ -38,6 +41,7 @@ STILL_SEARCHING = "Ending while stale UDP sockets are searched"
 _PASSES = 3  # of one search, as endpoints change meanwhile
 _PATIENCE = 5.0  # seconds that an agent's end waits for the search
 _FIRST_RETRY, _LAST_RETRY = 1.0, 60.0  # seconds
+_POLL = 1.0  # seconds between looks for translated sockets that were closed
 _LINES = 10  # of NOT_RECONNECTED in a row
 
 
@@ -49,13 +53,20 @@ class StaleSockets:
     """
 
     def __init__(
-        self, maps: Path, proc_root: Path, destroy: bool, counted: Callable[[SocketCounts], object]
+        self,
+        maps: Path,
+        proc_root: Path,
+        destroy: bool,
+        counted: Callable[[SocketCounts], object],
+        translation: StaleTranslation,
     ) -> None:
+        """`translation` is closed with this object. Raises NotFound."""
         self._peers = SocketPeers(maps)
+        self._translation = translation
         self._proc_root = str(proc_root)
         self._destroy = destroy
         self._counted = counted
-        self._left = 0
+        self._counts = SocketCounts()
         self._reported: Mapping[tuple[str, str], int] = {}
         self._retry = 0.0  # seconds; 0: nothing is left
         self._jobs: queue.SimpleQueue[bool] = queue.SimpleQueue()
@@ -73,6 +84,7 @@ class StaleSockets:
         if self._thread.is_alive():  # it reads the maps: they stay open until the process ends
             log.warning(STILL_SEARCHING, seconds=_PATIENCE)
             return
+        self._translation.close()
         self._peers.close()
 
     def _run(self) -> None:
@@ -84,10 +96,18 @@ class StaleSockets:
 
     def _await(self) -> tuple[bool, bool]:
         """Whether to search, and whether to go on after that."""
-        try:
-            job = self._jobs.get(timeout=self._retry or None)
-        except queue.Empty:
-            return True, True
+        due = time.monotonic() + self._retry
+        while True:
+            timeout = max(0.0, min(due - time.monotonic(), _POLL)) if self._retry else None
+            try:
+                return self._drain(self._jobs.get(timeout=timeout))
+            except queue.Empty:
+                if time.monotonic() >= due:
+                    return True, True
+                self._forget_safely()
+
+    def _drain(self, job: bool) -> tuple[bool, bool]:
+        """As `_await`, of the jobs that are there, `job` being the first."""
         asked = False
         while job:
             asked = True
@@ -105,6 +125,14 @@ class StaleSockets:
             self._failed(failure.message)
         except Exception as failure:
             self._failed(repr(failure))
+
+    def _forget_safely(self) -> None:
+        """As `_search_safely`."""
+        try:
+            if not self._translation.is_empty:
+                self._translation.forget(self._peers)
+        except Exception as failure:
+            self._failed(failure.message if isinstance(failure, KernelError) else repr(failure))
 
     def _failed(self, reason: str) -> None:
         self._retry = min(2 * self._retry or _FIRST_RETRY, _LAST_RETRY)
@@ -135,15 +163,25 @@ class StaleSockets:
     def _give_up(
         self, reconnected: int, stale: Mapping[int, StalePeer], failed: Mapping[int, KernelError]
     ) -> None:
-        """What happens to sockets that could not be reconnected."""
-        counts = SocketCounts(reconnected, left=len(failed))
-        self._report(stale, failed)
-        if failed and self._destroy:
-            destroyed, not_destroyed = self._destroy_all({each: stale[each] for each in failed})
-            counts = SocketCounts(reconnected, destroyed, not_destroyed, not_destroyed)
-        if any(counts) or self._left:
+        """What happens to sockets that could not be reconnected: they are translated. The rest is reported,
+        and destroyed where that is wanted and their pod's device will get no programs."""
+        done, pending = self._translation.translate({each: stale[each] for each in failed})
+        left = {cookie: failure for cookie, failure in failed.items() if cookie not in done}
+        counts = SocketCounts(reconnected, left=len(left), translated=len(done))
+        lost = {cookie: failure for cookie, failure in left.items() if cookie not in pending}
+        if pending:
+            self._retry = _FIRST_RETRY
+        if counts.translated > self._counts.translated:
+            reason = failed[min(done)]
+            log.info(TRANSLATED, sockets=counts.translated, reason=reason.message, hint=reason.hint)
+        self._report(stale, lost)
+        if lost and self._destroy:
+            destroyed, not_destroyed = self._destroy_all({each: stale[each] for each in lost})
+            kept = len(left) - len(lost) + not_destroyed
+            counts = counts._replace(destroyed=destroyed, not_destroyed=not_destroyed, left=kept)
+        if any(counts) or self._counts.left or self._counts.translated:
             self._counted(counts)
-        self._left = counts.left
+        self._counts = counts
 
     def _report(self, stale: Mapping[int, StalePeer], failed: Mapping[int, KernelError]) -> None:
         """Once, not at each retry, unless something changed."""

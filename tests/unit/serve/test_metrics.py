@@ -55,6 +55,7 @@ OURS = {
     "ebpfproxy_sockets_destroyed_total": "counter",
     "ebpfproxy_sockets_reconnected_total": "counter",
     "ebpfproxy_sockets_stale": "gauge",
+    "ebpfproxy_sockets_translated": "gauge",
     "ebpfproxy_sockets_destroy_failed_total": "counter",
     "ebpfproxy_leftovers_removed_total": "counter",
     "ebpfproxy_mode_moves_failed_total": "counter",
@@ -181,9 +182,10 @@ def test_what_else_happens_is_counted_by_its_label(metrics: Metrics) -> None:
 
 def test_sockets_that_are_left_are_those_of_the_last_search(metrics: Metrics) -> None:
     metrics.sockets_counted(SocketCounts(reconnected=3, left=2))
-    metrics.sockets_counted(SocketCounts(reconnected=1, destroyed=1, not_destroyed=1, left=1))
+    metrics.sockets_counted(SocketCounts(reconnected=1, destroyed=1, not_destroyed=1, left=1, translated=4))
     assert value(metrics, "ebpfproxy_sockets_reconnected_total") == 4
     assert value(metrics, "ebpfproxy_sockets_stale") == 1
+    assert value(metrics, "ebpfproxy_sockets_translated") == 4
     assert value(metrics, "ebpfproxy_sockets_destroyed_total") == 1
     assert value(metrics, "ebpfproxy_sockets_destroy_failed_total") == 1
 

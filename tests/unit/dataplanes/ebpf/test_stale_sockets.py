@@ -4,7 +4,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -12,6 +12,7 @@ from ebpfproxy.dataplanes.ebpf import reconnect, stale_sockets
 from ebpfproxy.dataplanes.ebpf.reconnect import Outcome
 from ebpfproxy.dataplanes.ebpf.socket_peers import StalePeer
 from ebpfproxy.dataplanes.ebpf.stale_sockets import StaleSockets
+from ebpfproxy.dataplanes.ebpf.stale_translation import StaleTranslation, Translated
 from ebpfproxy.errors import KernelError, Rejected
 from ebpfproxy.model.address import parse_address
 from ebpfproxy.model.socket_counts import SocketCounts
@@ -33,6 +34,9 @@ class Kernel:
         self.passes = 0
         self.closed = False
         self.counts: list[SocketCounts] = []
+        self.translatable: set[int] = set()
+        self.without_programs: set[int] = set()
+        self.forgotten = 0
         self.searched = threading.Condition()
 
     def stale(self) -> dict[int, StalePeer]:
@@ -59,6 +63,24 @@ class Kernel:
             self.counts.append(counts)
             self.searched.notify_all()
 
+    @property
+    def is_empty(self) -> bool:
+        return not self.translatable
+
+    def translate(self, stale: Mapping[int, StalePeer]) -> Translated:
+        return Translated(
+            frozenset(stale.keys() & self.translatable), frozenset(stale.keys() & self.without_programs)
+        )
+
+    def forget(self, peers: Any) -> None:
+        with self.searched:
+            self.forgotten += 1
+            self.searched.notify_all()
+
+    def destroy(self, stale: Mapping[int, StalePeer]) -> tuple[int, int]:
+        self.sockets = {cookie: each for cookie, each in self.sockets.items() if cookie not in stale}
+        return len(stale), 0
+
     def await_passes(self, count: int) -> None:
         with self.searched:
             assert self.searched.wait_for(lambda: self.passes >= count, 10.0)
@@ -80,7 +102,11 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
 
 
 def search_of(kernel: Kernel, destroy: bool = False) -> StaleSockets:
-    return StaleSockets(Path("/nowhere"), Path("/proc"), destroy, kernel.count)
+    search = StaleSockets(
+        Path("/nowhere"), Path("/proc"), destroy, kernel.count, cast(StaleTranslation, kernel)
+    )
+    search._destroy_all = kernel.destroy  # type: ignore[method-assign]
+    return search
 
 
 def failing(failure: Exception) -> Pass:
@@ -138,6 +164,62 @@ def test_sockets_that_are_left_are_reported_once_and_tried_until_they_are_reconn
             "hint": "do this",
         }
     ]
+
+
+def failing_all(stale: Mapping[int, StalePeer]) -> Outcome:
+    return Outcome(failed={each: Rejected("it cannot be", "do this") for each in stale})
+
+
+def test_sockets_that_are_translated_are_neither_left_nor_destroyed(
+    kernel: Kernel, caplog: pytest.LogCaptureFixture
+) -> None:
+    kernel.sockets = {7: peer(7), 8: peer(8)}
+    kernel.translatable = {7}
+    kernel.act = failing_all
+    stale = search_of(kernel, destroy=True)
+    with caplog.at_level(logging.INFO, logger="ebpfproxy"):
+        stale.look()
+        assert kernel.await_counts(1) == SocketCounts(destroyed=1, translated=1)
+        stale.close()
+    assert kernel.sockets.keys() == {7}
+    lines = {
+        record.getMessage().partition(" sockets=")[0]: record.__dict__["values"] for record in caplog.records
+    }
+    assert any(values.get("sockets") == 1 and values.get("hint") == "do this" for values in lines.values())
+
+
+def test_a_socket_whose_device_has_no_programs_yet_is_not_destroyed_until_it_is_given_up(
+    kernel: Kernel,
+) -> None:
+    kernel.sockets = {7: peer(7)}
+    kernel.without_programs = {7}
+    kernel.act = failing_all
+    stale = search_of(kernel, destroy=True)
+    stale.look()
+    assert kernel.await_counts(2) == SocketCounts(left=1)
+    assert kernel.sockets.keys() == {7}
+    kernel.without_programs = set()
+    with kernel.searched:
+        assert kernel.searched.wait_for(lambda: kernel.counts[-1].destroyed == 1, 10.0)
+    stale.close()
+    assert not kernel.sockets
+
+
+def test_closed_sockets_are_forgotten_between_searches(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stale_sockets, "_FIRST_RETRY", 60.0)
+    monkeypatch.setattr(stale_sockets, "_LAST_RETRY", 60.0)
+    monkeypatch.setattr(stale_sockets, "_POLL", 0.01)
+    kernel.sockets = {7: peer(7)}
+    kernel.translatable = {7}
+    kernel.act = failing_all
+    stale = search_of(kernel)
+    stale.look()
+    with kernel.searched:
+        assert kernel.searched.wait_for(lambda: kernel.forgotten >= 2, 10.0)
+    stale.close()
+    assert kernel.passes == 1
 
 
 def test_sockets_that_are_nowhere_are_tried_again_and_not_reported(
