@@ -238,10 +238,10 @@ struct device {
 #define DEVICE_PACKETS 2048
 
 /* A flow is one connection that is translated. It has two entries: one in `flows`, by what its
- * client sends, and one in `replies`, by what its endpoint sends. Both are in `half_open_flows` and
- * `half_open_replies` until both sides have been heard: TCP has seen the three-way handshake, a
- * datagram was answered and another one followed. So nothing that one side sends alone can evict an
- * established flow.
+ * client sends, and one in `replies`, by what its endpoint sends. It is half-open until both sides
+ * have been heard: TCP has seen the three-way handshake, a datagram was answered and another one
+ * followed. Half-open flows have places, of which there is a limited number, and evict each other
+ * there: so nothing that one side sends alone can evict an established flow.
  *
  * A flow that is not masqueraded is translated in one step each way. One that is masqueraded and
  * passes the node's stack is translated in two: the stack sees client:reply_port and the endpoint's
@@ -271,10 +271,10 @@ struct flow_key {
 };
 
 enum flow_flag {
-	FLOW_MASQUERADE = 1, /* the endpoint sees an address of this node */
-	FLOW_NODE = 2,	     /* the client is this node itself */
-	FLOW_REPLIED = 4,    /* the endpoint has sent something; set in the half-open reply alone */
-	FLOW_CLIENT_FIN = 8, /* TCP: no more from the client */
+	FLOW_MASQUERADE = 1,	/* the endpoint sees an address of this node */
+	FLOW_NODE = 2,		/* the client is this node itself */
+	FLOW_REPLIED = 4,	/* the endpoint has sent something; set in the reply alone */
+	FLOW_CLIENT_FIN = 8,	/* TCP: no more from the client */
 	FLOW_ENDPOINT_FIN = 16, /* TCP: nor from the endpoint */
 	FLOW_RESET = 32,    /* TCP: by either, with a sequence number that the other side accepts */
 	FLOW_REDIRECT = 64, /* both directions skip the node's stack */
@@ -282,7 +282,7 @@ enum flow_flag {
 	FLOW_STALE_SOCKET = 256, /* its client is in `stale_sockets` */
 };
 
-/* Value of `flows` and `half_open_flows`: where what the client sends goes. `last_seen` is in units
+/* Value of `flows`: where what the client sends goes. `last_seen` is in units
  * of 2^30 ns (1.07 s) of CLOCK_MONOTONIC, when this side sent last.
  */
 struct flow {
@@ -292,17 +292,16 @@ struct flow {
 	__be16 reply_port; /* the client's port as the endpoint sees it */
 	__u32 service_id;  /* 0, as endpoint_id: none */
 	__u32 endpoint_id;
-	__u16 flags; /* enum flow_flag */
-	__u16 pad;
+	__u16 flags;	/* enum flow_flag */
+	__u8 half_open; /* a byte of its own: flags change on other CPUs at the same time */
+	__u8 pad;
 	__u32 last_seen;
 	__u32 sequence_end; /* TCP: of the last segment, behind its last byte */
 	__u32 acknowledged; /* TCP: the last acknowledgment */
-	__u32 pad2;	    /* 64 bytes: one cache line */
+	__u32 place;	    /* index in `half_open_flows`; 64 bytes: one cache line */
 };
 
-/* Value of `replies` and `half_open_replies`: where what the endpoint sends goes; otherwise as
- * struct flow.
- */
+/* Value of `replies`: where what the endpoint sends goes; otherwise as struct flow. */
 struct reply {
 	struct address client;
 	struct address frontend;
@@ -312,12 +311,21 @@ struct reply {
 	__u32 masquerade_digest; /* address_digest() of what the client is masqueraded with; 0: not
 				    yet */
 	__u16 flags;
-	__u16 pad;
+	__u8 half_open;
+	__u8 pad;
 	__u32 last_seen;
 	__u32 sequence_end;
 	__u32 acknowledged;
 	__u32 device; /* the index of the one that the client's first packet came in by; 0: the
 			 client is this node */
+};
+
+/* Value of `half_open_flows`: a place. `opened` is in units of 2^20 ns of CLOCK_MONOTONIC; 0: the
+ * place is free. A flow that ends by itself does not free its place.
+ */
+struct half_open_place {
+	struct flow_key flow;
+	__u32 opened;
 };
 
 /* Value of `flow_ports`, for 64 ports in a row; a line of FLOW_PORT_LINE for each protocol (enum
@@ -383,7 +391,7 @@ enum counter {
 	COUNTER_SOURCE_REFUSED = 11, /* outside the source ranges: dropped */
 	COUNTER_PORTS_EXHAUSTED = 12, /* no free port to masquerade with: dropped */
 	COUNTER_NO_ADDRESS = 13,      /* a device has no address to masquerade with: dropped */
-	COUNTER_FLOWS_FULL = 14,      /* `flows` or `replies` is full: the flow stays half-open */
+	COUNTER_FLOWS_FULL = 14,      /* too many established flows: the flow stays half-open */
 	COUNTER_FLOWS_BUSY = 15,      /* a bucket of a flow map was locked: tried again */
 	COUNTER_ICMP_LIMITED = 16,    /* an ICMP error was due, and over the rate limit: dropped */
 	COUNTER_PORT_CHANGED = 17,    /* a client's port was taken between node and endpoint */

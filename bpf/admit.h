@@ -240,15 +240,25 @@ static __always_inline bool goes_on(const struct flow *flow, const struct packet
 						     : endpoint_is_in_force(flow);
 }
 
-/* The same of a half-open flow. A SYN that is sent again goes to another endpoint where the first
- * one is gone, unless that has answered; a connection that was refused is over.
+/* The client of an established flow has sent `packet`: whether that goes on with it. */
+static __always_inline bool established_continue(struct flow *flow, const struct packet *packet,
+						 struct scratch *scratch)
+{
+	if (!goes_on(flow, packet, scratch))
+		return false;
+	client_sent(flow, packet, scratch);
+	return true;
+}
+
+/* As goes_on(), of a half-open flow. A SYN that is sent again goes to another endpoint where the
+ * first one is gone, unless that has answered; a connection that was refused is over.
  */
 static __always_inline bool half_open_goes_on(const struct flow *flow, const struct packet *packet,
 					      const struct reply *reply, struct scratch *scratch)
 {
 	if (half_open_is_over(flow->last_seen, packet->tuple.protocol, scratch->now))
 		return false;
-	if (!reply && is_first(packet)) /* the LRU needed its place */
+	if (!reply && is_first(packet)) /* another flow has its place */
 		return false;
 	if (packet->tuple.protocol == IPPROTO_UDP)
 		return endpoint_is_in_force(flow) &&
@@ -266,8 +276,10 @@ static __always_inline bool half_open_goes_on(const struct flow *flow, const str
 static __always_inline bool half_open_continue(struct flow *flow, const struct packet *packet,
 					       struct scratch *scratch)
 {
-	struct reply *reply = half_open_reply_lookup(&scratch->reply_key, scratch);
+	struct reply *reply = reply_lookup(&scratch->reply_key, scratch);
 
+	if (reply && !is_reply_of(reply, &scratch->flow_key))
+		reply = NULL;
 	if (!half_open_goes_on(flow, packet, reply, scratch))
 		return false;
 	flow->last_seen = scratch->now;
@@ -275,11 +287,8 @@ static __always_inline bool half_open_continue(struct flow *flow, const struct p
 		reply->last_seen = scratch->now;
 	if (is_segment(packet))
 		note_sequence(flow, packet, true);
-	scratch->flow = *flow;
-	if (reply && completes(packet, reply)) {
-		scratch->reply = *reply;
-		establish(scratch);
-	}
+	if (reply && completes(packet, reply))
+		establish(flow, reply);
 	return true;
 }
 
@@ -292,25 +301,16 @@ static __always_inline bool client_find(const struct packet *packet, struct scra
 
 	scratch->flow_key = scratch->tuple;
 	flow = flow_lookup(&scratch->flow_key, scratch);
-	if (flow) {
-		scratch->now = flow_now();
-		reply_key_of(&scratch->reply_key, &scratch->flow_key, flow);
-		if (goes_on(flow, packet, scratch)) {
-			client_sent(flow, packet, scratch);
-			scratch->flow = *flow;
-			return true;
-		}
-		flow_delete(&scratch->flow_key);
-		return false;
-	}
-	flow = half_open_flow_lookup(&scratch->flow_key, scratch);
 	if (!flow)
 		return false;
 	scratch->now = flow_now();
 	reply_key_of(&scratch->reply_key, &scratch->flow_key, flow);
-	if (half_open_continue(flow, packet, scratch))
+	if (flow->half_open ? half_open_continue(flow, packet, scratch)
+			    : established_continue(flow, packet, scratch)) {
+		scratch->flow = *flow;
 		return true;
-	half_open_flow_delete(&scratch->flow_key);
+	}
+	flow_delete(&scratch->flow_key);
 	return false;
 }
 
@@ -321,8 +321,6 @@ static __always_inline bool client_find_quoted(struct scratch *scratch)
 
 	scratch->flow_key = scratch->tuple;
 	flow = flow_lookup(&scratch->flow_key, scratch);
-	if (!flow)
-		flow = half_open_flow_lookup(&scratch->flow_key, scratch);
 	if (!flow)
 		return false;
 	scratch->flow = *flow;

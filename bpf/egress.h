@@ -106,8 +106,6 @@ static __always_inline struct flow *flow_of_reply(struct scratch *scratch)
 {
 	struct flow *flow = flow_lookup(&scratch->flow_key, scratch);
 
-	if (!flow)
-		flow = half_open_flow_lookup(&scratch->flow_key, scratch);
 	if (!flow || !(flow->flags & FLOW_MASQUERADE) ||
 	    flow->reply_port != scratch->reply_key.destination_port ||
 	    !address_equal(&flow->endpoint, &scratch->reply_key.source))
@@ -132,8 +130,6 @@ static __always_inline enum masquerading masquerade_first(struct __sk_buff *skb,
 	struct reply *reply = replies.lookup(&scratch->reply_key);
 	struct flow *mine = &scratch->flow;
 
-	if (!reply)
-		reply = half_open_replies.lookup(&scratch->reply_key);
 	if (!flow || !reply)
 		return NOT_ITS_FLOW;
 	if (!choose_masquerade(mine, skb->ifindex))
@@ -141,7 +137,6 @@ static __always_inline enum masquerading masquerade_first(struct __sk_buff *skb,
 	if (is_used_by_others(skb, &mine->endpoint, mine->endpoint_port, &mine->masquerade,
 			      mine->reply_port, scratch->reply_key.protocol, scratch)) {
 		replies.delete(&scratch->reply_key);
-		half_open_replies.delete(&scratch->reply_key);
 		return CHOOSE_AGAIN;
 	}
 	flow->masquerade = mine->masquerade;

@@ -6,39 +6,12 @@
 #pragma once
 
 #include "flow_former.h"
+#include "flow_half_open.h"
 #include "flow_key.h"
 #include "flow_tcp.h"
 
 #define BUSY_ATTEMPTS  3
 #define EBUSY_NEGATIVE (-16)
-
-static __always_inline u32 flow_now(void)
-{
-	return (u32)(time_now() >> 30);
-}
-
-/* Whether `seconds` have passed since `last_seen`. Signed: another CPU may have read the clock
- * later.
- */
-static __always_inline bool has_passed(u32 last_seen, u32 now, u32 seconds)
-{
-	s32 units = (s32)(now - last_seen);
-
-	return units > 0 && (u64)(u32)units << 30 > seconds * NSEC_PER_SEC;
-}
-
-/* Whether an entry of a half-open map has been there for too long. LRU maps keep entries until they
- * need the room.
- */
-static __always_inline bool half_open_is_over(u32 last_seen, u8 protocol, u32 now)
-{
-	const struct node *settings = node_get();
-
-	if (!settings)
-		return false;
-	return has_passed(last_seen, now,
-			  protocol == IPPROTO_TCP ? settings->tcp_syn : settings->udp);
-}
 
 /* The client of an established flow has sent `packet`. Nothing but the entry that was found is
  * written, unless the connection ends.
@@ -86,8 +59,8 @@ static __always_inline void endpoint_sent(struct reply *reply, const struct pack
 	note_sequence(reply, packet, false);
 }
 
-/* The endpoint of a half-open flow has sent `packet`. Half-open entries are over at the same time,
- * so both are refreshed once a second. A reset refuses the connection: whoever can send it from the
+/* The endpoint of a half-open flow has sent `packet`. Both entries are over at the same time, so
+ * both are refreshed once a second. A reset refuses the connection: whoever can send it from the
  * endpoint's address can do worse.
  */
 static __always_inline void endpoint_answered(struct reply *reply, const struct packet *packet,
@@ -97,7 +70,7 @@ static __always_inline void endpoint_answered(struct reply *reply, const struct 
 
 	reply->flags |= FLOW_REPLIED;
 	if (resets || reply->last_seen != scratch->now) {
-		struct flow *flow = half_open_flows.lookup(&scratch->flow_key);
+		struct flow *flow = flows.lookup(&scratch->flow_key);
 		u16 ended = resets ? FLOW_RESET : 0;
 
 		reply->last_seen = scratch->now;
@@ -142,20 +115,16 @@ static __always_inline bool reply_find(struct scratch *scratch, enum reply_match
 				       const struct packet *seen)
 {
 	struct reply *reply = reply_lookup(&scratch->reply_key, scratch);
-	bool half_open = !reply;
 
-	if (half_open) {
-		reply = half_open_reply_lookup(&scratch->reply_key, scratch);
-		if (!reply) {
-			scratch->reply.client_port = 0;
-			return false;
-		}
+	if (!reply) {
+		scratch->reply.client_port = 0;
+		return false;
 	}
 	scratch->reply = *reply;
 	if (!reply_matches(&scratch->reply, &scratch->tuple, match))
 		return false;
 	scratch->now = flow_now(); /* it costs as much as parsing: not for packets of no flow */
-	if (half_open &&
+	if (scratch->reply.half_open &&
 	    half_open_is_over(scratch->reply.last_seen, scratch->reply_key.protocol, scratch->now))
 		return false;
 	flow_key_of(&scratch->flow_key, scratch->reply_key.protocol, &scratch->reply);
@@ -166,7 +135,7 @@ static __always_inline bool reply_find(struct scratch *scratch, enum reply_match
 			replies.delete(&scratch->reply_key);
 			return false;
 		}
-		if (half_open)
+		if (scratch->reply.half_open)
 			endpoint_answered(reply, seen, scratch);
 		else
 			endpoint_sent(reply, seen, scratch);
@@ -188,42 +157,6 @@ static __always_inline bool reply_find(struct scratch *scratch, enum reply_match
 		}                                                                                  \
 		failed;                                                                            \
 	})
-
-static __always_inline int put_flow(struct flow_key *key, struct flow *flow)
-{
-	return flows.update(key, flow);
-}
-
-static __always_inline int put_reply(struct flow_key *key, struct reply *reply)
-{
-	return replies.update(key, reply);
-}
-
-static __always_inline int put_half_open_flow(struct flow_key *key, struct flow *flow)
-{
-	return half_open_flows.update(key, flow);
-}
-
-static __always_inline int add_half_open_reply(struct flow_key *key, struct reply *reply)
-{
-	return half_open_replies.insert(key, reply);
-}
-
-/* Both sides have been heard: the flow in the scratch moves to the established ones, the reply
- * first, so that nothing finds one entry and not the other. Where there is no room it stays where
- * it is.
- */
-static __always_inline void establish(struct scratch *scratch)
-{
-	if (RETRY(put_reply(&scratch->reply_key, &scratch->reply)) ||
-	    RETRY(put_flow(&scratch->flow_key, &scratch->flow))) {
-		count(COUNTER_FLOWS_FULL);
-		replies.delete(&scratch->reply_key);
-		return;
-	}
-	half_open_flow_delete(&scratch->flow_key);
-	half_open_replies.delete(&scratch->reply_key);
-}
 
 static __always_inline void carried(u32 service_id, u32 bytes, bool to_endpoint, bool is_new)
 {

@@ -29,20 +29,6 @@ static __always_inline void *previous_replies(void)
 	return former_replies.lookup(zero);
 }
 
-static __always_inline void *previous_half_open_flows(void)
-{
-	WORD_KEY(zero, 0);
-
-	return former_half_open_flows.lookup(zero);
-}
-
-static __always_inline void *previous_half_open_replies(void)
-{
-	WORD_KEY(zero, 0);
-
-	return former_half_open_replies.lookup(zero);
-}
-
 static __always_inline struct flow *flow_lookup(struct flow_key *key, struct scratch *scratch)
 {
 	struct flow *found = flows.lookup(key);
@@ -55,21 +41,6 @@ static __always_inline struct flow *flow_lookup(struct flow_key *key, struct scr
 	scratch->flow = *found;
 	flows.insert(key, &scratch->flow);
 	return flows.lookup(key);
-}
-
-static __always_inline struct flow *half_open_flow_lookup(struct flow_key *key,
-							  struct scratch *scratch)
-{
-	struct flow *found = half_open_flows.lookup(key);
-
-	if (found)
-		return found;
-	found = PREVIOUS(previous_half_open_flows(), key);
-	if (!found)
-		return NULL;
-	scratch->flow = *found;
-	half_open_flows.insert(key, &scratch->flow);
-	return half_open_flows.lookup(key);
 }
 
 static __always_inline struct reply *reply_lookup(struct flow_key *key, struct scratch *scratch)
@@ -86,36 +57,12 @@ static __always_inline struct reply *reply_lookup(struct flow_key *key, struct s
 	return replies.lookup(key);
 }
 
-static __always_inline struct reply *half_open_reply_lookup(struct flow_key *key,
-							    struct scratch *scratch)
-{
-	struct reply *found = half_open_replies.lookup(key);
-
-	if (found)
-		return found;
-	found = PREVIOUS(previous_half_open_replies(), key);
-	if (!found)
-		return NULL;
-	scratch->reply = *found;
-	half_open_replies.insert(key, &scratch->reply);
-	return half_open_replies.lookup(key);
-}
-
 /* Remove what flow_lookup() has found, for good. */
 static __always_inline void flow_delete(struct flow_key *key)
 {
 	void *previous = previous_flows();
 
 	flows.delete(key);
-	if (previous)
-		bpf_map_delete_elem(previous, key);
-}
-
-static __always_inline void half_open_flow_delete(struct flow_key *key)
-{
-	void *previous = previous_half_open_flows();
-
-	half_open_flows.delete(key);
 	if (previous)
 		bpf_map_delete_elem(previous, key);
 }

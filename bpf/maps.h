@@ -43,19 +43,18 @@ PINNED("hash", u32, struct device, devices, 4096, BPF_F_NO_PREALLOC);
 /* Pods, by the index of their device, whose packets reached a frontend by no program of ours. */
 PINNED("lru_hash", u32, u64, bypassing, 4096, 0);
 
-/* Established flows are never evicted; what does not fit stays half-open. */
-PINNED("hash", struct flow_key, struct flow, flows, FLOWS_MAX, 0);
-PINNED("hash", struct flow_key, struct reply, replies, FLOWS_MAX, 0);
-PINNED("lru_hash", struct flow_key, struct flow, half_open_flows, HALF_OPEN_MAX, 0);
-PINNED("lru_hash", struct flow_key, struct reply, half_open_replies, HALF_OPEN_MAX, 0);
+/* With room for FLOWS_MAX established flows and HALF_OPEN_MAX half-open ones. */
+PINNED("hash", struct flow_key, struct flow, flows, FLOW_ENTRIES_MAX, 0);
+PINNED("hash", struct flow_key, struct reply, replies, FLOW_ENTRIES_MAX, 0);
+PINNED("array", u32, struct half_open_place, half_open_flows, HALF_OPEN_MAX, 0);
+/* How many flows are established: counted up by the programs, set by flow_sweep.py. */
+PINNED("array", u32, u32, established_flows, 1, 0);
 PINNED("array", u32, struct port_uses, flow_ports, FLOW_PORT_ENTRIES, 0);
 /* The previous maps of flows, while programs that use them are attached to some device: what is not
  * in the present maps is looked up there.
  */
 PINNED("array_of_maps$flows", u32, u32, former_flows, 1, 0);
 PINNED("array_of_maps$replies", u32, u32, former_replies, 1, 0);
-PINNED("array_of_maps$half_open_flows", u32, u32, former_half_open_flows, 1, 0);
-PINNED("array_of_maps$half_open_replies", u32, u32, former_half_open_replies, 1, 0);
 /* When no port was free, in units of 2^30 ns, by the key of the reply without its port. */
 PINNED("lru_hash", struct flow_key, u32, exhausted_ports, 1024, 0);
 /* Not pinned by its own path, but with the programs that belong to it. */

@@ -114,13 +114,14 @@ enum place {
 	TAKEN,
 };
 
-/* Whether both are of one client's socket and one frontend. */
-static __always_inline bool reply_is_same(const struct reply *one, const struct reply *other)
+static __always_inline int put_flow(struct flow_key *key, struct flow *flow)
 {
-	return one->client_port == other->client_port &&
-	       one->frontend_port == other->frontend_port &&
-	       address_equal(&one->client, &other->client) &&
-	       address_equal(&one->frontend, &other->frontend);
+	return flows.update(key, flow);
+}
+
+static __always_inline int add_reply(struct flow_key *key, struct reply *reply)
+{
+	return replies.insert(key, reply);
 }
 
 /* What is at `scratch->reply_key`. Being closed is not enough to be over: who was connected may not
@@ -136,12 +137,11 @@ static __always_inline enum place place_of(struct scratch *scratch)
 	    address_equal(&key->source, &scratch->reply.client))
 		return TAKEN;
 	present = replies.lookup(&scratch->reply_key);
-	if (present)
-		return reply_is_same(present, &scratch->reply) ? REUSABLE : TAKEN;
-	present = half_open_replies.lookup(&scratch->reply_key);
 	if (!present)
 		return VACANT;
-	return reply_is_same(present, &scratch->reply) ||
+	if (is_reply_of(present, &scratch->flow_key))
+		return REUSABLE;
+	return present->half_open &&
 		       half_open_is_over(present->last_seen, key->protocol, scratch->now)
 		   ? REUSABLE
 		   : TAKEN;
@@ -156,18 +156,16 @@ static __always_inline int take_place(struct __sk_buff *skb, enum place place,
 	const struct flow *flow = &scratch->flow;
 	const struct reply *previous = PREVIOUS(previous_replies(), &scratch->reply_key);
 
-	if (previous && !reply_is_same(previous, &scratch->reply))
+	if (previous && !is_reply_of(previous, &scratch->flow_key))
 		return EEXIST_NEGATIVE;
 	if (scratch->reply.masquerade_digest &&
 	    is_used_by_others(skb, &flow->endpoint, flow->endpoint_port, &flow->masquerade,
 			      scratch->reply_key.destination_port, scratch->reply_key.protocol,
 			      scratch))
 		return EEXIST_NEGATIVE;
-	if (place == REUSABLE) {
+	if (place == REUSABLE)
 		replies.delete(&scratch->reply_key);
-		half_open_replies.delete(&scratch->reply_key);
-	}
-	return RETRY(add_half_open_reply(&scratch->reply_key, &scratch->reply));
+	return RETRY(add_reply(&scratch->reply_key, &scratch->reply));
 }
 
 /* Whether all ports of the endpoint were in use a moment ago: then a search would find nothing but
@@ -247,7 +245,7 @@ static __always_inline bool flow_write(struct scratch *scratch)
 	flow->reply_port = scratch->reply_key.destination_port;
 	if (flow->reply_port != client->source_port)
 		count(COUNTER_PORT_CHANGED);
-	if (RETRY(put_half_open_flow(&scratch->flow_key, flow))) {
+	if (RETRY(put_flow(&scratch->flow_key, flow))) {
 		count(COUNTER_FLOWS_FULL);
 		return false;
 	}
@@ -278,6 +276,8 @@ static __always_inline bool flow_open(struct __sk_buff *skb, const struct packet
 	reply->last_seen = scratch->now;
 	if (!address_is_unspecified(&flow->masquerade))
 		reply->masquerade_digest = address_digest(&flow->masquerade);
+	half_open_begin(scratch);
+	reply->half_open = flow->half_open = 1;
 	flow->last_seen = scratch->now;
 	flow->sequence_end = packet->sequence_end;
 	flow->reply_port = client->source_port;
@@ -300,19 +300,16 @@ static __always_inline bool search_ports(struct scratch *scratch)
 	oldest -= scratch->reply_key.protocol == IPPROTO_TCP ? settings->tcp_syn : settings->udp;
 #pragma nounroll
 	for (int i = 0; i < SEARCH_PORTS; again(i, 1)) {
-		struct reply *half_open;
-		u32 last_seen = oldest - 1;
+		struct reply *present;
 
 		scratch->reply_key.destination_port =
 		    bpf_htons((u16)(FIRST_PORT + search->next % PORTS));
 		search->next += 1;
 		search->left -= 1;
-		if (replies.lookup(&scratch->reply_key))
-			continue;
-		half_open = half_open_replies.lookup(&scratch->reply_key);
-		if (half_open)
-			last_seen = half_open->last_seen;
-		if ((s32)(last_seen - oldest) < 0)
+		present = replies.lookup(&scratch->reply_key);
+		if (!present)
+			return true;
+		if (present->half_open && (s32)(present->last_seen - oldest) < 0)
 			return true;
 	}
 	return false;

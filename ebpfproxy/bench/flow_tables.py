@@ -24,7 +24,7 @@ _SHOWN = (
     "port_changed",
     "inconsistent",
 )
-_MAPS = "flows", "replies", "half_open_flows", "half_open_replies"
+_MAPS = "flows", "replies"
 _FINISHED = 60
 """Seconds for which flows that were reset may still be in our table: their time-out, and a sweep."""
 _CLOSED = 10

@@ -1,5 +1,6 @@
 """Flows as the programs would write them, and maps that hold them without a kernel."""
 
+import sys
 from collections.abc import Iterator
 from socket import IPPROTO_TCP, htons
 from typing import cast
@@ -24,6 +25,7 @@ def a_flow(
     last_seen: int = 0,
     masquerade: str = "",
     family: int = 4,
+    half_open: bool = False,
 ) -> Flow:
     """From client port 1000 + `number`; masqueraded where an address for that is given.
 
@@ -45,6 +47,7 @@ def a_flow(
         protocol=protocol,
         client_seen=unit_now(last_seen),
         endpoint_seen=unit_now(last_seen),
+        half_open=half_open,
     )
 
 
@@ -54,12 +57,12 @@ def seen(flow: Flow, client: int, endpoint: int) -> Flow:
 
 
 def entries(*flows: Flow) -> dict[bytes, bytes]:
-    """The entries that these flows have in `flows`, or `half_open_flows`."""
+    """The entries that these flows have in `flows`."""
     return dict(flow.entry() for flow in flows)
 
 
 def reply_entries(*flows: Flow) -> dict[bytes, bytes]:
-    """The entries that these flows have in `replies`, or `half_open_replies`."""
+    """The entries that these flows have in `replies`."""
     return dict(flow.reply_entry() for flow in flows)
 
 
@@ -100,27 +103,31 @@ class FlowMap:
 
 
 class Tables:
-    """The maps of flows. `established` and `half_open` are written there."""
+    """The maps of flows, with these."""
 
-    def __init__(self, *established: Flow, half_open: tuple[Flow, ...] = ()) -> None:
-        self.flows = FlowMap(entries(*established))
-        self.replies = FlowMap(reply_entries(*established))
-        self.half_open_flows = FlowMap(entries(*half_open))
+    def __init__(self, *flows: Flow) -> None:
+        self.flows = FlowMap(entries(*flows))
+        self.replies = FlowMap(reply_entries(*flows))
+        self.established_flows = FlowMap()
         self.endpoints = endpoints()
 
     def maps(self) -> FlowMaps:
-        made = self.flows, self.replies, self.half_open_flows
-        flows, replies, half_open = (cast(bpf.Map, each) for each in made)
-        return FlowMaps(flows, replies, half_open, self.endpoints)
+        made = self.flows, self.replies, self.established_flows
+        flows, replies, established = (cast(bpf.Map, each) for each in made)
+        return FlowMaps(flows, replies, established, self.endpoints)
+
+    def established(self) -> int | None:
+        """How many flows the programs are told are established; None: nothing."""
+        value = self.established_flows.contents.get(bytes(4))
+        return int.from_bytes(value, sys.byteorder) if value else None
 
     def has(self, *flows: Flow) -> bool:
-        """Whether these are the established flows, with both entries each."""
+        """Whether these are the flows, with both entries each."""
         expected = entries(*flows), reply_entries(*flows)
         return (self.flows.contents, self.replies.contents) == expected
 
 
-def write(maps: dict[str, Map] | object, *flows: Flow, half_open: bool = False) -> None:
+def write(maps: dict[str, Map] | object, *flows: Flow) -> None:
     """Put both entries of the flows into real maps, by name."""
-    prefix = "half_open_" if half_open else ""
     for name, found in (("flows", entries(*flows)), ("replies", reply_entries(*flows))):
-        cast(dict[str, Map], maps)[prefix + name].update_all(list(found.items()))
+        cast(dict[str, Map], maps)[name].update_all(list(found.items()))

@@ -61,10 +61,9 @@ SIZES = MapSizes(
 PROGRAMS = ("from_any", "from_any_l3", "to_any", *TAIL_CALLS)
 NODE_V4, NODE_V6 = "192.0.2.10", "2001:db8::10"
 
-FLOW_MAPS = ("flows", "half_open_flows")
-REPLY_MAPS = ("replies", "half_open_replies")
 
 _SCHED_CLS = 3
+_LAYOUTS = {"flows": abi.FLOW, "replies": abi.REPLY}
 _U32 = struct.Struct("=I")
 _REST = 3600.0  # seconds after which whatever was freed may be used again
 
@@ -103,9 +102,8 @@ TIMEOUTS = {
 
 
 class Entry(NamedTuple):
-    """An entry of a flow in one of FLOW_MAPS or REPLY_MAPS; `key` and `value` by the fields of abi.h."""
+    """An entry of a flow in `flows` or `replies`; `key` and `value` by the fields of abi.h."""
 
-    map: str
     key: dict[str, Any]
     value: dict[str, Any]
 
@@ -180,7 +178,8 @@ class PacketPath:
         self._counted = self._counters()
 
     def forget_flows(self) -> None:
-        self._empty(*FLOW_MAPS, *REPLY_MAPS, "fragments")
+        self._empty("flows", "replies", "fragments")
+        self.set_established(0)
 
     def _empty(self, *names: str) -> None:
         for name in names:
@@ -273,24 +272,26 @@ class PacketPath:
 
     # What the programs keep
 
-    def flows(self, *maps: str) -> dict[bytes, Entry]:
-        """All entries by which clients' packets are found, or those of `maps`, by key."""
-        found = {}
-        for name in maps or FLOW_MAPS:
-            layout = abi.FLOW if name in FLOW_MAPS else abi.REPLY
-            for key, value in self.maps[name].items():
-                found[key] = Entry(name, _fields(abi.FLOW_KEY, key), _fields(layout, value))
-        return found
+    def flows(self) -> dict[bytes, Entry]:
+        """All entries by which clients' packets are found, by key."""
+        return self._entries_of("flows")
 
     def replies(self) -> dict[bytes, Entry]:
         """All entries by which endpoints' packets are found, by key."""
-        return self.flows(*REPLY_MAPS)
+        return self._entries_of("replies")
+
+    def _entries_of(self, name: str) -> dict[bytes, Entry]:
+        pairs = self.maps[name].items()
+        return {k: Entry(_fields(abi.FLOW_KEY, k), _fields(_LAYOUTS[name], v)) for k, v in pairs}
+
+    def set_established(self, number: int) -> None:
+        """How many flows the programs take to be established."""
+        self.maps["established_flows"].update(_U32.pack(0), _U32.pack(number))
 
     def age(self, seconds: float) -> None:
         """Entries have seen no packet for so much longer, to two seconds."""
         units = math.ceil(seconds * 1e9 / (1 << 30))
-        for name in (*FLOW_MAPS, *REPLY_MAPS):
-            layout = abi.FLOW if name in FLOW_MAPS else abi.REPLY
+        for name, layout in _LAYOUTS.items():
             for key, value in list(self.maps[name].items()):
                 older = _fields(layout, value)
                 older["last_seen"] = max(0, older["last_seen"] - units)
@@ -299,8 +300,8 @@ class PacketPath:
     def sweep(self, **timeouts: int) -> Swept:
         """What the agent's collector does all the time; timeouts as for `set_node`."""
         with contextlib.closing(self.maps["endpoints"].mapped()) as endpoints:
-            flows, replies, half_open = (self.maps[n] for n in ("flows", "replies", "half_open_flows"))
-            of = FlowMaps(flows, replies, half_open, endpoints)
+            flows, replies, established = (self.maps[n] for n in ("flows", "replies", "established_flows"))
+            of = FlowMaps(flows, replies, established, endpoints)
             return FlowSweep(of, FlowTimeouts(**(TIMEOUTS | timeouts))).run(lambda _: False)
 
     def counted(self) -> dict[str, int]:

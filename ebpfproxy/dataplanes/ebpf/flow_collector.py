@@ -29,8 +29,8 @@ _IFINDEX = struct.Struct("=I")
 
 
 class Collected(NamedTuple):
-    """`entries` and `half_open` are the flows that the last walk found and left; the other numbers are sums
-    since the start. See `Swept`.
+    """`entries` and `half_open` are the established and the half-open flows that the last walk left; the
+    other numbers are sums since the start. See `Swept`.
     """
 
     entries: int = 0
@@ -75,11 +75,11 @@ class FlowCollector:
         pods_bypass: Callable[[frozenset[int]], object],
         note_netfilter: Callable[[bool], object],
     ) -> None:
-        names = "flows", "replies", "half_open_flows", "bypassing", "endpoints"
+        names = "flows", "replies", "established_flows", "bypassing", "endpoints"
         self._maps = [Map.pinned(maps / name) for name in names]
-        self._flows, replies, half_open, self._bypassing, endpoints = self._maps
+        self._flows, replies, established, self._bypassing, endpoints = self._maps
         self._endpoints = endpoints.mapped()
-        self._sweep = FlowSweep(FlowMaps(self._flows, replies, half_open, self._endpoints), timeouts)
+        self._sweep = FlowSweep(FlowMaps(self._flows, replies, established, self._endpoints), timeouts)
         self.netfilter_flows = NetfilterFlows(maps, note_netfilter)
         self._pods_bypass = pods_bypass
         self._told: frozenset[int] = frozenset()
@@ -159,7 +159,7 @@ def following(swept: Swept, room: int, interval: float) -> float:
     Twice as many as long as there is little to remove, up to a minute.
     """
     removed = swept.expired + swept.retired + swept.orphaned
-    used = max(swept.entries, swept.replies)
+    used = max(swept.entries + swept.half_open, swept.replies)
     if removed > _CHANGED * (used + removed) or used > _CROWDED * room:
         return _SHORTEST
     return min(2 * interval, _LONGEST)

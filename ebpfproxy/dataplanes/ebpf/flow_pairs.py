@@ -5,6 +5,7 @@ Of 200 000 flows only the packed entries are held in memory.
 
 import struct
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ from ebpfproxy.dataplanes.ebpf.maps import Maps
 from ebpfproxy.kernel.bpf import Map
 
 _BATCH = 4096  # entries a call
-_GLANCE = columns(abi.FLOW, flags="H", last_seen="I")
+_GLANCE = columns(abi.FLOW, flags="H", half_open="B", last_seen="I")
 
 
 class Pair(NamedTuple):
@@ -39,28 +40,40 @@ def pairs(maps: Maps, timeouts: FlowTimeouts) -> list[Pair]:
     """By client and frontend. Half-open entries that are over are left out, as the programs ignore them;
     established ones are included until they are removed.
     """
-    found = list(_joined(dict(_entries(maps["flows"])), dict(_entries(maps["replies"])), False))
+    oldest = Oldest(timeouts, time.monotonic_ns())
     flows, replies = (
-        dict(_half_open(maps[name], glance, timeouts))
-        for name, glance in (("half_open_flows", _GLANCE), ("half_open_replies", REPLY_GLANCE))
+        dict(_known(maps[name], glance, oldest))
+        for name, glance in (("flows", _GLANCE), ("replies", REPLY_GLANCE))
     )
-    found += _joined(flows, replies, True)
-    found.sort(key=lambda pair: pair.key)
-    return found
+    return sorted(_joined(flows, replies), key=lambda pair: pair.key)
 
 
-def count_half_open(maps: Maps, timeouts: FlowTimeouts) -> int:
-    """How many half-open flows are not over."""
-    return sum(1 for _ in _half_open(maps["half_open_flows"], _GLANCE, timeouts))
+class FlowCount(NamedTuple):
+    """`half_open` without those that are over."""
+
+    established: int
+    half_open: int
 
 
-def _half_open(of: Map, glance: struct.Struct, timeouts: FlowTimeouts) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values that are not over. `glance`: of a value its flags, and when it was last seen."""
-    oldest = Oldest(timeouts, time.monotonic_ns(), half_open=True)
+def count(maps: Maps, timeouts: FlowTimeouts) -> FlowCount:
+    """All flows, by their entries in `flows`."""
+    oldest = Oldest(timeouts, time.monotonic_ns())
+    of = Counter(_is_half_open(_GLANCE, flow) for _, flow in _known(maps["flows"], _GLANCE, oldest))
+    return FlowCount(of[False], of[True])
+
+
+def _known(of: Map, glance: struct.Struct, oldest: Oldest) -> Iterator[tuple[bytes, bytes]]:
+    """Keys and values, without half-open ones that are over. `glance`: of a value its flags, whether it is
+    half-open, and when it was last seen."""
     for key, value in _entries(of):
-        flags, seen = glance.unpack(value)
-        if seen >= oldest[protocols(key)[0], flags]:
+        flags, half_open, seen = glance.unpack(value)
+        if not half_open or seen >= oldest[protocols(key)[0], flags, half_open]:
             yield key, value
+
+
+def _is_half_open(glance: struct.Struct, value: bytes) -> bool:
+    _, half_open, _ = glance.unpack(value)
+    return bool(half_open)
 
 
 def _entries(of: Map) -> Iterator[tuple[bytes, bytes]]:
@@ -71,13 +84,14 @@ def _entries(of: Map) -> Iterator[tuple[bytes, bytes]]:
             yield keys[at * key_size : (at + 1) * key_size], values[at * size : (at + 1) * size]
 
 
-def _joined(flows: dict[bytes, bytes], replies: dict[bytes, bytes], half_open: bool) -> Iterator[Pair]:
+def _joined(flows: dict[bytes, bytes], replies: dict[bytes, bytes]) -> Iterator[Pair]:
     for key, flow in flows.items():
         place = reply_key(key, flow)
         reply = replies.get(place)
+        half_open = _is_half_open(_GLANCE, flow)
         if reply and flow_key(place, reply) == key:
             yield Pair(key, flow, place, replies.pop(place), half_open)
         else:
             yield Pair(key, flow, place, None, half_open)
     for place, reply in replies.items():
-        yield Pair(flow_key(place, reply), None, place, reply, half_open)
+        yield Pair(flow_key(place, reply), None, place, reply, _is_half_open(REPLY_GLANCE, reply))

@@ -1,9 +1,9 @@
 """Flows of the packet path: their entries, their state, and when they are over. Pure.
 
-A flow has an entry in `flows`, by what its client sends, and one in `replies`, by what its endpoint sends;
-until both sides have been heard, in `half_open_flows` and `half_open_replies`. `flow_key`, `reply_key`,
-`address_digest` and `over_before` agree with flow_key_of(), reply_key_of(), address_digest() and has_passed()
-of bpf/flow_key.h and bpf/flow.h.
+A flow has an entry in `flows`, by what its client sends, and one in `replies`, by what its endpoint sends.
+It is half-open until both sides have been heard. `flow_key`, `reply_key`, `address_digest` and `Oldest` agree
+with flow_key_of(), reply_key_of(), address_digest() and has_passed() of bpf/flow_key.h and
+bpf/flow_half_open.h.
 """
 
 import dataclasses
@@ -17,6 +17,9 @@ from ebpfproxy.model.address import Address
 
 UNIT = 1 << 30
 """The unit of `last_seen` in ns of CLOCK_MONOTONIC: 1.07 s."""
+
+NO_PLACE = 0xFFFFFFFF
+"""Instead of an index in `half_open_flows`."""
 
 _NS = 1_000_000_000
 _U32 = 0xFFFFFFFF
@@ -70,34 +73,29 @@ class Flow(NamedTuple):
     protocol: int
     client_seen: int
     endpoint_seen: int | None
+    half_open: bool = False
 
     @classmethod
     def unpack(cls, key: bytes, value: bytes, reply: bytes | None = None) -> "Flow":
         """From a key and a value of `flows`, and the value in `replies`, which may be missing."""
         client, frontend, client_port, frontend_port, protocol, _, _ = abi.FLOW_KEY.unpack(key)
-        endpoint, masquerade, *ports, service, id_, flags, _, seen, _, _, _ = abi.FLOW.unpack(value)
-        reply_flags, reply_seen = REPLY_GLANCE.unpack(reply) if reply else (0, None)
+        endpoint, masquerade, *ports, service, id_, flags, half, _, seen, _, _, _ = abi.FLOW.unpack(value)
+        reply_flags, _, reply_seen = REPLY_GLANCE.unpack(reply) if reply else (0, 0, None)
         addresses = client, frontend, endpoint, masquerade
-        rest = flags | reply_flags, service, id_, protocol, seen, reply_seen
+        rest = flags | reply_flags, service, id_, protocol, seen, reply_seen, bool(half)
         return cls._make((*map(Address, addresses), client_port, frontend_port, *ports, *rest))
 
     def entry(self) -> tuple[bytes, bytes]:
-        """Key and value in `flows`, as the programs write them; sequence numbers are 0."""
+        """Key and value in `flows`, as the programs write them; sequence numbers are 0, and the flow has no
+        place in `half_open_flows`.
+        """
         side = abi.AT_EGRESS if self.flags & abi.FLOW_NODE else abi.AT_INGRESS
         ports = self.client_port, self.frontend_port
         key = abi.FLOW_KEY.pack(self.client, self.frontend, *ports, self.protocol, side, 0)
         value = abi.FLOW.pack(
             *(self.endpoint, self.masquerade, self.endpoint_port, self.reply_port),
-            *(
-                self.service_id,
-                self.endpoint_id,
-                self.flags & ~abi.FLOW_REPLIED,
-                0,
-                self.client_seen,
-                0,
-                0,
-                0,
-            ),
+            *(self.service_id, self.endpoint_id, self.flags & ~abi.FLOW_REPLIED, self.half_open, 0),
+            *(self.client_seen, 0, 0, NO_PLACE),
         )
         return key, value
 
@@ -108,7 +106,8 @@ class Flow(NamedTuple):
         reply = abi.REPLY.pack(
             *(self.client, self.frontend, self.client_port, self.frontend_port, self.service_id),
             address_digest(masquerade) if masquerade != _NO_ADDRESS else 0,
-            *(self.flags, 0, self.client_seen if self.endpoint_seen is None else self.endpoint_seen, 0, 0, 0),
+            *(self.flags, self.half_open, 0),
+            *(self.client_seen if self.endpoint_seen is None else self.endpoint_seen, 0, 0, 0),
         )
         return reply_key(key, value), reply
 
@@ -125,8 +124,8 @@ def columns(layout: abi.Layout, **formats: str) -> struct.Struct:
     return struct.Struct(f"{text}{layout.size - at}x")
 
 
-REPLY_GLANCE = columns(abi.REPLY, flags="H", last_seen="I")
-"""Of a value in `replies`: its flags, and when the endpoint sent last."""
+REPLY_GLANCE = columns(abi.REPLY, flags="H", half_open="B", last_seen="I")
+"""Of a value in `replies`: its flags, whether it is half-open, and when the endpoint sent last."""
 
 _KEY_FROM_FLOW = columns(abi.FLOW, endpoint="16s", endpoint_port="H", reply_port="H", flags="H")
 _KEY_FROM_REPLY = columns(
@@ -197,19 +196,18 @@ def unit_now(now: int) -> int:
     return now >> 30
 
 
-class Oldest(dict[tuple[int, int], int]):
-    """By protocol and flags: an entry with a `last_seen` before this is over at `now`.
-
-    `now` in ns of CLOCK_MONOTONIC. `half_open`: of the half-open maps.
+class Oldest(dict[tuple[int, int, int], int]):
+    """By protocol, flags, and whether it is half-open: an entry with a `last_seen` before this is over at
+    `now`, which is in ns of CLOCK_MONOTONIC.
     """
 
-    def __init__(self, timeouts: FlowTimeouts, now: int, half_open: bool = False) -> None:
+    def __init__(self, timeouts: FlowTimeouts, now: int) -> None:
         super().__init__()
         self._timeouts = timeouts
         self._now = unit_now(now)
-        self._half_open = half_open
 
-    def __missing__(self, key: tuple[int, int]) -> int:
-        seconds = timeout(*key, self._timeouts, self._half_open)
+    def __missing__(self, key: tuple[int, int, int]) -> int:
+        protocol, flags, half_open = key
+        seconds = timeout(protocol, flags, self._timeouts, bool(half_open))
         self[key] = self._now - seconds * _NS // UNIT
         return self[key]

@@ -1,12 +1,12 @@
-"""One walk over the established flows that removes those that are over, in short steps.
+"""One walk over the flows that removes those that are over, in short steps.
 
 The programs never remove an established TCP flow by age, and the maps `flows` and `replies` never evict: a
 flow occupies its two entries, and its port, until this walk removes them. A flow is over when both of its
 entries are: each records when its own side sent last. An entry whose counterpart is gone, or belongs to
 another flow, is over by itself. A UDP flow is also removed once its endpoint is no longer listed.
 
-Half-open flows need no sweep: the programs ignore those that are over, and their maps evict. This walk counts
-them.
+Half-open flows that are over are ignored by the programs, and removed here; in between, a new flow may evict
+them. The walk ends with setting how many flows are established, which the programs count up.
 
 A batch lookup locks one bucket at a time with interrupts off, and passes empty buckets without yielding the
 CPU: a sparse map was measured to hold a CPU for 36 ms (cilium #45564). In a map of 524 288 entries (Linux
@@ -16,6 +16,7 @@ BPF_MAP_GET_NEXT_KEY passes buckets in the same way.
 """
 
 import mmap
+import struct
 import time
 from collections.abc import Callable, Iterator
 from socket import IPPROTO_UDP
@@ -40,7 +41,9 @@ BATCH = 128
 _NS = 1_000_000_000
 _KEY = abi.FLOW_KEY.size
 _VALUE = abi.FLOW.size
+_HALF_OPEN_AT = abi.FLOW.offset("half_open")
 _NOEXIST = 1  # BPF_NOEXIST
+_ONLY = bytes(4)  # the key of an array with one entry
 _GLANCE = columns(
     abi.FLOW,
     endpoint="16s",
@@ -48,8 +51,10 @@ _GLANCE = columns(
     service_id="I",
     endpoint_id="I",
     flags="H",
+    half_open="B",
     last_seen="I",
 )
+_U32 = struct.Struct("=I")
 
 assert abi.REPLY.size == _VALUE
 
@@ -59,14 +64,15 @@ class FlowMaps(NamedTuple):
 
     flows: Map
     replies: Map
-    half_open_flows: Map
+    established_flows: Map
     endpoints: mmap.mmap | bytes | bytearray
 
 
 class Swept(NamedTuple):
-    """Results of a walk. In flows: how many stay, how many are half-open and not over, how many were removed
-    because they were over, or because their endpoint is no longer listed. In entries of `replies`: how many
-    stay, and how many without a flow were removed. `busy`: how often the kernel had a bucket locked.
+    """Results of a walk. In flows: how many are established and stay, how many are half-open and stay, how
+    many were removed because they were over, or because their endpoint is no longer listed. In entries of
+    `replies`: how many stay, and how many without a flow were removed. `busy`: how often the kernel had a
+    bucket locked.
     """
 
     entries: int = 0
@@ -90,10 +96,8 @@ class FlowSweep:
         self._start_over()
 
     def _start_over(self) -> None:
-        now = self._clock()
-        self._oldest = Oldest(self._timeouts, now)
-        self._oldest_half_open = Oldest(self._timeouts, now, half_open=True)
-        self._expired = self._retired = self._orphaned = self._busy = 0
+        self._oldest = Oldest(self._timeouts, self._clock())
+        self._half_open = self._expired = self._retired = self._orphaned = self._busy = 0
 
     def run(self, rest: Callable[[float], bool]) -> Swept:
         """Walk over all entries once. `rest` is called between batches with the seconds that the last one
@@ -109,10 +113,12 @@ class FlowSweep:
             stopped = rest(worked)
             return stopped
 
-        flows = self._walk(self._maps.flows, self._sweep_flows, pause)
+        established = self._walk(self._maps.flows, self._sweep_flows, pause)
+        if not stopped:
+            self._maps.established_flows.update(_ONLY, _U32.pack(established))
         replies = 0 if stopped else self._walk(self._maps.replies, self._sweep_replies, pause)
-        half_open = 0 if stopped else self._walk(self._maps.half_open_flows, self._count_half_open, pause)
-        return Swept(flows, half_open, self._expired, self._retired, replies, self._orphaned, self._busy)
+        removed = self._expired, self._retired
+        return Swept(established, self._half_open, *removed, replies, self._orphaned, self._busy)
 
     def _walk(self, of: Map, look: Callable[[bytes, bytes], int], rest: Callable[[float], bool]) -> int:
         """The sum of what `look` returns for each batch of keys and values."""
@@ -129,18 +135,21 @@ class FlowSweep:
     # Flows
 
     def _sweep_flows(self, keys: bytes, values: bytes) -> int:
-        """How many of the batch stay."""
-        staying = len(keys) // _KEY
-        for at in self._suspects(keys, values):
-            staying -= self._remove_flow(keys[at * _KEY : (at + 1) * _KEY])
-        return staying
+        """How many of the batch are established and stay."""
+        half_open = bytearray(values[_HALF_OPEN_AT::_VALUE])
+        for at in reversed(list(self._suspects(keys, values))):
+            if self._remove_flow(keys[at * _KEY : (at + 1) * _KEY]):
+                del half_open[at]
+        staying = sum(half_open)
+        self._half_open += staying
+        return len(half_open) - staying
 
     def _suspects(self, keys: bytes, values: bytes) -> Iterator[int]:
         """Which entries of a batch may be dead: most never are."""
         oldest, is_listed = self._oldest, self._is_listed
         glances = zip(protocols(keys), _GLANCE.iter_unpack(values), strict=True)
-        for at, (protocol, (address, port, service, id_, flags, seen)) in enumerate(glances):
-            if seen < oldest[protocol, flags] or (
+        for at, (protocol, (address, port, service, id_, flags, half_open, seen)) in enumerate(glances):
+            if seen < oldest[protocol, flags, half_open] or (
                 protocol == IPPROTO_UDP and not is_listed(address, port, service, id_)
             ):
                 yield at
@@ -155,11 +164,12 @@ class FlowSweep:
             return True
         place = reply_key(key, value)
         (protocol,) = protocols(key)
-        *endpoint, flags, seen = _GLANCE.unpack(value)
+        *endpoint, flags, half_open, seen = _GLANCE.unpack(value)
         retired = protocol == IPPROTO_UDP and not self._is_listed(*endpoint)
 
         def is_dead() -> bool:
-            return retired or self._is_silent(protocol, flags, seen, self._reply_of(key, place))
+            reply = self._reply_of(key, place)
+            return retired or self._is_silent((protocol, flags, half_open), seen, reply)
 
         if not is_dead() or not self._delete(self._maps.flows, key):
             return False
@@ -171,12 +181,13 @@ class FlowSweep:
         self._expired += not retired
         return True
 
-    def _is_silent(self, protocol: int, flags: int, seen: int, reply: bytes | None) -> bool:
-        """Whether both entries are over, of which the reply's may be missing."""
+    def _is_silent(self, kind: tuple[int, int, int], seen: int, reply: bytes | None) -> bool:
+        """Whether both entries are over, of which the reply's may be missing. `kind`: see `Oldest`."""
         if not reply:
-            return seen < self._oldest[protocol, flags]
-        reply_flags, reply_seen = REPLY_GLANCE.unpack(reply)
-        return bool(max(seen, reply_seen) < self._oldest[protocol, flags | reply_flags])
+            return seen < self._oldest[kind]
+        protocol, flags, half_open = kind
+        reply_flags, _, reply_seen = REPLY_GLANCE.unpack(reply)
+        return bool(max(seen, reply_seen) < self._oldest[protocol, flags | reply_flags, half_open])
 
     def _reply_of(self, key: bytes, place: bytes) -> bytes | None:
         """The entry at `place` in `replies`; None where there is none, or another flow's."""
@@ -203,8 +214,8 @@ class FlowSweep:
         staying = len(keys) // _KEY
         oldest = self._oldest
         glances = zip(protocols(keys), REPLY_GLANCE.iter_unpack(values), strict=True)
-        for at, (protocol, (flags, seen)) in enumerate(glances):
-            if seen < oldest[protocol, flags]:
+        for at, (protocol, (flags, half_open, seen)) in enumerate(glances):
+            if seen < oldest[protocol, flags, half_open]:
                 staying -= self._remove_orphan(keys[at * _KEY : (at + 1) * _KEY])
         return staying
 
@@ -214,8 +225,8 @@ class FlowSweep:
         if not reply:
             return True
         (protocol,) = protocols(place)
-        flags, seen = REPLY_GLANCE.unpack(reply)
-        if seen >= self._oldest[protocol, flags] or self._has_flow(place, reply):
+        flags, half_open, seen = REPLY_GLANCE.unpack(reply)
+        if seen >= self._oldest[protocol, flags, half_open] or self._has_flow(place, reply):
             return False
         if not self._delete(self._maps.replies, place):
             return False
@@ -226,14 +237,6 @@ class FlowSweep:
         key = flow_key(place, reply)
         value = self._maps.flows.lookup(key)
         return value is not None and reply_key(key, value) == place
-
-    # Half-open flows
-
-    def _count_half_open(self, keys: bytes, values: bytes) -> int:
-        """How many of the batch are not over."""
-        oldest = self._oldest_half_open
-        glances = zip(protocols(keys), _GLANCE.iter_unpack(values), strict=True)
-        return sum(seen >= oldest[protocol, flags] for protocol, (*_, flags, seen) in glances)
 
     def _delete(self, of: Map, key: bytes) -> bool:
         """Whether it is gone."""

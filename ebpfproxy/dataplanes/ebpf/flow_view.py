@@ -56,15 +56,15 @@ def conntrack(maps: Maps, name: NameOf) -> Iterator[FlowRow]:
     timeouts = read_timeouts(maps["node"])
     found = pairs(maps, timeouts)
     now = time.monotonic_ns()
-    for key, flow, _, reply, half_open in found:
+    for key, flow, _, reply, _ in found:
         if flow:
-            yield _row(Flow.unpack(key, flow, reply), half_open, timeouts, now, name)
+            yield _row(Flow.unpack(key, flow, reply), timeouts, now, name)
 
 
-def _row(flow: Flow, half_open: bool, timeouts: FlowTimeouts, now: int, name: NameOf) -> FlowRow:
-    seen = flow.client_seen if half_open else max(flow.client_seen, flow.endpoint_seen or 0)
+def _row(flow: Flow, timeouts: FlowTimeouts, now: int, name: NameOf) -> FlowRow:
+    seen = flow.client_seen if flow.half_open else max(flow.client_seen, flow.endpoint_seen or 0)
     age = max(0, now - seen * UNIT) / _NS
-    left = timeout(flow.protocol, flow.flags, timeouts, half_open) - age
+    left = timeout(flow.protocol, flow.flags, timeouts, flow.half_open) - age
     return FlowRow(
         name(flow.service_id) if flow.service_id else "",
         protocol_name(flow.protocol),
@@ -72,7 +72,7 @@ def _row(flow: Flow, half_open: bool, timeouts: FlowTimeouts, now: int, name: Na
         place(flow.frontend, flow.frontend_port),
         place(flow.endpoint, flow.endpoint_port),
         "" if is_unspecified(flow.masquerade) else place(flow.masquerade, flow.reply_port),
-        state(flow.protocol, flow.flags, half_open).value,
+        state(flow.protocol, flow.flags, flow.half_open).value,
         round(age, 1),
         round(max(0.0, left), 1),
         [word for bit, word in _WORDS.items() if flow.flags & bit],

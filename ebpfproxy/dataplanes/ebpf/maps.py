@@ -28,7 +28,8 @@ class MapSizes:
 
     def defines(self) -> dict[str, str]:
         """As maps.h wants them from the compiler's command line."""
-        sizes = dataclasses.asdict(self) | {"half_open": max(self.flows // _HALF_OPEN_PART, _HALF_OPEN_MIN)}
+        half_open = max(self.flows // _HALF_OPEN_PART, _HALF_OPEN_MIN)
+        sizes = dataclasses.asdict(self) | {"half_open": half_open, "flow_entries": self.flows + half_open}
         return {f"{name.upper()}_MAX": str(value) for name, value in sizes.items()}
 
 

@@ -133,7 +133,7 @@ def _has_flows(maps: Maps) -> bool:
 
     timeouts = read_timeouts(maps["node"])
     with contextlib.closing(maps["endpoints"].mapped()) as endpoints:
-        flows = FlowMaps(maps["flows"], maps["replies"], maps["half_open_flows"], endpoints)
+        flows = FlowMaps(maps["flows"], maps["replies"], maps["established_flows"], endpoints)
         FlowSweep(flows, timeouts).run(rest)
     return any(not _is_direct_datagrams(pair) for pair in pairs(maps, timeouts))
 

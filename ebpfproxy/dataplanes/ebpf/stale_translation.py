@@ -34,8 +34,7 @@ from ebpfproxy.kernel.pod_devices import PodDevice
 from ebpfproxy.kernel.sockets import DiagSocket
 
 _IFINDEX = Struct("=I")
-_FLOWS = ("flows", "replies"), ("half_open_flows", "half_open_replies")
-_MAPS = "stale_sockets", "devices", *(name for pair in _FLOWS for name in pair)
+_MAPS = "stale_sockets", "devices", "flows", "replies"
 _PATIENCE = 10.0  # seconds until a device that was asked for counts as one that gets no programs
 
 
@@ -154,10 +153,9 @@ class StaleTranslation:
     def _remove(self, key: bytes) -> None:
         """The entry, then its flow: the same port may get answers of that endpoint directly."""
         self._maps["stale_sockets"].delete(key)
-        for flows, replies in _FLOWS:
-            if value := self._maps[flows].lookup(key):
-                self._maps[replies].delete(reply_key(key, value))
-                self._maps[flows].delete(key)
+        if value := self._maps["flows"].lookup(key):
+            self._maps["replies"].delete(reply_key(key, value))
+            self._maps["flows"].delete(key)
 
     def _set(self, present: bool) -> None:
         if self._noted != present:

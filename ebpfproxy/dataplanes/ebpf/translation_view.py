@@ -53,7 +53,7 @@ def _flow(pair: Pair) -> Flow:
     _, _, _, _, service, _, flags, _, seen, *_ = abi.REPLY.unpack(pair.reply or b"")
     addresses = map(Address, (client, frontend, endpoint, bytes(16)))
     ports = client_port, frontend_port, endpoint_port, reply_port
-    return Flow._make((*addresses, *ports, flags, service, 0, protocol, seen, seen))
+    return Flow._make((*addresses, *ports, flags, service, 0, protocol, seen, seen, pair.half_open))
 
 
 def _masquerade(flow: Flow) -> str:

@@ -228,13 +228,14 @@ class View:
     def usage(self) -> dict[str, tuple[int, int]]:
         """By map: entries in use, and room. Of arrays those in force count, of half-open flows those that
         are not over."""
-        used = {name: self._count(name) for name in ("services", "affinity", "socket_flows", "flows")}
+        used = {name: self._count(name) for name in ("services", "affinity", "socket_flows")}
         timeouts = flow_view.read_timeouts(self._maps["node"])
-        used["half_open_flows"] = flow_pairs.count_half_open(self._maps, timeouts)
+        used["flows"], used["half_open_flows"] = flow_pairs.count(self._maps, timeouts)
         used["endpoints"] = len(self.endpoints())
         used["socket_peers"] = client_view.connected(self._maps)
         used["source_ranges"] = self._count("source_ranges")
         room = {name: self._room(name) - (name == "endpoints") for name in used}
+        room["flows"] -= room["half_open_flows"]
         return {name: (used[name], room[name]) for name in _USAGE}
 
     def _count(self, name: str) -> int:

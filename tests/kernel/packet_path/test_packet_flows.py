@@ -13,7 +13,7 @@ from tests.kernel.packet_path import served
 from tests.kernel.packet_path.conversation import NEXT, answer, established, is_left_alone, request
 from tests.kernel.packet_path.served import CLIENT_PORT, PORTS, TARGETS, UDP, families, serve, translatable
 from tests.support import headers
-from tests.support.packet_path import REDIRECT, SHOT, UNSPEC, Entry, PacketPath
+from tests.support.packet_path import REDIRECT, SHOT, SIZES, UNSPEC, Entry, PacketPath
 from tests.support.packets import V4, Places, become, ip, transport
 
 pytestmark = pytest.mark.kernel
@@ -142,12 +142,12 @@ def test_a_device_without_an_address_drops_and_counts_it(path: PacketPath) -> No
 # Half-open and established
 
 
-def _maps(path: PacketPath) -> tuple[set[str], set[str]]:
-    return {each.map for each in path.flows().values()}, {each.map for each in path.replies().values()}
+def _half_open(path: PacketPath) -> set[int]:
+    """Of all entries."""
+    return {each.value["half_open"] for of in (path.flows(), path.replies()) for each in of.values()}
 
 
-HALF_OPEN = {"half_open_flows"}, {"half_open_replies"}
-ESTABLISHED = {"flows"}, {"replies"}
+HALF_OPEN, ESTABLISHED = {1}, {0}
 
 
 @families
@@ -161,9 +161,9 @@ def test_a_connection_is_established_by_the_acknowledgment_of_the_endpoints_syn(
     path.forward(request(at, flags="A"), "net", towards)  # of what nobody has sent yet
     path.forward(answer(got), towards, "net")
     path.forward(request(at, flags="A", ack=77), "net", towards)
-    assert _maps(path) == HALF_OPEN
+    assert _half_open(path) == HALF_OPEN
     path.forward(request(at, flags="A"), "net", towards)
-    assert _maps(path) == ESTABLISHED
+    assert _half_open(path) == ESTABLISHED
 
 
 @families
@@ -172,9 +172,9 @@ def test_a_datagram_that_follows_an_answer_establishes(path: PacketPath, at: Pla
     got = path.forward(request(at, UDP), "net", "tunnel")
     path.forward(request(at, UDP), "net", "tunnel")
     path.forward(answer(got), "tunnel", "net")
-    assert _maps(path) == HALF_OPEN
+    assert _half_open(path) == HALF_OPEN
     path.forward(request(at, UDP), "net", "tunnel")
-    assert _maps(path) == ESTABLISHED
+    assert _half_open(path) == ESTABLISHED
 
 
 @families
@@ -183,11 +183,10 @@ def test_what_does_not_fit_among_the_established_goes_on_half_open(
     path: PacketPath, at: Places, protocol: Protocol
 ) -> None:
     serve(path, at, at.there)
-    room = path.maps["flows"].shape.max_entries
-    filler = [(n.to_bytes(abi.FLOW_KEY.size, "little"), bytes(abi.FLOW.size)) for n in range(room)]
-    path.maps["flows"].update_all(filler)
+    path.set_established(SIZES.flows)
     got = established(path, at, protocol=protocol)
     assert path.counted()["flows_full"] == 1
+    assert _half_open(path) == HALF_OPEN
     more: dict[str, Any] = {"flags": "PA"} if protocol is served.TCP else {}
     assert path.forward(request(at, protocol, **more), "net", "tunnel").packet.payload.dst == at.there
     assert path.forward(answer(got, **more), "tunnel", "net").packet.payload.src == at.external
@@ -206,6 +205,8 @@ def test_a_flood_leaves_established_flows_alone(path: PacketPath, at: Places, pr
     for number in range(room + room // 4):
         flood[ports : ports + 2] = (1024 + number % 64000).to_bytes(2)
         run(bytes(flood))
+    assert room * 0.8 < len(path.flows()) <= room + 1
+    assert len(path.replies()) == len(path.flows())
     more: dict[str, Any] = {"flags": "PA"} if protocol is served.TCP else {}
     assert path.forward(request(at, protocol, **more), "net", "tunnel").packet.payload.dst == at.there
     assert path.forward(answer(got, **more), "tunnel", "net").packet.payload.dst == at.client
@@ -217,11 +218,11 @@ def test_a_flood_leaves_established_flows_alone(path: PacketPath, at: Places, pr
 def test_a_half_open_flow_that_lost_an_entry_opens_again(
     path: PacketPath, at: Places, protocol: Protocol, lost: str
 ) -> None:
-    """cilium #34833, #31643: an LRU map evicts one entry of a flow and not the other."""
+    """cilium #34833, #31643: a map has evicted one entry of a flow and not the other."""
     serve(path, at, at.there)
     got = path.forward(request(at, protocol), "net", "tunnel")
     (key,) = getattr(path, lost)()
-    path.maps[f"half_open_{lost}"].delete(key)
+    path.maps[lost].delete(key)
     assert path.forward(request(at, protocol), "net", "tunnel").raw == got.raw
     assert path.forward(answer(got), "tunnel", "net").packet.payload.src == at.external
 
@@ -496,5 +497,5 @@ def test_a_flow_that_leaves_by_a_device_without_a_program_is_established_unmasqu
     back = path.egress(answer(got), "net", came_in="tunnel")
     assert back.packet.payload.src == at.external
     path.ingress(request(at, protocol, **later))
-    assert _maps(path) == ESTABLISHED
+    assert _half_open(path) == ESTABLISHED
     assert path.egress(answer(got, **later), "net", came_in="tunnel").packet.payload.src == at.external

@@ -13,12 +13,12 @@ from tests.kernel.packet_path import served
 from tests.kernel.packet_path.conversation import answer, error, established, finish, request
 from tests.kernel.packet_path.served import CLIENT_PORT, UDP, families, serve, translatable
 from tests.support.bpf_place import create_map
-from tests.support.packet_path import FLOW_MAPS, REPLY_MAPS, UNSPEC, Entry, PacketPath
+from tests.support.packet_path import UNSPEC, Entry, PacketPath
 from tests.support.packets import Places
 
 pytestmark = pytest.mark.kernel
 
-HASH, LRU_HASH = 1, 9  # BPF_MAP_TYPE_HASH, BPF_MAP_TYPE_LRU_HASH
+HASH = 1  # BPF_MAP_TYPE_HASH
 ONLY = bytes(4)  # the key of an array of maps
 
 both_places = pytest.mark.parametrize("towards", ["tunnel", "pod"])
@@ -29,9 +29,8 @@ def previous(path: PacketPath) -> Iterator[dict[str, Map]]:
     """Maps of another size, as the previous programs have them."""
     with contextlib.ExitStack() as stack:
         made = {}
-        for name in (*FLOW_MAPS, *REPLY_MAPS):
-            type_ = LRU_HASH if name.startswith("half_open") else HASH
-            made[name] = create_map(type_, abi.FLOW_KEY.size, abi.FLOW.size, 4096)
+        for name in ("flows", "replies"):
+            made[name] = create_map(HASH, abi.FLOW_KEY.size, abi.FLOW.size, 4096)
             stack.callback(made[name].close)
             path.maps[f"former_{name}"].update(ONLY, made[name].fd.to_bytes(4, "little"))
             stack.callback(path.maps[f"former_{name}"].delete, ONLY)
@@ -40,7 +39,7 @@ def previous(path: PacketPath) -> Iterator[dict[str, Map]]:
 
 def leave(path: PacketPath, previous: dict[str, Map]) -> dict[bytes, Entry]:
     """As if the previous maps alone had all entries."""
-    known = path.flows(*FLOW_MAPS, *REPLY_MAPS)
+    known = path.flows() | path.replies()
     for name, to in previous.items():
         to.update_all(list(path.maps[name].items()))
     path.forget_flows()
@@ -66,7 +65,7 @@ def test_an_established_flow_goes_on_whoever_sends_first(
         assert (found.payload.dst, found.sport) == (got.packet.payload.dst, got.packet.sport)
     found = path.forward(answer(got, **more(protocol)), towards, "net").packet
     assert (found.payload.src, found.payload.dst, found.dport) == (at.external, at.client, CLIENT_PORT)
-    assert path.flows(*FLOW_MAPS, *REPLY_MAPS).keys() <= before.keys()
+    assert (path.flows() | path.replies()).keys() <= before.keys()
 
 
 @families
@@ -83,7 +82,7 @@ def test_a_half_open_flow_goes_on(
     later: dict[str, Any] = {"flags": "A"} if protocol is served.TCP else {}
     found = path.forward(request(at, protocol, **later), "net", towards).packet
     assert (found.payload.dst, found.sport) == (got.packet.payload.dst, got.packet.sport)
-    assert {each.map for each in path.flows().values()} == {"flows"}
+    assert {each.value["half_open"] for each in path.flows().values()} == {0}
 
 
 @families

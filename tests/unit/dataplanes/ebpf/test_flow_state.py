@@ -69,7 +69,7 @@ def test_state_and_timeout_of_half_open_flows(
 
 
 def has_passed(last_seen: int, now: int, seconds: int) -> bool:
-    """has_passed() of bpf/flow.h."""
+    """has_passed() of bpf/flow_half_open.h."""
     units = now - last_seen
     return units > 0 and units << 30 > seconds * NS
 
@@ -77,7 +77,7 @@ def has_passed(last_seen: int, now: int, seconds: int) -> bool:
 @pytest.mark.parametrize("seconds", [0, 1, 30, 180, 86400, 107374])
 def test_an_entry_is_over_exactly_when_the_programs_say_so(seconds: int) -> None:
     now = 200_000
-    limit = Oldest(FlowTimeouts(tcp_established=seconds), now * UNIT + 7)[IPPROTO_TCP, 0]
+    limit = Oldest(FlowTimeouts(tcp_established=seconds), now * UNIT + 7)[IPPROTO_TCP, 0, False]
     units = seconds * NS // UNIT
     for last_seen in range(now - units - 2, now - units + 3):
         assert (last_seen < limit) == has_passed(last_seen, now, seconds)
@@ -85,9 +85,9 @@ def test_an_entry_is_over_exactly_when_the_programs_say_so(seconds: int) -> None
 
 def test_half_open_entries_have_their_own_limits() -> None:
     now = 10_000 * UNIT
-    oldest = Oldest(TIMEOUTS, now, half_open=True)
-    assert oldest[IPPROTO_TCP, abi.FLOW_RESET] == 10_000 - 60 * NS // UNIT
-    assert oldest[IPPROTO_UDP, LIVE] == 10_000 - 30 * NS // UNIT
+    oldest = Oldest(TIMEOUTS, now)
+    assert oldest[IPPROTO_TCP, abi.FLOW_RESET, True] == 10_000 - 60 * NS // UNIT
+    assert oldest[IPPROTO_UDP, LIVE, True] == 10_000 - 30 * NS // UNIT
 
 
 def packed_key(source: str, to: str | bytes, source_port: int, port: int, protocol: int, side: int) -> bytes:

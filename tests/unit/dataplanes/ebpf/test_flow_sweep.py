@@ -192,17 +192,34 @@ def test_direct_udp_flows_stay() -> None:
     assert sweep(Tables(flow)).run(never) == Swept(entries=1, replies=1)
 
 
-def test_half_open_flows_are_counted_but_for_those_that_are_over_and_left_alone() -> None:
-    half_open = [a_flow(1, last_seen=NOW - 50 * NS), a_flow(2, last_seen=NOW - 70 * NS)]
-    half_open += [a_flow(n, IPPROTO_UDP, last_seen=NOW - n * 10 * NS) for n in (2, 5)]
-    tables = Tables(half_open=tuple(half_open))
-    assert sweep(tables).run(never) == Swept(half_open=2)
-    assert tables.half_open_flows.contents == entries(*half_open)
+def test_half_open_flows_have_their_own_limits() -> None:
+    tcp = [a_flow(n, last_seen=NOW - seconds * NS, half_open=True) for n, seconds in ((1, 50), (2, 70))]
+    udp = [a_flow(n, IPPROTO_UDP, last_seen=NOW - n * 10 * NS, half_open=True) for n in (2, 5)]
+    tables = Tables(*tcp, *udp)
+    assert sweep(tables).run(never) == Swept(half_open=2, expired=2, replies=2)
+    assert tables.has(tcp[0], udp[0])
+
+
+def test_a_half_open_flow_is_over_when_neither_side_sends() -> None:
+    alive = seen(a_flow(1, half_open=True), NOW - 70 * NS, NOW - 50 * NS)
+    tables = Tables(alive)
+    assert sweep(tables).run(never) == Swept(half_open=1, replies=1)
+
+
+def test_the_programs_are_told_how_many_flows_are_established() -> None:
+    half_open = [a_flow(n, last_seen=NOW, half_open=True) for n in range(200, 205)]
+    over = [a_flow(n, last_seen=LONG_AGO) for n in range(300, 303)]
+    tables = Tables(*(a_flow(n, last_seen=NOW) for n in range(BATCH + 1)), *half_open, *over)
+    assert tables.established() is None
+    sweep(tables).run(lambda worked: True)  # which has not seen all of them
+    assert tables.established() is None
+    sweep(tables).run(never)
+    assert tables.established() == BATCH + 1
 
 
 def test_the_maps_are_read_in_small_batches_with_a_rest_after_each() -> None:
     flows = tuple(a_flow(n, last_seen=NOW) for n in range(3 * BATCH))
-    tables = Tables(*flows, half_open=flows)
+    tables = Tables(*flows)
     rests: list[float] = []
 
     def rest(worked: float) -> bool:
@@ -210,19 +227,19 @@ def test_the_maps_are_read_in_small_batches_with_a_rest_after_each() -> None:
         return False
 
     found = sweep(tables).run(rest)
-    assert (found.entries, found.replies, found.half_open) == (3 * BATCH,) * 3
-    for each in (tables.flows, tables.replies, tables.half_open_flows):
+    assert (found.entries, found.replies) == (3 * BATCH,) * 2
+    for each in (tables.flows, tables.replies):
         assert (each.calls, each.lookups) == ([BATCH] * 3, 0)  # what is alive costs no call
-    assert len(rests) == 9
+    assert len(rests) == 6
 
 
-@pytest.mark.parametrize("batches", [1, 4, 7])
+@pytest.mark.parametrize("batches", [1, 3, 4])
 def test_a_walk_ends_where_it_is_told_to(batches: int) -> None:
     flows = tuple(a_flow(n, last_seen=NOW) for n in range(3 * BATCH))
-    tables = Tables(*flows, half_open=flows)
+    tables = Tables(*flows)
     left = iter(range(1, 100))
     found = sweep(tables).run(lambda worked: next(left) == batches)
-    assert found.entries + found.replies + found.half_open == batches * BATCH
+    assert found.entries + found.replies == batches * BATCH
 
 
 def test_a_bucket_that_cannot_be_read_just_now_is_counted_and_the_walk_goes_on() -> None:
