@@ -25,11 +25,13 @@ struct service_key {
 };
 
 /* `service_ports` has a bit for each port that a frontend has, by protocol: 64 in a word, the
- * lowest port in the lowest bit, and a line of 1024 words for each protocol. Most ports are no
- * frontend's, so most packets need no lookup in a hash map.
+ * lowest port in the lowest bit, and a line of 1024 words for each protocol. NodePorts have lines
+ * of their own behind those of the other frontends. Most ports are no frontend's, so most packets
+ * need no lookup in a hash map, and most others one.
  */
 #define SERVICE_PORT_LINE  1024
-#define SERVICE_PORT_WORDS 3072
+#define SERVICE_PORT_WORDS 6144
+#define NODE_PORT_LINES	   3
 enum port_line {
 	PORTS_TCP = 0,
 	PORTS_UDP = 1,

@@ -185,26 +185,23 @@ static __always_inline bool endpoint_is_in_force(const struct flow *flow)
 
 /* Whether the frontend is still that Service's. */
 static __always_inline bool frontend_is_in_force(const struct flow *flow, struct flow_key *flow_key,
-						 struct service_key *key)
+						 struct service_key *dialed)
 {
+	struct service_key key;
 	struct service *service;
 
 	if (!flow->service_id)
 		return true;
 	if (flow->flags & FLOW_STALE_SOCKET) {
-		if (!stale_socket_find(flow_key, key))
+		if (!stale_socket_find(flow_key, dialed))
 			return false;
 	} else {
-		key->address = flow_key->destination;
-		key->port = flow_key->destination_port;
-		key->protocol = flow_key->protocol;
-		key->pad = 0;
+		dialed->address = flow_key->destination;
+		dialed->port = flow_key->destination_port;
+		dialed->protocol = flow_key->protocol;
+		dialed->pad = 0;
 	}
-	service = services.lookup(key);
-	if (!service) {
-		address_unspecified_like(&key->address, &flow_key->destination);
-		service = services.lookup(key);
-	}
+	service = service_lookup(&key, dialed);
 	return service && service->id == flow->service_id;
 }
 

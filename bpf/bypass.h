@@ -20,7 +20,7 @@ static __always_inline enum standing standing_of_bypass(struct __sk_buff *skb,
 	struct service *service;
 	u64 now;
 
-	if (!is_first(packet) || !port_is_served(dialed.protocol, dialed.port) ||
+	if (!is_first(packet) || !port_is_served(dialed.protocol, dialed.port, 0) ||
 	    devices.lookup(&device))
 		return NO_FLOW;
 	service = services.lookup(&dialed);

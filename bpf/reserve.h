@@ -13,14 +13,14 @@
 #define ROUNDS		3
 #define TRIES		4
 #define FIRST_PORT	1024
-#define PORTS		(65536 - FIRST_PORT)
+#define PORT_COUNT	(65536 - FIRST_PORT)
 #define SEARCH_PORTS	2016 /* in one run of find_port(): with 32 tail calls of 33 these are all */
 #define TAIL_FIND_PORT	0
 #define EEXIST_NEGATIVE (-17)
 
 static __always_inline __be16 any_port(void)
 {
-	return bpf_htons((u16)(FIRST_PORT + (((u64)bpf_get_prandom_u32() * PORTS) >> 32)));
+	return bpf_htons((u16)(FIRST_PORT + (((u64)bpf_get_prandom_u32() * PORT_COUNT) >> 32)));
 }
 
 #if defined(HAVE_SKC_LOOKUP_TCP) && defined(HAVE_SK_LOOKUP_UDP)
@@ -228,7 +228,7 @@ static __always_inline bool reserve(struct __sk_buff *skb, u64 redirect_to, stru
 	}
 	if (protocol != IPPROTO_SCTP && !is_exhausted(scratch)) {
 		scratch->search.next = bpf_ntohs(scratch->reply_key.destination_port) - FIRST_PORT;
-		scratch->search.left = PORTS;
+		scratch->search.left = PORT_COUNT;
 		scratch->search.redirect_to = redirect_to;
 		tail_calls.call(skb, TAIL_FIND_PORT);
 	}
@@ -303,7 +303,7 @@ static __always_inline bool search_ports(struct scratch *scratch)
 		struct reply *present;
 
 		scratch->reply_key.destination_port =
-		    bpf_htons((u16)(FIRST_PORT + search->next % PORTS));
+		    bpf_htons((u16)(FIRST_PORT + search->next % PORT_COUNT));
 		search->next += 1;
 		search->left -= 1;
 		present = replies.lookup(&scratch->reply_key);
@@ -335,7 +335,7 @@ static __always_inline int continue_search(struct __sk_buff *skb, struct scratch
 			return DROP;
 		}
 	}
-	if (scratch->search.left && scratch->search.left <= PORTS)
+	if (scratch->search.left && scratch->search.left <= PORT_COUNT)
 		tail_calls.call(skb, TAIL_FIND_PORT);
 	note_exhausted(scratch);
 	return DROP;

@@ -33,14 +33,16 @@ static __always_inline bool service_copy(struct service_key *key, struct service
 	return false;
 }
 
-/* Whether any frontend has this port. */
-static __always_inline bool port_is_served(u8 protocol, __be16 port)
+/* Whether any frontend has this port; `first_line`: 0 for those with an address of their own, or
+ * NODE_PORT_LINES.
+ */
+static __always_inline bool port_is_served(u8 protocol, __be16 port, u32 first_line)
 {
 	u32 number = bpf_ntohs(port);
 	u32 line = protocol == IPPROTO_TCP   ? PORTS_TCP
 		   : protocol == IPPROTO_UDP ? PORTS_UDP
 					     : PORTS_SCTP;
-	u32 word = line * SERVICE_PORT_LINE + number / 64;
+	u32 word = (first_line + line) * SERVICE_PORT_LINE + number / 64;
 	u64 *bits = service_ports.lookup(&word);
 
 	return bits && *bits >> (number % 64) & 1;
@@ -65,28 +67,41 @@ static __always_inline bool node_ports_on_loopback(const struct address *unspeci
 	return network_flags(&loopback) & NETWORK_NODE_PORTS;
 }
 
+/* The entry of the frontend that `dialed` is, or of the NodePort that it is where its address is
+ * one of this node's; `key` becomes the key of the entry. NULL: there is none.
+ */
+static __always_inline struct service *service_lookup(struct service_key *key,
+						      const struct service_key *dialed)
+{
+	struct service *found = NULL;
+
+	*key = *dialed;
+	if (port_is_served(dialed->protocol, dialed->port, 0))
+		found = services.lookup(key);
+	if (found || !port_is_served(dialed->protocol, dialed->port, NODE_PORT_LINES))
+		return found;
+	address_unspecified_like(&key->address, &dialed->address);
+	return services.lookup(key);
+}
+
 /* Find what `dialed` means to a socket of this node; `on_node`: of the node itself, not of a pod.
  * A pod's loopback is its own, the node's answers NodePorts.
  */
 static __always_inline bool service_find(const struct service_key *dialed, bool on_node,
 					 struct service *service)
 {
-	struct service_key key = *dialed;
-	struct service *found;
+	struct service_key key;
+	struct service *found = service_lookup(&key, dialed);
 
-	if (!port_is_served(key.protocol, key.port))
+	if (!found)
 		return false;
-	found = services.lookup(&key);
-	if (address_is_unspecified(&key.address)) { /* the very key of a NodePort */
-		if (!found || !on_node || !node_ports_on_loopback(&key.address))
+	if (address_is_unspecified(&dialed->address)) {
+		if (!on_node || !node_ports_on_loopback(&dialed->address))
 			return false;
-	} else if (!found) {
-		if (!on_node && address_is_loopback(&key.address))
+	} else if (address_is_unspecified(&key.address)) {
+		if (!on_node && address_is_loopback(&dialed->address))
 			return false;
-		address_unspecified_like(&key.address, &dialed->address);
-		found = services.lookup(&key);
-		/* The trie comes last: most connections are to ports that are no NodePort. */
-		if (!found || !(network_flags(&dialed->address) & NETWORK_NODE_PORTS))
+		if (!(network_flags(&dialed->address) & NETWORK_NODE_PORTS))
 			return false;
 	}
 	return service_copy(&key, found, service);

@@ -72,12 +72,13 @@ class View:
         self.pings: dict[Address, int] = {}
         for key, value in maps["frontend_addresses"].items():
             (self.pings[Address(key)],) = U32.unpack(value)
-        self.ports: set[tuple[int, int]] = set()
+        self.ports: set[tuple[bool, int, int]] = set()  # whether a NodePort's, the protocol, the port
         with maps["service_ports"].mapped() as memory:
             words = memory[: 8 * abi.CONSTANTS["SERVICE_PORT_WORDS"]]
         for at in (at for at, byte in enumerate(words) if byte):  # the lowest bits of a word come first
-            line, first = PORT_LINES[at // 8192], at % 8192 * 8
-            self.ports |= {(line, first + bit) for bit in range(8) if words[at] >> bit & 1}
+            (of_node_ports, line), first = divmod(at // 8192, len(PORT_LINES)), at % 8192 * 8
+            bits = (bit for bit in range(8) if words[at] >> bit & 1)
+            self.ports |= {(bool(of_node_ports), PORT_LINES[line], first + bit) for bit in bits}
 
     def listed(self) -> dict[int, Place]:
         return {id_: place for id_, place in enumerate(self.endpoints) if place.flags & abi.ENDPOINT_LISTED}
@@ -109,6 +110,12 @@ def scopes_of(found: Found) -> list[tuple[int, tuple[int, int]]]:
     return list(zip(bits, (found.internal, found.external), strict=True))
 
 
+def _port(dialled: Dialled) -> tuple[bool, int, int]:
+    """As in `View.ports`."""
+    address, port, protocol = dialled
+    return is_unspecified(address), protocol, port
+
+
 def check_safe(maps: Maps, allowed: Mapping[Dialled, frozenset[frozenset[tuple[Address, int]]]]) -> None:
     """Whatever is under way: a client gets an endpoint in force, out of a list that is whole.
 
@@ -120,7 +127,7 @@ def check_safe(maps: Maps, allowed: Mapping[Dialled, frozenset[frozenset[tuple[A
         if not is_unspecified(dialled[0]):
             unanswered = clients_of(found) & ~view.pings.get(dialled[0], 0)
             assert not unanswered, f"{dialled}: clients that it serves get no answer to a ping"
-        assert dialled[:0:-1] in view.ports, f"{dialled}: no program looks it up"
+        assert _port(dialled) in view.ports, f"{dialled}: no program looks it up"
         for bit, range_ in scopes_of(found):
             ids = view.in_range(range_)
             assert len(set(ids)) == len(ids), f"{dialled}: an endpoint twice in one list"
@@ -189,7 +196,7 @@ def check_exact(
     assert len(listed) == len(expected), "an endpoint twice"
     ranges = {ids[key]: set(entry.source_ranges) for key, entry in wanted.items() if entry.source_ranges}
     assert view.sources == ranges, "source ranges"
-    assert view.ports == {dialled[:0:-1] for dialled in frontends}, "ports"
+    assert view.ports == {_port(dialled) for dialled in frontends}, "ports"
     pings: dict[Address, int] = defaultdict(int)
     for dialled, found in view.services.items():
         pings[dialled[0]] |= clients_of(found)

@@ -1,4 +1,5 @@
-"""The map `service_ports`: a bit for each port that some key of `services` has, by protocol.
+"""The map `service_ports`: a bit for each port that some key of `services` has, by protocol, and apart for
+NodePorts, whose keys have the unspecified address.
 
 A packet to any other port is no Service's, which a program so learns without a lookup in a hash map.
 """
@@ -9,6 +10,7 @@ from socket import IPPROTO_SCTP, IPPROTO_TCP, IPPROTO_UDP, ntohs
 
 from ebpfproxy.dataplanes.ebpf import abi
 from ebpfproxy.kernel.bpf import Map
+from ebpfproxy.model.address import Address, is_unspecified
 
 _BITS = 64
 _LINES = {
@@ -69,6 +71,7 @@ class ServicePorts:
 def _bits(services: Iterable[bytes]) -> Iterable[int]:
     """Which bit of the map each key is for; a foreign writer's may be of another protocol, and has none."""
     for key in services:
-        _, port, protocol, _ = abi.SERVICE_KEY.unpack(key)
+        address, port, protocol, _ = abi.SERVICE_KEY.unpack(key)
         if protocol in _LINES:
-            yield (_LINES[protocol] * abi.CONSTANTS["SERVICE_PORT_LINE"]) * _BITS + ntohs(port)
+            first = abi.CONSTANTS["NODE_PORT_LINES"] if is_unspecified(Address(address)) else 0
+            yield (first + _LINES[protocol]) * abi.CONSTANTS["SERVICE_PORT_LINE"] * _BITS + ntohs(port)

@@ -207,16 +207,17 @@ def test_a_port_that_two_services_have_stays_when_one_goes(roomy: Maps) -> None:
     with opened(roomy) as table:
         bring(table, {}, {key("one"): one, key("other"): other})
         bring(table, {key("one"): one, key("other"): other}, {key("one"): one})
-        assert View(roomy).ports == {(6, 80)}
+        assert View(roomy).ports == {(False, 6, 80)}
         bring(table, {key("one"): one}, {})
         assert View(roomy).ports == set()
 
 
 def test_the_highest_and_the_lowest_port_of_each_protocol_have_bits_of_their_own(roomy: Maps) -> None:
-    ends = [frontend("10.96.0.1", port)._replace(protocol=p) for p in (6, 17, 132) for port in (1, 65535)]
+    of = [(p, port) for p in (6, 17, 132) for port in (1, 65535)]
+    ends = [frontend(ip, port)._replace(protocol=p) for ip in ("10.96.0.1", "0.0.0.0") for p, port in of]
     with opened(roomy) as table:
         bring(table, {}, {key("web"): entry(ends, [])})
-        assert View(roomy).ports == {(each.protocol, each.port) for each in ends}
+        assert View(roomy).ports == {(node_port, *port) for node_port in (False, True) for port in of}
 
 
 def carried(maps: Maps, service: int) -> bytes:
