@@ -300,7 +300,7 @@ struct flow {
 	__u32 last_seen;
 	__u32 sequence_end; /* TCP: of the last segment, behind its last byte */
 	__u32 acknowledged; /* TCP: the last acknowledgment */
-	__u32 place;	    /* index in `half_open_flows`; 64 bytes: one cache line */
+	__u32 place;	    /* row * HALF_OPEN_ROW + column; 64 bytes: one cache line */
 };
 
 /* Value of `replies`: where what the endpoint sends goes; otherwise as struct flow. */
@@ -322,12 +322,14 @@ struct reply {
 			 client is this node */
 };
 
-/* Value of `half_open_flows`: a place. `opened` is in units of 2^20 ns of CLOCK_MONOTONIC; 0: the
- * place is free. A flow that ends by itself does not free its place.
+/* Value of `half_open_flows`: some places in a row. `seen`: when the flow at a place was seen, by
+ * about a second, in units of 2^20 ns of CLOCK_MONOTONIC; 0: the place is free. A flow that ends by
+ * itself does not free its place.
  */
-struct half_open_place {
-	struct flow_key flow;
-	__u32 opened;
+#define HALF_OPEN_ROW 4
+struct half_open_row {
+	__u32 seen[HALF_OPEN_ROW];
+	struct flow_key flow[HALF_OPEN_ROW];
 };
 
 /* Value of `flow_ports`, for 64 ports in a row; a line of FLOW_PORT_LINE for each protocol (enum

@@ -279,9 +279,7 @@ static __always_inline bool half_open_continue(struct flow *flow, const struct p
 		reply = NULL;
 	if (!half_open_goes_on(flow, packet, reply, scratch))
 		return false;
-	flow->last_seen = scratch->now;
-	if (reply)
-		reply->last_seen = scratch->now;
+	half_open_refresh(flow, reply, scratch->now);
 	if (is_segment(packet))
 		note_sequence(flow, packet, true);
 	if (reply && completes(packet, reply))

@@ -8,12 +8,6 @@
 #include "flow_former.h"
 #include "flow_key.h"
 
-/* A new flow takes one of so many places in a row: a free one, or that of the oldest flow there.
- * With a flood of n packets a second, a flow of t seconds is evicted with the probability that 4
- * new ones hit its row: about 10 * (n * t / HALF_OPEN_MAX)^4.
- */
-#define ROW 4
-
 static __always_inline u32 flow_now(void)
 {
 	return (u32)(time_now() >> 30);
@@ -51,51 +45,81 @@ static __always_inline bool is_reply_of(const struct reply *reply, const struct 
 	       address_equal(&reply->frontend, &flow_key->destination);
 }
 
-/* Remove the flow at a place, if it is half-open and has not moved to another place. */
-static __always_inline void half_open_evict(struct half_open_place *place, u32 index,
+/* `now` as in struct half_open_row; never 0. */
+static __always_inline u32 half_open_time(u64 now)
+{
+	return (u32)(now >> 20) | 1;
+}
+
+/* Where the place of a flow is noted as seen; NULL: it has none. */
+static __always_inline u32 *half_open_seen(u32 place)
+{
+	u32 index = place / HALF_OPEN_ROW;
+	struct half_open_row *row = half_open_flows.lookup(&index);
+
+	return row ? &row->seen[place % HALF_OPEN_ROW] : NULL;
+}
+
+/* Remove the flow with `key`, if it is half-open and still at this place. */
+static __always_inline void half_open_evict(struct flow_key *key, u32 place,
 					    struct flow_key *reply_key)
 {
-	struct flow *flow = flows.lookup(&place->flow);
+	struct flow *flow = flows.lookup(key);
 	struct reply *reply;
 
-	if (!flow || !flow->half_open || flow->place != index)
+	if (!flow || !flow->half_open || flow->place != place)
 		return;
-	reply_key_of(reply_key, &place->flow, flow);
-	flows.delete(&place->flow);
+	reply_key_of(reply_key, key, flow);
+	flows.delete(key);
 	reply = replies.lookup(reply_key);
-	if (reply && reply->half_open && is_reply_of(reply, &place->flow))
+	if (reply && reply->half_open && is_reply_of(reply, key))
 		replies.delete(reply_key);
 }
 
-/* Give the new flow in the scratch a place. `scratch->key` is written over. */
-static __always_inline void half_open_begin(struct scratch *scratch)
+/* Give the new flow in the scratch a place in the next row, where each CPU goes round by itself: a
+ * free one, or that of the flow which was not seen for longest. `scratch->key` is written over.
+ */
+static __always_inline void half_open_begin(u32 now, struct scratch *scratch)
 {
-	u32 now = (u32)(time_now() >> 20) | 1;
-	u32 first = (u32)(((u64)bpf_get_prandom_u32() * (HALF_OPEN_MAX / ROW)) >> 32) * ROW;
-	struct half_open_place *chosen = NULL;
-	u32 longest = 0;
+	u32 index = scratch->row < HALF_OPEN_ROWS ? scratch->row : 0;
+	struct half_open_row *row = half_open_flows.lookup(&index);
+	struct flow_key *place;
+	u32 longest = 0, column = 0;
 
+	scratch->row = index + 1;
+	if (!row)
+		return;
 #pragma unroll
-	for (u32 i = 0; i < ROW; i++) {
-		u32 index = first + i;
-		struct half_open_place *place = half_open_flows.lookup(&index);
-		u32 age;
+	for (u32 i = 0; i < HALF_OPEN_ROW; i++) {
+		u32 unseen = row->seen[i] ? now - row->seen[i] : -1;
 
-		if (!place)
-			return;
-		age = place->opened ? now - place->opened : -1;
-		if (!chosen || age > longest) {
-			chosen = place;
-			longest = age;
-			scratch->flow.place = index;
+		if (unseen > longest) {
+			longest = unseen;
+			column = i;
 		}
 	}
-	if (!chosen)
+	column %= HALF_OPEN_ROW; /* for the verifier */
+	scratch->flow.place = index * HALF_OPEN_ROW + column;
+	place = &row->flow[column];
+	if (row->seen[column])
+		half_open_evict(place, scratch->flow.place, &scratch->key);
+	*place = scratch->flow_key;
+	row->seen[column] = now;
+}
+
+/* The client has sent something. Half-open entries are over at the same time. */
+static __always_inline void half_open_refresh(struct flow *flow, struct reply *reply, u32 now)
+{
+	u32 *seen;
+
+	if (flow->last_seen == now)
 		return;
-	if (chosen->opened)
-		half_open_evict(chosen, scratch->flow.place, &scratch->key);
-	chosen->flow = scratch->flow_key;
-	chosen->opened = now;
+	flow->last_seen = now;
+	if (reply)
+		reply->last_seen = now;
+	seen = half_open_seen(flow->place);
+	if (seen)
+		*seen = half_open_time((u64)now << 30);
 }
 
 static __always_inline bool may_establish(void)
@@ -112,8 +136,7 @@ static __always_inline bool may_establish(void)
 /* Both sides have been heard. Where too many flows are established it stays half-open. */
 static __always_inline void establish(struct flow *flow, struct reply *reply)
 {
-	struct half_open_place *place;
-	u32 index = flow->place;
+	u32 *seen;
 
 	if (!may_establish()) {
 		count(COUNTER_FLOWS_FULL);
@@ -121,7 +144,7 @@ static __always_inline void establish(struct flow *flow, struct reply *reply)
 	}
 	reply->half_open = 0;
 	flow->half_open = 0;
-	place = half_open_flows.lookup(&index);
-	if (place)
-		place->opened = 0;
+	seen = half_open_seen(flow->place);
+	if (seen)
+		*seen = 0;
 }

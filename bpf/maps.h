@@ -43,10 +43,10 @@ PINNED("hash", u32, struct device, devices, 4096, BPF_F_NO_PREALLOC);
 /* Pods, by the index of their device, whose packets reached a frontend by no program of ours. */
 PINNED("lru_hash", u32, u64, bypassing, 4096, 0);
 
-/* With room for FLOWS_MAX established flows and HALF_OPEN_MAX half-open ones. */
+/* With room for FLOWS_MAX established flows and HALF_OPEN_ROWS * HALF_OPEN_ROW half-open ones. */
 PINNED("hash", struct flow_key, struct flow, flows, FLOW_ENTRIES_MAX, 0);
 PINNED("hash", struct flow_key, struct reply, replies, FLOW_ENTRIES_MAX, 0);
-PINNED("array", u32, struct half_open_place, half_open_flows, HALF_OPEN_MAX, 0);
+PINNED("array", u32, struct half_open_row, half_open_flows, HALF_OPEN_ROWS, 0);
 /* How many flows are established: counted up by the programs, set by flow_sweep.py. */
 PINNED("array", u32, u32, established_flows, 1, 0);
 PINNED("array", u32, struct port_uses, flow_ports, FLOW_PORT_ENTRIES, 0);

@@ -263,8 +263,9 @@ static __always_inline bool flow_open(struct __sk_buff *skb, const struct packet
 	const struct flow_key *client = &scratch->flow_key;
 	struct reply *reply = &scratch->reply;
 	struct flow *flow = &scratch->flow;
+	u64 now = time_now();
 
-	scratch->now = flow_now();
+	scratch->now = (u32)(now >> 30);
 	__builtin_memset(reply, 0, sizeof(*reply));
 	reply->client = client->source;
 	reply->client_port = client->source_port;
@@ -276,7 +277,7 @@ static __always_inline bool flow_open(struct __sk_buff *skb, const struct packet
 	reply->last_seen = scratch->now;
 	if (!address_is_unspecified(&flow->masquerade))
 		reply->masquerade_digest = address_digest(&flow->masquerade);
-	half_open_begin(scratch);
+	half_open_begin(half_open_time(now), scratch);
 	reply->half_open = flow->half_open = 1;
 	flow->last_seen = scratch->now;
 	flow->sequence_end = packet->sequence_end;

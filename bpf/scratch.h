@@ -42,6 +42,8 @@ struct scratch {
 	struct source_range_key source;
 	struct bpf_sock_tuple sockets;
 	u8 bytes[128];
+	/* Kept from packet to packet: the row of half_open_begin(). */
+	u32 row;
 };
 BPF_PERCPU_ARRAY(scratches, struct scratch, 1);
 

@@ -327,14 +327,11 @@ class EbpfDataplane:
     # For any thread:
 
     def usage(self) -> dict[str, tuple[int, int]]:
-        """By map: entries in use, and room. Flows are those that the collector counted last; half-open ones
-        that are over do not count, since their room is free for others.
-        """
-        found = self._collector.collected()
-        sizes = self._settings.sizes.defines()
+        """By map: entries in use, and room. Flows are those that the collector counted last."""
+        found, sizes = self._collector.collected(), self._settings.sizes
         return self._table.usage() | {
-            "flows": (found.entries, int(sizes["FLOWS_MAX"])),
-            "half_open_flows": (found.half_open, int(sizes["HALF_OPEN_MAX"])),
+            "flows": (found.entries, sizes.flows),
+            "half_open_flows": (found.half_open, sizes.half_open),
         }
 
     def lacking(self) -> KernelError | None:

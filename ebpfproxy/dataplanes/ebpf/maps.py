@@ -14,6 +14,9 @@ _HALF_OPEN_PART, _HALF_OPEN_MIN = 8, 4096
 takes at most half of the ports by which one endpoint can be reached."""
 
 
+_ROW: int = abi.CONSTANTS["HALF_OPEN_ROW"]
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class MapSizes:
     """How many entries the maps have room for. Each field has an option --ebpf-NAME-max."""
@@ -28,9 +31,14 @@ class MapSizes:
 
     def defines(self) -> dict[str, str]:
         """As maps.h wants them from the compiler's command line."""
-        half_open = max(self.flows // _HALF_OPEN_PART, _HALF_OPEN_MIN)
-        sizes = dataclasses.asdict(self) | {"half_open": half_open, "flow_entries": self.flows + half_open}
-        return {f"{name.upper()}_MAX": str(value) for name, value in sizes.items()}
+        sizes = dataclasses.asdict(self) | {"flow_entries": self.flows + self.half_open}
+        defines = {f"{name.upper()}_MAX": str(value) for name, value in sizes.items()}
+        return defines | {"HALF_OPEN_ROWS": str(self.half_open // _ROW)}
+
+    @property
+    def half_open(self) -> int:
+        """How many flows may be half-open."""
+        return max(self.flows // _HALF_OPEN_PART, _HALF_OPEN_MIN) // _ROW * _ROW
 
 
 def shapes(sizes: MapSizes) -> dict[str, MapShape]:

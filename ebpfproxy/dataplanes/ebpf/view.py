@@ -235,6 +235,7 @@ class View:
         used["socket_peers"] = client_view.connected(self._maps)
         used["source_ranges"] = self._count("source_ranges")
         room = {name: self._room(name) - (name == "endpoints") for name in used}
+        room["half_open_flows"] *= abi.CONSTANTS["HALF_OPEN_ROW"]
         room["flows"] -= room["half_open_flows"]
         return {name: (used[name], room[name]) for name in _USAGE}
 

@@ -199,7 +199,7 @@ def test_a_flood_leaves_established_flows_alone(path: PacketPath, at: Places, pr
     serve(path, at, at.there)
     got = established(path, at, protocol=protocol)
     run = path.runs_in("net").run
-    room = path.maps["half_open_flows"].shape.max_entries
+    room = SIZES.half_open
     flood = bytearray(bytes(request(at, protocol, CLIENT_PORT, client=at.router)))
     ports = headers.parts(bytes(flood)).outer.l4
     for number in range(room + room // 4):
