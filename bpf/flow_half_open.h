@@ -91,8 +91,12 @@ static __always_inline void half_open_begin(u32 now, struct scratch *scratch)
 		return;
 #pragma unroll
 	for (u32 i = 0; i < HALF_OPEN_ROW; i++) {
-		u32 unseen = row->seen[i] ? now - row->seen[i] : -1;
+		u32 unseen = now - row->seen[i];
 
+		if (!row->seen[i])
+			unseen = -1;
+		else if ((s32)unseen < 0) /* another CPU has read the clock later */
+			unseen = 0;
 		if (unseen > longest) {
 			longest = unseen;
 			column = i;

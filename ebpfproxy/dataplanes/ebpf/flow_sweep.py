@@ -6,7 +6,8 @@ entries are: each records when its own side sent last. An entry whose counterpar
 another flow, is over by itself. A UDP flow is also removed once its endpoint is no longer listed.
 
 Half-open flows that are over are ignored by the programs, and removed here; in between, a new flow may evict
-them. The walk ends with setting how many flows are established, which the programs count up.
+them. The walk ends with setting how many flows are established, which the programs count up. Flows that are
+established meanwhile may not be included; the maps have room for them.
 
 A batch lookup locks one bucket at a time with interrupts off, and passes empty buckets without yielding the
 CPU: a sparse map was measured to hold a CPU for 36 ms (cilium #45564). In a map of 524 288 entries (Linux
