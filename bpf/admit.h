@@ -282,7 +282,7 @@ static __always_inline bool half_open_continue(struct flow *flow, const struct p
 	half_open_refresh(flow, reply, scratch->now);
 	if (is_segment(packet))
 		note_sequence(flow, packet, true);
-	if (reply && completes(packet, reply))
+	if (reply && completes(packet, reply) && flow_is_at(&scratch->flow_key, flow))
 		establish(flow, reply);
 	return true;
 }
@@ -303,7 +303,7 @@ static __always_inline bool client_find(const struct packet *packet, struct scra
 	if (flow->half_open ? half_open_continue(flow, packet, scratch)
 			    : established_continue(flow, packet, scratch)) {
 		scratch->flow = *flow;
-		return true;
+		return !scratch->flow.half_open || flow_is_at(&scratch->flow_key, flow);
 	}
 	flow_delete(&scratch->flow_key);
 	return false;

@@ -123,6 +123,8 @@ static __always_inline bool reply_find(struct scratch *scratch, enum reply_match
 	scratch->reply = *reply;
 	if (!reply_matches(&scratch->reply, &scratch->tuple, match))
 		return false;
+	if (scratch->reply.half_open && !reply_is_at(&scratch->reply_key, reply))
+		return false;
 	scratch->now = flow_now(); /* it costs as much as parsing: not for packets of no flow */
 	if (scratch->reply.half_open &&
 	    half_open_is_over(scratch->reply.last_seen, scratch->reply_key.protocol, scratch->now))

@@ -76,6 +76,19 @@ static __always_inline void half_open_evict(struct flow_key *key, u32 place,
 		replies.delete(reply_key);
 }
 
+/* Whether an entry that was found by this key is still its own: another CPU may evict a half-open
+ * flow at any time, and the kernel gives its entry to another key at once.
+ */
+static __always_inline bool flow_is_at(struct flow_key *key, const struct flow *flow)
+{
+	return flows.lookup(key) == flow;
+}
+
+static __always_inline bool reply_is_at(struct flow_key *key, const struct reply *reply)
+{
+	return replies.lookup(key) == reply;
+}
+
 /* Give the new flow in the scratch a place in the next row, where each CPU goes round by itself: a
  * free one, or that of the flow which was not seen for longest. `scratch->key` is written over.
  */
