@@ -63,8 +63,9 @@ class DeviceTable:
         place as "behind". A device that is gone keeps what the
         map says, under the name GONE; one that was renamed has its present name.
         """
-        self._attachments.forget_gone(links.names().keys())
-        found = self.look()
+        present = links.names()
+        self._attachments.forget_gone(present.keys())
+        found = self._found(present, present.keys())
         self._names = {key.ifindex: key.name for key in found}
         return found
 
@@ -74,11 +75,17 @@ class DeviceTable:
         return self._attached
 
     def look(self) -> dict[DeviceKey, DeviceEntry]:
-        """As `read`; devices that are put or dropped are further known by the names that were read before."""
-        present = links.names()
+        """As `read`, of the devices in the map alone: only a former run leaves programs elsewhere.
+
+        Devices that are put or dropped are further known by the names that were read before.
+        """
+        return self._found(links.names(), ())
+
+    def _found(self, present: Mapping[int, str], further: Collection[int]) -> dict[DeviceKey, DeviceEntry]:
+        """Of the devices in the map, and of `further` ones. `present`: the names of all that exist."""
         written = dict(self._written())
         found: dict[DeviceKey, DeviceEntry] = {}
-        for ifindex in sorted(written.keys() | present.keys()):
+        for ifindex in sorted(written.keys() | further):
             entry = written.get(ifindex, _UNKNOWN)
             sides = tuple(self._sides(ifindex, present[ifindex], entry.flags)) if ifindex in present else ()
             if sides or ifindex in written:
