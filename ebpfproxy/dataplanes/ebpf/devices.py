@@ -51,6 +51,7 @@ class DeviceTable:
         self._attachments = attachments or TcFilters()
         self._positions = positions or Positions()
         self._attached: frozenset[tuple[int, str, str]] = frozenset()
+        self._in_use: frozenset[int] = frozenset()  # the devices in `_attached`, by ifindex
         self._programs = classifiers
         self._ids = {name: program.id for name, program in classifiers.items()}
         self._names: dict[int, str] = {}  # by ifindex: what it was put, or read, as last
@@ -69,10 +70,19 @@ class DeviceTable:
         self._names = {key.ifindex: key.name for key in found}
         return found
 
+    @property
+    def uses_filters(self) -> bool:
+        """Whether programs are attached by tc filters, of which the kernel sends notifications."""
+        return self._attachments.makes_clsact
+
     def attached(self) -> frozenset[tuple[int, str, str]]:
         """Ifindex, side and device name of each place where `look` last found the right program. For any
         thread."""
         return self._attached
+
+    def is_in_use(self, ifindex: int) -> bool:
+        """Whether `look` last found the right program at a side of the device. For any thread."""
+        return ifindex in self._in_use
 
     def look(self) -> dict[DeviceKey, DeviceEntry]:
         """As `read`, of the devices in the map alone: only a former run leaves programs elsewhere.
@@ -97,6 +107,7 @@ class DeviceTable:
             for side in entry.sides
             if not side.endswith(OUTDATED)
         )
+        self._in_use = frozenset(ifindex for ifindex, _, _ in self._attached)
         return found
 
     def _written(self) -> Iterator[tuple[int, DeviceEntry]]:
