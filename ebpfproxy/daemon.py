@@ -31,7 +31,7 @@ from ebpfproxy.model.device import Device
 from ebpfproxy.model.device_side import DeviceSide
 from ebpfproxy.model.traffic import ServiceTraffic
 from ebpfproxy.modes.mode import Callbacks
-from ebpfproxy.pacing import Pacer
+from ebpfproxy.pacing import Looks, Pacer
 from ebpfproxy.plan.health import health_check_addresses
 from ebpfproxy.proxier import SyncResult
 from ebpfproxy.serve.healthz import HealthServer, ProxierHealth
@@ -55,7 +55,6 @@ log = Logger(__name__)
 
 _BATCH = 10_000  # events folded before a sync that is due is looked at
 _NODE_PATIENCE = 45.0  # seconds that the first sync waits for our Node alone: longer than a reflector pauses
-_LOOK = 2.0  # seconds between looks at whether somebody else has changed what is in the kernel
 
 
 class _Received(NamedTuple):
@@ -76,7 +75,11 @@ class _Reload(NamedTuple):
     reason: str
 
 
-_Item = _Received | _Died | _Stop | _Reload
+class _Changed(NamedTuple):
+    """Another program may have changed what is in the kernel."""
+
+
+_Item = _Received | _Died | _Stop | _Reload | _Changed
 
 
 def run(config: Config, reread: Callable[[], Config] | None = None, content: bytes | None = None) -> None:
@@ -113,11 +116,12 @@ class _Agent:
             self._pods_bypass,
             self._metrics.flows_looked_at,
             self._metrics.sockets_counted,
+            lambda: self._inbox.put(_Changed()),
         )
         self._modes = ModeKeeper(config, callbacks, self._metrics)
         self._pacer = Pacer(least_interval(config, self._modes.serving.name), config.sync_period)
         self._state = ClusterState({}, {})  # as it was planned last
-        self._looked = time.monotonic()
+        self._looks = Looks(time.monotonic())
         self._oldest: float | None = None  # when the first event not yet in the kernel was received
         self._triggers: list[float] = []  # of changes not yet in the kernel
         self._first = True
@@ -155,6 +159,8 @@ class _Agent:
                     raise _unforeseen(item)
                 if isinstance(item, _Reload):
                     self._reload(item.reason)
+                elif isinstance(item, _Changed):
+                    self._looks.hasten()
                 else:
                     self._fold(item)
             now = time.monotonic()
@@ -164,12 +170,17 @@ class _Agent:
                 self._pacer.changed(now)
                 self._health.queued(now)
                 self._metrics.queued(time.time())
-            if now >= self._looked + _LOOK:
-                self._looked = now
-                if self._modes.is_disturbed():
-                    self._pacer.disturbed()
+            if not self._looks.wait(now):
+                self._look(now)
             if self._pacer.due(now):
                 self._sync(now)
+
+    def _look(self, now: float) -> None:
+        """Have a sync verify if another program has changed what is in the kernel."""
+        began = time.thread_time()
+        if self._modes.is_disturbed():
+            self._pacer.disturbed()
+        self._looks.looked(now, time.thread_time() - began, self._modes.serving.is_notified())
 
     def _may_sync(self, now: float) -> bool:
         """Whether all is known that a first sync needs. Our Node is waited for, since what hangs on it would
@@ -194,7 +205,7 @@ class _Agent:
         if self._tracker.synced:
             wait = self._pacer.wait(now)
             if wait is not None:
-                wait = min(wait, max(0.0, self._looked + _LOOK - now))
+                wait = min(wait, self._looks.wait(now))
         else:
             wait = None if self._node_by is None else max(0.0, self._node_by - now)
         with contextlib.suppress(queue.Empty):

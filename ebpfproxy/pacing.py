@@ -1,4 +1,5 @@
-"""When to sync. Pure: every method is told the time, in seconds of a clock that never goes back.
+"""When to sync, and when to look for changes of others. Pure: every method is given the time, in seconds of
+a clock that never goes back.
 
 kube-proxy's rules (pkg/proxy/runner) with two differences: a change waits only for the least interval
 since the last sync, which may be none; and a failure is tried again after seconds, not after 30.
@@ -118,3 +119,36 @@ class Pacer:
     def _doubled(self, first: float, times: int) -> float:
         """`first` the first time, then twice that each time, up to `backoff_max`."""
         return float(min(self._backoff_max, first * 2 ** min(times - 1, _MOST_DOUBLINGS)))
+
+
+class Looks:
+    """When to look whether another program has changed what is in the kernel.
+
+    - Every LOOK seconds. Where changes are notified, the next look waits at least BUSY_FACTOR times as long
+      as the last one took, so that looks take at most 1 % of a CPU.
+    - At once after `hasten`, but at least LEAST seconds after the last hastened look.
+    """
+
+    LOOK = 2.0
+    LEAST = 1.0
+    BUSY_FACTOR = 100.0
+
+    def __init__(self, now: float) -> None:
+        self._due = now + self.LOOK
+        self._is_hastened = False
+        self._hastened_at = float("-inf")  # the time of the last hastened look
+
+    def hasten(self) -> None:
+        """A change was notified. More such calls before the look ask for no more than one."""
+        self._is_hastened = True
+
+    def wait(self, now: float) -> float:
+        """Seconds until a look is due, 0 where it is."""
+        due = min(self._due, self._hastened_at + self.LEAST) if self._is_hastened else self._due
+        return max(0.0, due - now)
+
+    def looked(self, now: float, took: float, notified: bool) -> None:
+        """`took`: seconds of processor time. `notified`: whether `hasten` is called for changes."""
+        if self._is_hastened:
+            self._is_hastened, self._hastened_at = False, now
+        self._due = now + (max(self.LOOK, self.BUSY_FACTOR * took) if notified else self.LOOK)

@@ -67,6 +67,10 @@ class Serving:
         """After a sync that succeeded: why the mode forwards nothing all the same; None where it forwards."""
         return self._parts.lacking()
 
+    def is_notified(self) -> bool:
+        """See `Parts`."""
+        return self._parts.is_notified()
+
     def take_over(self, state_now: Callable[[], ClusterState]) -> SyncResult:
         """Open it, bring all of the state into the kernel, and see that it is there. The state is asked for
         once it is open: what it finds of a former run may be a part of it.

@@ -36,6 +36,7 @@ class EbpfMode:
             ebpf_settings(config, root),
             callbacks.sockets_counted,
             pods_bypass=callbacks.pods_bypass,
+            filters_changed=callbacks.changed,
         )
         return Parts(
             dataplane,
@@ -46,6 +47,7 @@ class EbpfMode:
             traffic=dataplane.traffic,
             bypassed=dataplane.bypassed,
             lacking=dataplane.lacking,
+            is_notified=dataplane.is_notified,
         )
 
     def remove(self, config: Config, dry_run: bool = False) -> list[str]:

@@ -20,13 +20,15 @@ class Callbacks(NamedTuple):
     `stale_removed`: how many flows of endpoints that are gone were ended, and how many could not be.
     `sockets_counted`: what became of connected UDP sockets whose endpoint is gone. `pods_bypass`: devices
     whose pods' packets have to be looked at. `flows_looked_at`: tracked flows of this family were searched
-    for stale ones; how many were ended, and in how many seconds.
+    for stale ones; how many were ended, and in how many seconds. `changed`: another program may have changed
+    what the dataplane has in the kernel, so its `generation` is to be looked at soon.
     """
 
     stale_removed: Callable[[int, int], object]
     pods_bypass: Callable[[frozenset[int]], object]
     flows_looked_at: Callable[[Family, int, float], object] = lambda family, ended, seconds: None
     sockets_counted: Callable[[SocketCounts], object] = lambda counts: None
+    changed: Callable[[], object] = lambda: None
 
 
 def _nothing_used() -> Mapping[str, tuple[int, int]]:
@@ -78,7 +80,7 @@ class Parts(NamedTuple):
     `usage` (by table: entries in use, and room), `counters`, `traffic` and `bypassed` are for metrics and
     health, from any thread, while the dataplane is open. `owns_namespace`: there can be one such at a time in
     a network namespace. `lacking`: after a sync that succeeded, why the mode forwards nothing; None where it
-    forwards.
+    forwards. `is_notified`: whether `Callbacks.changed` is called.
     """
 
     dataplane: Dataplane[Any, Any]
@@ -90,6 +92,7 @@ class Parts(NamedTuple):
     beside: Beside | None = None
     bypassed: Callable[[], tuple[DeviceSide, ...]] = _nothing_bypassed
     lacking: Callable[[], KernelError | None] = _nothing_lacking
+    is_notified: Callable[[], bool] = lambda: False
 
 
 class Mode(Protocol):

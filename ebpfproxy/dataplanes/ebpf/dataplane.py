@@ -19,6 +19,7 @@ from ebpfproxy.dataplanes.ebpf.entries import (
     ServicePortEntry,
     ServicePortKey,
 )
+from ebpfproxy.dataplanes.ebpf.filter_watch import FilterWatch
 from ebpfproxy.dataplanes.ebpf.flow_collector import FlowCollector
 from ebpfproxy.dataplanes.ebpf.flow_state import FlowTimeouts as FlowTimeouts
 from ebpfproxy.dataplanes.ebpf.map_migration import Migration
@@ -55,6 +56,10 @@ def _nobody_counts(counts: SocketCounts) -> None:
     pass
 
 
+def _nobody_looks() -> None:
+    pass
+
+
 def _nobody_plans(devices: frozenset[int]) -> None:
     pass
 
@@ -81,14 +86,18 @@ class EbpfDataplane:
         sockets_counted: Callable[[SocketCounts], object] = _nobody_counts,
         clock: Callable[[], float] = time.monotonic,
         pods_bypass: Callable[[frozenset[int]], object] = _nobody_plans,
+        filters_changed: Callable[[], object] = _nobody_looks,
     ) -> None:
-        """`sockets_counted` and `pods_bypass` are called in threads of ours: see `StaleSockets` and
-        `FlowCollector`. `pods_bypass` is called by `open`, too, with the devices of all pods whose packets a
-        former run translated, or saw that it had to."""
+        """`sockets_counted`, `pods_bypass` and `filters_changed` are called in threads of ours: see
+        `StaleSockets`, `FlowCollector` and `FilterWatch`. `pods_bypass` is called by `open`, too, with the
+        devices of all pods whose packets a former run translated, or saw that it had to. After
+        `filters_changed`, `generation` may have changed."""
         self._settings = settings
         self._sockets_counted = sockets_counted
         self._clock = clock
         self._pods_bypass = pods_bypass
+        self._filters_changed = filters_changed
+        self._watch: FilterWatch | None = None  # where filters are used
         self._positions = Positions(clock)
         self._clsacts: frozenset[int] = frozenset()  # that former maps know to be ours, by ifindex
         self._opened: contextlib.ExitStack | None = None  # what `close` closes
@@ -166,6 +175,9 @@ class EbpfDataplane:
             pins, self._settings.timeouts, self._pods_bypass, self._node.note_netfilter_flows
         )
         opened.callback(self._collector.close)
+        if self._devices.uses_filters:
+            self._watch = FilterWatch(self._devices.is_in_use, self._filters_changed)
+            opened.callback(self._watch.close)
         self._check = PacketCheck(pins, self._devices.attached)
         opened.callback(self._check.close)
         self._readings = Readings(pins)
@@ -341,6 +353,10 @@ class EbpfDataplane:
     def counters(self) -> dict[str, int]:
         """How often the programs and the collector did what, by its name."""
         return self._readings.counters() | self._collector.collected().events()
+
+    def is_notified(self) -> bool:
+        """Whether `filters_changed` is called for changes at the devices."""
+        return self._watch is not None and self._watch.is_running()
 
     def bypassed(self) -> tuple[DeviceSide, ...]:
         """Where programs of others run before the classifiers, or packets do not reach them."""

@@ -51,6 +51,7 @@ class DeviceTable:
         self._attachments = attachments or TcFilters()
         self._positions = positions or Positions()
         self._attached: frozenset[tuple[int, str, str]] = frozenset()
+        self._in_use: frozenset[int] = frozenset()  # the devices in `_attached`, by ifindex
         self._programs = classifiers
         self._ids = {name: program.id for name, program in classifiers.items()}
         self._names: dict[int, str] = {}  # by ifindex: what it was put, or read, as last
@@ -63,22 +64,38 @@ class DeviceTable:
         place as "behind". A device that is gone keeps what the
         map says, under the name GONE; one that was renamed has its present name.
         """
-        self._attachments.forget_gone(links.names().keys())
-        found = self.look()
+        present = links.names()
+        self._attachments.forget_gone(present.keys())
+        found = self._found(present, present.keys())
         self._names = {key.ifindex: key.name for key in found}
         return found
+
+    @property
+    def uses_filters(self) -> bool:
+        """Whether programs are attached by tc filters, of which the kernel sends notifications."""
+        return self._attachments.makes_clsact
 
     def attached(self) -> frozenset[tuple[int, str, str]]:
         """Ifindex, side and device name of each place where `look` last found the right program. For any
         thread."""
         return self._attached
 
+    def is_in_use(self, ifindex: int) -> bool:
+        """Whether `look` last found the right program at a side of the device. For any thread."""
+        return ifindex in self._in_use
+
     def look(self) -> dict[DeviceKey, DeviceEntry]:
-        """As `read`; devices that are put or dropped are further known by the names that were read before."""
-        present = links.names()
+        """As `read`, of the devices in the map alone: only a former run leaves programs elsewhere.
+
+        Devices that are put or dropped are further known by the names that were read before.
+        """
+        return self._found(links.names(), ())
+
+    def _found(self, present: Mapping[int, str], further: Collection[int]) -> dict[DeviceKey, DeviceEntry]:
+        """Of the devices in the map, and of `further` ones. `present`: the names of all that exist."""
         written = dict(self._written())
         found: dict[DeviceKey, DeviceEntry] = {}
-        for ifindex in sorted(written.keys() | present.keys()):
+        for ifindex in sorted(written.keys() | further):
             entry = written.get(ifindex, _UNKNOWN)
             sides = tuple(self._sides(ifindex, present[ifindex], entry.flags)) if ifindex in present else ()
             if sides or ifindex in written:
@@ -90,6 +107,7 @@ class DeviceTable:
             for side in entry.sides
             if not side.endswith(OUTDATED)
         )
+        self._in_use = frozenset(ifindex for ifindex, _, _ in self._attached)
         return found
 
     def _written(self) -> Iterator[tuple[int, DeviceEntry]]:

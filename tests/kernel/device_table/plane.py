@@ -37,8 +37,9 @@ def running(
     settings: EbpfSettings,
     pods_bypass: Callable[[frozenset[int]], object] = lambda seen: None,
     clock: Callable[[], float] = time.monotonic,
+    filters_changed: Callable[[], object] = lambda: None,
 ) -> Iterator[EbpfDataplane]:
-    dataplane = EbpfDataplane(settings, clock=clock, pods_bypass=pods_bypass)
+    dataplane = EbpfDataplane(settings, clock=clock, pods_bypass=pods_bypass, filters_changed=filters_changed)
     dataplane.open()
     try:
         yield dataplane

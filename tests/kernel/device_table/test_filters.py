@@ -2,10 +2,12 @@
 
 import contextlib
 import socket
+from collections.abc import Callable
 
 import pytest
 
 from ebpfproxy.dataplanes.ebpf import abi
+from ebpfproxy.dataplanes.ebpf.attachments import TcFilters, TcxLinks
 from ebpfproxy.dataplanes.ebpf.dataplane import EbpfDataplane
 from ebpfproxy.dataplanes.ebpf.devices import DeviceTable
 from ebpfproxy.dataplanes.ebpf.entries import DeviceEntry, DeviceKey
@@ -52,6 +54,28 @@ def test_each_kind_of_device_has_programs_of_its_own(
     assert not bring(dataplane, NodePlan(devices=(device("net", role, layer3),)))
     assert programs("net") == pinned(place.bpffs, *expected)
     assert programs("pod") == (None, None)
+
+
+def test_a_look_reads_only_the_devices_that_have_programs(
+    dataplane: EbpfDataplane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: set[int] = set()
+
+    def noting(real: Callable[..., object]) -> Callable[..., object]:
+        def running_at(table: object, ifindex: int, side: Side) -> object:
+            read.add(ifindex)
+            return real(table, ifindex, side)
+
+        return running_at
+
+    assert not bring(dataplane, plan("net"))
+    for way in (TcFilters, TcxLinks):
+        monkeypatch.setattr(way, "running", noting(way.running))
+    before = dataplane.generation()
+    assert read == {socket.if_nametoindex("net")}
+    dataplane.read()
+    assert read == {ifindex for ifindex, _ in socket.if_nameindex()}
+    assert dataplane.generation() == before
 
 
 def test_loopback_has_a_program_at_egress_alone(dataplane: EbpfDataplane, place: BpfPlace) -> None:

@@ -1,0 +1,194 @@
+"""Changes of filters that a dataplane reports before the next look at its devices."""
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from ebpfproxy.dataplanes.ebpf.dataplane import EbpfDataplane
+from ebpfproxy.dataplanes.ebpf.filter_watch import UNWATCHED, FilterWatch
+from ebpfproxy.dataplanes.ebpf.settings import EbpfSettings
+from ebpfproxy.errors import Rejected
+from ebpfproxy.kernel import rtnetlink_watch, tc_watch
+from ebpfproxy.kernel.tc import Side
+from tests.kernel.cluster import eventually
+from tests.kernel.device_table.plane import (
+    CLSACT_ONLY,
+    NOBODY,
+    TCX_ONLY,
+    bring,
+    plan,
+    programs,
+    running,
+)
+from tests.kernel.others import PASS, add_filter, order, program, remove_filters
+from tests.support.namespace import Namespace
+
+pytestmark = pytest.mark.kernel
+
+PATIENCE = 60.0
+SIDES = pytest.mark.parametrize("side", list(Side), ids=lambda side: side.name)
+
+
+@pytest.fixture
+def reported() -> threading.Semaphore:
+    """Released by each report that filters have changed."""
+    return threading.Semaphore(0)
+
+
+@pytest.fixture
+def watching(
+    settings: EbpfSettings, node: Namespace, reported: threading.Semaphore
+) -> Iterator[EbpfDataplane]:
+    """With programs on net."""
+    with running(settings, filters_changed=reported.release) as opened:
+        assert not bring(opened, NOBODY)
+        assert not bring(opened, plan("net"))
+        yield opened
+        bring(opened, NOBODY)
+
+
+def settle(reported: threading.Semaphore) -> None:
+    """Await that all changes so far were reported, and forget them."""
+    eventually(lambda: is_subscribed() and not unread(), "all notifications were read")
+    while reported.acquire(timeout=2 * rtnetlink_watch.STOP_SECONDS):
+        pass
+
+
+def subscriptions() -> list[list[str]]:
+    """Of /proc/net/netlink: the sockets that are subscribed to notifications of filters alone."""
+    with open("/proc/thread-self/net/netlink") as table:
+        rows = [line.split() for line in table.readlines()[1:]]
+    return [row for row in rows if int(row[3], 16) == tc_watch.GROUPS]
+
+
+def is_subscribed() -> bool:
+    return bool(subscriptions())
+
+
+def unread() -> int:
+    """Bytes of the kernel's memory that notifications take."""
+    return sum(int(row[4]) for row in subscriptions())
+
+
+def threads() -> int:
+    return [each.name for each in threading.enumerate()].count("filter-watch")
+
+
+@CLSACT_ONLY
+@SIDES
+def test_a_filter_that_is_placed_first_is_reported_and_passed(
+    watching: EbpfDataplane, reported: threading.Semaphore, side: Side
+) -> None:
+    settle(reported)
+    before, index = watching.generation(), socket.if_nametoindex("net")
+    with program(PASS) as theirs:
+        add_filter(index, side, theirs)
+        assert reported.acquire(timeout=PATIENCE)
+        assert watching.generation() != before
+        assert not bring(watching, plan("net"))
+        assert order(index, side) == [programs("net")[list(Side).index(side)], theirs.id]
+
+
+@CLSACT_ONLY
+def test_a_clsact_that_is_removed_is_reported_and_restored(
+    watching: EbpfDataplane, reported: threading.Semaphore, node: Namespace
+) -> None:
+    settle(reported)
+    before = watching.generation()
+    node.tc("qdisc del dev net clsact")
+    assert reported.acquire(timeout=PATIENCE)
+    assert watching.generation() != before
+    assert not bring(watching, plan("net"))
+    assert None not in programs("net")
+
+
+@CLSACT_ONLY
+def test_looks_and_readings_are_not_notified_themselves(watching: EbpfDataplane) -> None:
+    """The kernel sends a notification within the call that makes the change."""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as notified:
+        notified.bind((0, tc_watch.GROUPS))
+        notified.setblocking(False)
+        for _ in range(3):
+            watching.generation()
+            assert not bring(watching, plan("net"))
+        with pytest.raises(BlockingIOError):
+            notified.recv(1)
+        assert not bring(watching, plan("net", "pod"))
+        assert notified.recv(1)
+
+
+@CLSACT_ONLY
+def test_devices_are_watched_from_when_they_have_programs(
+    watching: EbpfDataplane, reported: threading.Semaphore
+) -> None:
+    with program(PASS) as theirs:
+        add_filter(socket.if_nametoindex("pod"), Side.INGRESS, theirs)
+        assert not bring(watching, plan("net", "pod"))
+        settle(reported)
+        remove_filters(socket.if_nametoindex("pod"), Side.INGRESS, "theirs")
+        assert reported.acquire(timeout=PATIENCE)
+
+
+@CLSACT_ONLY
+def test_devices_without_programs_are_not_watched(
+    settings: EbpfSettings, node: Namespace, reported: threading.Semaphore
+) -> None:
+    with running(settings, filters_changed=reported.release) as opened, program(PASS) as theirs:
+        assert not bring(opened, NOBODY)
+        eventually(is_subscribed, "the thread has subscribed")
+        add_filter(socket.if_nametoindex("pod"), Side.INGRESS, theirs)
+        eventually(lambda: not unread(), "the notification was read")
+    assert not reported.acquire(blocking=False)
+
+
+@CLSACT_ONLY
+def test_without_notifications_it_is_logged_once_and_looks_find_changes(
+    settings: EbpfSettings,
+    node: Namespace,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(*_: object) -> None:
+        raise Rejected("for once")
+
+    monkeypatch.setattr(tc_watch, "watch", fail)
+    with running(settings) as opened, program(PASS) as theirs:
+        assert not bring(opened, plan("net"))
+        eventually(lambda: not opened.is_notified(), "the thread has ended")
+        before = opened.generation()
+        add_filter(socket.if_nametoindex("net"), Side.INGRESS, theirs)
+        assert opened.generation() != before
+        bring(opened, NOBODY)
+    assert [record.message for record in caplog.records].count(UNWATCHED) == 1
+
+
+@CLSACT_ONLY
+def test_a_closed_dataplane_leaves_no_thread_and_no_subscription(
+    settings: EbpfSettings, node: Namespace
+) -> None:
+    with running(settings) as opened:
+        eventually(is_subscribed, "the thread has subscribed")
+        assert threads() == 1
+        assert opened.is_notified()
+    assert threads() == 0
+    assert not is_subscribed()
+    assert not opened.is_notified()
+
+
+@CLSACT_ONLY
+def test_a_closed_watch_leaves_no_descriptor(node: Namespace) -> None:
+    before = sorted(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    watch = FilterWatch(lambda ifindex: False, lambda: None)
+    eventually(is_subscribed, "the thread has subscribed")
+    watch.close()
+    assert not watch.is_running()
+    assert sorted(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
+@TCX_ONLY
+def test_links_are_not_watched(dataplane: EbpfDataplane) -> None:
+    assert threads() == 0
+    assert not dataplane.is_notified()

@@ -1,0 +1,82 @@
+"""An agent without tcx that looks at its devices once an hour, so that only notifications make it look."""
+
+import json
+import socket
+import sys
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+
+from ebpfproxy.dataplanes.ebpf.positions import FIRST_AGAIN, PROGRAMS_BEFORE
+from ebpfproxy.kernel import netns, tc
+from ebpfproxy.kernel.tc import Side
+from tests.kernel.clients import TCP, answers, outcome
+from tests.kernel.cluster import START_PATIENCE, Cluster, Exposed, eventually
+from tests.kernel.others import PASS, filtered, program
+
+pytestmark = pytest.mark.kernel
+
+_SELDOM = """
+import runpy, sys
+from ebpfproxy.kernel import tcx
+from ebpfproxy.pacing import Looks
+tcx.is_supported = lambda: False
+Looks.LOOK = 3600.0
+sys.argv = sys.argv[3:]
+runpy.run_module("ebpfproxy", run_name="__main__", alter_sys=True)
+"""
+SIDES = pytest.mark.parametrize("side", list(Side), ids=lambda side: side.name)
+
+
+@pytest.fixture(scope="module")
+def serving(_rough: Cluster) -> Iterator[tuple[Cluster, Exposed]]:
+    agent = _rough.launch("--sync-period=1h", before=[sys.executable, "-c", _SELDOM])
+    agent.await_sync(timeout=START_PATIENCE)
+    yield _rough, _rough.service(node_port=True).to(_rough.a)
+    _rough.end()
+    _rough.forget()
+    _rough.ebpfproxy("cleanup")
+
+
+def is_served(cluster: Cluster, web: Exposed) -> bool:
+    return outcome(cluster.lab.outside, TCP, cluster.node.v4, web.node_port, 0.3) == "a"
+
+
+def names(ifindex: int, side: Side) -> list[str]:
+    """Of the filters at the device, in running order."""
+    return [one.name for one in tc.filters(ifindex, side)]
+
+
+def devices_named(cluster: Cluster) -> object:
+    """What the body of /readyz says of devices."""
+
+    def ask() -> bytes:
+        return bytes(urllib.request.urlopen("http://127.0.0.1:10256/readyz", timeout=60).read())
+
+    return json.loads(cluster.node.call(ask)).get("devices", [])
+
+
+@SIDES
+def test_a_filter_that_is_placed_first_is_passed(serving: tuple[Cluster, Exposed], side: Side) -> None:
+    cluster, web = serving
+    eventually(lambda: is_served(cluster, web), "served before")
+    since = len(cluster.agent.lines)
+    with netns.entered(cluster.node.netns), program(PASS) as theirs:
+        index = socket.if_nametoindex("eth0")
+        with filtered(index, side, theirs):
+            cluster.agent.await_line(lambda line: PROGRAMS_BEFORE in line.text, since)
+            cluster.agent.await_line(lambda line: FIRST_AGAIN in line.text, since)
+            assert names(index, side) == ["ebpfproxy", f"theirs_{theirs.id}"]
+            assert set(answers(cluster.lab.outside, TCP, cluster.node.v4, web.node_port, 10)) == {"a"}
+            assert devices_named(cluster) == []
+
+
+def test_a_clsact_that_is_removed_is_restored(serving: tuple[Cluster, Exposed]) -> None:
+    cluster, web = serving
+    eventually(lambda: is_served(cluster, web), "served before")
+    cluster.node.run(["tc", "qdisc", "del", "dev", "eth0", "clsact"])
+    with netns.entered(cluster.node.netns):
+        index = socket.if_nametoindex("eth0")
+        eventually(lambda: all(names(index, side) == ["ebpfproxy"] for side in Side), "restored")
+    assert set(answers(cluster.lab.outside, TCP, cluster.node.v4, web.node_port, 10)) == {"a"}
