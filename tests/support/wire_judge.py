@@ -60,7 +60,7 @@ class WireJudge:
         if not headers.read(raw):
             self._unread.append(raw)
             return
-        parts = headers.parts(raw)
+        raw, parts = _trimmed(raw)
         if self._offer(parts.outer.tuple):
             self._dialed.add(parts.outer.tuple)
         self._recent.append(Sent(raw, parts, _rest(raw, parts)))
@@ -93,7 +93,8 @@ class WireJudge:
         if not headers.read(got.raw):
             self.judged["out, no packet"] += 1
             return
-        parts = headers.parts(got.raw)
+        raw, parts = _trimmed(got.raw)
+        got = got._replace(raw=raw)
         self._is_not_left_out(got.raw, parts.outer)
         rest = _rest(got.raw, parts)
         candidates = [sent for sent in self._recent if sent.rest == rest]
@@ -245,6 +246,14 @@ def _is_usual(raw: bytes, packet: Headers) -> bool:
         return clients and packet.l4 - packet.l3 == 20 and raw[packet.l3 + 8] > 1
     clients = packet.tuple.source[:4] == bytes.fromhex("20010db8")
     return clients and packet.l4 - packet.l3 == 40 and raw[packet.l3 + 7] > 1
+
+
+def _trimmed(raw: bytes) -> tuple[bytes, headers.Parts]:
+    """Without what is behind the end of the packet, which the stack cuts off: it is no part of what an ICMP
+    error quotes. A length that contradicts the headers cuts nothing off."""
+    whole = raw[: headers.parts(raw).outer.end]
+    raw = whole if headers.read(whole) else raw
+    return raw, headers.parts(raw)
 
 
 def _rest(raw: bytes, parts: headers.Parts) -> bytes:
