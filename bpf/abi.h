@@ -193,7 +193,7 @@ struct source_range_key {
 
 enum node_flag {
 	NODE_SOCKETS_OF_PODS = 1, /* the socket path serves pods, too, and not the node alone */
-	NODE_REDIRECT = 2,	  /* flows to another node's endpoint skip this node's stack */
+	NODE_REDIRECT = 2,	  /* flows of clients outside skip this node's stack */
 	NODE_NETFILTER_FLOWS = 4, /* `netfilter_flows` has entries */
 	NODE_STALE_SOCKETS = 8,	  /* `stale_sockets` has entries */
 };
@@ -223,6 +223,7 @@ enum device_flag {
 	DEVICE_POD = 1,	   /* what comes in is of a pod of this node; else of somebody outside */
 	DEVICE_LAYER3 = 2, /* its packets begin with the IP header */
 	DEVICE_CLSACT = 4, /* its clsact qdisc is of our making */
+	DEVICE_PEER = 8,   /* of a pair whose other end is in another network namespace */
 };
 
 /* Value of `devices`, by interface index: devices that have our programs. */

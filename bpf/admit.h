@@ -69,6 +69,7 @@ static __always_inline u16 flow_flags(const struct service *service,
 {
 	u16 masquerade = class == POD ? SERVICE_MASQUERADE_POD : SERVICE_MASQUERADE_OUTSIDE;
 	struct node *settings;
+	u16 redirect;
 
 	if (class == NODE) {
 		if (network_flags(&endpoint->address) & NETWORK_LOCAL)
@@ -77,12 +78,13 @@ static __always_inline u16 flow_flags(const struct service *service,
 	}
 	if (address_equal(&endpoint->address, client))
 		return FLOW_MASQUERADE;
-	if (endpoint->flags & ENDPOINT_ON_NODE || !(service->flags & masquerade))
-		return 0;
 	settings = node_get();
-	if (settings && settings->flags & NODE_REDIRECT)
-		return FLOW_MASQUERADE | FLOW_REDIRECT;
-	return FLOW_MASQUERADE;
+	redirect = settings && settings->flags & NODE_REDIRECT ? FLOW_REDIRECT : 0;
+	if (endpoint->flags & ENDPOINT_ON_NODE)
+		return class == OUTSIDE ? redirect : 0;
+	if (!(service->flags & masquerade))
+		return 0;
+	return FLOW_MASQUERADE | redirect;
 }
 
 /* `dialed` becomes the frontend that a pod's stale UDP socket sends to by `tuple`; false: it is no

@@ -199,10 +199,10 @@ static __always_inline int icmp_egress(struct __sk_buff *skb, struct packet *pac
  * endpoint's address decides, which the reply has until it is here.
  */
 static __always_inline bool leaves_elsewhere(struct __sk_buff *skb, const struct packet *packet,
-					     const struct reply *reply, struct bpf_redir_neigh *hop)
+					     const struct reply *reply, struct way *way)
 {
 	return reply->device && reply->device != skb->ifindex &&
-	       route(skb, packet, &reply->frontend, &reply->client, hop) == reply->device;
+	       route(skb, packet, &reply->frontend, &reply->client, way) == reply->device;
 }
 
 /* The endpoint's packet gets the address back that its client connected to. Masqueraded replies
@@ -219,8 +219,8 @@ static __always_inline int reply_out(struct __sk_buff *skb, struct packet *packe
 		  reply->client_port);
 	if (!rewrite(skb, packet, &scratch->to))
 		return DROP;
-	return leaves_elsewhere(skb, packet, reply, &scratch->hop)
-		   ? redirect_out(skb, reply->device, &scratch->hop)
+	return leaves_elsewhere(skb, packet, reply, &scratch->way)
+		   ? redirect_out(skb, reply->device, &scratch->way)
 		   : PASS_ON;
 }
 
@@ -309,14 +309,14 @@ static __always_inline enum standing standing_of_first(struct __sk_buff *skb,
  * where the packet will come from.
  */
 static __always_inline u32 way_to_endpoint(struct __sk_buff *skb, const struct packet *packet,
-					   const struct flow *flow, struct bpf_redir_neigh *hop)
+					   const struct flow *flow, struct way *way)
 {
 	struct address any;
 
 	address_unspecified_like(&any, &packet->tuple.source);
 	return route(skb, packet,
 		     address_is_loopback(&packet->tuple.source) ? &any : &packet->tuple.source,
-		     &flow->endpoint, hop);
+		     &flow->endpoint, way);
 }
 
 /* What is sent at this node goes to the endpoint: around the stack, which has routed it to the
@@ -338,7 +338,7 @@ static __always_inline int from_node(struct __sk_buff *skb, struct packet *packe
 		mark_set(skb, MARK_DONE);
 		return PASS_ON;
 	}
-	return masqueraded ? redirect_out(skb, device, &scratch->hop) : deliver(skb, packet);
+	return masqueraded ? redirect_out(skb, device, &scratch->way) : deliver(skb, packet);
 }
 
 static __always_inline int forwarded(struct __sk_buff *skb, struct packet *packet,
@@ -392,7 +392,7 @@ static __always_inline int to_endpoint_out(struct __sk_buff *skb, struct packet 
 		scratch->flow_key = packet->tuple;
 	}
 	if (outgoing == OUT_OF_NODE && flow->flags & FLOW_MASQUERADE) {
-		device = way_to_endpoint(skb, packet, flow, &scratch->hop);
+		device = way_to_endpoint(skb, packet, flow, &scratch->way);
 		if (!device) {
 			count(COUNTER_NO_ROUTE);
 			return DROP;

@@ -24,6 +24,7 @@ enum incoming {
 	IN_NOTHING,
 	IN_FROM_CLIENT,	  /* of `scratch->flow` */
 	IN_FROM_ENDPOINT, /* of `scratch->reply`, whose client is masqueraded */
+	IN_FROM_POD, /* of `scratch->reply`: egress translates it, if it does not skip the stack */
 };
 
 /* Back out by the device that it came in by, as if it had been sent from beyond. */
@@ -38,28 +39,54 @@ static __always_inline int back_out(struct __sk_buff *skb)
  */
 static __always_inline u32 way_past_stack(struct __sk_buff *skb, const struct packet *packet,
 					  u16 flow_flags, const struct address *from,
-					  const struct address *to, struct bpf_redir_neigh *hop)
+					  const struct address *to, struct way *way)
 {
+	struct device *entry;
 	u32 device;
 
 	if (!(flow_flags & FLOW_REDIRECT) || packet->fragment != WHOLE || packet->ttl <= 1)
 		return 0;
-	device = route(skb, packet, from, to, hop);
-	return device && devices.lookup(&device) ? device : 0;
+	device = route(skb, packet, from, to, way);
+	entry = device ? devices.lookup(&device) : NULL;
+	if (!entry)
+		return 0;
+#ifdef HAVE_REDIRECT_PEER
+	way->into_pod =
+	    entry->flags & DEVICE_PEER && way->has_ethernet && packet->l3 == ETHERNET_HEADER;
+#endif
+	return device;
 }
 
 static __always_inline int leave_past_stack(struct __sk_buff *skb, const struct packet *packet,
-					    u32 device, struct bpf_redir_neigh *hop)
+					    u32 device, struct way *way)
 {
 	count(COUNTER_REDIRECTED);
 	/* way_past_stack() leaves those to the stack that have no hop left. */
-	return write_ttl(skb, packet, packet->ttl - 1) ? redirect_out(skb, device, hop) : DROP;
+	if (!write_ttl(skb, packet, packet->ttl - 1))
+		return DROP;
+	return way->into_pod ? redirect_into_pod(skb, device, way) : redirect_out(skb, device, way);
+}
+
+/* Whether an endpoint of this node sends the packet to a client whose flow skips the stack. From
+ * elsewhere than a pod's device anybody could pretend to be the endpoint.
+ */
+static __always_inline bool find_reply_of_pod(struct __sk_buff *skb, const struct packet *packet,
+					      struct scratch *scratch)
+{
+	const struct node *settings = node_get();
+
+	if (!settings || !(settings->flags & NODE_REDIRECT) || class_of(skb) != POD)
+		return false;
+	scratch->reply_key = scratch->tuple;
+	scratch->reply_key.side = AT_EGRESS;
+	return reply_find(scratch, MATCH_KEY, packet) && scratch->reply.flags & FLOW_REDIRECT;
 }
 
 /* `scratch->tuple` is looked up as a packet that comes in. `seen`: the packet itself; NULL where it
  * is an ICMP error about one.
  */
-static __always_inline enum incoming look_up_incoming(const struct packet *packet, bool is_error,
+static __always_inline enum incoming look_up_incoming(struct __sk_buff *skb,
+						      const struct packet *packet, bool is_error,
 						      struct scratch *scratch)
 {
 	const struct flow_key *tuple = &scratch->tuple;
@@ -69,6 +96,8 @@ static __always_inline enum incoming look_up_incoming(const struct packet *packe
 				   tuple->destination_port, tuple->protocol);
 		if (reply_find(scratch, MATCH_MASQUERADE, is_error ? NULL : packet))
 			return IN_FROM_ENDPOINT;
+		if (!is_error && find_reply_of_pod(skb, packet, scratch))
+			return IN_FROM_POD;
 	}
 	if (!port_has_use(tuple->protocol, tuple->destination_port, PORT_OF_FRONTEND))
 		return IN_NOTHING;
@@ -87,15 +116,16 @@ static __always_inline int to_endpoint(struct __sk_buff *skb, struct packet *pac
 	const struct address *client = &packet->tuple.source;
 	u32 device = 0;
 
-	if (!address_is_unspecified(&flow->masquerade))
+	if (!(flow->flags & FLOW_MASQUERADE) || !address_is_unspecified(&flow->masquerade))
 		device = way_past_stack(skb, packet, flow->flags, client, &flow->endpoint,
-					&scratch->hop);
+					&scratch->way);
 	carried(flow->service_id, packet->length, true, packet->opens);
-	tuple_set(&scratch->to, device ? &flow->masquerade : client, flow->reply_port,
-		  &flow->endpoint, flow->endpoint_port);
+	tuple_set(&scratch->to,
+		  device && flow->flags & FLOW_MASQUERADE ? &flow->masquerade : client,
+		  flow->reply_port, &flow->endpoint, flow->endpoint_port);
 	if (!rewrite(skb, packet, &scratch->to))
 		return DROP;
-	return device ? leave_past_stack(skb, packet, device, &scratch->hop) : PASS_ON;
+	return device ? leave_past_stack(skb, packet, device, &scratch->way) : PASS_ON;
 }
 
 /* To the node itself, whose own flow it is. A direct flow changes a port alone: the packet finds
@@ -135,14 +165,34 @@ static __always_inline int to_client(struct __sk_buff *skb, struct packet *packe
 
 	if (!of_node)
 		device = way_past_stack(skb, packet, reply->flags, &reply->frontend, &reply->client,
-					&scratch->hop);
+					&scratch->way);
 	carried(reply->service_id, packet->length, false, false);
 	reply_target(&scratch->to, &packet->tuple, reply, of_node || device);
 	if (!rewrite(skb, packet, &scratch->to))
 		return DROP;
 	if (of_node)
 		return to_node(skb, packet, reply->flags);
-	return device ? leave_past_stack(skb, packet, device, &scratch->hop) : PASS_ON;
+	return device ? leave_past_stack(skb, packet, device, &scratch->way) : PASS_ON;
+}
+
+/* What an endpoint of this node sends to a client outside leaves at once, if it may. Otherwise
+ * egress gives it the frontend's address.
+ */
+static __always_inline int pod_to_client(struct __sk_buff *skb, struct packet *packet,
+					 struct scratch *scratch)
+{
+	const struct reply *reply = &scratch->reply;
+	u32 device = way_past_stack(skb, packet, reply->flags, &reply->frontend, &reply->client,
+				    &scratch->way);
+
+	if (!device)
+		return PASS_ON;
+	carried(reply->service_id, packet->length, false, false);
+	tuple_set(&scratch->to, &reply->frontend, reply->frontend_port, &reply->client,
+		  reply->client_port);
+	return rewrite(skb, packet, &scratch->to)
+		   ? leave_past_stack(skb, packet, device, &scratch->way)
+		   : DROP;
 }
 
 /* An ICMP error about a packet that this node has sent. */
@@ -186,8 +236,8 @@ static __always_inline int open_incoming(struct __sk_buff *skb, struct packet *p
 		return PASS_ON;
 	}
 	device = way_past_stack(skb, packet, flow->flags, &packet->tuple.source, &flow->endpoint,
-				&scratch->hop);
-	if (device && !choose_masquerade(flow, device))
+				&scratch->way);
+	if (device && flow->flags & FLOW_MASQUERADE && !choose_masquerade(flow, device))
 		return DROP;
 	count(COUNTER_PACKET_NEW);
 	scratch->flow_key = packet->tuple;
@@ -225,11 +275,13 @@ static __always_inline int ingress(struct __sk_buff *skb, u32 l3)
 	default:
 		return PASS_ON;
 	}
-	incoming = look_up_incoming(packet, is_error, scratch);
+	incoming = look_up_incoming(skb, packet, is_error, scratch);
 	if (is_error)
 		return icmp_ingress(skb, packet, incoming, scratch);
 	if (incoming == IN_FROM_ENDPOINT)
 		return to_client(skb, packet, scratch);
+	if (incoming == IN_FROM_POD)
+		return pod_to_client(skb, packet, scratch);
 	if (incoming == IN_FROM_CLIENT)
 		return to_endpoint(skb, packet, scratch);
 	return is_first(packet) ? open_incoming(skb, packet, scratch) : PASS_ON;

@@ -60,33 +60,37 @@ static long (*redirect_by_neighbour)(u32 ifindex, void *parameters, int length,
 /* The device by which `to` is reached from here, 0 where there is no way. What is too long for that
  * way is not sent there either, as far as the kernel looks: by the length of one packet, which a
  * GSO packet is not, and which for the node's own is nobody's to complain of. The next hop goes to
- * `hop`, for redirect_out().
+ * `way`, for redirect_out() and redirect_into_pod().
  */
 static __always_inline u32 route(struct __sk_buff *skb, const struct packet *packet,
 				 const struct address *from, const struct address *to,
-				 struct bpf_redir_neigh *hop)
+				 struct way *way)
 {
 #if defined(HAVE_FIB_LOOKUP) && defined(HAVE_REDIRECT_NEIGH)
-	struct bpf_fib_lookup way = {};
+	struct bpf_fib_lookup lookup = {};
 	int found;
 
-	way.l4_protocol = packet->tuple.protocol;
-	way.tot_len = skb->gso_segs || !skb->ingress_ifindex ? 0 : packet->length;
-	way.ifindex = skb->ifindex;
+	lookup.l4_protocol = packet->tuple.protocol;
+	lookup.tot_len = skb->gso_segs || !skb->ingress_ifindex ? 0 : packet->length;
+	lookup.ifindex = skb->ifindex;
 	if (packet->version == 4) {
-		way.family = AF_INET;
-		way.ipv4_src = from->word[3];
-		way.ipv4_dst = to->word[3];
+		lookup.family = AF_INET;
+		lookup.ipv4_src = from->word[3];
+		lookup.ipv4_dst = to->word[3];
 	} else {
-		way.family = AF_INET6;
-		*(struct address *)way.ipv6_src = *from;
-		*(struct address *)way.ipv6_dst = *to;
+		lookup.family = AF_INET6;
+		*(struct address *)lookup.ipv6_src = *from;
+		*(struct address *)lookup.ipv6_dst = *to;
 	}
-	found = bpf_fib_lookup(skb, &way, sizeof(way), 0);
+	found = bpf_fib_lookup(skb, &lookup, sizeof(lookup), 0);
 	if (found == BPF_FIB_LKUP_RET_SUCCESS || found == BPF_FIB_LKUP_RET_NO_NEIGH) {
-		hop->nh_family = way.family;
-		*(struct address *)hop->ipv6_nh = *(struct address *)way.ipv6_dst;
-		return way.ifindex;
+		way->hop.nh_family = lookup.family;
+		*(struct address *)way->hop.ipv6_nh = *(struct address *)lookup.ipv6_dst;
+		way->has_ethernet = found == BPF_FIB_LKUP_RET_SUCCESS;
+		__builtin_memcpy(way->ethernet, lookup.dmac, 6);
+		__builtin_memcpy(way->ethernet + 6, lookup.smac, 6);
+		way->into_pod = false;
+		return lookup.ifindex;
 	}
 #endif
 	return 0;
@@ -95,15 +99,26 @@ static __always_inline u32 route(struct __sk_buff *skb, const struct packet *pac
 /* Without the next hop the kernel would choose one again, of an IPv6 multipath route also one of
  * another device (__bpf_redirect_neigh_v6(), ip6_route_output()), and find no neighbor there.
  */
-static __always_inline int redirect_out(struct __sk_buff *skb, u32 ifindex,
-					struct bpf_redir_neigh *hop)
+static __always_inline int redirect_out(struct __sk_buff *skb, u32 ifindex, struct way *way)
 {
 	mark_set(skb, MARK_DONE);
 #ifdef HAVE_REDIRECT_NEIGH
-	return redirect_by_neighbour(ifindex, hop, sizeof(*hop), 0);
+	return redirect_by_neighbour(ifindex, &way->hop, sizeof(way->hop), 0);
 #else
 	return DROP;
 #endif
+}
+
+/* Into the network namespace of a pod by its device `ifindex` (DEVICE_PEER), as if the other end
+ * had received it: without the queue between both ends. For ingress alone.
+ */
+static __always_inline int redirect_into_pod(struct __sk_buff *skb, u32 ifindex, struct way *way)
+{
+#ifdef HAVE_REDIRECT_PEER
+	if (!bpf_skb_store_bytes(skb, 0, way->ethernet, sizeof(way->ethernet), 0))
+		return bpf_redirect_peer(ifindex, 0);
+#endif
+	return DROP;
 }
 
 /* Up this node's own stack, as if it had come in by the inlet, or by loopback: there neither a

@@ -13,6 +13,14 @@ struct port_search {
 	u64 redirect_to; /* BPF_F_INGRESS or 0: by which side the packet comes again */
 };
 
+/* How a packet gets to a next hop, as route() has found. */
+struct way {
+	struct bpf_redir_neigh hop;
+	u8 ethernet[12];   /* the next hop's address, and the one that it is sent from */
+	bool has_ethernet; /* false: the next hop's is not known yet, or the device has none */
+	bool into_pod;	   /* by redirect_into_pod() */
+};
+
 /* One program at a time uses it on a CPU: tc runs with bottom halves off. The verifier knows
  * nothing of the content of a map's value, so paths that differ in that alone are one to it
  * (docs/decisions/0019).
@@ -33,8 +41,8 @@ struct scratch {
 	u32 now; /* when the packet was looked up, as flow.last_seen */
 	/* How far find_port() has come with the flow. */
 	struct port_search search;
-	struct flow_key to;	    /* what the packet becomes */
-	struct bpf_redir_neigh hop; /* by which it is redirected */
+	struct flow_key to; /* what the packet becomes */
+	struct way way;	    /* by which it is redirected */
 	/* Arguments of helpers, each used within one function. */
 	struct flow_key key;
 	struct service_key dialed;

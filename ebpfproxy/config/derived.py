@@ -29,6 +29,7 @@ def plan_context(config: Config, mode: str) -> PlanContext:
         cluster_cidrs=config.cluster_cidr,
         pod_interface=config.pod_interface,
         socket_lb=config.socket_lb,
+        redirect=config.ebpf_redirect and mode == EBPF,
         device_patterns=config.tc_devices,
     )
 

@@ -51,8 +51,8 @@ class EbpfOptions:
     )  # fmt: skip
     ebpf_redirect: bool = option(
         "--ebpf-redirect", kinds.BOOLEAN, "false", _EBPF,
-        "Send flows to another node's endpoint past this node's network stack: faster, but this node's "
-        "FORWARD rules and connection tracking do not see them.",
+        "Send flows of clients outside past this node's network stack: faster, but FORWARD rules, network "
+        "policies by iptables or nftables, and connection tracking of this node do not see them.",
     )  # fmt: skip
     ebpf_flows_max: int = option(
         "--ebpf-flows-max", kinds.ENTRIES, "262144", _EBPF,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ebpfproxy.errors import Rejected
 from ebpfproxy.kernel import netlink, rtnetlink, rtnetlink_watch
 from ebpfproxy.model.address import V4_PREFIX, Address
-from ebpfproxy.model.device import Device
+from ebpfproxy.model.device import PAIRS, Device
 
 RTEXT_FILTER_SKIP_STATS = 1 << 3  # a quarter of each message, and much of the kernel's work on it
 RTM_F_CLONED = 0x200
@@ -152,6 +152,7 @@ def _device(payload: bytes) -> Device:
         link_type=link.type,
         up=link.up,
         master=netlink.number(link.attributes.get(rtnetlink.IFLA_MASTER)),
+        peer_elsewhere=link.kind in PAIRS and rtnetlink.IFLA_LINK_NETNSID in link.attributes,
     )
 
 

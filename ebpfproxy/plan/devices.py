@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from fnmatch import fnmatchcase
 
 from ebpfproxy.model.address import Address, Family, family
-from ebpfproxy.model.device import ETHERNET, LOOPBACK, Device
+from ebpfproxy.model.device import ETHERNET, LOOPBACK, PAIRS, Device
 from ebpfproxy.model.node import Node
 from ebpfproxy.plan.service_plan import DevicePlan, DeviceRole, PlanContext, SocketLb
 
@@ -23,7 +23,6 @@ NO_DEVICES = ("none",)
 _TUNNELS = frozenset({"vxlan", "geneve", "wireguard", "ipip", "sit", "ip6tnl"}) | frozenset(
     {"gre", "gretap", "erspan", "ip6gre", "ip6gretap", "ip6erspan"}
 )
-_PAIRS = frozenset({"veth", "netkit"})
 _NOWHERE = frozenset({"dummy", "ifb", "nlmon", "vrf"})  # a VRF's packets are seen on its ports
 _TUN = "tun"  # of tap devices, too: those are told by their link type
 
@@ -55,10 +54,10 @@ def plan_devices(
             wanted = context.socket_lb is SocketLb.OFF
         elif context.device_patterns:
             wanted = device.name not in INLET_PAIR and _matches(device.name, context.device_patterns)
-        elif role is DeviceRole.POD and device.kind in _PAIRS:
+        elif role is DeviceRole.POD and device.kind in PAIRS:
             # A bridge passes its ports' packets up as its own (skb_iif), so only that much is seen.
             seen = device.ifindex in bypassing or device.master in bypassing
-            wanted = context.socket_lb is not SocketLb.ON or pods or seen
+            wanted = context.socket_lb is not SocketLb.ON or context.redirect or pods or seen
         else:
             wanted = role is not None
         if wanted:
@@ -127,6 +126,7 @@ class _Host:
             device.link_type not in (ETHERNET, LOOPBACK),
             self._masquerade(device, Family.IPV4),
             self._masquerade(device, Family.IPV6),
+            role is DeviceRole.POD and device.peer_elsewhere,
         )
 
     def _masquerade(self, device: Device, of: Family) -> Address | None:
@@ -146,7 +146,7 @@ class _Host:
 
 def _is_of_pod(device: Device) -> bool:
     """A tun device without Ethernet header leads to a VPN rather than to a guest."""
-    return device.kind in _PAIRS or (device.kind == _TUN and device.link_type == ETHERNET)
+    return device.kind in PAIRS or (device.kind == _TUN and device.link_type == ETHERNET)
 
 
 def _leads_out(port: Device) -> bool:

@@ -138,7 +138,8 @@ class DevicePlan(NamedTuple):
     """A device that packets have to be looked at on.
 
     `layer3`: they begin with the IP header there. `v4` and `v6`: what is masqueraded there gets; None
-    where this node has no such address.
+    where this node has no such address. `peer_elsewhere`: the device is one end of a pair, whose other end
+    is in a pod's network namespace.
     """
 
     ifindex: int
@@ -147,6 +148,7 @@ class DevicePlan(NamedTuple):
     layer3: bool
     v4: Address | None
     v6: Address | None
+    peer_elsewhere: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -196,7 +198,8 @@ class PlanContext:
     `node_port_cidrs` empty means every local address, unless `node_port_primary`. `node_name` as endpoints
     name it.
     `bind_address`: kube-proxy's, None where it is no address in particular; of its family, it is the node's
-    own address whatever the Node says. `device_patterns` as of the shell; empty means that devices are
+    own address whatever the Node says. `redirect`: flows of clients outside skip the node's stack, and so do
+    replies of pods. `device_patterns` as of the shell; empty means that devices are
     found by what they are.
     `cluster_cidrs`: for `DetectLocal.CLUSTER_CIDR`; the first of a family counts. `pod_interface`, a name
     or how names begin: for the two modes that go by it.
@@ -212,4 +215,5 @@ class PlanContext:
     cluster_cidrs: tuple[Network, ...] = ()
     pod_interface: str = ""
     socket_lb: SocketLb = SocketLb.ON
+    redirect: bool = False
     device_patterns: tuple[str, ...] = ()

@@ -273,6 +273,7 @@ def test_a_map_that_the_kernel_does_not_make_is_named(
         ("bpf_fib_lookup", 69, False),
         ("bpf_skc_lookup_tcp", 99, False),
         ("bpf_redirect_neigh", 152, False),
+        ("bpf_redirect_peer", 155, False),
         ("bpf_ktime_get_coarse_ns", 160, False),
         ("bpf_set_retval", 187, False),
         (COOKIE, 122, True),

@@ -15,6 +15,7 @@ SYMBOLS = {
     "HAVE_FIB_LOOKUP": "bpf_skb_fib_lookup",
     "HAVE_SKC_LOOKUP_TCP": "bpf_skc_lookup_tcp",
     "HAVE_REDIRECT_NEIGH": "bpf_redirect_neigh",
+    "HAVE_REDIRECT_PEER": "bpf_redirect_peer",
     "HAVE_KTIME_COARSE": "bpf_ktime_get_coarse_ns",
     "HAVE_SET_RETVAL": "bpf_set_retval",
 }

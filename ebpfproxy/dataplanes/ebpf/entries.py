@@ -136,6 +136,8 @@ def _device(plan: DevicePlan) -> DeviceEntry:
     flags = abi.DEVICE_POD if plan.role is DeviceRole.POD else 0
     if plan.layer3:
         flags |= abi.DEVICE_LAYER3
+    if plan.peer_elsewhere:
+        flags |= abi.DEVICE_PEER
     return DeviceEntry(
         flags,
         plan.v4 or unspecified(Family.IPV4),

@@ -82,6 +82,7 @@ PROBES = (
     Probe(  # 5.10, b4ab31414970: an index, no next hop of ours, no flags
         "HAVE_REDIRECT_NEIGH", _set(1, 1) + _set(2, 0) + _set(3, 0) + _set(4, 0) + _call(152) + RETURN_0
     ),
+    Probe("HAVE_REDIRECT_PEER", _set(1, 1) + _set(2, 0) + _call(155) + RETURN_0),  # 5.10, 9aa1206e8f48
     Probe("HAVE_KTIME_COARSE", _call(160) + RETURN_0),  # 5.11, d05512618056
 )
 SET_RETVAL = Probe("HAVE_SET_RETVAL", _set(1, -111) + _call(187) + RETURN_1)  # 5.18, b44123b4a3dc

@@ -64,6 +64,9 @@ _HELPERS = {
     "HAVE_FIB_LOOKUP": _Helper("bpf_fib_lookup", _NO_REDIRECT, "4.18"),
     "HAVE_SKC_LOOKUP_TCP": _Helper("bpf_skc_lookup_tcp", _NO_COMPARISON, "5.2"),
     "HAVE_REDIRECT_NEIGH": _Helper("bpf_redirect_neigh", _NO_REDIRECT, "5.10"),
+    "HAVE_REDIRECT_PEER": _Helper(
+        "bpf_redirect_peer", "--ebpf-redirect takes packets to pods by their devices' queues", "5.10"
+    ),
     "HAVE_KTIME_COARSE": _Helper("bpf_ktime_get_coarse_ns", "a slower clock", "5.11"),
     "HAVE_SET_RETVAL": _Helper(
         "bpf_set_retval", "a refused connection fails with EPERM, not ECONNREFUSED", "5.18"

@@ -57,6 +57,25 @@ def test_a_packet_that_skips_the_stack_is_translated_at_once_and_ages(
 
 
 @families
+@translatable
+def test_a_reply_of_a_pod_here_skips_the_stack_from_its_own_device_alone(
+    path: PacketPath, at: Places, protocol: Protocol
+) -> None:
+    """Whoever pretends to be the endpoint by another device gets no frontend's address."""
+    path.set_node(abi.NODE_REDIRECT)
+    serve(path, at, at.here)
+    request = ip(at.client, at.external) / transport(protocol, CLIENT_PORT, PORTS[protocol])
+    path.ingress(request)
+    fields: dict[str, Any] = {"flags": "SA"} if protocol is served.TCP else {}
+    reply = ip(at.external, at.client) / transport(protocol, PORTS[protocol], CLIENT_PORT, **fields)
+    answer = become(reply, at.here, at.client, source_port=TARGETS[protocol])
+    outside = path.ingress(answer)
+    assert (outside.verdict, outside.raw) == (UNSPEC, bytes(answer))
+    back = path.ingress(answer, "pod")
+    assert (back.verdict, back.mark, back.raw) == (REDIRECT, MARK_DONE, older(bytes(reply)))
+
+
+@families
 def test_a_packet_at_the_end_of_its_life_is_left_to_the_stack(path: PacketPath, at: Places) -> None:
     """Which tells the client so (time exceeded): traceroute through a Service works."""
     path.set_node(abi.NODE_REDIRECT)
@@ -69,11 +88,23 @@ def test_a_packet_at_the_end_of_its_life_is_left_to_the_stack(path: PacketPath, 
 
 
 @families
-def test_endpoints_of_this_node_are_reached_by_the_stack(path: PacketPath, at: Places) -> None:
+def test_clients_outside_reach_endpoints_of_this_node_past_the_stack(path: PacketPath, at: Places) -> None:
     path.set_node(abi.NODE_REDIRECT)
     serve(path, at, at.here)
     request = ip(at.client, at.external) / transport(served.TCP, CLIENT_PORT, PORTS[served.TCP])
-    assert path.ingress(request).verdict == UNSPEC
+    outcome = path.ingress(request)
+    assert outcome.verdict == REDIRECT
+    assert outcome.raw == older(become(request, destination=at.here, destination_port=TARGETS[served.TCP]))
+
+
+@families
+def test_pods_reach_endpoints_of_this_node_by_the_stack(path: PacketPath, at: Places) -> None:
+    path.set_node(abi.NODE_REDIRECT)
+    serve(path, at, at.here)
+    request = ip(at.pod, at.cluster) / transport(served.TCP, CLIENT_PORT, PORTS[served.TCP])
+    outcome = path.ingress(request, "pod")
+    assert outcome.verdict == UNSPEC
+    assert outcome.raw == become(request, destination=at.here, destination_port=TARGETS[served.TCP])
 
 
 @families

@@ -154,6 +154,18 @@ def test_all_pods_veths_count_where_a_service_needs_them() -> None:
     assert roles(VETH, other, pods=True) == {"veth1": POD, "veth2": POD}
 
 
+def test_all_pods_veths_count_where_replies_skip_the_stack() -> None:
+    assert role(VETH, context=dataclasses.replace(CONTEXT, redirect=True)) is POD
+
+
+@pytest.mark.parametrize("peer_elsewhere", [True, False])
+def test_only_a_pods_end_of_a_pair_leads_into_its_namespace(peer_elsewhere: bool) -> None:
+    """An uplink may be one end of a pair as well."""
+    uplink, pod = (each._replace(kind="veth", peer_elsewhere=peer_elsewhere) for each in (ETH0, VETH))
+    plans = plan_devices((uplink, pod), NODE, HOST, False, ())
+    assert {each.name: each.peer_elsewhere for each in plans} == {"eth0": False, "veth1": peer_elsewhere}
+
+
 def test_all_pods_of_a_bridge_count_where_one_of_them_bypasses() -> None:
     """What comes in by a port is seen to come in by the bridge, behind it."""
     bridge = Device(20, "cni0", "bridge", ETHERNET, True)

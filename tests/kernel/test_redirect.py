@@ -1,0 +1,148 @@
+"""Clients outside with --ebpf-redirect: their packets skip the node's stack, to pods here and elsewhere."""
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from ebpfproxy.dataplanes.ebpf.view import View
+from ebpfproxy.kernel import netns
+from ebpfproxy.lab import Lab, PodNetwork, sockets
+from ebpfproxy.model.address import Protocol
+from tests.kernel.clients import SILENT, TCP, UDP, outcome
+from tests.kernel.cluster import TCP_TARGET
+from tests.kernel.two_nodes import NARROW, TwoNodes, echoed, route_mtu, streamed, told
+
+pytestmark = pytest.mark.kernel
+
+families = pytest.mark.parametrize("family", ["v4", "v6"])
+protocols = pytest.mark.parametrize("protocol", [TCP, UDP], ids=["tcp", "udp"])
+places = pytest.mark.parametrize("place", ["here", "there"])
+REFUSING = (
+    "add table inet forwards; "
+    "add chain inet forwards refused { type filter hook forward priority 0; policy drop; }"
+)
+STREAM = os.urandom(1 << 21)
+DATAGRAM = os.urandom(6000)
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[TwoNodes]:
+    """Both agents have the option."""
+    with Lab("test-redirect", 67, PodNetwork.ROUTED) as lab, TwoNodes(lab) as made:
+        made.start("--ebpf-redirect")
+        made.await_second()
+        yield made
+
+
+@contextlib.contextmanager
+def nothing_forwarded(pair: TwoNodes) -> Iterator[None]:
+    """Within the block the node's own stack forwards no packet."""
+    pair.node.run(["nft", REFUSING])
+    try:
+        yield
+    finally:
+        pair.node.run(["nft", "delete table inet forwards"])
+
+
+@families
+@protocols
+@places
+def test_neither_requests_nor_replies_pass_the_nodes_stack(
+    pair: TwoNodes, family: str, protocol: Protocol, place: str
+) -> None:
+    web = pair.everywhere().to(pair.a if place == "here" else pair.d)
+    address, port = web.frontend("NodePort", family, protocol)
+    with nothing_forwarded(pair):
+        found = told(outcome(pair.x, protocol, address, port, 3.0))[0]
+    assert found == ("a" if place == "here" else "d")
+
+
+@families
+def test_the_rule_of_these_tests_drops_what_passes_the_stack(pair: TwoNodes, family: str) -> None:
+    """Straight to a pod."""
+    address = getattr(pair.a, family)
+    assert told(outcome(pair.x, TCP, address, TCP_TARGET, 3.0))[0] == "a"
+    with nothing_forwarded(pair):
+        assert outcome(pair.x, TCP, address, TCP_TARGET, 0.3) == SILENT
+
+
+@families
+def test_the_endpoint_here_sees_the_client_with_policy_local(pair: TwoNodes, family: str) -> None:
+    web = pair.everywhere(externalTrafficPolicy="Local").to(pair.a)
+    found = outcome(pair.x, TCP, *web.frontend("NodePort", family, TCP), sockets.ANSWERED)
+    assert told(found) == ("a", getattr(pair.x, family))
+
+
+@families
+@places
+def test_much_comes_back_whole(pair: TwoNodes, family: str, place: str) -> None:
+    """In packets as large as devices take, which they segment."""
+    web = pair.everywhere().to(pair.a if place == "here" else pair.d)
+    with nothing_forwarded(pair):
+        assert streamed(pair.x, *web.frontend("NodePort", family, TCP), STREAM) == STREAM
+
+
+@families
+@places
+def test_fragments_come_back_whole(pair: TwoNodes, family: str, place: str) -> None:
+    """By the stack."""
+    web = pair.everywhere().to(pair.a if place == "here" else pair.d)
+    address, port = web.frontend("NodePort", family, UDP)
+    assert echoed(pair.x, address, port, DATAGRAM) == DATAGRAM
+
+
+@families
+def test_a_narrow_way_to_the_client_is_told_to_the_pod(pair: TwoNodes, family: str) -> None:
+    """The router's error goes to the frontend, and is the endpoint's."""
+    web = pair.everywhere(externalTrafficPolicy="Local").to(pair.a)
+    address, port = web.frontend("NodePort", family, TCP)
+    with pair.narrow_to_outside():
+        assert streamed(pair.x, address, port, STREAM) == STREAM
+        assert route_mtu(pair.a, getattr(pair.x, family)) == NARROW
+
+
+@families
+def test_a_narrow_way_to_the_pod_is_told_to_the_client(pair: TwoNodes, family: str) -> None:
+    web = pair.everywhere().to(pair.a)
+    address, port = web.frontend("NodePort", family, TCP)
+    with pair.narrow_to(pair.a):
+        assert streamed(pair.x, address, port, STREAM) == STREAM
+
+
+@families
+@places
+def test_connections_outlast_the_option(pair: TwoNodes, family: str, place: str) -> None:
+    """Switched off and on again: what began with it goes on without it, and the reverse."""
+    web = pair.everywhere().to(pair.a if place == "here" else pair.d)
+    address, port = web.frontend("NodePort", family, TCP)
+
+    def opened() -> socket.socket:
+        with netns.entered(pair.x.netns):
+            return sockets.dial(TCP, address, port, sockets.ANSWERED)
+
+    def works(client: socket.socket) -> bool:
+        return sockets.exchange(client, b"again") == b"again"
+
+    first = opened()
+    assert works(first)
+    try:
+        pair.restart()
+        assert works(first)
+        second = opened()
+        assert works(second)
+    finally:
+        pair.restart("--ebpf-redirect")
+    assert works(first)
+    assert works(second)
+    first.close()
+    second.close()
+
+
+def test_pods_devices_have_programs(pair: TwoNodes) -> None:
+    """By which replies skip the stack."""
+    with contextlib.closing(View(pair.lab.bpffs)) as view:
+        rows = pair.node.call(lambda: list(view.devices()))
+    assert pair.a.device in {row.device for row in rows if row.role == "pod"}
