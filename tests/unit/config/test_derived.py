@@ -83,8 +83,10 @@ def test_the_rest_of_the_flags_of_the_packet_path() -> None:
         localhost_node_ports=False,
         node_port_cidrs=networks(["192.0.2.0/24"]),
         socket_lb=SocketLb.HOST,
+        redirect=True,
         device_patterns=("eth*", "bond0", "wg0"),
     )
+    assert not plan_context(config, "nftables").redirect
     given = ebpf_settings(config, CGROUP)
     assert (given.socket_lb, given.redirect) == (SocketLb.HOST, True)
 
