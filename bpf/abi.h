@@ -209,7 +209,7 @@ struct node {
 	__u32 tcp_fin;	      /* both sides have closed, or one was reset */
 	__u32 udp;	      /* not answered yet; SCTP, too */
 	__u32 udp_stream;     /* answered */
-	__u32 icmp_rate;      /* ICMP errors per second; 0: no limit */
+	__u32 icmp_rate;      /* ICMP errors per second; 0: none */
 	__u32 icmp_burst;     /* ICMP errors at once */
 };
 

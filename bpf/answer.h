@@ -219,7 +219,7 @@ static __always_inline bool answer_unreachable(struct __sk_buff *skb, struct pac
 
 /* Take one ICMP error from the node's budget, which fills up at the kernel's own rate
  * (net.ipv4.icmp_msgs_per_sec and icmp_msgs_burst, icmp_global_allow()). CPUs that do so at the
- * same time may take one together. False: there is none left.
+ * same time may take one together. False: there is none left, as always with a rate of 0.
  */
 static __always_inline bool icmp_is_allowed(void)
 {
@@ -228,14 +228,16 @@ static __always_inline bool icmp_is_allowed(void)
 	const struct node *settings = node_get();
 	u64 now, refill;
 
-	if (!budget || !settings || !settings->icmp_rate)
+	if (!budget || !settings)
 		return true;
 	now = bpf_ktime_get_ns();
 	refill = now - budget->refilled;
 	if (refill > NSEC_PER_SEC)
 		refill = NSEC_PER_SEC;
 	refill = refill * settings->icmp_rate / NSEC_PER_SEC;
-	if (refill) {
+	if (!settings->icmp_rate) {
+		budget->errors = 0;
+	} else if (refill) {
 		u64 errors = budget->errors + refill;
 
 		budget->refilled = now;

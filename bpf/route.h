@@ -58,9 +58,9 @@ static long (*redirect_by_neighbour)(u32 ifindex, void *parameters, int length,
 				     u64 flags) = (void *)152;
 
 /* The device by which `to` is reached from here, 0 where there is no way. What is too long for that
- * way is not sent there either, as far as the kernel looks: by the length of one packet, which a
- * GSO packet is not, and which for the node's own is nobody's to complain of. The next hop goes to
- * `way`, for redirect_out() and redirect_into_pod().
+ * way is not sent there either, as far as the kernel looks: by the length of one packet. That of a
+ * GSO packet is none, and that of the node's own does not count, since no router would complain of
+ * it. The next hop goes to `way`, for redirect_out() and redirect_into_pod().
  */
 static __always_inline u32 route(struct __sk_buff *skb, const struct packet *packet,
 				 const struct address *from, const struct address *to,

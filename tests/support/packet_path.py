@@ -188,7 +188,7 @@ class PacketPath:
 
     # What the agent writes
 
-    def set_node(self, flags: int = 0, inlet: int = 0, icmp_rate: int = 0, **timeouts: int) -> None:
+    def set_node(self, flags: int = 0, inlet: int = 0, icmp_rate: int = 1_000_000, **timeouts: int) -> None:
         """The one entry of `node`; timeouts in seconds, kube-proxy's unless given. The cookie is 0, by which
         the marks are those that are written here."""
         seconds = TIMEOUTS | timeouts

@@ -37,6 +37,17 @@ def translated(outcome: Outcome) -> bool:
 
 
 @families
+def test_no_icmp_error_is_sent_at_a_rate_of_0(path: PacketPath, at: Places) -> None:
+    """As the kernel does (icmp_global_allow()). TCP is reset all the same."""
+    path.set_node(icmp_rate=0)
+    serve(path, at)
+    path.counted()
+    assert path.ingress(to(at, at.external, served.UDP)).verdict == SHOT
+    assert path.counted()["icmp_limited"] == 1
+    assert path.ingress(to(at, at.external)).verdict == REDIRECT
+
+
+@families
 @pytest.mark.parametrize("data", [b"", b"more than a SYN has"])
 def test_a_syn_to_no_endpoint_is_reset(path: PacketPath, at: Places, data: bytes) -> None:
     """RFC 9293, 3.10.7.1: sequence 0, and what was sent is acknowledged, its data included."""
