@@ -330,7 +330,8 @@ def test_a_socket_that_several_processes_share(cluster: Cluster) -> None:
 
 @only_ebpf
 def test_a_socket_in_flight_is_reconnected_once_a_process_has_it(cluster: Cluster) -> None:
-    """No process has a descriptor of a socket that is in a message which was not received yet."""
+    """No process has a descriptor of a socket that is in a message which was not received yet. Until one has,
+    the packet path translates what it sends."""
     dns = cluster.service().to(cluster.a)
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -338,12 +339,13 @@ def test_a_socket_in_flight_is_reconnected_once_a_process_has_it(cluster: Cluste
         socket.send_fds(theirs, [b"!"], [sock.fileno()])
         sock.close()
         dns.to(cluster.b)
-        eventually(lambda: cluster.metric("ebpfproxy_sockets_stale") == 1, "it is reported")
-        assert "Failed to reconnect UDP sockets" in cluster.agent.log()
+        eventually(lambda: cluster.metric("ebpfproxy_sockets_translated") == 1, "it is translated")
+        assert "Translating packets of stale UDP sockets" in cluster.agent.log()
         _, (fd,), _, _ = socket.recv_fds(ours, 1, 1)
         with socket.socket(fileno=fd) as received:
             reaches(received, "b")
-        eventually(lambda: cluster.metric("ebpfproxy_sockets_stale") == 0, "it is reported no more")
+        eventually(lambda: cluster.metric("ebpfproxy_sockets_translated") == 0, "it is reconnected")
+    assert cluster.metric("ebpfproxy_sockets_stale") == 0
 
 
 def test_no_more_datagrams_are_lost_than_by_kube_proxys_rules(cluster: Cluster) -> None:
