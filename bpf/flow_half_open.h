@@ -23,7 +23,7 @@ static __always_inline bool has_passed(u32 last_seen, u32 now, u32 seconds)
 	return units > 0 && (u64)(u32)units << 30 > seconds * NSEC_PER_SEC;
 }
 
-/* Whether a half-open flow is over, which stays in the maps until somebody needs its place, or
+/* Whether a half-open flow is over. It stays in the maps until another flow needs its place, or
  * flow_sweep.py removes it.
  */
 static __always_inline bool half_open_is_over(u32 last_seen, u8 protocol, u32 now)

@@ -14,7 +14,8 @@ NONE = "none"
 EBPF = "ebpf"
 
 _VARIANTS = {
-    "ebpf-redirect": (EBPF, ("--ebpf-redirect",)),
+    # A bench that names devices would leave out those of pods, by which replies skip the stack.
+    "ebpf-redirect": (EBPF, ("--ebpf-redirect", "--tc-devices=eth0,veth*")),
     "ebpf-host": (EBPF, ("--socket-lb=host",)),
     "iptables-legacy": ("iptables", ("--iptables-flavour=legacy",)),
     "iptables-nft": ("iptables", ("--iptables-flavour=nft",)),
