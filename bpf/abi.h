@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
  *
  * What the C programs and the Python control plane share: every struct, enum and limit, once.
- * ebpfproxy/dataplanes/ebpf/abi.py reads this very file for its packing, so its shapes are plain:
+ * ebpfproxy/backends/ebpf/abi.py reads this very file for its packing, so its shapes are plain:
  * scalar types, structs declared above, arrays of constant size, enums with explicit values.
  * Structs have no implicit padding; `pad` is always zero, since keys are compared bytewise.
  *

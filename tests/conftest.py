@@ -12,9 +12,9 @@ from typing import Any
 import hypothesis
 import pytest
 
-from ebpfproxy.dataplanes.ebpf.programs import available_hooks
+from ebpfproxy.backends.ebpf.programs import available_hooks
 from ebpfproxy.errors import KernelError
-from ebpfproxy.kernel import mounts
+from ebpfproxy.linux import mounts
 from tests.vm import machine
 
 hypothesis.settings.register_profile("ebpfproxy", deadline=None)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ebpfproxy.bench import flapping, workload
-from ebpfproxy.bench.agent_life import Fate, Life
+from ebpfproxy.bench.agent_runner import Fate, Life
 from ebpfproxy.bench.flow_clients import Reports, tell_errors
 from ebpfproxy.bench.load import Load, LoadFailed
 from ebpfproxy.bench.samples import Result, Samples

@@ -10,7 +10,7 @@ from ebpfproxy.bench.load import Load
 from ebpfproxy.bench.modes import NONE
 from ebpfproxy.bench.samples import Result, Samples
 from ebpfproxy.bench.sides import Progress, side_by_side, turns
-from ebpfproxy.lab import Lab, Place
+from ebpfproxy.lab import Lab, Netns
 
 METRICS = {"connect": "connect_us", "crr": "crr_us"}
 PATHS = ("direct", "clusterip")
@@ -65,7 +65,7 @@ class _Ground:
             paths: self._load.targets("-".join(paths), *(every[path] for path in paths))
             for paths in (PATHS[:1], PATHS)
         }
-        self._places: dict[str, Place] = dict(zip(PLACES, (lab.pod("client"), lab.node), strict=True))
+        self._places: dict[str, Netns] = dict(zip(PLACES, (lab.pod("client"), lab.node), strict=True))
 
     def measure(self, metric: str, place: str, paths: tuple[str, ...], seed: int) -> dict[str, list[float]]:
         """Microseconds by path. Paths take turns connection by connection, so that what disturbs the machine

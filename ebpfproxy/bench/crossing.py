@@ -1,6 +1,6 @@
 """Two nodes, a client outside, and Services whose endpoints are on the one node or on the other.
 
-Beside the way by which Services are reached, each node has a second link to the router, on which no
+SyncHooks the way by which Services are reached, each node has a second link to the router, on which no
 agent has programs. By it the same client reaches the same two pods at other addresses of theirs, with
 as many hops, and with no proxy on the way: that is what "direct" means here.
 

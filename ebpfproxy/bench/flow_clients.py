@@ -11,8 +11,8 @@ from ebpfproxy.bench.crossing import Crossing
 from ebpfproxy.bench.load import Load, LoadFailed
 from ebpfproxy.bench.samples import Samples
 from ebpfproxy.bench.sides import Progress
-from ebpfproxy.kernel import netns
 from ebpfproxy.lab import Lab
+from ebpfproxy.linux.netns import netns
 
 SERVICES, ENDPOINTS = 10, 10
 DIRECT = ("direct-local", "direct-remote")

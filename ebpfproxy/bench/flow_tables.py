@@ -7,12 +7,12 @@ import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
+from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.backends.ebpf.maps import Maps
+from ebpfproxy.backends.ebpf.pins import Pins
 from ebpfproxy.bench import report
-from ebpfproxy.dataplanes.ebpf import abi
-from ebpfproxy.dataplanes.ebpf.maps import Maps
-from ebpfproxy.dataplanes.ebpf.pins import Pins
 from ebpfproxy.errors import ConfigError, NotFound
-from ebpfproxy.lab import Agent, Lab, Place
+from ebpfproxy.lab import Agent, Lab, Netns
 
 _EVENT = re.compile(r'^ebpfproxy_datapath_events_total\{reason="(\w+)"\} ([0-9.e+]+)$', re.MULTILINE)
 _SHOWN = (
@@ -56,7 +56,7 @@ def require_tracking(mode: str, limit: int | None, held: int, rate: float) -> No
         )
 
 
-def tracked(place: Place) -> int:
+def tracked(place: Netns) -> int:
     """How many connections the kernel tracks there."""
     return place.call(lambda: report.conntrack("count")) or 0
 
@@ -77,7 +77,7 @@ def _ours(lab: Lab) -> int:
         maps.close()
 
 
-def shown_events(node: Place) -> Mapping[str, float]:
+def shown_events(node: Netns) -> Mapping[str, float]:
     """What programs on the node did, by its agent's metrics; nothing where there are none."""
     return {reason: count for reason, count in events(node.call(_scrape)).items() if reason in _SHOWN}
 

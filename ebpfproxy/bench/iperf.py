@@ -8,7 +8,7 @@ from typing import Any
 
 from ebpfproxy.bench.load import LoadFailed
 from ebpfproxy.errors import ConfigError
-from ebpfproxy.lab import Place
+from ebpfproxy.lab import Netns
 
 PORT = 5201
 DATAGRAM = 64
@@ -24,7 +24,7 @@ def require() -> None:
         raise ConfigError("there is no iperf3", "apt-get install iperf3")
 
 
-def serve(place: Place) -> None:
+def serve(place: Netns) -> None:
     """Serve on PORT of all addresses, one test at a time. Returns once it answers."""
     place.popen(["iperf3", "-s", "-p", str(PORT)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + _PATIENCE
@@ -34,12 +34,12 @@ def serve(place: Place) -> None:
         time.sleep(0.02)
 
 
-def megabits(place: Place, address: str, megabytes: int, port: int = PORT) -> float:
+def megabits(place: Netns, address: str, megabytes: int, port: int = PORT) -> float:
     """Mbit/s of one TCP stream of so many MiB from the place, as its receiver counts. Raises LoadFailed."""
     return received_megabits(_run(place, address, port, ["-n", f"{megabytes}M"]))
 
 
-def datagrams(place: Place, address: str, count: int, port: int = PORT) -> float:
+def datagrams(place: Netns, address: str, count: int, port: int = PORT) -> float:
     """Datagrams of DATAGRAM bytes a second that arrive, of `count` that one sender sends as fast as it can.
 
     Raises LoadFailed.
@@ -57,7 +57,7 @@ def arrived(report: dict[str, Any]) -> float:
     return float((total["packets"] - total["lost_packets"]) / total["seconds"])
 
 
-def _run(place: Place, address: str, port: int, flags: list[str]) -> dict[str, Any]:
+def _run(place: Netns, address: str, port: int, flags: list[str]) -> dict[str, Any]:
     """By amount and not by time: iperf3 knows whole seconds only. Once more where the server is not ready
     for the next test yet."""
     command = ["iperf3", "-J", "-c", address, "-p", str(port), *flags]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ebpfproxy.errors import ConfigError, EbpfProxyError
-from ebpfproxy.lab import Place
+from ebpfproxy.lab import Netns
 
 Target = tuple[str, int]
 
@@ -40,7 +40,7 @@ class Load:
                 f"{_SOURCES[0].parent} does not compile: {done.stderr.strip()}", "apt-get install libc6-dev"
             )
 
-    def serve(self, place: Place, port: int) -> "subprocess.Popen[bytes]":
+    def serve(self, place: Netns, port: int) -> "subprocess.Popen[bytes]":
         """Answer TCP and UDP on a port of all addresses of the place. Returns once it answers."""
         server = place.popen([self._binary, "serve", "-p", str(port)], stdout=subprocess.PIPE)
         assert server.stdout
@@ -57,7 +57,7 @@ class Load:
         return path
 
     def measure(
-        self, place: Place, mode: str, targets: Path, samples: int, *, seed: int = 0, connected: bool = False
+        self, place: Netns, mode: str, targets: Path, samples: int, *, seed: int = 0, connected: bool = False
     ) -> "list[array.array[int]]":
         """For each list of targets, in order, the nanoseconds of its connections (connect, crr, rr or udp),
         or of the way of a datagram to where it is dropped (packet, or first: of a flow).
@@ -72,7 +72,7 @@ class Load:
         return [figures[turn::lists] for turn in range(lists)]
 
     def churn(
-        self, place: Place, targets: Path, *, count: int = 0, seconds: float = 0.0, connect_only: bool = False
+        self, place: Netns, targets: Path, *, count: int = 0, seconds: float = 0.0, connect_only: bool = False
     ) -> dict[str, Any]:
         """Connections that no error stops: attempts, failed, seconds, slowest_us, errors by their names.
 
@@ -83,7 +83,7 @@ class Load:
 
     def start_churn(
         self,
-        place: Place,
+        place: Netns,
         targets: Path,
         *,
         count: int = 0,
@@ -114,7 +114,7 @@ class Load:
         return _report(out)
 
     def hold(
-        self, place: Place, targets: Path, count: int, *, busy: float = 0.0
+        self, place: Netns, targets: Path, count: int, *, busy: float = 0.0
     ) -> tuple["subprocess.Popen[bytes]", dict[str, Any]]:
         """Open connections that stay until `end_churn`, which asks each of them once more.
 
@@ -126,17 +126,17 @@ class Load:
         assert running.stdout
         return running, _report(running.stdout.readline())
 
-    def start_download(self, place: Place, targets: Path, megabytes: float) -> "subprocess.Popen[bytes]":
+    def start_download(self, place: Netns, targets: Path, megabytes: float) -> "subprocess.Popen[bytes]":
         """One stream, of so many MB of 10^6 bytes a second, until `end_churn`. Each byte is looked at, and
         its end has to be the server's. Its report has `bytes`; `slowest_us` is the longest wait for a piece.
         """
         return self._start(place, ["download", "-r", str(megabytes * 1e6 / _PIECE)], targets)
 
-    def _start(self, place: Place, arguments: Sequence[str], targets: Path) -> "subprocess.Popen[bytes]":
+    def _start(self, place: Netns, arguments: Sequence[str], targets: Path) -> "subprocess.Popen[bytes]":
         with open(targets, "rb") as lines:
             return place.popen([self._binary, *arguments], stdin=lines, stdout=subprocess.PIPE)
 
-    def _run(self, place: Place, arguments: Sequence[str], targets: Path) -> bytes:
+    def _run(self, place: Netns, arguments: Sequence[str], targets: Path) -> bytes:
         with open(targets, "rb") as lines:
             client = place.popen(
                 [self._binary, *arguments], stdin=lines, stdout=subprocess.PIPE, stderr=subprocess.PIPE

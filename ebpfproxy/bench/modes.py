@@ -5,8 +5,8 @@ What is added to `modes.choice.MODES` is a name here by that alone.
 
 from collections.abc import Iterable
 
+from ebpfproxy.backends import selection
 from ebpfproxy.errors import ConfigError
-from ebpfproxy.modes import choice
 
 NONE = "none"
 """A machine without a proxy, which modes are measured beside."""
@@ -24,7 +24,7 @@ _VARIANTS = {
 
 NAMES = tuple(
     name
-    for mode in choice.MODES
+    for mode in selection.MODES
     for name in (mode.name, *(variant for variant, (of, _) in _VARIANTS.items() if of == mode.name))
 )
 

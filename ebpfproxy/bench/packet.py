@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ebpfproxy.bench import test_runs, workload
+from ebpfproxy.bench import prog_test_run, workload
 from ebpfproxy.bench.load import Load
 from ebpfproxy.bench.modes import EBPF, NONE
 from ebpfproxy.bench.samples import Result, Samples
@@ -47,8 +47,8 @@ def run(sizes: Sequence[Size], modes: Sequence[str], progress: Progress) -> Iter
                 for path, figures in side.ground.measure(metric, paths, turn).items():
                     samples.add(side.mode, path, METRICS[metric], turn, figures)
         if EBPF in modes:
-            tested = test_runs.Size(size.services, size.endpoints, size.runs, size.rounds)
-            test_runs.run(tested, samples, progress)
+            tested = prog_test_run.Size(size.services, size.endpoints, size.runs, size.rounds)
+            prog_test_run.run(tested, samples, progress)
         yield from samples.results()
 
 

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from socket import IPPROTO_TCP, IPPROTO_UDP, htons
 from typing import NamedTuple
 
+from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.backends.ebpf.devices.filters import classifier
+from ebpfproxy.backends.ebpf.entries import EGRESS, INGRESS
+from ebpfproxy.backends.ebpf.flows.state import Flow
 from ebpfproxy.bench.frames import Tuple, frame
-from ebpfproxy.dataplanes.ebpf import abi
-from ebpfproxy.dataplanes.ebpf.devices import classifier
-from ebpfproxy.dataplanes.ebpf.entries import EGRESS, INGRESS
-from ebpfproxy.dataplanes.ebpf.flow_state import Flow
 from ebpfproxy.model.address import Address, parse_address
 
 _INGRESS, _EGRESS = classifier(0, INGRESS), classifier(0, EGRESS)

@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 
 from ebpfproxy.bench import churn, connect, flows, nodeport, overhead, packet, report, sync
-from ebpfproxy.bench.agent_life import Fate
+from ebpfproxy.bench.agent_runner import Fate
 from ebpfproxy.bench.samples import Result
 from ebpfproxy.cli import bench_options as options
 

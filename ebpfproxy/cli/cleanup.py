@@ -22,8 +22,8 @@ def command(config: Config, dry_run: bool) -> None:
 
 def cleanup(config: Config, dry_run: bool = False) -> None:
     """Remove, and say what was removed. Raises EbpfProxyError; what others modes left is removed before."""
-    from ebpfproxy.kernel.lock import NamespaceLock
-    from ebpfproxy.modes.choice import MODES
+    from ebpfproxy.backends.selection import MODES
+    from ebpfproxy.linux.locks import NamespaceLock
 
     lock = None
     if not dry_run:

@@ -24,15 +24,15 @@ def command(config: Config) -> int:
     On a node with several uplinks, it also shows which of them clients cannot use in any mode. That does
     not change the exit code.
     """
-    from ebpfproxy.modes import uplinks
-    from ebpfproxy.modes.choice import AUTO, MODES, best, examine
+    from ebpfproxy.backends import uplink_checks
+    from ebpfproxy.backends.selection import AUTO, MODES, best, examine
 
     _show_progress("trying what each mode needs, and loading the BPF programs: about 5 s")
     findings = {mode.name: examine(mode, config) for mode in MODES}
     chosen = config.proxy_mode if config.proxy_mode != AUTO else best(findings)
     _show(
         (name, each.feature, _state(each.present, each.needed), str(each.missing), each.remedy)
-        for name, found in (*findings.items(), (_ANY_MODE, uplinks.probe()))
+        for name, found in (*findings.items(), (_ANY_MODE, uplink_checks.probe()))
         for each in found
     )
     why = "as --proxy-mode says" if config.proxy_mode != AUTO else "the first that has all it needs"

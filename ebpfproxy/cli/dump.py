@@ -13,7 +13,7 @@ from ebpfproxy.errors import ConfigError
 from ebpfproxy.model.address import parse_address
 
 if TYPE_CHECKING:
-    from ebpfproxy.dataplanes.ebpf.view import View
+    from ebpfproxy.backends.ebpf.inspect.tables import View
 
 _PLACES = (
     *("internal", "external", "dialed", "endpoint"),
@@ -108,7 +108,7 @@ def command(what: str, output: str, service: str, address: str, bpffs_root: Path
     Only the pinned maps are read, so this works whether the agent runs or not, and shows what the
     kernel really does.
     """
-    from ebpfproxy.dataplanes.ebpf.view import View
+    from ebpfproxy.backends.ebpf.inspect.tables import View
 
     wanted = Filter(service, *_parse_place(address))
     parts = [part for part in _WHAT[what] if _PARTS[part].knows(wanted)]

@@ -27,7 +27,7 @@ def command(loaded: Loaded) -> None:
     elif config.cleanup:
         cleanup(config)
     else:
-        from ebpfproxy import daemon  # only now: --help and a wrong flag need none of its libraries
+        from ebpfproxy.agent import daemon
 
         daemon.run(config, lambda: _reread(loaded), loaded.content)
 

@@ -11,10 +11,10 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from ebpfproxy.config.absent import HINTS
 from ebpfproxy.config.load import Loaded, load
 from ebpfproxy.config.option import Option
 from ebpfproxy.config.settings import OPTIONS, parse_some
+from ebpfproxy.config.unsupported_flags import HINTS
 from ebpfproxy.errors import ConfigError
 
 F = TypeVar("F", bound=Callable[..., Any])

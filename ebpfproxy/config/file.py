@@ -13,11 +13,11 @@ from typing import Any
 
 import yaml
 
-from ebpfproxy.config.absent import FIELDS
 from ebpfproxy.config.document import is_null, is_zero, line, parse_document
 from ebpfproxy.config.option import Option
 from ebpfproxy.config.remark import Remark
 from ebpfproxy.config.settings import OPTIONS
+from ebpfproxy.config.unsupported_flags import FIELDS
 from ebpfproxy.errors import ConfigError
 
 API_VERSION, KIND = "kubeproxy.config.k8s.io/v1alpha1", "KubeProxyConfiguration"

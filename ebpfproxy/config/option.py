@@ -4,7 +4,7 @@ import dataclasses
 import enum
 from typing import Any
 
-from ebpfproxy.config.kinds import Kind
+from ebpfproxy.config.flag_types import Kind
 
 
 class Group(enum.Enum):

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ebpfproxy.config import kinds
+from ebpfproxy.config import flag_types
 from ebpfproxy.config.ebpf_options import EbpfOptions
+from ebpfproxy.config.flag_types import NodePortAddresses
 from ebpfproxy.config.ipvs_options import IpvsOptions
-from ebpfproxy.config.kinds import NodePortAddresses
 from ebpfproxy.config.netfilter_options import POD_INTERFACES, NetfilterOptions
 from ebpfproxy.config.option import Group, Option, declared_by, option
 from ebpfproxy.errors import ConfigError
@@ -26,7 +26,7 @@ HEALTHZ_PORT, METRICS_PORT = 10256, 10249
 
 MODES = ("auto", "ebpf", "nftables", "iptables", "ipvs")
 NOT_BUILT_IN = frozenset({"userspace"})
-_MODE = kinds.one_of(*MODES)
+_MODE = flag_types.one_of(*MODES)
 _OF_NETFILTER, _OF_IPVS = "iptables_min_sync_period", "ipvs_min_sync_period"
 _LEAST_OF = {
     "auto": (_OF_NETFILTER,),
@@ -50,141 +50,141 @@ class Config(EbpfOptions, NetfilterOptions, IpvsOptions):
     """Durations are in seconds. A path that is None stands for an option not given."""
 
     config: Path | None = option(
-        "--config", kinds.PATH, "", Group.FILE,
+        "--config", flag_types.PATH, "", Group.FILE,
         "A KubeProxyConfiguration, YAML or JSON. Flags that have a field in it are then not looked at, but "
         "for --hostname-override, --v and --logging-format. A changed file is read again.",
     )  # fmt: skip
     write_config_to: Path | None = option(
-        "--write-config-to", kinds.PATH, "", Group.FILE,
+        "--write-config-to", flag_types.PATH, "", Group.FILE,
         "Write what the flags, or the file, amount to as a KubeProxyConfiguration, and end.",
     )  # fmt: skip
 
     kubeconfig: Path | None = option(
-        "--kubeconfig", kinds.PATH, "", Group.CLUSTER,
+        "--kubeconfig", flag_types.PATH, "", Group.CLUSTER,
         "How to reach and log in to the API server. Without this and --master: as a pod does.",
         fields="clientConnection.kubeconfig",
     )  # fmt: skip
     master: str = option(
-        "--master", kinds.TEXT, "", Group.CLUSTER,
+        "--master", flag_types.TEXT, "", Group.CLUSTER,
         "URL of the API server; overrides the one in the kubeconfig.",
     )  # fmt: skip
     manifests: Path | None = option(
-        "--manifests", kinds.DIRECTORY, "", Group.CLUSTER,
+        "--manifests", flag_types.DIRECTORY, "", Group.CLUSTER,
         "Read Services, EndpointSlices and Nodes from the YAML and JSON files in this folder, and follow "
         "their changes, instead of asking an API server (ebpfproxy's own).",
     )  # fmt: skip
     hostname_override: str = option(
-        "--hostname-override", kinds.NODE_NAME, "", Group.CLUSTER,
+        "--hostname-override", flag_types.NODE_NAME, "", Group.CLUSTER,
         "Name of this node's Node object. Default: the host's name.",
         fields="hostnameOverride", over_file=True,
     )  # fmt: skip
 
     proxy_mode: str = option(
-        "--proxy-mode", kinds.Kind(_MODE.metavar, _parse_mode), "auto", Group.TRAFFIC,
+        "--proxy-mode", flag_types.Kind(_MODE.metavar, _parse_mode), "auto", Group.TRAFFIC,
         "The kernel mechanism; auto takes the first of these that works here.",
         fields="mode",
     )  # fmt: skip
     bind_address: Address = option(
-        "--bind-address", kinds.IP, "0.0.0.0", Group.TRAFFIC,
+        "--bind-address", flag_types.IP, "0.0.0.0", Group.TRAFFIC,
         "Nothing is bound to it: its family is the one the HTTP servers listen in by default, and an address "
         "in particular is this node's own one, which --nodeport-addresses=primary means.",
         fields="bindAddress",
     )  # fmt: skip
     masquerade_all: bool = option(
-        "--masquerade-all", kinds.BOOLEAN, "false", Group.TRAFFIC,
+        "--masquerade-all", flag_types.BOOLEAN, "false", Group.TRAFFIC,
         "Masquerade everything that is sent to a ClusterIP: packets, that is; a socket of this node "
         "that is sent to an endpoint has no packets to masquerade.",
         fields="iptables.masqueradeAll nftables.masqueradeAll", zero_is_unset=True,
     )  # fmt: skip
     nodeport_addresses: NodePortAddresses = option(
-        "--nodeport-addresses", kinds.NODE_PORT_ADDRESSES, "", Group.TRAFFIC,
+        "--nodeport-addresses", flag_types.NODE_PORT_ADDRESSES, "", Group.TRAFFIC,
         "Answer NodePorts only on addresses of this node in these networks; on its own one of each family "
         "(primary), the first of its Node object; on loopback (localhost). May be given more than once. "
         "Default: all.",
         fields="nodePortAddresses",
     )  # fmt: skip
     iptables_localhost_nodeports: bool = option(
-        "--iptables-localhost-nodeports", kinds.BOOLEAN, "true", Group.TRAFFIC,
+        "--iptables-localhost-nodeports", flag_types.BOOLEAN, "true", Group.TRAFFIC,
         "Answer NodePorts on 127.0.0.1, too, in every mode that can. The name is kube-proxy's.",
         fields="iptables.localhostNodePorts",
     )  # fmt: skip
     conntrack_tcp_timeout_established: int = option(
-        "--conntrack-tcp-timeout-established", kinds.TIMEOUT, "24h", Group.TRAFFIC,
+        "--conntrack-tcp-timeout-established", flag_types.TIMEOUT, "24h", Group.TRAFFIC,
         "For how long an established TCP connection may be idle (0: in the mode ebpf 24h, in others as the "
         "kernel has it).",
         fields="conntrack.tcpEstablishedTimeout",
     )  # fmt: skip
     conntrack_tcp_timeout_close_wait: int = option(
-        "--conntrack-tcp-timeout-close-wait", kinds.TIMEOUT, "1h", Group.TRAFFIC,
+        "--conntrack-tcp-timeout-close-wait", flag_types.TIMEOUT, "1h", Group.TRAFFIC,
         "For how long a TCP connection that one side has closed may be idle (0: 1h, or as the kernel has "
         "it).",
         fields="conntrack.tcpCloseWaitTimeout",
     )  # fmt: skip
     conntrack_udp_timeout: int = option(
-        "--conntrack-udp-timeout", kinds.TIMEOUT, "0s", Group.TRAFFIC,
+        "--conntrack-udp-timeout", flag_types.TIMEOUT, "0s", Group.TRAFFIC,
         "For how long a UDP flow that was never answered may be idle (0: 30s, or as the kernel has it).",
         fields="conntrack.udpTimeout",
     )  # fmt: skip
     conntrack_udp_timeout_stream: int = option(
-        "--conntrack-udp-timeout-stream", kinds.TIMEOUT, "0s", Group.TRAFFIC,
+        "--conntrack-udp-timeout-stream", flag_types.TIMEOUT, "0s", Group.TRAFFIC,
         "For how long a UDP flow that was answered may be idle (0: 180s, or as the kernel has it).",
         fields="conntrack.udpStreamTimeout",
     )  # fmt: skip
     sync_period: float = option(
-        "--iptables-sync-period --ipvs-sync-period --sync-period", kinds.duration(zero=False), "30s",
+        "--iptables-sync-period --ipvs-sync-period --sync-period", flag_types.duration(zero=False), "30s",
         Group.TRAFFIC,
         "How often the kernel is read back, compared and repaired, in every mode. The first two names are "
         "kube-proxy's.",
         fields="iptables.syncPeriod nftables.syncPeriod ipvs.syncPeriod", zero_is_unset=True,
     )  # fmt: skip
     min_sync_period: float = option(
-        "--min-sync-period", kinds.duration(zero=True), "0s", Group.TRAFFIC,
+        "--min-sync-period", flag_types.duration(zero=True), "0s", Group.TRAFFIC,
         "The least time between two syncs, however many changes come (ebpfproxy's own).",
     )  # fmt: skip
 
     healthz_bind_address: str | None = option(
-        "--healthz-bind-address", kinds.LISTEN_ADDRESS, None, Group.HTTP,
+        "--healthz-bind-address", flag_types.LISTEN_ADDRESS, None, Group.HTTP,
         'Where /healthz and /livez are served; "" for nowhere. '
         "Default: 0.0.0.0:10256, [::]:10256 where --bind-address is IPv6.",
         fields="healthzBindAddress",
     )  # fmt: skip
     metrics_bind_address: str | None = option(
-        "--metrics-bind-address", kinds.LISTEN_ADDRESS, None, Group.HTTP,
+        "--metrics-bind-address", flag_types.LISTEN_ADDRESS, None, Group.HTTP,
         'Where /metrics and /proxyMode are served; "" for nowhere. '
         "Default: 127.0.0.1:10249, [::1]:10249 where --bind-address is IPv6.",
         fields="metricsBindAddress",
     )  # fmt: skip
     bind_address_hard_fail: bool = option(
-        "--bind-address-hard-fail", kinds.BOOLEAN, "false", Group.HTTP,
+        "--bind-address-hard-fail", flag_types.BOOLEAN, "false", Group.HTTP,
         "End when one of these addresses cannot be listened on, rather than try every 5 seconds.",
         fields="bindAddressHardFail",
     )  # fmt: skip
     healthz_port: int = option(
-        "--healthz-port", kinds.PORT, str(HEALTHZ_PORT), Group.HTTP,
+        "--healthz-port", flag_types.PORT, str(HEALTHZ_PORT), Group.HTTP,
         "Deprecated: the port where --healthz-bind-address names none; 0 for no server.",
     )  # fmt: skip
     metrics_port: int = option(
-        "--metrics-port", kinds.PORT, str(METRICS_PORT), Group.HTTP,
+        "--metrics-port", flag_types.PORT, str(METRICS_PORT), Group.HTTP,
         "Deprecated: the port where --metrics-bind-address names none; 0 for no server.",
     )  # fmt: skip
 
     oom_score_adj: int = option(
-        "--oom-score-adj", kinds.integer(-1000, 1000), "-999", Group.PROCESS,
+        "--oom-score-adj", flag_types.integer(-1000, 1000), "-999", Group.PROCESS,
         "How willingly the kernel ends this process when memory runs out; the lower, the less.",
         fields="oomScoreAdj",
     )  # fmt: skip
     verbosity: int = option(
-        "-v --v", kinds.integer(0, 100), "0", Group.PROCESS,
+        "-v --v", flag_types.integer(0, 100), "0", Group.PROCESS,
         "How much is logged; 4 and more shows every decision, and tracebacks.",
         fields="logging.verbosity", over_file=True,
     )  # fmt: skip
     logging_format: str = option(
-        "--logging-format", kinds.one_of("text", "json"), "text", Group.PROCESS,
+        "--logging-format", flag_types.one_of("text", "json"), "text", Group.PROCESS,
         "The form of log lines.",
         fields="logging.format", over_file=True,
     )  # fmt: skip
     cleanup: bool = option(
-        "--cleanup", kinds.BOOLEAN, "false", Group.PROCESS,
+        "--cleanup", flag_types.BOOLEAN, "false", Group.PROCESS,
         "Remove all that ebpfproxy, or kube-proxy, put into this node's kernel, and end.",
     )  # fmt: skip
 
@@ -259,7 +259,7 @@ def _listen(text: str | None, default: str, port: int) -> tuple[str, int] | None
     """As kube-proxy's addressFromDeprecatedFlags: port 0 switches the server off, whatever the address."""
     if text == "" or port == 0:
         return None
-    return kinds.split_listen_address(default if text is None else text, port)
+    return flag_types.split_listen_address(default if text is None else text, port)
 
 
 OPTIONS: Mapping[str, Option] = declared_by(Config)

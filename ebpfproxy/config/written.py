@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from ebpfproxy.config.file import API_VERSION, KIND
-from ebpfproxy.config.kinds import split_words
+from ebpfproxy.config.flag_types import split_words
 from ebpfproxy.config.load import Loaded
 from ebpfproxy.config.option import Option
 from ebpfproxy.config.settings import OPTIONS

@@ -6,9 +6,9 @@ own devices, cgroup root or /sys/fs/bpf. Nothing here knows what the agent does 
 
 from ebpfproxy.lab.agent import Agent, AgentFailed
 from ebpfproxy.lab.lab import Lab
+from ebpfproxy.lab.netns import Call, Netns
 from ebpfproxy.lab.node import Node
-from ebpfproxy.lab.place import Call, Place
 from ebpfproxy.lab.pod import Pod
 from ebpfproxy.lab.pod_network import PodNetwork
 
-__all__ = ["Agent", "AgentFailed", "Call", "Lab", "Node", "Place", "Pod", "PodNetwork"]
+__all__ = ["Agent", "AgentFailed", "Call", "Lab", "Netns", "Node", "Pod", "PodNetwork"]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ebpfproxy.errors import EbpfProxyError
-from ebpfproxy.lab.place import Place
+from ebpfproxy.lab.netns import Netns
 
 _WORD = re.compile(r'([a-z_]+)=("(?:[^"\\]|\\.)*"|\S+)')
 
@@ -52,7 +52,7 @@ class Agent:
     `program`: what runs it, where that is not this installation.
     """
 
-    def __init__(self, place: Place, flags: Sequence[str], program: Sequence[str] = PROGRAM) -> None:
+    def __init__(self, place: Netns, flags: Sequence[str], program: Sequence[str] = PROGRAM) -> None:
         self.lines: list[LogLine] = []
         self._changed = threading.Condition()
         self._open = True

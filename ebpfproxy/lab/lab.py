@@ -12,10 +12,10 @@ from ebpfproxy.errors import ConfigError
 from ebpfproxy.lab import devices
 from ebpfproxy.lab.addresses import Addresses
 from ebpfproxy.lab.agent import Agent
-from ebpfproxy.lab.ground import Ground
 from ebpfproxy.lab.node import Node
 from ebpfproxy.lab.pod import Pod
 from ebpfproxy.lab.pod_network import Backbone, PodNetwork
+from ebpfproxy.lab.testbed import Testbed
 
 
 class Lab:
@@ -51,7 +51,7 @@ class Lab:
         self.number = number
         self.addresses = Addresses(number)
         self._pod_network = pods
-        self._ground = Ground(name)
+        self._ground = Testbed(name)
         self._owner = os.getpid()
         self._heeded: list[signal.Signals] = []
 

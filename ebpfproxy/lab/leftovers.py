@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from ebpfproxy.errors import NotFound, Unsupported
-from ebpfproxy.kernel import netns
+from ebpfproxy.linux.netns import netns
 
 RUN = Path("/run")
 _PATIENCE = 10.0

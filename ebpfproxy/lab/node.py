@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ebpfproxy.errors import AlreadyExists, ConfigError, KernelError
-from ebpfproxy.kernel import netns
 from ebpfproxy.lab import devices, leftovers
 from ebpfproxy.lab.addresses import Addresses, Pair
 from ebpfproxy.lab.agent import PROGRAM, Agent
-from ebpfproxy.lab.ground import Ground
 from ebpfproxy.lab.pod import Pod
+from ebpfproxy.lab.testbed import Testbed
+from ebpfproxy.linux.netns import netns
 
 _POD_DEVICES = "veth"  # how the names of the host's ends begin
 _LONGEST_POD_NAME = 11  # with "veth" before it, a device's name: 15 characters
@@ -24,7 +24,7 @@ class Node:
     - `pods`: by their names.
     """
 
-    def __init__(self, ground: Ground, addresses: Addresses, index: int) -> None:
+    def __init__(self, ground: Testbed, addresses: Addresses, index: int) -> None:
         """The node with this index, joined to nobody yet."""
         suffix = f"-{index + 1}" if index else ""
         self.index = index

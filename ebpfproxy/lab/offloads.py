@@ -6,8 +6,8 @@ import socket
 import struct
 from typing import NamedTuple
 
-from ebpfproxy.kernel import netns
-from ebpfproxy.lab.place import Place
+from ebpfproxy.lab.netns import Netns
+from ebpfproxy.linux.netns import netns
 
 _SIOCETHTOOL = 0x8946
 
@@ -29,19 +29,19 @@ _FEATURES = {
 NAMES = tuple(_FEATURES)
 
 
-def set_offloads(place: Place, device: str, on: bool) -> None:
+def set_offloads(place: Netns, device: str, on: bool) -> None:
     """All of them, as `ethtool -K DEVICE gro gso tso tx` does. Raises OSError."""
     features = list(_FEATURES.values())
     for feature in reversed(features) if on else features:
         _ethtool(place, device, feature.set, on)
 
 
-def enabled(place: Place, device: str) -> set[str]:
+def enabled(place: Netns, device: str) -> set[str]:
     """The names of those that are on. Raises OSError."""
     return {name for name, feature in _FEATURES.items() if _ethtool(place, device, feature.get, 0)}
 
 
-def _ethtool(place: Place, device: str, command: int, value: int) -> int:
+def _ethtool(place: Netns, device: str, command: int, value: int) -> int:
     """struct ethtool_value: the command, and what it takes or gives back."""
     argument = ctypes.create_string_buffer(struct.pack("=II", command, value))
     request = struct.pack("16sP16x", device.encode(), ctypes.addressof(argument))

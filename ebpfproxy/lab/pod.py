@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ebpfproxy.lab import sockets
-from ebpfproxy.lab.place import Call, Place
+from ebpfproxy.lab.netns import Call, Netns
 from ebpfproxy.model.address import Protocol
 
 
-class Pod(Place):
+class Pod(Netns):
     """A place with one address of each family. The node itself, and a client outside it, are such places too.
 
     `device` is the node's end of the pod's veth pair: "" for the node, "eth0" for the client outside.

@@ -29,8 +29,8 @@ from ebpfproxy.plan.service_plan import (
     PlanContext,
     ServicePortPlan,
 )
-from ebpfproxy.plan.topology import Place, Uses, merge, plan_endpoints
-from ebpfproxy.plan.treatment import (
+from ebpfproxy.plan.topology import NodeLocation, Uses, merge, plan_endpoints
+from ebpfproxy.plan.traffic_policy import (
     Treatments,
     external_policy_local,
     external_treatments,
@@ -77,7 +77,7 @@ def plan_service(
     Empty where the Service has no usable ClusterIP or no port.
     """
     slices = tuple(slices)
-    place = Place(context.node_name, node.zone if node else "")
+    place = NodeLocation(context.node_name, node.zone if node else "")
     ports = {(port.name, port.protocol): port for port in service.ports}.values()
     plans = []
     for of in Family:
@@ -95,7 +95,7 @@ def _plan_port(
     port: ServicePort,
     exposure: _Exposure,
     slices: list[EndpointSlice],
-    place: Place,
+    place: NodeLocation,
     terse: bool,
 ) -> ServicePortPlan:
     frontends = _frontends(port, exposure)

@@ -17,7 +17,7 @@ from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.service import NamespacedName, Service, ServiceType
 from ebpfproxy.plan.node_ports import LOOPBACK
 from ebpfproxy.plan.service_plan import NodePlan
-from ebpfproxy.plan.treatment import external_policy_local
+from ebpfproxy.plan.traffic_policy import external_policy_local
 
 _LINK_LOCAL = parse_network("fe80::/10")
 _OF_LOOPBACK = {network_family(net): net for net in LOOPBACK}

@@ -41,7 +41,7 @@ from ebpfproxy.model.address import (
 )
 from ebpfproxy.plan.service_plan import Frontend, PlanKey, ServicePortPlan
 
-Place = tuple[Address, int]
+Netns = tuple[Address, int]
 """Address and port of a frontend; of a NodePort, as there, the unspecified address."""
 
 Target = tuple[Address, int]
@@ -70,7 +70,7 @@ class TrackedFlow(typing.Protocol):
 
 
 class _Served(NamedTuple):
-    places: frozenset[Place]
+    places: frozenset[Netns]
     targets: frozenset[Target]
 
 
@@ -87,10 +87,10 @@ class StaleFlows:
 
     def __init__(self) -> None:
         self._plans: dict[PlanKey, _Served] = {}
-        self._owners: dict[Place, PlanKey] = {}
-        self._gone: set[Place] = set()
+        self._owners: dict[Netns, PlanKey] = {}
+        self._gone: set[Netns] = set()
         self._expected: dict[PlanKey, _Served | None] = {}
-        self._allowed: dict[Place, frozenset[Target]] = {}
+        self._allowed: dict[Netns, frozenset[Target]] = {}
         self._local: frozenset[Network] = frozenset()
         self._local_expected: frozenset[Network] | None = None
         self._local_singles: frozenset[Address] = frozenset()
@@ -161,7 +161,7 @@ class StaleFlows:
                 return target not in self._plans[owner].targets and (flow.is_dnated or not flow.zone)
         return flow.is_dnated and not self._gone.isdisjoint(places)
 
-    def _places(self, flow: TrackedFlow) -> tuple[Place, ...]:
+    def _places(self, flow: TrackedFlow) -> tuple[Netns, ...]:
         """The frontends by which the flow may have been served, the likelier first."""
         address, port = flow.destination, flow.destination_port
         node_port = unspecified(family(address)), port

@@ -17,7 +17,7 @@ Target = tuple[Address, int]
 Candidate = tuple[Target, Endpoint]
 
 
-class Place(NamedTuple):
+class NodeLocation(NamedTuple):
     """Where this node is. `zone` is "" as long as it is not known."""
 
     node: str
@@ -32,7 +32,7 @@ class Uses(NamedTuple):
 
 
 def merge(
-    slices: Iterable[EndpointSlice], name: str, protocol: Protocol, place: Place
+    slices: Iterable[EndpointSlice], name: str, protocol: Protocol, place: NodeLocation
 ) -> dict[Target, Endpoint]:
     """All endpoints of the port of that name *and* protocol, whatever number each slice gives it.
 
@@ -55,7 +55,7 @@ def merge(
 
 
 def plan_endpoints(
-    found: Mapping[Target, Endpoint], uses: Uses, place: Place
+    found: Mapping[Target, Endpoint], uses: Uses, place: NodeLocation
 ) -> tuple[tuple[PlannedEndpoint, ...], bool]:
     """The endpoints, sorted, and whether any endpoint anywhere could be used (kube-proxy's hasAnyEndpoints).
 
@@ -77,7 +77,7 @@ def plan_endpoints(
 
 
 def _planned(
-    candidates: list[Candidate], cluster: set[Target], local: set[Target], place: Place
+    candidates: list[Candidate], cluster: set[Target], local: set[Target], place: NodeLocation
 ) -> tuple[PlannedEndpoint, ...]:
     """Those of either scope, and all others that serve."""
     return tuple(
@@ -87,7 +87,7 @@ def _planned(
     )
 
 
-def _nearest(ready: list[Candidate], place: Place) -> list[Candidate]:
+def _nearest(ready: list[Candidate], place: NodeLocation) -> list[Candidate]:
     """Those that hints give to this node, else those for its zone, else all.
 
     Hints count only where every ready endpoint has them, and one is meant for here: a hint that is
@@ -108,15 +108,15 @@ def _is_draining(endpoint: Endpoint) -> bool:
     return endpoint.serving and endpoint.terminating
 
 
-def _on_node(candidates: list[Candidate], place: Place) -> set[Target]:
+def _on_node(candidates: list[Candidate], place: NodeLocation) -> set[Target]:
     return {target for target, endpoint in candidates if endpoint.node == place.node}
 
 
-def _is_here(endpoint: Endpoint, place: Place) -> bool | None:
+def _is_here(endpoint: Endpoint, place: NodeLocation) -> bool | None:
     return endpoint.node == place.node if endpoint.node else None
 
 
-def _rank(endpoint: Endpoint, place: Place) -> tuple[object, ...]:
+def _rank(endpoint: Endpoint, place: NodeLocation) -> tuple[object, ...]:
     """The greater is the better of two entries for one target; only equal entries are equal."""
     if endpoint.ready:
         grade = 3

@@ -11,24 +11,26 @@ from typing import Any, Protocol
 
 import pytest
 
-from ebpfproxy.dataplanes.delta import diff
-from ebpfproxy.dataplanes.ebpf.dataplane import EbpfDataplane, EbpfSettings
-from ebpfproxy.dataplanes.ebpf.maps import MapSizes
-from ebpfproxy.dataplanes.fake import FakeDataplane, FakeKernel
-from ebpfproxy.dataplanes.interface import Dataplane
-from ebpfproxy.dataplanes.iptables.dataplane import IptablesDataplane
-from ebpfproxy.dataplanes.iptables.settings import IptablesSettings
-from ebpfproxy.dataplanes.ipvs.dataplane import IpvsDataplane
-from ebpfproxy.dataplanes.ipvs.settings import IpvsSettings
-from ebpfproxy.dataplanes.nftables.dataplane import NftablesDataplane
-from ebpfproxy.dataplanes.nftables.settings import NftablesSettings
+from ebpfproxy.backends.delta import diff
+from ebpfproxy.backends.ebpf.backend import EbpfBackend, EbpfSettings
+from ebpfproxy.backends.ebpf.maps import MapSizes
+from ebpfproxy.backends.interface import Backend
+from ebpfproxy.backends.iptables.backend import IptablesBackend
+from ebpfproxy.backends.iptables.settings import IptablesSettings
+from ebpfproxy.backends.ipvs.backend import IpvsBackend
+from ebpfproxy.backends.ipvs.settings import IpvsSettings
+from ebpfproxy.backends.nftables.backend import NftablesBackend
+from ebpfproxy.backends.nftables.settings import NftablesSettings
 from ebpfproxy.errors import Unsupported
-from ebpfproxy.kernel import ipvs, netns, tc, tcx
-from ebpfproxy.kernel.bpf import Link, bpf
-from ebpfproxy.kernel.tc import Side
+from ebpfproxy.linux.bpf import tc, tcx
+from ebpfproxy.linux.bpf.bpf import Link, bpf
+from ebpfproxy.linux.bpf.tc import Side
+from ebpfproxy.linux.ipvs import ipvs
+from ebpfproxy.linux.netns import netns
 from ebpfproxy.plan.service_plan import NodePlan
 from tests.support.bpf_place import BpfPlace, bpf_place
 from tests.support.clock import Clock
+from tests.support.fake_backend import FakeBackend, FakeKernel
 
 _LINK_GET_FD_BY_ID = 30  # BPF_LINK_GET_FD_BY_ID
 
@@ -106,7 +108,7 @@ def _run(*command: str) -> None:
 class Subject:
     """A dataplane, the devices that it finds, and how to have another run of the agent take it over."""
 
-    def __init__(self, make: Callable[[Clock], Dataplane[Any, Any]], devices: Devices) -> None:
+    def __init__(self, make: Callable[[Clock], Backend[Any, Any]], devices: Devices) -> None:
         self._make = make
         self.devices = devices
         self.clock = Clock()
@@ -155,17 +157,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture
 def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
     """Open, with the entries of an empty node. eBPF's keeps its compiled programs from test to test."""
-    make: Callable[[Clock], Dataplane[Any, Any]]
+    make: Callable[[Clock], Backend[Any, Any]]
     devices: Devices
     if request.param == "fake":
         kernel = FakeKernel(capacity=ROOM)
         devices = FakeDevices(kernel)
-        make = lambda clock: FakeDataplane(kernel)  # noqa: E731
+        make = lambda clock: FakeBackend(kernel)  # noqa: E731
     elif request.param.startswith("iptables-"):
         request.getfixturevalue("_namespace")
         devices = RealDevices()
         flavour = request.param.removeprefix("iptables-")
-        make = lambda clock: IptablesDataplane(IptablesSettings(), flavour)  # noqa: E731
+        make = lambda clock: IptablesBackend(IptablesSettings(), flavour)  # noqa: E731
     elif request.param == "ipvs":
         request.getfixturevalue("_namespace")
         devices = RealDevices()
@@ -174,18 +176,18 @@ def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
         except Unsupported as lack:
             pytest.skip(lack.message)
         _run("ip", "link", "set", "lo", "up")  # without any route, no address is one of an endpoint's
-        make = lambda clock: IpvsDataplane(IpvsSettings())  # noqa: E731
+        make = lambda clock: IpvsBackend(IpvsSettings())  # noqa: E731
     elif request.param == "nftables":
         request.getfixturevalue("_namespace")
         devices = RealDevices()
-        make = lambda clock: NftablesDataplane(NftablesSettings(), clock)  # noqa: E731
+        make = lambda clock: NftablesBackend(NftablesSettings(), clock)  # noqa: E731
     else:
         place: BpfPlace = request.getfixturevalue("_ebpf_place")
         request.getfixturevalue("_namespace")
         devices = RealDevices()
         sizes = MapSizes(ROOM, 64, 64, 16, 16, flows=16, source_ranges=16)
         settings = EbpfSettings(place.cgroup, place.bpffs, sizes=sizes)
-        make = lambda clock: EbpfDataplane(settings, clock=clock)  # noqa: E731
+        make = lambda clock: EbpfBackend(settings, clock=clock)  # noqa: E731
     made = Subject(make, devices)
     try:
         node = made.plane.render((), NodePlan())

@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 import trustme
 
-from ebpfproxy.errors import SourceError
-from ebpfproxy.serve.metrics import Metrics
-from ebpfproxy.source import reflector
-from ebpfproxy.source.event import (
+from ebpfproxy.api import reflector
+from ebpfproxy.api.event import (
     ENDPOINT_SLICE,
     NODE,
     SERVICE,
@@ -25,8 +23,10 @@ from ebpfproxy.source.event import (
     SliceChanged,
     Synced,
 )
-from ebpfproxy.source.reflector import UNOBSERVED, Observer, Timing
-from ebpfproxy.source.watch import ApiSource, load_configuration
+from ebpfproxy.api.reflector import UNOBSERVED, Observer, Timing
+from ebpfproxy.api.watch import ApiSource, load_configuration
+from ebpfproxy.errors import SourceError
+from ebpfproxy.http.metrics import Metrics
 from tests.support.apiserver import (
     ApiServer,
     Request,

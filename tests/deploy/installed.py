@@ -7,8 +7,9 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from ebpfproxy.kernel import mounts, netns
 from ebpfproxy.lab import Agent, manifests
+from ebpfproxy.linux import mounts
+from ebpfproxy.linux.netns import netns
 from tests.kernel.cluster import START_PATIENCE, Cluster, Exposed
 from tests.support import oci
 from tests.support.apiserver import ApiServer

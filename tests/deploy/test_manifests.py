@@ -12,9 +12,9 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
+from ebpfproxy.backends.selection import MODES
 from ebpfproxy.config.load import load
 from ebpfproxy.config.settings import HEALTHZ_PORT, METRICS_PORT, OPTIONS
-from ebpfproxy.modes.choice import MODES
 from tests.support.kustomize import DEPLOY, KUBECTL, REPOSITORY, Object, folders, one, render
 
 _SCHEMAS: Any = importlib.import_module("kubernetes_validate")  # it has no types

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from ebpfproxy.api.watch import load_configuration
 from ebpfproxy.errors import ConfigError
-from ebpfproxy.kernel import mounts
-from ebpfproxy.source.watch import load_configuration
+from ebpfproxy.linux import mounts
 from tests.deploy.building import Built
 from tests.deploy.installed import Installed
 from tests.kernel.clients import TCP, connected, converse, outcome

@@ -2,14 +2,8 @@
 
 from collections.abc import Iterator
 
-from ebpfproxy.dataplanes.ebpf import abi
-from ebpfproxy.dataplanes.ebpf.entries import (
-    DeviceEntry,
-    DeviceKey,
-    ServicePortEntry,
-    ServicePortKey,
-    render,
-)
+from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.backends.ebpf.entries import DeviceEntry, DeviceKey, ServicePortEntry, ServicePortKey, render
 from ebpfproxy.model.address import (
     Network,
     Protocol,

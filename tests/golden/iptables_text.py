@@ -4,10 +4,10 @@ depends on the plan of the node.
 
 from collections.abc import Iterator, Mapping
 
-from ebpfproxy.dataplanes.iptables.node_rules import node_entries
-from ebpfproxy.dataplanes.iptables.service_rules import service_entries
-from ebpfproxy.dataplanes.iptables.settings import IptablesSettings
-from ebpfproxy.dataplanes.xtables.entries import FILTER, NAT, Chain, Entry, Key, Place, Rule
+from ebpfproxy.backends.iptables.node_rules import node_entries
+from ebpfproxy.backends.iptables.service_rules import service_entries
+from ebpfproxy.backends.iptables.settings import IptablesSettings
+from ebpfproxy.backends.xtables.entries import FILTER, NAT, Chain, Entry, Key, Rule, RulePosition
 from ebpfproxy.model.address import Family
 from tests.golden.situation import Situation, told_by_address
 
@@ -41,7 +41,7 @@ def iptables_text(situation: Situation) -> str:
 def _unchanging(situation: Situation) -> set[Key]:
     """The node's, but for the rule about NodePorts."""
     node = (node_entries(situation.node_plan, family, SETTINGS) for family in Family)
-    return {key for entries in node for key, entry in entries.items() if entry is not Place.LAST}
+    return {key for entries in node for key, entry in entries.items() if entry is not RulePosition.LAST}
 
 
 def _shared(entries: Mapping[Key, Entry], table: str) -> Iterator[str]:

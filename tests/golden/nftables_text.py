@@ -2,17 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 
-from ebpfproxy.dataplanes.nftables.entries import (
-    ChainEntry,
-    Element,
-    ElementEntry,
-    Entry,
-    Key,
-    nft_family,
-)
-from ebpfproxy.dataplanes.nftables.node_objects import node_objects
-from ebpfproxy.dataplanes.nftables.rendering import render
-from ebpfproxy.dataplanes.nftables.settings import NftablesSettings
+from ebpfproxy.backends.nftables.entries import ChainEntry, Element, ElementEntry, Entry, Key, nft_family
+from ebpfproxy.backends.nftables.node_objects import node_objects
+from ebpfproxy.backends.nftables.rendering import render
+from ebpfproxy.backends.nftables.settings import NftablesSettings
 from ebpfproxy.model.address import Family
 from ebpfproxy.plan.service_plan import NodePlan
 from tests.golden.situation import Situation, told_by_address

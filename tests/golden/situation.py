@@ -8,15 +8,7 @@ from typing import Any
 
 import yaml
 
-from ebpfproxy.model.address import Network, parse_address, parse_network
-from ebpfproxy.model.cluster import ClusterState
-from ebpfproxy.model.device import ETHERNET, Device
-from ebpfproxy.plan.claims import Claims, LostClaim
-from ebpfproxy.plan.exposure import plan_service
-from ebpfproxy.plan.needs import needs_packets_of_pods
-from ebpfproxy.plan.node_plan import plan_node
-from ebpfproxy.plan.service_plan import DetectLocal, NodePlan, PlanContext, ServicePortPlan, SocketLb
-from ebpfproxy.source.event import (
+from ebpfproxy.api.event import (
     AddressesChanged,
     DevicesChanged,
     Event,
@@ -25,8 +17,16 @@ from ebpfproxy.source.event import (
     ServiceChanged,
     SliceChanged,
 )
-from ebpfproxy.source.parse import parse_manifest_object
-from ebpfproxy.source.tracker import Tracker
+from ebpfproxy.api.parse import parse_manifest_object
+from ebpfproxy.api.tracker import Tracker
+from ebpfproxy.model.address import Network, parse_address, parse_network
+from ebpfproxy.model.cluster import ClusterState
+from ebpfproxy.model.device import ETHERNET, Device
+from ebpfproxy.plan.claims import Claims, LostClaim
+from ebpfproxy.plan.exposure import plan_service
+from ebpfproxy.plan.needs import needs_packets_of_pods
+from ebpfproxy.plan.node_plan import plan_node
+from ebpfproxy.plan.service_plan import DetectLocal, NodePlan, PlanContext, ServicePortPlan, SocketLb
 from tests.support.build import node_object
 
 CASES = Path(__file__).parent / "cases"

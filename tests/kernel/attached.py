@@ -2,11 +2,11 @@
 
 import contextlib
 
-from ebpfproxy.dataplanes.ebpf.hooks import CLASSIFIERS
+from ebpfproxy.backends.ebpf.hooks import CLASSIFIERS
 from ebpfproxy.errors import KernelError
-from ebpfproxy.kernel import tc, tcx
-from ebpfproxy.kernel.bpf import Program
-from ebpfproxy.kernel.tc import Side
+from ebpfproxy.linux.bpf import tc, tcx
+from ebpfproxy.linux.bpf.bpf import Program
+from ebpfproxy.linux.bpf.tc import Side
 
 
 def program_id(ifindex: int, side: Side) -> int | None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ebpfproxy.lab import Place, sockets
+from ebpfproxy.lab import Netns, sockets
 from ebpfproxy.model.address import Protocol
 
 REFUSED, SILENT, DENIED = "refused", "silent", "denied"
@@ -27,7 +27,7 @@ new_ports = itertools.cycle(range(11_000, 30_000))
 is still remembered, and goes on to its endpoint. TCP keeps those of connections that were closed, too."""
 
 
-def socket_in(place: Place, protocol: Protocol, family: int = socket.AF_INET) -> socket.socket:
+def socket_in(place: Netns, protocol: Protocol, family: int = socket.AF_INET) -> socket.socket:
     """A socket that was made in the place, for use by the caller: the kernel keeps it in that cgroup and
     network namespace wherever its descriptor goes."""
     ours, theirs = socket.socketpair()
@@ -44,7 +44,7 @@ def socket_in(place: Place, protocol: Protocol, family: int = socket.AF_INET) ->
     return received
 
 
-def connected(place: Place, protocol: Protocol, address: str, port: int) -> socket.socket:
+def connected(place: Netns, protocol: Protocol, address: str, port: int) -> socket.socket:
     """A socket of the place that is connected. Raises OSError."""
     made = socket_in(place, protocol, family_of(address))
     try:
@@ -79,7 +79,7 @@ def ask_from(client: socket.socket, address: str, port: int) -> tuple[str, tuple
 
 
 def outcome(
-    place: Place, protocol: Protocol, address: str, port: int, timeout: float = sockets.ANSWERED
+    place: Netns, protocol: Protocol, address: str, port: int, timeout: float = sockets.ANSWERED
 ) -> str:
     """The server's answer, REFUSED, SILENT where nobody says anything (no way included), or DENIED where
     sending it is not permitted (EPERM).
@@ -119,7 +119,7 @@ class Dial(NamedTuple):
     source: tuple[str, int] = ("", 0)
 
 
-def outcomes(place: Place, dials: Sequence[Dial]) -> list[str]:
+def outcomes(place: Netns, dials: Sequence[Dial]) -> list[str]:
     """The outcome of each, all at the same time; none needs another's patience."""
 
     def all_of_them() -> list[str]:
@@ -129,7 +129,7 @@ def outcomes(place: Place, dials: Sequence[Dial]) -> list[str]:
     return place.call(all_of_them)
 
 
-def ping(place: Place, address: str, payload: bytes = b"ebpfproxy", timeout: float = 1.0) -> str:
+def ping(place: Netns, address: str, payload: bytes = b"ebpfproxy", timeout: float = 1.0) -> str:
     """The address that answers an ICMP echo, with what it was sent; SILENT where nobody does."""
     family, kind = family_of(address), 128 if ":" in address else 8
     protocol = socket.IPPROTO_ICMPV6 if ":" in address else socket.IPPROTO_ICMP
@@ -149,7 +149,7 @@ def ping(place: Place, address: str, payload: bytes = b"ebpfproxy", timeout: flo
 
 
 def answers(
-    place: Place, protocol: Protocol, address: str, port: int, count: int = 30
+    place: Netns, protocol: Protocol, address: str, port: int, count: int = 30
 ) -> collections.Counter[str]:
     """How often each server answered `count` new connections, or flows, of one process. Raises OSError."""
     sources = list(itertools.islice(new_ports, count)) if protocol is UDP else [0] * count

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
-from ebpfproxy.kernel import sysctl
 from ebpfproxy.lab import Agent, Lab, Pod, manifests
 from ebpfproxy.lab.manifests import Object
+from ebpfproxy.linux import sysctl
 from ebpfproxy.model.address import Protocol
 from tests.kernel import clients
 
@@ -31,7 +31,7 @@ _LAST = "last"
 SERVICE_NETWORKS = ("10.96.0.0/12", "fd00:10:96::/48")
 
 
-class Backend(NamedTuple):
+class PodEndpoint(NamedTuple):
     """A pod as an endpoint. `node` is "" for this node; `hints` are names of zones."""
 
     pod: Pod
@@ -41,13 +41,13 @@ class Backend(NamedTuple):
     conditions: Mapping[str, bool] = MappingProxyType({})
 
 
-def elsewhere(pod: Pod, **conditions: bool) -> Backend:
+def elsewhere(pod: Pod, **conditions: bool) -> PodEndpoint:
     """A pod that counts as another node's."""
-    return Backend(pod, node="elsewhere", conditions=conditions)
+    return PodEndpoint(pod, node="elsewhere", conditions=conditions)
 
 
-def terminating(pod: Pod, serving: bool = True) -> Backend:
-    return Backend(pod, conditions={"ready": False, "serving": serving, "terminating": True})
+def terminating(pod: Pod, serving: bool = True) -> PodEndpoint:
+    return PodEndpoint(pod, conditions={"ready": False, "serving": serving, "terminating": True})
 
 
 class Exposed:
@@ -66,12 +66,12 @@ class Exposed:
         self.node_port = node_port
         self.spec = spec
         self.status: dict[str, Any] = {}
-        self.backends: tuple[Pod | Backend, ...] = ()
+        self.backends: tuple[Pod | PodEndpoint, ...] = ()
 
     def address(self, family: str) -> str:
         return self.v4 if family == "v4" else self.v6
 
-    def to(self, *backends: Pod | Backend, **spec: Any) -> Self:
+    def to(self, *backends: Pod | PodEndpoint, **spec: Any) -> Self:
         """Have these endpoints; await that they are in force."""
         self.backends = backends
         self.spec |= spec
@@ -106,8 +106,8 @@ class Exposed:
         ]
         return [service, *slices]
 
-    def _endpoint(self, given: Pod | Backend, family: str) -> Object:
-        backend = given if isinstance(given, Backend) else Backend(given)
+    def _endpoint(self, given: Pod | PodEndpoint, family: str) -> Object:
+        backend = given if isinstance(given, PodEndpoint) else PodEndpoint(given)
         node = backend.node or self.cluster.node_of(backend.pod)
         address = backend.pod.v4 if family == "v4" else backend.pod.v6
         entry = manifests.endpoint(address, node=node, zone=backend.zone, **backend.conditions)

@@ -16,7 +16,7 @@ from ebpfproxy.lab import Lab, PodNetwork
 from ebpfproxy.model.address import Family
 from tests.kernel.cluster import Cluster
 from tests.kernel.ipvs_here import skip_without_ipvs
-from tests.kernel.nat_ground import Ground, nat_grounds
+from tests.kernel.nat_testbed import Testbed, nat_grounds
 from tests.kernel.two_nodes import TwoNodes
 from tests.kernel.uplinks import Uplinks
 
@@ -93,7 +93,7 @@ def rough(_rough: Cluster) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def grounds() -> Iterator[dict[Family, Ground]]:
+def grounds() -> Iterator[dict[Family, Testbed]]:
     """A client, a node that translates, and pods: see `nat_ground`."""
     with nat_grounds() as made:
         yield made

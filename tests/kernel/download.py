@@ -7,7 +7,7 @@ import socket
 import threading
 
 from ebpfproxy.lab import Pod, sockets
-from ebpfproxy.lab.place import Call
+from ebpfproxy.lab.netns import Call
 from tests.kernel.clients import TCP, connected
 
 _PERIOD = bytes(range(256))

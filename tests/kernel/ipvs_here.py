@@ -3,7 +3,7 @@
 import pytest
 
 from ebpfproxy.errors import Unsupported
-from ebpfproxy.kernel import ipvs
+from ebpfproxy.linux.ipvs import ipvs
 
 
 def lacks_ipvs() -> str:

@@ -4,10 +4,11 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from ebpfproxy.dataplanes.ebpf import abi, map_pins, map_shapes
-from ebpfproxy.dataplanes.ebpf.map_shapes import MapShape
-from ebpfproxy.dataplanes.ebpf.maps import Maps, MapSizes
-from ebpfproxy.dataplanes.ebpf.pins import Pins
+from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.backends.ebpf.maps import Maps, MapSizes
+from ebpfproxy.backends.ebpf.migration import map_pins, map_shapes
+from ebpfproxy.backends.ebpf.migration.map_shapes import MapShape
+from ebpfproxy.backends.ebpf.pins import Pins
 
 SIZES = MapSizes(64, 64, 64, 32, 64, 4096, 16)
 

@@ -7,9 +7,9 @@ import contextlib
 import struct
 from collections.abc import Callable, Iterator
 
-from ebpfproxy.kernel import bpf, tc, tcx
-from ebpfproxy.kernel.bpf import Link, Program
-from ebpfproxy.kernel.tc import Side
+from ebpfproxy.linux.bpf import bpf, tc, tcx
+from ebpfproxy.linux.bpf.bpf import Link, Program
+from ebpfproxy.linux.bpf.tc import Side
 
 NEXT, PASS, SHOT = -1, 0, 2
 """Verdicts: TCX_NEXT and TC_ACT_UNSPEC, TCX_PASS and TC_ACT_OK, TCX_DROP and TC_ACT_SHOT."""

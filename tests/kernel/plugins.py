@@ -7,9 +7,9 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from ebpfproxy.kernel import tcx
-from ebpfproxy.kernel.bpf import Program
-from ebpfproxy.kernel.tc import Side
+from ebpfproxy.linux.bpf import tcx
+from ebpfproxy.linux.bpf.bpf import Program
+from ebpfproxy.linux.bpf.tc import Side
 from tests.kernel.others import NEXT, PASS, TAIL, add_filter, linked, program, remove_filters
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from ebpfproxy.dataplanes.delta import diff
-from ebpfproxy.dataplanes.ebpf.dataplane import EbpfDataplane, EbpfSettings
-from ebpfproxy.dataplanes.ebpf.entries import Entry, HookKey, Key
+from ebpfproxy.backends.delta import diff
+from ebpfproxy.backends.ebpf.backend import EbpfBackend, EbpfSettings
+from ebpfproxy.backends.ebpf.entries import Entry, HookKey, Key
 from ebpfproxy.errors import AlreadyExists
-from ebpfproxy.kernel.lock import FolderLock, NamespaceLock
 from ebpfproxy.lab import Lab
+from ebpfproxy.linux.locks import FolderLock, NamespaceLock
 from ebpfproxy.model.address import Address, network
 from tests.kernel.clients import TCP, outcome
 from tests.kernel.cluster import Cluster, eventually
@@ -79,7 +79,7 @@ def compilers_of(agent: int) -> list[int]:
             parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1]) if words else 0
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if parent == agent and b"ebpfproxy.kernel.compiler" in words:
+        if parent == agent and b"ebpfproxy.linux.bpf.compiler" in words:
             found.append(int(entry.name))
     return found
 
@@ -132,7 +132,7 @@ def test_pins_that_were_removed_are_restored(rough: Cluster, what: str) -> None:
 
 def test_more_local_networks_than_there_is_room_for(place: BpfPlace) -> None:
     """A node that comes from IPVS has every ClusterIP on kube-ipvs0."""
-    dataplane = EbpfDataplane(EbpfSettings(place.cgroup, place.bpffs, devices=False))
+    dataplane = EbpfBackend(EbpfSettings(place.cgroup, place.bpffs, devices=False))
     dataplane.open()
     try:
         prefix = b"\xfd" + bytes(11)

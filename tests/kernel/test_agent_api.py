@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 from ebpfproxy.bench.load import Load
-from ebpfproxy.kernel import netns
 from ebpfproxy.lab import Pod, manifests
 from ebpfproxy.lab.agent import is_sync
+from ebpfproxy.linux.netns import netns
 from tests.kernel.clients import REFUSED, TCP, answers, outcome
 from tests.kernel.cluster import Cluster, Exposed, eventually
 from tests.support.apiserver import ApiServer, Request

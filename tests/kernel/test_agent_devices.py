@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpfproxy.kernel.tc import Side
 from ebpfproxy.lab import Lab, Pod
+from ebpfproxy.linux.bpf.tc import Side
 from tests.kernel import attached
 from tests.kernel.clients import TCP, connected, converse, outcome
 from tests.kernel.cluster import Cluster, eventually

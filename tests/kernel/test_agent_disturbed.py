@@ -13,9 +13,9 @@ from collections.abc import Callable
 import pytest
 
 from ebpfproxy.bench.load import Load
-from ebpfproxy.kernel import tcx
-from ebpfproxy.kernel.bpf import Link
 from ebpfproxy.lab import devices
+from ebpfproxy.linux.bpf import tcx
+from ebpfproxy.linux.bpf.bpf import Link
 from tests.kernel.clients import TCP, answers
 from tests.kernel.cluster import TCP_TARGET, Cluster, Exposed, eventually
 from tests.kernel.ipvs_here import skip_without_ipvs

@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import pytest
 
-from ebpfproxy.dataplanes.ebpf import trial
-from ebpfproxy.dataplanes.nftables.old_nft import SKIP
-from ebpfproxy.kernel import bpf
-from ebpfproxy.kernel.ipset import NETLINK_NETFILTER
+from ebpfproxy.agent.mode_switch import UNAVAILABLE
+from ebpfproxy.backends.ebpf import load_check
+from ebpfproxy.backends.nftables.old_nft import SKIP
 from ebpfproxy.lab import Lab
 from ebpfproxy.lab.agent import AgentFailed, LogLine
-from ebpfproxy.mode_keeper import UNAVAILABLE
+from ebpfproxy.linux.bpf import bpf
+from ebpfproxy.linux.ipset.ipset import NETLINK_NETFILTER
 from tests.kernel.clients import TCP, UDP, outcome
 from tests.kernel.cluster import START_PATIENCE, Cluster
 from tests.support import altered
@@ -291,7 +291,7 @@ def test_doctor_says_which_program_is_rejected(node: Node, rejected: Lack) -> No
     before = sorted(node.cluster.lab.bpffs.rglob("*"))
     said = node.doctor(rejected)
     (line,) = (line for line in said.splitlines() if altered.REJECTED in line)
-    assert f"{trial.FEATURE} " in line
+    assert f"{load_check.FEATURE} " in line
     assert " NO " in line
     assert f"cannot load BPF program {altered.REJECTED}: Permission denied: " in line
     assert altered.REASON in line

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ebpfproxy.dataplanes.ebpf.positions import FIRST_AGAIN, PROGRAMS_BEFORE
-from ebpfproxy.kernel import netns, tcx
-from ebpfproxy.kernel.tc import Side
+from ebpfproxy.backends.ebpf.devices.positions import FIRST_AGAIN, PROGRAMS_BEFORE
+from ebpfproxy.linux.bpf import tcx
+from ebpfproxy.linux.bpf.tc import Side
+from ebpfproxy.linux.netns import netns
 from tests.kernel import attached
 from tests.kernel.clients import TCP, UDP, answers, outcome
 from tests.kernel.cluster import START_PATIENCE, Cluster, Exposed, eventually

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from ebpfproxy.kernel import conntrack
+from ebpfproxy.linux.netlink import conntrack
 from tests.kernel.clients import TCP, connected, converse, socket_in
 from tests.kernel.ipvs_here import skip_without_ipvs
 from tests.kernel.two_nodes import TwoNodes, told

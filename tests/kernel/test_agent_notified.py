@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpfproxy.dataplanes.ebpf.positions import FIRST_AGAIN, PROGRAMS_BEFORE
-from ebpfproxy.kernel import netns, tc
-from ebpfproxy.kernel.tc import Side
+from ebpfproxy.backends.ebpf.devices.positions import FIRST_AGAIN, PROGRAMS_BEFORE
+from ebpfproxy.linux.bpf import tc
+from ebpfproxy.linux.bpf.tc import Side
+from ebpfproxy.linux.netns import netns
 from tests.kernel.clients import TCP, answers, outcome
 from tests.kernel.cluster import START_PATIENCE, Cluster, Exposed, eventually
 from tests.kernel.others import PASS, filtered, program
@@ -19,8 +20,8 @@ pytestmark = pytest.mark.kernel
 
 _SELDOM = """
 import runpy, sys
-from ebpfproxy.kernel import tcx
-from ebpfproxy.pacing import Looks
+from ebpfproxy.linux.bpf import tcx
+from ebpfproxy.agent.pacing import Looks
 tcx.is_supported = lambda: False
 Looks.LOOK = 3600.0
 sys.argv = sys.argv[3:]

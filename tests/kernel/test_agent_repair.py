@@ -9,12 +9,12 @@ from socket import htons
 
 import pytest
 
-from ebpfproxy.dataplanes.ebpf import abi
-from ebpfproxy.dataplanes.ebpf.hooks import SOCKET_HOOKS
-from ebpfproxy.kernel import bpf
-from ebpfproxy.kernel.bpf import Link, Map, Program
-from ebpfproxy.lab import Place, manifests
+from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.backends.ebpf.hooks import SOCKET_HOOKS
+from ebpfproxy.lab import Netns, manifests
 from ebpfproxy.lab.agent import is_sync
+from ebpfproxy.linux.bpf import bpf
+from ebpfproxy.linux.bpf.bpf import Link, Map, Program
 from ebpfproxy.model.address import parse_address
 from tests.kernel.clients import TCP, UDP, answers, outcome
 from tests.kernel.cluster import Cluster, Exposed, eventually
@@ -151,9 +151,9 @@ def test_a_cgroup_that_is_removed_and_made_again(rough: Cluster) -> None:
     """As systemd does when a slice goes and comes; the links of the old one are dead."""
     top = rough.lab.cgroup / "slice"
 
-    def made() -> Place:
+    def made() -> Netns:
         (top / "pod").mkdir(parents=True)
-        return Place("in-slice", rough.p.namespace, top / "pod")
+        return Netns("in-slice", rough.p.namespace, top / "pod")
 
     def removed() -> None:
         (top / "pod").rmdir()

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from ebpfproxy.backends.delta import diff
+from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.backends.ebpf.backend import EbpfBackend, EbpfSettings
+from ebpfproxy.backends.ebpf.migration.map_shapes import SERVICE_MAPS
 from ebpfproxy.bench.load import Load
-from ebpfproxy.dataplanes.delta import diff
-from ebpfproxy.dataplanes.ebpf import abi
-from ebpfproxy.dataplanes.ebpf.dataplane import EbpfDataplane, EbpfSettings
-from ebpfproxy.dataplanes.ebpf.map_shapes import SERVICE_MAPS
-from ebpfproxy.kernel import netns
-from ebpfproxy.kernel.bpf import Map
 from ebpfproxy.lab import manifests
+from ebpfproxy.linux.bpf.bpf import Map
+from ebpfproxy.linux.netns import netns
 from ebpfproxy.plan.service_plan import NodePlan
 from tests.kernel.clients import REFUSED, TCP, UDP, answers, connected, converse, outcome
 from tests.kernel.cluster import Cluster, Exposed, eventually
@@ -92,7 +92,7 @@ def test_a_restart_with_other_programs_fails_no_connection(
     code = other_code(tmp_path)
     monkeypatch.setattr(abi, "source_directory", lambda: code)
     with steady_load(rough, load, web), netns.entered(rough.node.netns):
-        dataplane = EbpfDataplane(EbpfSettings(rough.lab.cgroup, rough.lab.bpffs))
+        dataplane = EbpfBackend(EbpfSettings(rough.lab.cgroup, rough.lab.bpffs))
         dataplane.open()
         try:
             present = dataplane.read()

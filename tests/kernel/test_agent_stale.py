@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ebpfproxy.dataplanes.ebpf.stale_sockets import NOT_RECONNECTED, RECONNECTED
+from ebpfproxy.backends.ebpf.sockets.stale_sockets import NOT_RECONNECTED, RECONNECTED
 from tests.kernel.clients import UDP, connected, converse
 from tests.kernel.cluster import PATIENCE, Cluster, eventually
 from tests.kernel.test_socket_stale import reaches

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from ebpfproxy.agent.mode_cleanup import ALONE
 from ebpfproxy.bench.load import Load
-from ebpfproxy.kernel import conntrack, sysctl
-from ebpfproxy.kernel.iptables import Flavour
 from ebpfproxy.lab import Lab, Pod
+from ebpfproxy.linux import sysctl
+from ebpfproxy.linux.netlink import conntrack
+from ebpfproxy.linux.xtables.iptables import Flavour
 from ebpfproxy.model.address import Family
-from ebpfproxy.retirer import ALONE
 from tests.kernel.clients import TCP, outcome
 from tests.kernel.cluster import START_PATIENCE, TCP_TARGET, Cluster, Exposed, eventually
 from tests.kernel.download import Download, offer

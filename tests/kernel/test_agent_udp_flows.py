@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpfproxy.kernel import conntrack, sysctl
-from ebpfproxy.kernel.conntrack import Flow
 from ebpfproxy.lab import Pod
+from ebpfproxy.linux import sysctl
+from ebpfproxy.linux.netlink import conntrack
+from ebpfproxy.linux.netlink.conntrack import Flow
 from ebpfproxy.model.address import format_address
 from tests.kernel.clients import UDP, connected, converse
 from tests.kernel.cluster import UDP_TARGET, Cluster, eventually

@@ -5,13 +5,13 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
+from ebpfproxy.backends import selection
 from ebpfproxy.bench import churn, connect, crossing, flows, nodeport, overhead, packet, report, sync
-from ebpfproxy.bench.agent_life import Fate
+from ebpfproxy.bench.agent_runner import Fate
 from ebpfproxy.bench.load import Load
 from ebpfproxy.bench.samples import Result
 from ebpfproxy.errors import ConfigError
-from ebpfproxy.lab import Lab, Place, Pod
-from ebpfproxy.modes import choice
+from ebpfproxy.lab import Lab, Netns, Pod
 from tests.kernel.cluster import eventually
 from tests.kernel.ipvs_here import lacks_ipvs
 
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.kernel, pytest.mark.timeout(600)]
 @pytest.fixture(scope="module")
 def modes() -> list[str]:
     """All but ipvs where the kernel lacks it."""
-    return [mode.name for mode in choice.MODES if mode.name != "ipvs" or not lacks_ipvs()]
+    return [mode.name for mode in selection.MODES if mode.name != "ipvs" or not lacks_ipvs()]
 
 
 def by_key(results: Iterable[Result]) -> dict[tuple[str, str, str], Result]:
@@ -84,7 +84,7 @@ def test_a_datagram_that_is_sent_unanswered_reaches_the_pod_it_is_sent_to() -> N
     assert after - before >= 1000
 
 
-def counted(place: Place, protocol: str) -> dict[str, int]:
+def counted(place: Netns, protocol: str) -> dict[str, int]:
     """The kernel's counters (proc_net_snmp)."""
     lines = place.run(["cat", "/proc/net/snmp"]).stdout.splitlines()
     names, figures = (line.split()[1:] for line in lines if line.startswith(f"{protocol}:"))

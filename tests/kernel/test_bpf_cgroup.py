@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ebpfproxy.errors import NotFound, Rejected, Unsupported
-from ebpfproxy.kernel import bpf, cgroup
-from ebpfproxy.kernel.bpf import Link, Program
+from ebpfproxy.linux.bpf import bpf, cgroup
+from ebpfproxy.linux.bpf.bpf import Link, Program
 from tests.support.bpf_place import CONNECT4, BpfPlace, bpf_place, load_program, remove_cgroup
 
 pytestmark = pytest.mark.kernel

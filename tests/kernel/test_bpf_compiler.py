@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from ebpfproxy.dataplanes.ebpf import abi, features, trial
-from ebpfproxy.dataplanes.ebpf.hooks import CLASSIFIERS, SCHED_CLS
-from ebpfproxy.dataplanes.ebpf.maps import MapSizes
+from ebpfproxy.backends.ebpf import abi, features, load_check
+from ebpfproxy.backends.ebpf.hooks import CLASSIFIERS, SCHED_CLS
+from ebpfproxy.backends.ebpf.maps import MapSizes
 from ebpfproxy.errors import KernelError, ProgramRejected, Rejected
-from ebpfproxy.kernel.bpf import Map, Program
-from ebpfproxy.kernel.compiler import ProgramSpec, build
+from ebpfproxy.linux.bpf.bpf import Map, Program
+from ebpfproxy.linux.bpf.compiler import ProgramSpec, build
 from tests.support import altered
 from tests.support.bpf_place import CONNECT4, SOCK_ADDR, BpfPlace, bpf_place
 
@@ -170,10 +170,10 @@ def test_a_program_that_is_not_in_the_source_is_named(place: BpfPlace) -> None:
 
 
 def test_a_trial_finds_what_the_verifier_rejects(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert trial.try_out().present
+    assert load_check.try_out().present
     altered.reject(sources)
     monkeypatch.setattr(abi, "source_directory", lambda: sources)
-    finding = trial.try_out()
+    finding = load_check.try_out()
     assert (finding.failure, finding.needed) == (errno.EACCES, True)
     assert altered.REJECTED in finding.missing
     assert altered.REASON in finding.missing

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from ebpfproxy.errors import AlreadyExists, KernelError, NotFound, Rejected, TableFull, Unsupported
-from ebpfproxy.kernel import bpf
-from ebpfproxy.kernel.bpf import Link, Map, Program
+from ebpfproxy.linux.bpf import bpf
+from ebpfproxy.linux.bpf.bpf import Link, Map, Program
 from tests.support.bpf_place import (
     ARRAY,
     CONNECT4,
@@ -74,7 +74,7 @@ def no_descriptor_is_left(place: BpfPlace) -> Iterator[None]:
 def test_once_a_map_is_made_as_much_memory_is_locked_as_we_may() -> None:
     """Regression: on Linux 5.10, where maps are locked memory, none could be made beside our pinned ones."""
     script = (
-        "import resource as r; from ebpfproxy.kernel.bpf import Map\n"
+        "import resource as r; from ebpfproxy.linux.bpf.bpf import Map\n"
         "_, most = r.getrlimit(r.RLIMIT_MEMLOCK)\n"
         "r.setrlimit(r.RLIMIT_MEMLOCK, (4096, most))\n"
         f"Map.create({ARRAY}, 4, 4, 1 << 20).close()\n"
@@ -337,7 +337,7 @@ def test_without_the_capabilities_probing_is_an_error_and_not_a_no() -> None:
     script = """
 import ctypes, struct
 from ebpfproxy.errors import Rejected
-from ebpfproxy.kernel import bpf
+from ebpfproxy.linux.bpf import bpf
 assert ctypes.CDLL(None).capset(struct.pack("=Ii", 0x20080522, 0), bytes(24)) == 0
 code = bytes.fromhex("b7000000010000009500000000000000")
 try:

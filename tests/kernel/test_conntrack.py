@@ -6,25 +6,26 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpfproxy.dataplanes import netfilter_sysctls
-from ebpfproxy.dataplanes.netfilter_sysctls import NetfilterSettings, Sysctl
-from ebpfproxy.kernel import conntrack, sysctl
+from ebpfproxy.backends.netfilter import sysctls
+from ebpfproxy.backends.netfilter.sysctls import NetfilterSettings, Sysctl
+from ebpfproxy.linux import sysctl
+from ebpfproxy.linux.netlink import conntrack
 from ebpfproxy.model.address import Family, parse_address
-from tests.kernel.nat_ground import DNS, PATIENCE, TARGET, UDP, Ground, answers, forget
+from tests.kernel.nat_testbed import DNS, PATIENCE, TARGET, UDP, Testbed, answers, forget
 from tests.support.confined import as_nobody
 
 pytestmark = pytest.mark.kernel
 
 
 @pytest.fixture(params=list(Family), ids=lambda of: of.value)
-def ground(request: pytest.FixtureRequest, grounds: dict[Family, Ground]) -> Iterator[Ground]:
+def ground(request: pytest.FixtureRequest, grounds: dict[Family, Testbed]) -> Iterator[Testbed]:
     made = grounds[request.param]
     made.rules()
     yield made
     forget(made)
 
 
-def test_an_entry_is_told_with_both_directions(ground: Ground) -> None:
+def test_an_entry_is_told_with_both_directions(ground: Testbed) -> None:
     ground.rules(dns=(ground.at.vip, DNS, ground.at.pods[0]))
     with ground.pod(0) as server, ground.dialing(ground.client, ground.at.vip) as client:
         answers(client, server)
@@ -38,7 +39,7 @@ def test_an_entry_is_told_with_both_directions(ground: Ground) -> None:
 
 @pytest.mark.parametrize("direction", ["", "original", "reply"])
 def test_an_entry_in_a_zone_of_one_direction_or_both_is_told_and_ended(
-    ground: Ground, direction: str
+    ground: Testbed, direction: str
 ) -> None:
     with ground.pod(0) as server, ground.dialing(ground.client, ground.at.pods[0], TARGET) as client:
         own = client.getsockname()[1]
@@ -65,7 +66,7 @@ def test_an_entry_in_a_zone_of_one_direction_or_both_is_told_and_ended(
 
 
 def test_an_entry_that_the_client_got_anew_to_another_endpoint_is_not_ended_for_the_old_one(
-    ground: Ground,
+    ground: Testbed,
 ) -> None:
     ground.rules(dns=(ground.at.vip, DNS, ground.at.pods[0]))
     with ground.pod(0), ground.pod(1), ground.dialing(ground.client, ground.at.vip) as client:
@@ -80,7 +81,7 @@ def test_an_entry_that_the_client_got_anew_to_another_endpoint_is_not_ended_for_
     assert new.reply_source == parse_address(ground.at.pods[1])
 
 
-def test_nat_is_in_use_as_long_as_a_flow_is_translated(ground: Ground) -> None:
+def test_nat_is_in_use_as_long_as_a_flow_is_translated(ground: Testbed) -> None:
     ground.rules(dns=(ground.at.vip, DNS, ground.at.pods[0]))
     other = next(of for of in Family if of is not ground.at.family)
     with (
@@ -101,7 +102,7 @@ def test_nat_is_in_use_as_long_as_a_flow_is_translated(ground: Ground) -> None:
 
 
 def test_an_empty_nat_chain_does_not_keep_open_flows_translated_but_with_a_rule_that_asks_for_state_it_does(
-    ground: Ground,
+    ground: Testbed,
 ) -> None:
     """What `nat_in_use` says has to stay: without such a rule the kernel tracks no packet any more."""
     ground.rules(dns=(ground.at.vip, DNS, ground.at.pods[0]))
@@ -117,7 +118,7 @@ def test_an_empty_nat_chain_does_not_keep_open_flows_translated_but_with_a_rule_
 
 _AS_NOBODY = """
 from ebpfproxy.errors import Unsupported
-from ebpfproxy.kernel import conntrack
+from ebpfproxy.linux.netlink import conntrack
 from ebpfproxy.model.address import Protocol
 try:
     list(conntrack.flows(Protocol.UDP))
@@ -138,7 +139,7 @@ def test_without_the_capability_the_remedy_is_named() -> None:
 
 
 def test_settings_of_the_node_are_made_and_those_of_the_machine_are_warned_of(
-    ground: Ground, caplog: pytest.LogCaptureFixture
+    ground: Testbed, caplog: pytest.LogCaptureFixture
 ) -> None:
     established = "net/netfilter/nf_conntrack_tcp_timeout_established"
     size = "net/netfilter/nf_conntrack_max"
@@ -146,8 +147,8 @@ def test_settings_of_the_node_are_made_and_those_of_the_machine_are_warned_of(
         if (sysctl.ROOT / size).stat().st_mode & 0o222:
             pytest.skip("this kernel lets a namespace set the machine's limit")
         sysctl.ensure(established, "432000")
-        wish = netfilter_sysctls.wanted(NetfilterSettings(max_per_core=0), 2)
-        netfilter_sysctls.apply([Sysctl(size, 1 << 30, at_least=True), *wish])
+        wish = sysctls.wanted(NetfilterSettings(max_per_core=0), 2)
+        sysctls.apply([Sysctl(size, 1 << 30, at_least=True), *wish])
         assert sysctl.read(established) == "86400"
     (warning,) = [record.__dict__["values"] for record in caplog.records if record.levelname == "WARNING"]
     assert (warning["file"], warning["value"], warning["errno"]) == (

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import pytest
 
 from ebpfproxy.errors import AlreadyExists, NotFound, Rejected, Unsupported
-from ebpfproxy.kernel import dummy, local_addresses
+from ebpfproxy.linux.netlink import dummy, local_addresses
 from ebpfproxy.model.address import Address, format_address, format_network, parse_address
 from tests.support.namespace import Namespace, namespace
 

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpfproxy.dataplanes.delta import diff
-from ebpfproxy.dataplanes.ebpf.dataplane import EbpfDataplane, EbpfSettings
-from ebpfproxy.dataplanes.ebpf.entries import Entry, Key
-from ebpfproxy.dataplanes.interface import Delta
+from ebpfproxy.backends.delta import diff
+from ebpfproxy.backends.ebpf.backend import EbpfBackend, EbpfSettings
+from ebpfproxy.backends.ebpf.entries import Entry, Key
+from ebpfproxy.backends.interface import Delta
 from ebpfproxy.model.address import parse_network
 from ebpfproxy.plan.service_plan import NodePlan
 from tests.support.bpf_place import BpfPlace, bpf_place
@@ -23,7 +23,7 @@ def place() -> Iterator[BpfPlace]:
 
 def test_a_disturbance_just_before_our_own_change_is_not_forgotten(place: BpfPlace) -> None:
     """A proxier remembers the generation after its sync: it must not be that of hooks that were not read."""
-    plane = EbpfDataplane(EbpfSettings(place.cgroup, place.bpffs, devices=False))
+    plane = EbpfBackend(EbpfSettings(place.cgroup, place.bpffs, devices=False))
     plane.open()
     try:
         wanted: dict[Key, Entry] = plane.render((), NodePlan())

@@ -13,11 +13,14 @@ from typing import Any
 
 import pytest
 
-from ebpfproxy.dataplanes.ebpf import probes
-from ebpfproxy.dataplanes.ebpf.hooks import SOCKET_HOOKS
-from ebpfproxy.dataplanes.findings import Finding
+from ebpfproxy.backends.ebpf import probes
+from ebpfproxy.backends.ebpf.hooks import SOCKET_HOOKS
+from ebpfproxy.backends.findings import Finding
 from ebpfproxy.errors import Rejected
-from ebpfproxy.kernel import bpf, cgroup, mounts, netlink, netns, tc, tcx
+from ebpfproxy.linux import mounts
+from ebpfproxy.linux.bpf import bpf, cgroup, tc, tcx
+from ebpfproxy.linux.netlink import netlink
+from ebpfproxy.linux.netns import netns
 from tests.support.bpf_place import bpf_place
 from tests.support.confined import Refused, as_nobody, refusing, without
 
@@ -32,7 +35,7 @@ SCRIPT = """
 import json, os, sys
 from pathlib import Path
 {prelude}
-from ebpfproxy.dataplanes.ebpf.probes import probe
+from ebpfproxy.backends.ebpf.probes import probe
 root, cgroup, devices = json.loads(sys.argv[1])
 print(json.dumps([probe(Path(root), Path(cgroup) if cgroup else None, devices), sorted(sys.modules)]))
 """

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from ebpfproxy.dataplanes.ebpf import abi, removal
-from ebpfproxy.dataplanes.ebpf.flow_state import Flow, unit_now
-from ebpfproxy.dataplanes.ebpf.hooks import SOCKET_HOOKS
-from ebpfproxy.dataplanes.ebpf.retirement import Retirement
+from ebpfproxy.backends.ebpf import abi, cleanup
+from ebpfproxy.backends.ebpf.drain import Drain
+from ebpfproxy.backends.ebpf.flows.state import Flow, unit_now
+from ebpfproxy.backends.ebpf.hooks import SOCKET_HOOKS
 from ebpfproxy.errors import Rejected
-from ebpfproxy.kernel import cgroup, inlet, links, tc, tcx
-from ebpfproxy.kernel.bpf import Map
 from ebpfproxy.lab import Pod
+from ebpfproxy.linux.bpf import cgroup, tc, tcx
+from ebpfproxy.linux.bpf.bpf import Map
+from ebpfproxy.linux.netlink import links, reinjection
 from ebpfproxy.model.address import Protocol, parse_address
 from tests.kernel.clients import REFUSED, SILENT, TCP, UDP, connected, converse, outcome, ping, socket_in
 from tests.kernel.cluster import TCP_TARGET, UDP_TARGET, eventually
@@ -46,7 +47,7 @@ def serve(pair: TwoNodes, *flags: str) -> Everywhere:
 def step(pair: TwoNodes) -> tuple[list[str], bool]:
     """In a process of its own, as after a restart: it knows nothing of the steps before."""
     pair.end()
-    return pair.node.call(lambda: Retirement(pair.lab.bpffs, pair.lab.cgroup).step())
+    return pair.node.call(lambda: Drain(pair.lab.bpffs, pair.lab.cgroup).step())
 
 
 def await_end(pair: TwoNodes) -> None:
@@ -64,7 +65,10 @@ def remains(pair: TwoNodes) -> list[object]:
     def on_devices() -> list[object]:
         names = links.names()
         clsacts = [f"clsact of {name}" for ifindex, name in names.items() if tc.has_clsact(ifindex)]
-        return [*clsacts, *(name for name in names.values() if name in (inlet.INLET, inlet.OUTLET))]
+        return [
+            *clsacts,
+            *(name for name in names.values() if name in (reinjection.INLET, reinjection.OUTLET)),
+        ]
 
     # The kernel itself may put maps.debug and the like there (bpf_preload); nobody else may have dots.
     pins: list[object] = [path for path in pair.lab.bpffs.iterdir() if "." not in path.name]
@@ -333,7 +337,7 @@ def test_back_in_the_middle_with_maps_of_other_sizes_connections_come_along(pair
 def test_an_agent_that_serves_is_left_alone(pair: TwoNodes) -> None:
     web = serve(pair)
     with pytest.raises(Rejected, match="another ebpfproxy"):
-        pair.node.call(lambda: Retirement(pair.lab.bpffs, pair.lab.cgroup).step())
+        pair.node.call(lambda: Drain(pair.lab.bpffs, pair.lab.cgroup).step())
     assert asks(pair.x, TCP, pair.node.v4, web.node_port) == "a"
 
 
@@ -363,9 +367,9 @@ def test_programs_that_were_not_finished_are_ignored(pair: TwoNodes) -> None:
 
 def test_where_nothing_was_there_is_nothing_to_retire(pair: TwoNodes, tmp_path: Path) -> None:
     def retire() -> list[tuple[list[str], bool]]:
-        removal.remove(pair.lab.bpffs, pair.lab.cgroup)
+        cleanup.remove(pair.lab.bpffs, pair.lab.cgroup)
         roots = (tmp_path, tmp_path / "missing", pair.lab.bpffs)
-        return [Retirement(root, None).step() for root in roots]
+        return [Drain(root, None).step() for root in roots]
 
     assert pair.node.call(retire) == [([], False)] * 3
 
@@ -376,12 +380,12 @@ def test_where_nothing_was_there_is_nothing_to_retire(pair: TwoNodes, tmp_path: 
 def test_a_dry_run_beside_an_agent_lists_what_is_removed_then(pair: TwoNodes) -> None:
     web = serve(pair, OFF)
     lab = pair.lab
-    wanted = pair.node.call(lambda: removal.remove(lab.bpffs, lab.cgroup, dry_run=True))
+    wanted = pair.node.call(lambda: cleanup.remove(lab.bpffs, lab.cgroup, dry_run=True))
     assert asks(pair.x, TCP, pair.node.v4, web.node_port) == "a"
     pair.end()
-    assert pair.node.call(lambda: removal.remove(lab.bpffs, lab.cgroup)) == wanted
+    assert pair.node.call(lambda: cleanup.remove(lab.bpffs, lab.cgroup)) == wanted
     assert ("link at ingress of eth0" if tcx.is_supported() else "clsact of eth0") in wanted
-    assert f"devices {inlet.INLET} and {inlet.OUTLET}" in wanted
+    assert f"devices {reinjection.INLET} and {reinjection.OUTLET}" in wanted
     assert remains(pair) == []
 
 
@@ -392,9 +396,9 @@ def test_a_dry_run_lists_links_and_no_clsact_that_others_use(pair: TwoNodes) -> 
     pair.node.run(["tc", "qdisc", "replace", "dev", "eth0", "clsact"])
     pair.node.run(["tc", *foreign.split()])
     try:
-        wanted = pair.node.call(lambda: removal.remove(lab.bpffs, lab.cgroup, dry_run=True))
+        wanted = pair.node.call(lambda: cleanup.remove(lab.bpffs, lab.cgroup, dry_run=True))
         pair.end()
-        assert pair.node.call(lambda: removal.remove(lab.bpffs, lab.cgroup)) == wanted
+        assert pair.node.call(lambda: cleanup.remove(lab.bpffs, lab.cgroup)) == wanted
         assert wanted[: len(LINKS)] == LINKS
         assert "clsact of eth0" not in wanted
     finally:

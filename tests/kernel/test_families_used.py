@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from ebpfproxy.backends.netfilter import families_used
 from ebpfproxy.config import Config
-from ebpfproxy.kernel import netns
+from ebpfproxy.linux.netns import netns
 from ebpfproxy.model.address import Family, parse_network
-from ebpfproxy.modes import families
 
 pytestmark = pytest.mark.kernel
 
@@ -27,7 +27,7 @@ def ip(command: str) -> None:
 
 
 def used() -> set[Family]:
-    return set(families.used(Config(hostname_override="here")))
+    return set(families_used.used(Config(hostname_override="here")))
 
 
 def test_addresses_of_the_node_count_and_link_local_ones_do_not() -> None:
@@ -46,4 +46,4 @@ def test_addresses_of_the_node_count_and_link_local_ones_do_not() -> None:
 
 def test_networks_of_pods_count() -> None:
     config = Config(hostname_override="here", cluster_cidr=(parse_network("fd00:10:244::/56"),))
-    assert families.used(config) == {V6}
+    assert families_used.used(config) == {V6}

@@ -9,10 +9,10 @@ from collections.abc import Collection
 
 import pytest
 
-from ebpfproxy.dataplanes.ebpf import features
-from ebpfproxy.dataplanes.ebpf.maps import MapSizes
-from ebpfproxy.dataplanes.ebpf.programs import available_hooks, sources, specs
-from ebpfproxy.kernel.compiler import try_to_load
+from ebpfproxy.backends.ebpf import features
+from ebpfproxy.backends.ebpf.maps import MapSizes
+from ebpfproxy.backends.ebpf.programs import available_hooks, sources, specs
+from ebpfproxy.linux.bpf.compiler import try_to_load
 
 pytestmark = pytest.mark.kernel
 

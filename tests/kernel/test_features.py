@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from ebpfproxy.dataplanes.ebpf import features
-from ebpfproxy.dataplanes.ebpf.hooks import SCHED_CLS
-from ebpfproxy.kernel import bpf
+from ebpfproxy.backends.ebpf import features
+from ebpfproxy.backends.ebpf.hooks import SCHED_CLS
+from ebpfproxy.linux.bpf import bpf
 
 pytestmark = pytest.mark.kernel
 

@@ -11,11 +11,13 @@ from socket import IPPROTO_UDP, htons
 
 import pytest
 
-from ebpfproxy.dataplanes.ebpf import abi, flow_collector, flow_sweep
-from ebpfproxy.dataplanes.ebpf.flow_collector import FlowCollector
-from ebpfproxy.dataplanes.ebpf.flow_state import FlowTimeouts
-from ebpfproxy.dataplanes.ebpf.maps import Maps, MapSizes
-from ebpfproxy.kernel.bpf import Map
+from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.backends.ebpf.flows import collector as flow_collector
+from ebpfproxy.backends.ebpf.flows import sweep
+from ebpfproxy.backends.ebpf.flows.collector import FlowCollector
+from ebpfproxy.backends.ebpf.flows.state import FlowTimeouts
+from ebpfproxy.backends.ebpf.maps import Maps, MapSizes
+from ebpfproxy.linux.bpf.bpf import Map
 from ebpfproxy.model.address import parse_address
 from tests.support.bpf_place import bpf_place, build_maps
 from tests.support.flows import ENDPOINT, NS, a_flow, endpoints, entries, reply_entries, write
@@ -162,15 +164,15 @@ def test_an_error_of_the_listener_does_not_end_the_thread(
 def test_an_error_of_a_walk_does_not_end_the_thread(
     maps: Maps, started: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = flow_sweep.FlowSweep.run
+    run = sweep.FlowSweep.run
     failures = [OSError(24, "too many files"), ValueError("what was not foreseen")]
 
-    def failing(sweep: flow_sweep.FlowSweep, rest: Callable[[float], bool]) -> flow_sweep.Swept:
+    def failing(sweep: sweep.FlowSweep, rest: Callable[[float], bool]) -> sweep.Swept:
         if failures:
             raise failures.pop()
         return run(sweep, rest)
 
-    monkeypatch.setattr(flow_sweep.FlowSweep, "run", failing)
+    monkeypatch.setattr(sweep.FlowSweep, "run", failing)
     write(maps, a_flow(flags=abi.FLOW_RESET))
     with caplog.at_level(logging.ERROR):
         collector = started()

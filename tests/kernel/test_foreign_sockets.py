@@ -11,8 +11,9 @@ from collections.abc import Iterator
 import pytest
 
 from ebpfproxy.errors import NotFound, Rejected
-from ebpfproxy.kernel import foreign_sockets, namespaces, pidfd, socket_holders, sockets
-from ebpfproxy.kernel.sockets import DiagSocket
+from ebpfproxy.linux.netns import namespaces
+from ebpfproxy.linux.sockets import duplicates, holders, pidfd, sockets
+from ebpfproxy.linux.sockets.sockets import DiagSocket
 from ebpfproxy.model.address import Family, loopback
 
 pytestmark = pytest.mark.kernel
@@ -62,7 +63,7 @@ class Child:
     def duplicated(self, found: DiagSocket | None = None) -> Iterator[socket.socket]:
         process = pidfd.open_process(self.process.pid)
         try:
-            with foreign_sockets.duplicated(process, self.fd, found or self.found) as sock:
+            with duplicates.duplicated(process, self.fd, found or self.found) as sock:
                 yield sock
         finally:
             pidfd.close(process)
@@ -88,14 +89,14 @@ def child() -> Iterator[Child]:
 def test_its_holder_is_found_by_its_inode(child: Child) -> None:
     near = namespaces.identity_of("/proc/self/ns/net")
     assert near
-    held = [each for (each,) in socket_holders.holders("/proc", {child.inode}, {near})]
+    held = [each for (each,) in holders.holders("/proc", {child.inode}, {near})]
     assert held == [(child.process.pid, child.fd, child.inode)]
-    assert [each for (each,) in socket_holders.holders("/proc", {child.inode}, ())] == held, "far away"
+    assert [each for (each,) in holders.holders("/proc", {child.inode}, ())] == held, "far away"
 
 
 def test_the_walk_ends_when_nothing_more_is_wanted(child: Child) -> None:
     wanted = {child.inode, 1}
-    walk = socket_holders.holders("/proc", wanted, ())
+    walk = holders.holders("/proc", wanted, ())
     assert next(walk)[0].inode == child.inode
     wanted.clear()
     assert list(walk) == []
@@ -105,8 +106,8 @@ def test_its_process_sees_the_new_peer_and_keeps_its_port(child: Child) -> None:
     _, local = child.ports()
     with server() as other, child.duplicated() as sock:
         port = other.getsockname()[1]
-        foreign_sockets.connect(sock, V4, port)
-        assert foreign_sockets.peer(sock) == (V4, port)
+        duplicates.connect(sock, V4, port)
+        assert duplicates.peer(sock) == (V4, port)
         assert child.ports() == (port, local)
         sock.send(b"?")
         assert select.select([other], [], [], 5)[0]
@@ -116,10 +117,10 @@ def test_its_process_sees_the_new_peer_and_keeps_its_port(child: Child) -> None:
 def test_its_source_can_be_chosen_again_and_its_port_stays(child: Child) -> None:
     _, local = child.ports()
     with child.duplicated() as sock:
-        foreign_sockets.choose_source_again(sock)
-        assert foreign_sockets.peer(sock) is None
+        duplicates.choose_source_again(sock)
+        assert duplicates.peer(sock) is None
         assert sock.getsockname() == ("0.0.0.0", local)
-        foreign_sockets.connect(sock, V4, 9)
+        duplicates.connect(sock, V4, 9)
         assert child.ports() == (9, local)
 
 
@@ -130,7 +131,7 @@ def test_where_there_is_no_way_it_keeps_its_peer(child: Child) -> None:
         child.duplicated() as sock,
         pytest.raises(Rejected, match=r"cannot connect to 255\.255\.255\.255:9: "),
     ):
-        foreign_sockets.connect(sock, type(V4)(nowhere), 9)
+        duplicates.connect(sock, type(V4)(nowhere), 9)
     assert child.ports() == before
 
 

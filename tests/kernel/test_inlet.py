@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from ebpfproxy.errors import AlreadyExists
-from ebpfproxy.kernel import inlet, sysctl
+from ebpfproxy.linux import sysctl
+from ebpfproxy.linux.netlink import reinjection
 from tests.kernel.cluster import eventually
 from tests.support.namespace import Namespace, namespace
 
@@ -34,8 +35,8 @@ def shown(node: Namespace) -> dict[str, dict[str, Any]]:
     return {device["ifname"]: device for device in devices if device["ifname"] != "lo"}
 
 
-def settings(device: str = inlet.INLET) -> dict[str, str]:
-    return {name: sysctl.read(f"net/ipv4/conf/{device}/{name}") for name in inlet.SYSCTLS}
+def settings(device: str = reinjection.INLET) -> dict[str, str]:
+    return {name: sysctl.read(f"net/ipv4/conf/{device}/{name}") for name in reinjection.SYSCTLS}
 
 
 def as_it_should_be(node: Namespace) -> bool:
@@ -72,19 +73,19 @@ class Changes:
 
 
 def test_the_pair_is_made_up_and_quiet(node: Namespace) -> None:
-    index = inlet.ensure_inlet()
+    index = reinjection.ensure_inlet()
     assert index == socket.if_nametoindex("ebpfproxy0")
     assert as_it_should_be(node)
 
 
 def test_what_is_there_already_is_not_touched(node: Namespace) -> None:
-    index = inlet.ensure_inlet()
+    index = reinjection.ensure_inlet()
     eventually(
         lambda: {end["operstate"] for end in shown(node).values()} == {"UP"}, "the kernel sees the link"
     )
     node.ip("link set lo up")  # under the lock that the kernel reports that under: it has, by now
     with Changes() as changes:
-        assert inlet.ensure_inlet() == index
+        assert reinjection.ensure_inlet() == index
         assert not changes.any()
 
 
@@ -100,19 +101,19 @@ def test_what_is_there_already_is_not_touched(node: Namespace) -> None:
     ],
 )
 def test_what_differs_is_repaired_in_place(node: Namespace, damage: str) -> None:
-    index = inlet.ensure_inlet()
+    index = reinjection.ensure_inlet()
     node.ip(damage)
     assert not as_it_should_be(node)
-    assert inlet.ensure_inlet() == index
+    assert reinjection.ensure_inlet() == index
     assert as_it_should_be(node)
 
 
-@pytest.mark.parametrize("name", inlet.SYSCTLS)
+@pytest.mark.parametrize("name", reinjection.SYSCTLS)
 def test_a_sysctl_that_somebody_reset_is_repaired(node: Namespace, name: str) -> None:
     """As systemd-udevd does with rp_filter of a device that is new to it (50-default.conf)."""
-    inlet.ensure_inlet()
+    reinjection.ensure_inlet()
     sysctl.ensure(f"net/ipv4/conf/ebpfproxy0/{name}", "0")
-    inlet.ensure_inlet()
+    reinjection.ensure_inlet()
     assert as_it_should_be(node)
 
 
@@ -130,19 +131,19 @@ def test_a_sysctl_that_somebody_reset_is_repaired(node: Namespace, name: str) ->
 )
 def test_ends_of_another_pair_are_replaced(node: Namespace, remains: list[str]) -> None:
     node.ip(*remains)
-    inlet.ensure_inlet()
+    reinjection.ensure_inlet()
     assert as_it_should_be(node)
     assert set(shown(node)) == {"ebpfproxy0", "ebpfproxy1"}
 
 
 def test_a_pair_whose_other_end_was_moved_away_is_made_anew(node: Namespace) -> None:
     """Its index there may be that of our own ebpfproxy1 here."""
-    inlet.ensure_inlet()
+    reinjection.ensure_inlet()
     with namespace("inlet-other") as other:
         index = shown(node)["ebpfproxy1"]["ifindex"]
         node.ip(f"link set ebpfproxy1 netns {other.name}")
         node.ip(f"link add ebpfproxy1 index {index} type veth peer name stray")
-        inlet.ensure_inlet()
+        reinjection.ensure_inlet()
         assert as_it_should_be(node)
 
 
@@ -150,22 +151,22 @@ def test_a_pair_whose_other_end_was_moved_away_is_made_anew(node: Namespace) -> 
 def test_a_device_of_another_kind_that_has_one_of_the_names_is_left_alone(node: Namespace, name: str) -> None:
     node.ip(f"link add {name} type bridge")
     with pytest.raises(AlreadyExists, match=f"{name} is somebody else's, of kind bridge"):
-        inlet.ensure_inlet()
-    assert inlet.remove_inlet() is False
+        reinjection.ensure_inlet()
+    assert reinjection.remove_inlet() is False
     assert set(shown(node)) == {name}
 
 
 def test_it_is_removed_once(node: Namespace) -> None:
-    assert inlet.remove_inlet() is False
-    inlet.ensure_inlet()
-    assert inlet.remove_inlet() is True
+    assert reinjection.remove_inlet() is False
+    reinjection.ensure_inlet()
+    assert reinjection.remove_inlet() is True
     assert shown(node) == {}
-    assert inlet.remove_inlet() is False
+    assert reinjection.remove_inlet() is False
 
 
 def test_an_end_that_was_left_alone_is_removed_too(node: Namespace) -> None:
     node.ip("link add ebpfproxy1 type veth peer name stray")
-    assert inlet.remove_inlet() is True
+    assert reinjection.remove_inlet() is True
     assert shown(node) == {}
 
 
@@ -174,7 +175,7 @@ def test_it_acts_in_the_namespace_of_the_calling_thread(node: Namespace) -> None
 
         def make() -> None:
             with other.entered():
-                inlet.ensure_inlet()
+                reinjection.ensure_inlet()
 
         thread = threading.Thread(target=make)
         thread.start()
@@ -194,12 +195,12 @@ def test_a_packet_with_a_source_that_no_other_device_may_bring_arrives(node: Nam
     node.ip("link set n0 up", "link set n1 up", "route add default via 10.255.21.254")
     for scope in ("all", "default"):
         sysctl.ensure(f"net/ipv4/conf/{scope}/rp_filter", "1")
-    inlet.ensure_inlet()
+    reinjection.ensure_inlet()
     destination = "127.0.0.1" if source == "127.0.0.1" else "10.255.21.1"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as arriving:
         arriving.bind((destination, 7))
         arriving.settimeout(5)
-        send_by("ebpfproxy1", inlet.MAC, source, destination)
+        send_by("ebpfproxy1", reinjection.MAC, source, destination)
         assert arriving.recvfrom(100) == (b"hello", (source, 80))
 
 
@@ -207,24 +208,24 @@ def test_that_packet_does_not_arrive_by_another_device(node: Namespace) -> None:
     """The control of the test above: the kernel of this machine does filter."""
     node.ip("link add n0 type veth peer name n1", "link set n0 address 02:00:00:00:21:01")
     node.ip("addr add 10.255.21.1/24 dev n0", "link set n0 up", "link set n1 up")
-    inlet.ensure_inlet()
+    reinjection.ensure_inlet()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as arriving:
         arriving.bind(("10.255.21.1", 7))
         arriving.settimeout(5)
         send_by("n1", bytes.fromhex("020000002101"), "10.255.21.1", "10.255.21.1")
         node.ip("route add default via 10.255.21.254")
-        send_by("ebpfproxy1", inlet.MAC, "10.96.0.10", "10.255.21.1")
+        send_by("ebpfproxy1", reinjection.MAC, "10.96.0.10", "10.255.21.1")
         assert arriving.recvfrom(100) == (b"hello", ("10.96.0.10", 80))
 
 
 @pytest.mark.parametrize("source", ["fd00:96::10", "fd00:21::1"], ids=["a ClusterIP", "the node itself"])
 def test_ipv6_packets_arrive_though_the_inlet_has_no_link_local_address(node: Namespace, source: str) -> None:
     node.ip("addr add fd00:21::1/128 dev lo nodad")
-    inlet.ensure_inlet()
+    reinjection.ensure_inlet()
     with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as arriving:
         arriving.bind(("fd00:21::1", 7))
         arriving.settimeout(5)
-        send_by("ebpfproxy1", inlet.MAC, source, "fd00:21::1")
+        send_by("ebpfproxy1", reinjection.MAC, source, "fd00:21::1")
         assert arriving.recvfrom(100) == (b"hello", (source, 80, 0, 0))
 
 

@@ -5,14 +5,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpfproxy.dataplanes.delta import diff
-from ebpfproxy.dataplanes.ipvs.entries import Member, Set
-from ebpfproxy.dataplanes.ipvs.ip_sets import IpSets
-from ebpfproxy.dataplanes.ipvs.product import Product
+from ebpfproxy.backends.delta import diff
+from ebpfproxy.backends.ipvs.entries import Member, Set
+from ebpfproxy.backends.ipvs.ip_sets import IpSets
+from ebpfproxy.backends.ipvs.node_port_expansion import Product
 from ebpfproxy.errors import AlreadyExists, NotFound, Rejected, TableFull, Unsupported
-from ebpfproxy.kernel import ipset
-from ebpfproxy.kernel.ipset import Change
-from ebpfproxy.kernel.ipset_messages import IpSet, Listed
+from ebpfproxy.linux.ipset import ipset
+from ebpfproxy.linux.ipset.ipset import Change
+from ebpfproxy.linux.ipset.messages import IpSet, Listed
 from ebpfproxy.model.address import Family
 from tests.support.namespace import Namespace, namespace
 

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpfproxy.dataplanes.delta import diff
-from ebpfproxy.dataplanes.iptables.names import service_chains
-from ebpfproxy.dataplanes.xtables.entries import NAT, Chain, Entry, Key, Place, Rule
-from ebpfproxy.kernel.iptables import Flavour
+from ebpfproxy.backends.delta import diff
+from ebpfproxy.backends.iptables.names import service_chains
+from ebpfproxy.backends.xtables.entries import NAT, Chain, Entry, Key, Rule, RulePosition
+from ebpfproxy.linux.xtables.iptables import Flavour
 from ebpfproxy.model.address import Family, Protocol
 from ebpfproxy.model.service import ServicePortName
-from tests.kernel.iptables_ground import FLAVOURS, Ground, empty_node, endpoints
+from tests.kernel.iptables_testbed import FLAVOURS, Testbed, empty_node, endpoints
 from tests.support.build import port, service
 
 pytestmark = pytest.mark.kernel
@@ -22,12 +22,12 @@ SSH = "-p tcp -m tcp --dport 22 -j ACCEPT"
 
 
 @pytest.fixture(params=FLAVOURS)
-def ground(request: pytest.FixtureRequest) -> Iterator[Ground]:
+def ground(request: pytest.FixtureRequest) -> Iterator[Testbed]:
     with empty_node(request.param) as made:
         yield made
 
 
-def cluster(ground: Ground) -> dict[Key, Entry]:
+def cluster(ground: Testbed) -> dict[Key, Entry]:
     web = service("web", port(80, node_port=30080))
     api = service("api", ips=("10.96.0.11",))
     return ground.wanted(
@@ -58,7 +58,7 @@ def cluster(ground: Ground) -> dict[Key, Entry]:
         "-t nat -N KUBE-SVC-AAAAAAAAAAAAAAAA",
     ],
 )
-def test_what_others_change_is_noticed_and_mended(command: str, ground: Ground) -> None:
+def test_what_others_change_is_noticed_and_mended(command: str, ground: Testbed) -> None:
     wanted = cluster(ground)
     assert not ground.bring(wanted)
     before = ground.plane.generation()
@@ -69,7 +69,7 @@ def test_what_others_change_is_noticed_and_mended(command: str, ground: Ground) 
     assert ground.plane.read() == wanted
 
 
-def test_a_rule_edited_to_one_of_equal_size_is_noticed_and_mended(ground: Ground) -> None:
+def test_a_rule_edited_to_one_of_equal_size_is_noticed_and_mended(ground: Testbed) -> None:
     wanted = cluster(ground)
     assert not ground.bring(wanted)
     before = ground.plane.generation()
@@ -80,7 +80,7 @@ def test_a_rule_edited_to_one_of_equal_size_is_noticed_and_mended(ground: Ground
     assert ground.plane.read() == wanted
 
 
-def test_a_disturbance_just_before_our_own_change_is_not_forgotten(ground: Ground) -> None:
+def test_a_disturbance_just_before_our_own_change_is_not_forgotten(ground: Testbed) -> None:
     """A proxier remembers the generation after its sync: it must not be that of unread tables."""
     wanted = cluster(ground)
     assert not ground.bring(wanted)
@@ -94,7 +94,7 @@ def test_a_disturbance_just_before_our_own_change_is_not_forgotten(ground: Groun
     assert ground.plane.generation() == before
 
 
-def test_all_chains_that_others_removed_are_made_anew(ground: Ground) -> None:
+def test_all_chains_that_others_removed_are_made_anew(ground: Testbed) -> None:
     wanted = cluster(ground)
     assert not ground.bring(wanted)
     before = ground.plane.generation()
@@ -106,7 +106,7 @@ def test_all_chains_that_others_removed_are_made_anew(ground: Ground) -> None:
     assert ground.plane.read() == wanted
 
 
-def test_a_change_finds_out_that_what_it_replaces_is_gone(ground: Ground) -> None:
+def test_a_change_finds_out_that_what_it_replaces_is_gone(ground: Testbed) -> None:
     """The dataplane is told of one Service that goes and others that come, and nothing is as it read it."""
     gone = ground.plans(service("gone", ips=("10.96.0.99",)), endpoints("gone", "10.1.0.9"))
     before = ground.wanted(gone)
@@ -118,7 +118,7 @@ def test_a_change_finds_out_that_what_it_replaces_is_gone(ground: Ground) -> Non
     assert ground.plane.read().items() >= delta.puts.items()
 
 
-def test_a_rule_that_went_before_it_was_moved_is_put_all_the_same(ground: Ground) -> None:
+def test_a_rule_that_went_before_it_was_moved_is_put_all_the_same(ground: Testbed) -> None:
     wanted = cluster(ground)
     assert not ground.bring(wanted)
     last = ground.rules("nat", "KUBE-SERVICES")[-1]
@@ -129,7 +129,7 @@ def test_a_rule_that_went_before_it_was_moved_is_put_all_the_same(ground: Ground
     assert ground.plane.read() == wanted
 
 
-def test_a_shared_chain_that_the_kubelet_made_meanwhile_keeps_its_rules(ground: Ground) -> None:
+def test_a_shared_chain_that_the_kubelet_made_meanwhile_keeps_its_rules(ground: Testbed) -> None:
     wanted = cluster(ground)
     delta = diff(ground.plane.read(), wanted)
     kubelets = "-m mark --mark 0x8000/0x8000 -j DROP"
@@ -139,7 +139,7 @@ def test_a_shared_chain_that_the_kubelet_made_meanwhile_keeps_its_rules(ground: 
     assert kubelets in ground.rules("filter", "KUBE-FIREWALL")
 
 
-def test_a_rule_that_is_there_twice_comes_to_be_there_once(ground: Ground) -> None:
+def test_a_rule_that_is_there_twice_comes_to_be_there_once(ground: Testbed) -> None:
     wanted = cluster(ground)
     assert not ground.bring(wanted)
     rule, jump = ground.rules("nat", "KUBE-SERVICES")[0], ground.rules("nat", "PREROUTING")[0]
@@ -151,7 +151,7 @@ def test_a_rule_that_is_there_twice_comes_to_be_there_once(ground: Ground) -> No
     assert len(ground.rules("nat", "PREROUTING")) == 1
 
 
-def test_the_last_rule_stays_the_last(ground: Ground) -> None:
+def test_the_last_rule_stays_the_last(ground: Testbed) -> None:
     """Whatever comes and goes, and also if somebody else's came behind it."""
     last = "-j KUBE-NODEPORTS"
     assert not ground.bring(ground.wanted(ground.plans(service("web"), endpoints("web", "10.1.0.1"))))
@@ -162,12 +162,12 @@ def test_the_last_rule_stays_the_last(ground: Ground) -> None:
     moved = ground.rules("nat", "KUBE-SERVICES")[-1]
     ground.restore(f"*nat\n-D KUBE-SERVICES {moved}\n-I KUBE-SERVICES {moved}\nCOMMIT\n")
     (misplaced,) = diff(ground.plane.read(), wanted).puts.items()
-    assert misplaced == (Rule(Family.IPV4, NAT, "KUBE-SERVICES", moved), Place.LAST)
+    assert misplaced == (Rule(Family.IPV4, NAT, "KUBE-SERVICES", moved), RulePosition.LAST)
     assert not ground.bring(wanted)
     assert ground.rules("nat", "KUBE-SERVICES")[-1] == moved
 
 
-def test_jumps_stand_before_all_others_in_the_order_of_kube_proxy(ground: Ground) -> None:
+def test_jumps_stand_before_all_others_in_the_order_of_kube_proxy(ground: Testbed) -> None:
     ground.restore(f"*filter\n-A INPUT {SSH}\n-A FORWARD {SSH}\nCOMMIT\n")
     assert not ground.bring(cluster(ground))
     targets = [rule.rpartition(" ")[2] for rule in ground.rules("filter", "INPUT")]
@@ -188,7 +188,7 @@ def test_jumps_stand_before_all_others_in_the_order_of_kube_proxy(ground: Ground
     ]
 
 
-def test_what_others_have_is_left_alone(ground: Ground) -> None:
+def test_what_others_have_is_left_alone(ground: Testbed) -> None:
     ground.restore(
         "*filter\n:KUBE-FIREWALL - [0:0]\n:DOCKER - [0:0]\n"
         "-A KUBE-FIREWALL -m mark --mark 0x8000/0x8000 -j DROP\n-A INPUT -j KUBE-FIREWALL\n"
@@ -207,7 +207,7 @@ def test_what_others_have_is_left_alone(ground: Ground) -> None:
     assert ground.iptables("-t nat -S KUBE-KUBELET-CANARY")
 
 
-def test_reading_and_what_is_of_no_concern_is_no_disturbance(ground: Ground) -> None:
+def test_reading_and_what_is_of_no_concern_is_no_disturbance(ground: Testbed) -> None:
     assert not ground.bring(cluster(ground))
     before = ground.plane.generation()
     ground.plane.read()
@@ -219,7 +219,7 @@ def test_reading_and_what_is_of_no_concern_is_no_disturbance(ground: Ground) -> 
     assert ground.plane.generation() == before
 
 
-def test_what_stays_is_not_written_anew(ground: Ground) -> None:
+def test_what_stays_is_not_written_anew(ground: Testbed) -> None:
     """Its counters go on, as they are of the same rules."""
     wanted = cluster(ground)
     assert not ground.bring(wanted)

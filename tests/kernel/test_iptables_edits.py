@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpfproxy.dataplanes.xtables.legacy_edits import LegacyEdits
-from ebpfproxy.kernel import netns, xtables_legacy
+from ebpfproxy.backends.xtables.legacy_edits import LegacyEdits
+from ebpfproxy.linux.netns import netns
+from ebpfproxy.linux.xtables import legacy
 from ebpfproxy.model.address import Family
 
 pytestmark = pytest.mark.kernel
@@ -38,7 +39,7 @@ def run(command: str) -> str:
 
 
 def digest(of: Family, largest: int = ROOM) -> int:
-    return xtables_legacy.digest(of, "filter", largest)
+    return legacy.digest(of, "filter", largest)
 
 
 def replace(of: Family, port: int) -> None:
@@ -46,11 +47,11 @@ def replace(of: Family, port: int) -> None:
 
 
 def test_another_value_in_a_rule_makes_another_digest(of: Family) -> None:
-    before, sizes = digest(of), xtables_legacy.fingerprint(of, "filter")
+    before, sizes = digest(of), legacy.fingerprint(of, "filter")
     assert before
     replace(of, 54)
     assert digest(of) != before
-    assert xtables_legacy.fingerprint(of, "filter") == sizes
+    assert legacy.fingerprint(of, "filter") == sizes
     replace(of, 53)
     assert digest(of) == before
 
@@ -66,9 +67,9 @@ def test_counters_are_in_no_digest(of: Family) -> None:
 
 
 def test_a_table_that_is_not_in_use_or_larger_than_wanted_has_none(of: Family) -> None:
-    assert xtables_legacy.digest(of, "raw", ROOM) == 0
+    assert legacy.digest(of, "raw", ROOM) == 0
     assert digest(of, 100) == 0
-    assert "raw" not in xtables_legacy.tables(of)
+    assert "raw" not in legacy.tables(of)
 
 
 def counted(edits: LegacyEdits, moments: list[float]) -> int:

@@ -8,15 +8,16 @@ from collections.abc import Iterator
 
 import pytest
 
+from ebpfproxy.agent.active_mode import ActiveMode
+from ebpfproxy.agent.reconciler import SyncResult
+from ebpfproxy.backends.iptables.mode import IptablesMode
+from ebpfproxy.backends.mode import Callbacks
 from ebpfproxy.config import Config
 from ebpfproxy.errors import KernelError
-from ebpfproxy.kernel import netns, sysctl
-from ebpfproxy.kernel.iptables import Flavour, Iptables
+from ebpfproxy.linux import sysctl
+from ebpfproxy.linux.netns import netns
+from ebpfproxy.linux.xtables.iptables import Flavour, Iptables
 from ebpfproxy.model.cluster import ClusterState
-from ebpfproxy.modes.iptables import IptablesMode
-from ebpfproxy.modes.mode import Callbacks
-from ebpfproxy.proxier import SyncResult
-from ebpfproxy.serving import Serving
 
 pytestmark = pytest.mark.kernel
 
@@ -33,7 +34,7 @@ class Agent:
         texts = {"hostname_override": "here", "proxy_mode": "iptables", "iptables_flavour": str(flavour)}
         config = Config.parse(texts | {"conntrack_max_per_core": "0"} | options)
         callbacks = Callbacks(lambda removed, failed: None, lambda devices: None)
-        self.serving = Serving(IptablesMode(), config, callbacks)
+        self.serving = ActiveMode(IptablesMode(), config, callbacks)
         self.serving.open()
 
     def sync(self) -> SyncResult:

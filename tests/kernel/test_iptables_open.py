@@ -5,14 +5,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpfproxy.dataplanes.interface import Delta
-from ebpfproxy.dataplanes.iptables.dataplane import IptablesDataplane
-from ebpfproxy.dataplanes.iptables.settings import IptablesSettings
-from ebpfproxy.dataplanes.xtables import flavours
-from ebpfproxy.dataplanes.xtables.entries import FILTER, NAT, Chain, Entry, Key
+from ebpfproxy.backends.interface import Delta
+from ebpfproxy.backends.iptables.backend import IptablesBackend
+from ebpfproxy.backends.iptables.settings import IptablesSettings
+from ebpfproxy.backends.xtables import tool_backends
+from ebpfproxy.backends.xtables.entries import FILTER, NAT, Chain, Entry, Key
 from ebpfproxy.errors import Unsupported
-from ebpfproxy.kernel import iptables, netns, sysctl
-from ebpfproxy.kernel.iptables import Flavour, Iptables
+from ebpfproxy.linux import sysctl
+from ebpfproxy.linux.netns import netns
+from ebpfproxy.linux.xtables import iptables
+from ebpfproxy.linux.xtables.iptables import Flavour, Iptables
 from ebpfproxy.model.address import Family
 from ebpfproxy.plan.service_plan import NodePlan
 
@@ -26,9 +28,9 @@ def _nowhere() -> Iterator[None]:
 
 
 @pytest.fixture(params=Flavour)
-def plane(request: pytest.FixtureRequest) -> Iterator[IptablesDataplane]:
+def plane(request: pytest.FixtureRequest) -> Iterator[IptablesBackend]:
     """Not open yet."""
-    made = IptablesDataplane(IptablesSettings(), request.param)
+    made = IptablesBackend(IptablesSettings(), request.param)
     yield made
     made.close()
 
@@ -45,11 +47,11 @@ def without(monkeypatch: pytest.MonkeyPatch, *families: Family) -> None:
     monkeypatch.setattr(iptables, "find", found)
 
 
-def node(plane: IptablesDataplane) -> dict[Key, Entry]:
+def node(plane: IptablesBackend) -> dict[Key, Entry]:
     return plane.render((), NodePlan())
 
 
-def test_opening_writes_no_rule_and_may_be_done_again(plane: IptablesDataplane) -> None:
+def test_opening_writes_no_rule_and_may_be_done_again(plane: IptablesBackend) -> None:
     for _ in range(2):
         plane.open()
         assert plane.read() == {}
@@ -59,7 +61,7 @@ def test_opening_writes_no_rule_and_may_be_done_again(plane: IptablesDataplane) 
 @pytest.mark.parametrize("missing", Family)
 def test_a_family_that_this_machine_lacks_is_left_out_and_told_of(
     missing: Family,
-    plane: IptablesDataplane,
+    plane: IptablesBackend,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -73,7 +75,7 @@ def test_a_family_that_this_machine_lacks_is_left_out_and_told_of(
 
 
 def test_a_machine_that_lacks_both_cannot_be_served(
-    plane: IptablesDataplane, monkeypatch: pytest.MonkeyPatch
+    plane: IptablesBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without(monkeypatch, *Family)
     with pytest.raises(Unsupported, match="serves no family here"):
@@ -82,7 +84,7 @@ def test_a_machine_that_lacks_both_cannot_be_served(
 
 @pytest.mark.parametrize(("value", "rules"), [("0", 3), ("1", 2)])
 def test_nothing_is_dropped_as_invalid_where_conntrack_is_liberal(
-    value: str, rules: int, plane: IptablesDataplane
+    value: str, rules: int, plane: IptablesBackend
 ) -> None:
     sysctl.ensure("net/netfilter/nf_conntrack_tcp_be_liberal", value)
     plane.open()
@@ -93,7 +95,7 @@ def test_nothing_is_dropped_as_invalid_where_conntrack_is_liberal(
 
 @pytest.mark.parametrize("has", [True, False])
 def test_ports_are_random_where_the_tool_can_do_that(
-    has: bool, plane: IptablesDataplane, monkeypatch: pytest.MonkeyPatch
+    has: bool, plane: IptablesBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Iptables, "has_random_fully", lambda tool: has)
     plane.open()
@@ -104,7 +106,7 @@ def test_ports_are_random_where_the_tool_can_do_that(
 
 def test_without_a_wish_the_flavour_of_the_node_is_taken() -> None:
     iptables.find(Family.IPV4, Flavour.LEGACY).restore("*mangle\n:KUBE-IPTABLES-HINT - [0:0]\nCOMMIT\n")
-    plane = IptablesDataplane(IptablesSettings(), flavours.AUTO)
+    plane = IptablesBackend(IptablesSettings(), tool_backends.AUTO)
     plane.open()
     assert not plane.apply(_all_of(node(plane)))
     plane.close()

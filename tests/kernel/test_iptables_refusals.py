@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from ebpfproxy.dataplanes.delta import diff
-from ebpfproxy.dataplanes.xtables.entries import NAT, Chain, Entry, Key, Place, Rule
+from ebpfproxy.backends.delta import diff
+from ebpfproxy.backends.xtables.entries import NAT, Chain, Entry, Key, Rule, RulePosition
 from ebpfproxy.errors import Rejected
-from ebpfproxy.kernel import iptables
-from ebpfproxy.kernel.iptables import Flavour, Iptables
+from ebpfproxy.linux.xtables import iptables
+from ebpfproxy.linux.xtables.iptables import Flavour, Iptables
 from ebpfproxy.model.address import Family
-from tests.kernel.iptables_ground import FLAVOURS, Ground, empty_node, endpoints
+from tests.kernel.iptables_testbed import FLAVOURS, Testbed, empty_node, endpoints
 from tests.support.build import service
 
 pytestmark = pytest.mark.kernel
@@ -26,7 +26,7 @@ REFUSED = {"by the tool": UNKNOWN, "by the kernel": NOT_IN_NAT}
 
 
 @pytest.fixture(params=FLAVOURS)
-def ground(request: pytest.FixtureRequest) -> Iterator[Ground]:
+def ground(request: pytest.FixtureRequest) -> Iterator[Testbed]:
     with empty_node(request.param) as made:
         yield made
 
@@ -50,7 +50,7 @@ def restores(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return given
 
 
-def good(ground: Ground, *names: str) -> dict[Key, Entry]:
+def good(ground: Testbed, *names: str) -> dict[Key, Entry]:
     """The node, and Services that are served."""
     return ground.wanted(
         *(
@@ -65,14 +65,14 @@ def crafted(label: str, rule: str, number: int = 1) -> dict[Key, Entry]:
     sep, svc = (f"KUBE-{kind}-{label:A<16}" for kind in ("SEP", "SVC"))
     dialled = f"-d 10.96.9.{number}/32 -p tcp -m tcp --dport 80"
     return {
-        Rule(V4, NAT, "KUBE-SERVICES", f"{dialled} -j {svc}"): Place.ANYWHERE,
+        Rule(V4, NAT, "KUBE-SERVICES", f"{dialled} -j {svc}"): RulePosition.ANYWHERE,
         Chain(V4, NAT, svc): (f"-j {sep}",),
         Chain(V4, NAT, sep): (rule,),
     }
 
 
 def test_one_service_that_is_refused_does_not_keep_the_others_from_being_served(
-    bad: str, ground: Ground
+    bad: str, ground: Testbed
 ) -> None:
     rest, broken = good(ground, "one", "two"), crafted("BAD", bad)
     refused = ground.bring(rest | broken)
@@ -83,7 +83,7 @@ def test_one_service_that_is_refused_does_not_keep_the_others_from_being_served(
 
 
 def test_many_services_that_are_refused_alike_are_found_in_a_few_tries(
-    bad: str, ground: Ground, restores: list[str]
+    bad: str, ground: Testbed, restores: list[str]
 ) -> None:
     rest = good(ground, "one")
     broken: dict[Key, Entry] = {}
@@ -94,7 +94,7 @@ def test_many_services_that_are_refused_alike_are_found_in_a_few_tries(
     assert len(restores) < 60
 
 
-def test_a_chain_whose_new_rules_are_refused_keeps_those_it_had(bad: str, ground: Ground) -> None:
+def test_a_chain_whose_new_rules_are_refused_keeps_those_it_had(bad: str, ground: Testbed) -> None:
     """And so do all that it leads to, which were to go."""
     was = crafted("ONE", DNAT)
     svc, sep = (key for key in was if isinstance(key, Chain))
@@ -106,7 +106,7 @@ def test_a_chain_whose_new_rules_are_refused_keeps_those_it_had(bad: str, ground
 
 
 def test_what_was_refused_is_put_again_without_a_try_until_all_is_read(
-    bad: str, ground: Ground, restores: list[str]
+    bad: str, ground: Testbed, restores: list[str]
 ) -> None:
     """As a proxier does at each sync: one that fails, and looks for whose fault it is, takes long."""
     broken = crafted("BAD", bad)
@@ -121,7 +121,7 @@ def test_what_was_refused_is_put_again_without_a_try_until_all_is_read(
     assert ground.plane.read() == second
 
 
-def test_what_was_refused_is_served_once_it_is_otherwise(bad: str, ground: Ground) -> None:
+def test_what_was_refused_is_served_once_it_is_otherwise(bad: str, ground: Testbed) -> None:
     rest, broken = good(ground, "one"), crafted("BAD", bad)
     assert ground.bring(rest | broken)
     mended = crafted("BAD", DNAT)
@@ -129,7 +129,7 @@ def test_what_was_refused_is_served_once_it_is_otherwise(bad: str, ground: Groun
     assert ground.plane.read() == rest | mended
 
 
-def test_a_chain_that_a_rule_of_somebody_else_leads_to_is_emptied_and_told_of(ground: Ground) -> None:
+def test_a_chain_that_a_rule_of_somebody_else_leads_to_is_emptied_and_told_of(ground: Testbed) -> None:
     was = crafted("ONE", DNAT)
     svc, _ = (key for key in was if isinstance(key, Chain))
     assert not ground.bring(good(ground) | was)

@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from ebpfproxy.dataplanes.delta import diff
-from ebpfproxy.dataplanes.iptables import probes, removal
-from ebpfproxy.dataplanes.ipvs import removal as removal_of_ipvs
-from ebpfproxy.dataplanes.xtables import flavours
-from ebpfproxy.dataplanes.xtables.entries import NAT, Chain, SharedChain
-from ebpfproxy.kernel import iptables, netns, xtables_legacy
-from ebpfproxy.kernel.iptables import Flavour
+from ebpfproxy.backends.delta import diff
+from ebpfproxy.backends.iptables import cleanup, probes
+from ebpfproxy.backends.ipvs import cleanup as removal_of_ipvs
+from ebpfproxy.backends.xtables import tool_backends
+from ebpfproxy.backends.xtables.entries import NAT, Chain, SharedChain
+from ebpfproxy.linux.netns import netns
+from ebpfproxy.linux.xtables import iptables, legacy
+from ebpfproxy.linux.xtables.iptables import Flavour
 from ebpfproxy.model.address import Family
-from tests.kernel.iptables_ground import FLAVOURS, Ground, empty_node, endpoints
+from tests.kernel.iptables_testbed import FLAVOURS, Testbed, empty_node, endpoints
 from tests.support.build import service
 
 pytestmark = pytest.mark.kernel
@@ -24,7 +25,7 @@ OTHER = {Flavour.LEGACY: Flavour.NFT, Flavour.NFT: Flavour.LEGACY}
 
 
 @pytest.fixture(params=FLAVOURS)
-def ground(request: pytest.FixtureRequest) -> Iterator[Ground]:
+def ground(request: pytest.FixtureRequest) -> Iterator[Testbed]:
     with empty_node(request.param) as made:
         yield made
 
@@ -36,7 +37,7 @@ def nowhere() -> Iterator[None]:
         yield
 
 
-def serve(ground: Ground, *names: str) -> None:
+def serve(ground: Testbed, *names: str) -> None:
     plans = (
         ground.plans(service(name, ips=(f"10.96.1.{i}",)), endpoints(name, f"10.1.1.{i}"))
         for i, name in enumerate(names, start=1)
@@ -50,12 +51,12 @@ def restore(flavour: Flavour, text: str) -> None:
 
 def everything(*of: Flavour) -> str:
     """What iptables-save prints, without dates and counters."""
-    tools = [tool for flavour in of or Flavour for tool in flavours.installed()[flavour]]
+    tools = [tool for flavour in of or Flavour for tool in tool_backends.installed()[flavour]]
     lines = (line for tool in tools for line in tool.save().splitlines())
     return "\n".join(line.partition(" [")[0] for line in lines if not line.startswith("#"))
 
 
-def test_all_of_ours_goes_and_all_of_others_stays(ground: Ground) -> None:
+def test_all_of_ours_goes_and_all_of_others_stays(ground: Testbed) -> None:
     foreign = (
         "*filter\n:DOCKER - [0:0]\n:KUBE-FIREWALL - [0:0]\n"
         "-A INPUT -p tcp -m tcp --dport 22 -j ACCEPT\n-A INPUT -j KUBE-FIREWALL\n-A OUTPUT -j KUBE-FIREWALL\n"
@@ -69,23 +70,23 @@ def test_all_of_ours_goes_and_all_of_others_stays(ground: Ground) -> None:
     others = ground.iptables("-S"), ground.iptables("-t nat -S"), ground.iptables("-t mangle -S")
     serve(ground, "one", "two")
     assert ground.iptables("-t nat -S") != others[1]
-    assert removal.remove()
+    assert cleanup.remove()
     assert (ground.iptables("-S"), ground.iptables("-t nat -S"), ground.iptables("-t mangle -S")) == others
-    assert removal.remove() == []
+    assert cleanup.remove() == []
 
 
-def test_a_dry_run_says_what_would_go_and_leaves_it(ground: Ground) -> None:
+def test_a_dry_run_says_what_would_go_and_leaves_it(ground: Testbed) -> None:
     serve(ground, "one", "two")
     before = everything(ground.flavour)
-    told = removal.remove(dry_run=True)
+    told = cleanup.remove(dry_run=True)
     assert everything(ground.flavour) == before
-    assert removal.remove() == told
+    assert cleanup.remove() == told
     assert f"iptables-{ground.flavour} nat: chains of Services: 4" in told
     assert f"ip6tables-{ground.flavour} filter: chain KUBE-SERVICES" in told
     assert sum("rule in PREROUTING: " in line for line in told) == 2
 
 
-def test_what_other_versions_and_modes_of_kube_proxy_left_goes(ground: Ground) -> None:
+def test_what_other_versions_and_modes_of_kube_proxy_left_goes(ground: Testbed) -> None:
     ground.restore(
         "*nat\n:KUBE-SERVICES - [0:0]\n:KUBE-XLB-AAAAAAAAAAAAAAAA - [0:0]\n:KUBE-LOAD-BALANCER - [0:0]\n"
         ":KUBE-MARK-MASQ - [0:0]\n:KUBE-NODE-PORT - [0:0]\n:KUBE-SVC-AAAAAAAAAAAAAAAA - [0:0]\n"
@@ -97,48 +98,48 @@ def test_what_other_versions_and_modes_of_kube_proxy_left_goes(ground: Ground) -
         ":KUBE-PROXY-FIREWALL - [0:0]\n-A INPUT -j KUBE-IPVS-FILTER\n-A INPUT -j KUBE-NODE-PORT\n"
         "-A FORWARD -j KUBE-PROXY-FIREWALL\n-A KUBE-PROXY-FIREWALL -j KUBE-SOURCE-RANGES-FIREWALL\nCOMMIT\n"
     )
-    removal.remove()
+    cleanup.remove()
     removal_of_ipvs.remove(())
     assert "KUBE" not in everything(ground.flavour)
 
 
-def test_a_chain_that_somebody_elses_leads_to_stays_with_all_it_needs(ground: Ground) -> None:
+def test_a_chain_that_somebody_elses_leads_to_stays_with_all_it_needs(ground: Testbed) -> None:
     serve(ground, "one")
     svc = next(line for line in ground.iptables("-t nat -S").split() if line.startswith("KUBE-SVC-"))
     ground.restore(f"*nat\n:CNI-SETMARK - [0:0]\n-A CNI-SETMARK -j {svc}\nCOMMIT\n")
     before = ground.rules("nat", svc)
-    removal.remove()
+    cleanup.remove()
     assert ground.rules("nat", svc) == before
     assert ground.rules("nat", "KUBE-MARK-MASQ")
     assert "KUBE-SERVICES" not in ground.iptables("-t nat -S")
 
 
-def test_what_open_connections_need_is_one_rule_that_goes_with_the_last_of_them(ground: Ground) -> None:
+def test_what_open_connections_need_is_one_rule_that_goes_with_the_last_of_them(ground: Testbed) -> None:
     serve(ground, "one", "two")
     translated = True
-    removed, left = removal.retire(lambda of: translated)
+    removed, left = cleanup.retire(lambda of: translated)
     assert left
     assert f"iptables-{ground.flavour} nat: chains of Services: 4" in removed
     saved = everything(ground.flavour)
     assert set(re.findall("KUBE-[A-Z-]+", saved)) == {"KUBE-FIREWALL", "KUBE-FORWARD"}
     assert saved.count("-A KUBE-FORWARD") == 2, "one of each family"
-    assert removal.retire(lambda of: translated) == ([], True)
+    assert cleanup.retire(lambda of: translated) == ([], True)
     assert everything(ground.flavour) == saved
     translated = False
-    removed, left = removal.retire(lambda of: translated)
+    removed, left = cleanup.retire(lambda of: translated)
     assert ([line.rpartition(" ")[2] for line in removed], left) == (["KUBE-FORWARD"] * 2, False)
     assert "KUBE-FORWARD" not in everything()
-    assert removal.retire(lambda of: translated) == ([], False)
+    assert cleanup.retire(lambda of: translated) == ([], False)
 
 
-def test_what_open_connections_need_after_mode_ipvs_goes_with_the_last_of_them(ground: Ground) -> None:
+def test_what_open_connections_need_after_mode_ipvs_goes_with_the_last_of_them(ground: Testbed) -> None:
     """It stands in a chain that is not of that mode alone, and with rules that are of none."""
     ground.restore(
         "*filter\n:KUBE-IPVS-FILTER - [0:0]\n-A INPUT -j KUBE-IPVS-FILTER\nCOMMIT\n"
         "*nat\n:KUBE-LOAD-BALANCER - [0:0]\nCOMMIT\n"
     )
     assert removal_of_ipvs.retire((), lambda of: True)[1]
-    assert removal.retire(lambda of: True) == ([], True)
+    assert cleanup.retire(lambda of: True) == ([], True)
     assert set(re.findall("KUBE-[A-Z-]+", everything(ground.flavour))) == {"KUBE-FORWARD"}
     assert removal_of_ipvs.retire((), lambda of: True) == ([], True)
     removed, left = removal_of_ipvs.retire((), lambda of: False)
@@ -147,14 +148,14 @@ def test_what_open_connections_need_after_mode_ipvs_goes_with_the_last_of_them(g
     assert removal_of_ipvs.retire((), lambda of: False) == ([], False)
 
 
-def test_rules_of_a_mode_iptables_that_serves_are_none_of_mode_ipvs(ground: Ground) -> None:
+def test_rules_of_a_mode_iptables_that_serves_are_none_of_mode_ipvs(ground: Testbed) -> None:
     serve(ground, "one")
     before = everything()
     assert removal_of_ipvs.retire((), lambda of: True) == ([], False)
     assert everything() == before
 
 
-def test_a_mode_iptables_that_serves_needs_no_rule_to_hold_connection_tracking(ground: Ground) -> None:
+def test_a_mode_iptables_that_serves_needs_no_rule_to_hold_connection_tracking(ground: Testbed) -> None:
     """Its own KUBE-FORWARD asks for that, and stays as it is."""
     serve(ground, "one")
     before = everything()
@@ -164,44 +165,44 @@ def test_a_mode_iptables_that_serves_needs_no_rule_to_hold_connection_tracking(g
     assert everything() == before
 
 
-def test_each_family_waits_for_its_own_connections(ground: Ground) -> None:
+def test_each_family_waits_for_its_own_connections(ground: Testbed) -> None:
     serve(ground, "one")
-    assert removal.retire(lambda of: of is Family.IPV6)[1]
+    assert cleanup.retire(lambda of: of is Family.IPV6)[1]
     assert "KUBE-FORWARD" not in ground.iptables("-S")
     assert "KUBE-FORWARD" in everything(ground.flavour)
 
 
-def test_the_mode_begins_again_where_it_was_being_retired(ground: Ground) -> None:
+def test_the_mode_begins_again_where_it_was_being_retired(ground: Testbed) -> None:
     serve(ground, "one")
     before = everything(ground.flavour).splitlines()
-    removal.retire(lambda of: True)
+    cleanup.retire(lambda of: True)
     serve(ground, "one")
     assert sorted(everything(ground.flavour).splitlines()) == sorted(before)
 
 
-def test_more_chains_than_go_at_once_go(ground: Ground) -> None:
+def test_more_chains_than_go_at_once_go(ground: Testbed) -> None:
     serve(ground, *(f"service-{number}" for number in range(250)))
-    removal.remove()
+    cleanup.remove()
     assert "KUBE-S" not in everything(ground.flavour)
 
 
 @pytest.mark.usefixtures("nowhere")
 def test_where_nothing_is_nothing_is_removed_nor_made() -> None:
-    assert removal.remove() == []
-    assert not any(xtables_legacy.tables(family) for family in Family)
+    assert cleanup.remove() == []
+    assert not any(legacy.tables(family) for family in Family)
     assert subprocess.run(["nft", "list", "tables"], capture_output=True, check=True).stdout == b""
 
 
 @pytest.mark.usefixtures("nowhere")
 def test_without_any_tool_nothing_is_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(iptables, "_FOLDERS", str(tmp_path))
-    assert removal.remove() == []
+    assert cleanup.remove() == []
 
 
-def test_what_the_other_flavour_had_goes_once_all_is_in_force(ground: Ground) -> None:
+def test_what_the_other_flavour_had_goes_once_all_is_in_force(ground: Testbed) -> None:
     """Both would translate, and the one that comes first would win."""
     other = OTHER[ground.flavour]
-    with_other = Ground(other, ground.node, ground.context)
+    with_other = Testbed(other, ground.node, ground.context)
     serve(with_other, "one")
     with_other.plane.close()
     before = everything(other)
@@ -224,7 +225,7 @@ def test_what_the_other_flavour_had_goes_once_all_is_in_force(ground: Ground) ->
 def test_a_hint_tells_the_flavour_however_many_rules_the_other_has(flavour: Flavour, hint: str) -> None:
     restore(OTHER[flavour], "*filter\n-A INPUT -p tcp -j ACCEPT\n-A INPUT -p udp -j ACCEPT\nCOMMIT\n")
     restore(flavour, f"*mangle\n:{hint} - [0:0]\nCOMMIT\n")
-    assert flavours.choose(flavours.AUTO) is flavour
+    assert tool_backends.choose(tool_backends.AUTO) is flavour
 
 
 @pytest.mark.usefixtures("nowhere")
@@ -232,7 +233,7 @@ def test_a_hint_tells_the_flavour_however_many_rules_the_other_has(flavour: Flav
 def test_the_kubelets_hint_counts_more_than_that_of_a_proxy(flavour: Flavour) -> None:
     restore(OTHER[flavour], "*mangle\n:KUBE-PROXY-CANARY - [0:0]\nCOMMIT\n")
     restore(flavour, "*mangle\n:KUBE-KUBELET-CANARY - [0:0]\nCOMMIT\n")
-    assert flavours.choose(flavours.AUTO) is flavour
+    assert tool_backends.choose(tool_backends.AUTO) is flavour
 
 
 @pytest.mark.usefixtures("nowhere")
@@ -240,30 +241,30 @@ def test_the_kubelets_hint_counts_more_than_that_of_a_proxy(flavour: Flavour) ->
 def test_without_a_hint_the_flavour_with_more_rules_is_taken(flavour: Flavour) -> None:
     restore(OTHER[flavour], "*filter\n-A INPUT -p tcp -j ACCEPT\nCOMMIT\n")
     restore(flavour, "*nat\n-A OUTPUT -p tcp -j ACCEPT\n-A OUTPUT -p udp -j ACCEPT\nCOMMIT\n")
-    assert flavours.choose(flavours.AUTO) is flavour
+    assert tool_backends.choose(tool_backends.AUTO) is flavour
 
 
 @pytest.mark.usefixtures("nowhere")
 def test_without_any_rule_what_is_called_iptables_is_taken_and_no_table_is_made() -> None:
-    assert flavours.choose(flavours.AUTO) is iptables.plain_flavour(Family.IPV4)
-    assert not any(xtables_legacy.tables(family) for family in Family)
+    assert tool_backends.choose(tool_backends.AUTO) is iptables.plain_flavour(Family.IPV4)
+    assert not any(legacy.tables(family) for family in Family)
     assert subprocess.run(["nft", "list", "tables"], capture_output=True, check=True).stdout == b""
 
 
 @pytest.mark.usefixtures("nowhere")
 @pytest.mark.parametrize("flavour", Flavour)
 def test_the_flavour_that_is_asked_for_is_taken(flavour: Flavour) -> None:
-    assert flavours.choose(str(flavour)) is flavour
+    assert tool_backends.choose(str(flavour)) is flavour
 
 
 # What this machine has
 
 
 @pytest.mark.usefixtures("nowhere")
-@pytest.mark.parametrize("flavour", [flavours.AUTO, *Flavour])
+@pytest.mark.parametrize("flavour", [tool_backends.AUTO, *Flavour])
 def test_this_machine_has_all_that_is_tried_and_nothing_of_it_stays(flavour: str) -> None:
     found = probes.probe(flavour)
     assert len(found) > 20
     assert [str(finding) for finding in found if not finding.present] == []
-    assert not any(xtables_legacy.tables(family) for family in Family)
+    assert not any(legacy.tables(family) for family in Family)
     assert subprocess.run(["nft", "list", "tables"], capture_output=True, check=True).stdout == b""

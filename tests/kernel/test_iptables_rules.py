@@ -8,22 +8,22 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from ebpfproxy.dataplanes.iptables.layout import LAYOUT
-from ebpfproxy.dataplanes.iptables.node_rules import node_entries
-from ebpfproxy.dataplanes.iptables.settings import IptablesSettings
-from ebpfproxy.dataplanes.xtables.entries import (
+from ebpfproxy.backends.iptables.layout import LAYOUT
+from ebpfproxy.backends.iptables.node_rules import node_entries
+from ebpfproxy.backends.iptables.settings import IptablesSettings
+from ebpfproxy.backends.xtables.entries import (
     FILTER,
     MANGLE,
     NAT,
     Chain,
     Entry,
     Key,
-    Place,
     Rule,
+    RulePosition,
     SharedChain,
     canonical,
 )
-from ebpfproxy.dataplanes.xtables.rule_text import one_of
+from ebpfproxy.backends.xtables.rule_text import one_of
 from ebpfproxy.model.address import Family
 from ebpfproxy.plan.service_plan import NodePlan
 from tests.golden.iptables_text import entries_of
@@ -68,9 +68,9 @@ def written(entries: Mapping[Key, Entry]) -> str:
         lines.append(f"*{table}")
         lines += [f":{key.name} - [0:0]" for key in keys if isinstance(key, Chain | SharedChain)]
         rules = sorted((key for key in keys if isinstance(key, Rule)), key=lambda key: place(entries[key]))
-        jumps = [key for key in rules if entries[key] is Place.FIRST]
+        jumps = [key for key in rules if entries[key] is RulePosition.FIRST]
         lines += [f"-I {jump.chain} {jump.text}" for jump in sorted(jumps, key=LAYOUT.prepend_order)]
-        lines += [f"-A {rule.chain} {rule.text}" for rule in rules if entries[rule] is not Place.FIRST]
+        lines += [f"-A {rule.chain} {rule.text}" for rule in rules if entries[rule] is not RulePosition.FIRST]
         for key in keys:
             if isinstance(key, Chain):
                 lines += [f"-A {key.name} {text}" for text in chain_rules(entries[key])]
@@ -102,8 +102,8 @@ def wanted(entries: Mapping[Key, Entry]) -> Rules:
     return {chain: rules for chain, rules in ruleset(entries).items() if rules}
 
 
-def place(entry: Entry) -> Place:
-    assert isinstance(entry, Place)
+def place(entry: Entry) -> RulePosition:
+    assert isinstance(entry, RulePosition)
     return entry
 
 

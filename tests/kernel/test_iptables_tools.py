@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from ebpfproxy.errors import Unsupported
-from ebpfproxy.kernel import iptables, netns, xtables_legacy, xtables_nft
-from ebpfproxy.kernel.iptables import Flavour, Iptables, LinesRefused
-from ebpfproxy.kernel.xtables_nft import Changes
+from ebpfproxy.linux.netns import netns
+from ebpfproxy.linux.xtables import iptables, legacy, nft_changes
+from ebpfproxy.linux.xtables.iptables import Flavour, Iptables, LinesRefused
+from ebpfproxy.linux.xtables.nft_changes import Changes
 from ebpfproxy.model.address import Family
 from tests.support.confined import as_nobody
 
@@ -48,7 +49,8 @@ def test_what_is_restored_is_saved(tool: Iptables) -> None:
 
 _AS_NOBODY = """
 from ebpfproxy.errors import KernelError
-from ebpfproxy.kernel import iptables, xtables_legacy
+from ebpfproxy.linux.xtables import iptables
+from ebpfproxy.linux.xtables import legacy
 from ebpfproxy.model.address import Family
 xtables_legacy.tables = lambda family: {"nat"}
 for flavour in iptables.Flavour:
@@ -80,7 +82,7 @@ def test_what_is_not_named_is_not_emptied(tool: Iptables) -> None:
 def test_saving_makes_no_table(tool: Iptables) -> None:
     tool.save()
     assert not tool.show("mangle", "ONE")
-    assert xtables_legacy.tables(tool.family) == frozenset()
+    assert legacy.tables(tool.family) == frozenset()
     assert subprocess.run(["nft", "list", "tables"], capture_output=True, check=True).stdout == b""
 
 
@@ -117,8 +119,8 @@ def test_the_tool_of_this_machine_chooses_ports_at_random(tool: Iptables) -> Non
 
 
 def test_a_table_that_is_not_in_use_is_not_by_a_look_at_it(family: Family) -> None:
-    assert xtables_legacy.fingerprint(family, "nat") == b""
-    assert xtables_legacy.tables(family) == frozenset()
+    assert legacy.fingerprint(family, "nat") == b""
+    assert legacy.tables(family) == frozenset()
 
 
 def test_a_fingerprint_changes_with_the_rules_and_comes_back_with_them(family: Family) -> None:
@@ -126,12 +128,12 @@ def test_a_fingerprint_changes_with_the_rules_and_comes_back_with_them(family: F
     seen = []
     for line in (":A - [0:0]", "-A A -j ACCEPT", "-A OUTPUT -j A", "-D OUTPUT -j A", "-F A", "-X A"):
         tool.restore(f"*nat\n{line}\nCOMMIT\n")
-        seen.append(xtables_legacy.fingerprint(family, "nat"))
-        assert xtables_legacy.fingerprint(family, "nat") == seen[-1]
+        seen.append(legacy.fingerprint(family, "nat"))
+        assert legacy.fingerprint(family, "nat") == seen[-1]
     assert len(set(seen)) == 4
     assert seen[1] == seen[3]
     assert seen[0] == seen[4]
-    assert xtables_legacy.tables(family) == {"nat"}
+    assert legacy.tables(family) == {"nat"}
 
 
 # Changes of iptables-nft
@@ -189,7 +191,7 @@ def test_changes_of_others_do_not_count(family: Family, changes: Changes) -> Non
 
 
 def test_more_changes_than_there_is_room_for_count(monkeypatch: pytest.MonkeyPatch, family: Family) -> None:
-    monkeypatch.setattr(xtables_nft, "_ROOM", 4096)
+    monkeypatch.setattr(nft_changes, "_ROOM", 4096)
     changes = Changes(frozenset({"nat"}), ours)
     try:
         rules = "".join(f"-A THEIRS -p tcp -m tcp --dport {port} -j ACCEPT\n" for port in range(1, 2000))

@@ -5,14 +5,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpfproxy.dataplanes.iptables import removal
-from ebpfproxy.kernel import netns
+from ebpfproxy.backends.iptables import cleanup
 from ebpfproxy.lab import Lab, Pod, sockets
+from ebpfproxy.linux.netns import netns
 from ebpfproxy.model.address import Protocol
 from ebpfproxy.model.endpoint import EndpointPort
 from ebpfproxy.model.service import Service, ServiceType
 from ebpfproxy.plan.service_plan import ServicePortPlan
-from tests.kernel.iptables_ground import FLAVOURS, TARGET, Ground, endpoints, on_node
+from tests.kernel.iptables_testbed import FLAVOURS, TARGET, Testbed, endpoints, on_node
 from tests.support.build import HERE, endpoint, port, service, slice_of
 
 pytestmark = pytest.mark.kernel
@@ -33,7 +33,7 @@ def lab() -> Iterator[Lab]:
 
 
 @pytest.fixture(params=FLAVOURS)
-def ground(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Ground]:
+def ground(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Testbed]:
     with on_node(lab, request.param) as made:
         yield made
 
@@ -43,7 +43,7 @@ def web(*ips: str, node_port: int = 0) -> Service:
     return service("web", port(80, node_port=node_port), ips=ips or (VIP,), type_=type_)
 
 
-def led_to(ground: Ground, *pods: Pod) -> tuple[ServicePortPlan, ...]:
+def led_to(ground: Testbed, *pods: Pod) -> tuple[ServicePortPlan, ...]:
     """The Service web with these endpoints."""
     return ground.plans(web(), endpoints("web", *(pod.v4 for pod in pods)))
 
@@ -53,7 +53,7 @@ def answer(client: Pod, address: str, number: int = 80, protocol: Protocol = TCP
     return client.ask(protocol, address, number, PATIENCE).split()
 
 
-def test_a_cluster_ip_leads_to_the_endpoint_and_keeps_the_pods_address(lab: Lab, ground: Ground) -> None:
+def test_a_cluster_ip_leads_to_the_endpoint_and_keeps_the_pods_address(lab: Lab, ground: Testbed) -> None:
     one, two = lab.pods["one"], lab.pods["two"]
     plans = ground.plans(web(VIP, VIP6), endpoints("web", one.v4), endpoints("web", one.v6))
     dns = service("dns", port(53, protocol=UDP), ips=("10.96.0.53",))
@@ -64,7 +64,7 @@ def test_a_cluster_ip_leads_to_the_endpoint_and_keeps_the_pods_address(lab: Lab,
     assert answer(two, "10.96.0.53", 53, UDP) == ["one", two.v4]
 
 
-def test_a_node_port_is_answered_to_clients_outside_and_on_the_node_itself(lab: Lab, ground: Ground) -> None:
+def test_a_node_port_is_answered_to_clients_outside_and_on_the_node_itself(lab: Lab, ground: Testbed) -> None:
     one = lab.pods["one"]
     both = web(VIP, VIP6, node_port=NODE_PORT)
     plans = ground.plans(both, endpoints("web", one.v4), endpoints("web", one.v6))
@@ -75,13 +75,13 @@ def test_a_node_port_is_answered_to_clients_outside_and_on_the_node_itself(lab: 
     assert answer(lab.node, lab.node.v4, NODE_PORT)[0] == "one"
 
 
-def test_a_pod_that_reaches_itself_is_masqueraded(lab: Lab, ground: Ground) -> None:
+def test_a_pod_that_reaches_itself_is_masqueraded(lab: Lab, ground: Testbed) -> None:
     one = lab.pods["one"]
     assert not ground.bring(ground.wanted(led_to(ground, one)))
     assert answer(one, VIP) == ["one", lab.addresses.gateway(0).v4]
 
 
-def test_a_service_is_refused_as_long_as_it_has_no_endpoint(lab: Lab, ground: Ground) -> None:
+def test_a_service_is_refused_as_long_as_it_has_no_endpoint(lab: Lab, ground: Testbed) -> None:
     one, two = lab.pods["one"], lab.pods["two"]
     for _ in range(2):
         assert not ground.bring(ground.wanted(led_to(ground)))
@@ -91,7 +91,7 @@ def test_a_service_is_refused_as_long_as_it_has_no_endpoint(lab: Lab, ground: Gr
         assert answer(two, VIP)[0] == "one"
 
 
-def test_no_connection_fails_while_endpoints_come_and_go(lab: Lab, ground: Ground) -> None:
+def test_no_connection_fails_while_endpoints_come_and_go(lab: Lab, ground: Testbed) -> None:
     """No packet meets half of a Service."""
     one, two = lab.pods["one"], lab.pods["two"]
     assert not ground.bring(ground.wanted(led_to(ground, one)))
@@ -123,7 +123,7 @@ def test_no_connection_fails_while_endpoints_come_and_go(lab: Lab, ground: Groun
     assert set(answers) == {"one", "two"}
 
 
-def test_connections_outlive_the_removal_of_all_rules(lab: Lab, ground: Ground) -> None:
+def test_connections_outlive_the_removal_of_all_rules(lab: Lab, ground: Testbed) -> None:
     one, two = lab.pods["one"], lab.pods["two"]
     assert not ground.bring(ground.wanted(ground.plans(web(node_port=NODE_PORT), endpoints("web", one.v4))))
     with netns.entered(two.netns):
@@ -131,7 +131,7 @@ def test_connections_outlive_the_removal_of_all_rules(lab: Lab, ground: Ground) 
     with netns.entered(lab.outside.netns):
         outside = sockets.dial(TCP, lab.node.v4, NODE_PORT, PATIENCE)
     with inside, outside:
-        assert removal.remove()
+        assert cleanup.remove()
         for client in (inside, outside):
             client.sendall(b"still there")
             assert client.recv(64) == b"still there"
@@ -139,7 +139,7 @@ def test_connections_outlive_the_removal_of_all_rules(lab: Lab, ground: Ground) 
         answer(lab.outside, lab.node.v4, NODE_PORT)
 
 
-def test_what_a_former_run_left_serves_on_while_another_one_takes_over(lab: Lab, ground: Ground) -> None:
+def test_what_a_former_run_left_serves_on_while_another_one_takes_over(lab: Lab, ground: Testbed) -> None:
     one, two = lab.pods["one"], lab.pods["two"]
     wanted = ground.wanted(led_to(ground, one))
     assert not ground.bring(wanted)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from ebpfproxy.errors import AlreadyExists, KernelError, NotFound, Rejected, Unsupported
-from ebpfproxy.kernel import ipvs, ipvs_table
-from ebpfproxy.kernel.ipvs_messages import (
+from ebpfproxy.linux.ipvs import ipvs, proc_table
+from ebpfproxy.linux.ipvs.messages import (
     Connections,
     Flag,
     Forwarding,
@@ -344,7 +344,7 @@ def test_open_connections_are_counted_and_are_none_of_the_fingerprint(
         assert found.connections == 2
         assert ipvs.read_one(key(of)).reals == {serving: Connections(2, 0)}
         assert ipvs.fingerprint() == before
-        assert ipvs_table.read() != b""
+        assert proc_table.read() != b""
 
 
 def test_a_change_keeps_connections_and_weight_0_takes_no_new_ones(

@@ -7,30 +7,32 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpfproxy.dataplanes.delta import diff
-from ebpfproxy.dataplanes.iptables import removal as removal_of_iptables
-from ebpfproxy.dataplanes.ipvs import removal
-from ebpfproxy.dataplanes.ipvs.entries import Member
-from ebpfproxy.dataplanes.ipvs.ip_sets import IpSets, make_all
-from ebpfproxy.dataplanes.ipvs.layout import LAYOUT
-from ebpfproxy.dataplanes.ipvs.node_entries import node_entries
-from ebpfproxy.dataplanes.ipvs.sets import (
+from ebpfproxy.backends.delta import diff
+from ebpfproxy.backends.iptables import cleanup as removal_of_iptables
+from ebpfproxy.backends.ipvs import cleanup
+from ebpfproxy.backends.ipvs.entries import Member
+from ebpfproxy.backends.ipvs.ip_sets import IpSets, make_all
+from ebpfproxy.backends.ipvs.layout import LAYOUT
+from ebpfproxy.backends.ipvs.node_entries import node_entries
+from ebpfproxy.backends.ipvs.sets import (
     LOAD_BALANCER_FW,
     LOAD_BALANCER_SOURCE_CIDR,
     LOAD_BALANCER_SOURCE_IP,
     NAMES,
     set_name,
 )
-from ebpfproxy.dataplanes.ipvs.settings import IpvsSettings
-from ebpfproxy.dataplanes.xtables.entries import FILTER, MANGLE, NAT, Chain, Entry, Key, Rule
-from ebpfproxy.dataplanes.xtables.families import TwoFamilies
-from ebpfproxy.kernel import ipset, iptables, netns
-from ebpfproxy.kernel.ipset_messages import IpSet
-from ebpfproxy.kernel.iptables import Flavour
+from ebpfproxy.backends.ipvs.settings import IpvsSettings
+from ebpfproxy.backends.xtables.entries import FILTER, MANGLE, NAT, Chain, Entry, Key, Rule
+from ebpfproxy.backends.xtables.families import TwoFamilies
 from ebpfproxy.lab import sockets
+from ebpfproxy.linux.ipset import ipset
+from ebpfproxy.linux.ipset.messages import IpSet
+from ebpfproxy.linux.netns import netns
+from ebpfproxy.linux.xtables import iptables
+from ebpfproxy.linux.xtables.iptables import Flavour
 from ebpfproxy.model.address import Family, parse_network
 from ebpfproxy.plan.service_plan import LocalTraffic, NodePlan
-from tests.kernel.iptables_ground import empty_node, endpoints
+from tests.kernel.iptables_testbed import empty_node, endpoints
 from tests.support.build import service
 
 pytestmark = pytest.mark.kernel
@@ -64,7 +66,7 @@ def rules(plan: NodePlan, settings: IpvsSettings) -> dict[Key, Entry]:
 
 
 def opened(flavour: Flavour) -> TwoFamilies:
-    families = TwoFamilies(LAYOUT, (FILTER, NAT, MANGLE), removal.leftovers, make_all)
+    families = TwoFamilies(LAYOUT, (FILTER, NAT, MANGLE), cleanup.leftovers, make_all)
     families.open(flavour)
     return families
 
@@ -145,9 +147,9 @@ def test_all_sets_are_made_and_read_back_and_those_of_others_are_left_alone() ->
         make_all(of)
     sets = IpSets()
     assert {key.name for key in sets.read(Family)} == set(NAMES)  # type: ignore[union-attr]
-    assert removal.remove(()) == ["ipsets: 40"]
+    assert cleanup.remove(()) == ["ipsets: 40"]
     assert set(ipset.sets()) == {"mine"}
-    assert removal.remove(()) == []
+    assert cleanup.remove(()) == []
 
 
 @pytest.mark.parametrize("flavour", Flavour)
@@ -165,7 +167,7 @@ def test_the_modes_iptables_and_ipvs_take_each_others_common_chains_over(flavour
         assert families.read() == wanted
         assert "KUBE-SVC" not in ground.iptables("-t nat -S")
         assert not ground.bring(served)
-        assert removal.remove(())
+        assert cleanup.remove(())
         assert ground.plane.read() == served
         families.close()
         assert "KUBE-IPVS" not in iptables.find(Family.IPV4, flavour).save()

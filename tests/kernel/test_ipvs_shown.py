@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from ebpfproxy.dataplanes.delta import diff
-from ebpfproxy.dataplanes.ipvs.dataplane import IpvsDataplane
-from ebpfproxy.dataplanes.ipvs.settings import IpvsSettings
-from ebpfproxy.kernel import netns
+from ebpfproxy.backends.delta import diff
+from ebpfproxy.backends.ipvs.backend import IpvsBackend
+from ebpfproxy.backends.ipvs.settings import IpvsSettings
 from ebpfproxy.lab import manifests
 from ebpfproxy.lab.manifests import Object
+from ebpfproxy.linux.netns import netns
 from ebpfproxy.model.address import Family, parse_network
 from ebpfproxy.plan.service_plan import LocalTraffic, NodePlan
 from tests.kernel.ipvs_here import skip_without_ipvs
@@ -73,7 +73,7 @@ def _served() -> Iterator[None]:
         subprocess.run(
             ["ip", "link", "set", "lo", "up"], check=True
         )  # without routes IPVS takes no real server
-        plane = IpvsDataplane(IpvsSettings(), "nft")
+        plane = IpvsBackend(IpvsSettings(), "nft")
         plane.open()
         plans = kube_proxy.plans_of(services(), HERE, list(PODS.values()))
         refused = plane.apply(diff(plane.read(), plane.render(plans, NODE)))

@@ -13,8 +13,8 @@ import pytest
 
 from ebpfproxy.bench.load import Load, LoadFailed
 from ebpfproxy.errors import AlreadyExists, ConfigError, NotFound, Unsupported
-from ebpfproxy.kernel import netns
 from ebpfproxy.lab import Lab, PodNetwork, leftovers, offloads, sockets
+from ebpfproxy.linux.netns import netns
 from ebpfproxy.model.address import Protocol
 
 pytestmark = pytest.mark.kernel

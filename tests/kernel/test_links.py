@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpfproxy.kernel import links, rtnetlink_watch
+from ebpfproxy.linux.netlink import links, rtnetlink_watch
 from ebpfproxy.model.address import format_address
 from ebpfproxy.model.device import ETHERNET, LOOPBACK, Device
 from tests.support.namespace import Namespace, namespace

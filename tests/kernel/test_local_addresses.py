@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from ebpfproxy.errors import Rejected
-from ebpfproxy.kernel import local_addresses, namespaces, rtnetlink_watch
+from ebpfproxy.linux.netlink import local_addresses, rtnetlink_watch
+from ebpfproxy.linux.netns import namespaces
 from ebpfproxy.model.address import Network, format_network
 
 pytestmark = pytest.mark.kernel

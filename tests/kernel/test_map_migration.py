@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from ebpfproxy.dataplanes.ebpf import abi, map_migration
-from ebpfproxy.dataplanes.ebpf.map_migration import Migration
-from ebpfproxy.dataplanes.ebpf.maps import Maps, MapSizes, shapes
-from ebpfproxy.dataplanes.ebpf.pins import Pins
-from ebpfproxy.kernel import bpf
-from ebpfproxy.kernel.bpf import Map
+from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.backends.ebpf.maps import Maps, MapSizes, shapes
+from ebpfproxy.backends.ebpf.migration import migrate
+from ebpfproxy.backends.ebpf.migration.migrate import Migration
+from ebpfproxy.backends.ebpf.pins import Pins
+from ebpfproxy.linux.bpf import bpf
+from ebpfproxy.linux.bpf.bpf import Map
 from ebpfproxy.model.address import Protocol, parse_address
 from tests.kernel.migration_maps import SIZES, make, opened
 from tests.support.bpf_place import bpf_place
@@ -295,7 +296,7 @@ def test_where_the_kernel_refuses_the_fallback_flows_are_copied_at_once(
     monkeypatch.setattr(Map, "update", update)
     with both.migration() as migration, caplog.at_level(logging.ERROR):
         migration.start()
-    assert [record.message for record in caplog.records] == [map_migration.NO_FALLBACK]
+    assert [record.message for record in caplog.records] == [migrate.NO_FALLBACK]
     assert read(both.present["flows"]) == entries(a_flow(1))
 
 
@@ -339,7 +340,7 @@ def test_maps_of_another_layout_are_discarded_by_name(
     with caplog.at_level(logging.WARNING), both.migration() as migration:
         migration.start()
         migration.finish_flows()
-    assert messages(caplog) == [(map_migration.DISCARDED, {"maps": "affinity,flows"})]
+    assert messages(caplog) == [(migrate.DISCARDED, {"maps": "affinity,flows"})]
     assert read(both.present["affinity"]) == {}
     assert peers(both.present) == {1000: peer(1000)}
 
@@ -357,7 +358,7 @@ def test_maps_of_version_0_1_are_discarded(both: Both, pins: Pins, caplog: pytes
         migration.finish_flows()
     ((message, values),) = messages(caplog)
     assert (message, values) == (
-        map_migration.DISCARDED,
+        migrate.DISCARDED,
         {"maps": "affinity,flows,socket_flows,socket_peers"},
     )
     assert read(both.present["affinity"]) == {}

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from ebpfproxy.dataplanes.delta import diff
-from ebpfproxy.dataplanes.ebpf.entries import ServicePortEntry, ServicePortKey
-from ebpfproxy.dataplanes.ebpf.map_shapes import SERVICE_MAPS
-from ebpfproxy.dataplanes.ebpf.maps import Maps, MapSizes
-from ebpfproxy.dataplanes.ebpf.pins import Pins
-from ebpfproxy.dataplanes.ebpf.ranges import GRACE
-from ebpfproxy.dataplanes.ebpf.service_table import ServiceTable
+from ebpfproxy.backends.delta import diff
+from ebpfproxy.backends.ebpf.entries import ServicePortEntry, ServicePortKey
+from ebpfproxy.backends.ebpf.maps import Maps, MapSizes
+from ebpfproxy.backends.ebpf.migration.map_shapes import SERVICE_MAPS
+from ebpfproxy.backends.ebpf.pins import Pins
+from ebpfproxy.backends.ebpf.services.slot_ranges import GRACE
+from ebpfproxy.backends.ebpf.services.table import ServiceTable
 from ebpfproxy.errors import AbiMismatch
-from ebpfproxy.kernel.bpf import Map
+from ebpfproxy.linux.bpf.bpf import Map
 from ebpfproxy.model.address import Family, Protocol
 from tests.kernel.migration_maps import SIZES, edited, ids, make, opened
 from tests.kernel.service_table.samples import bring, endpoint, entry, frontend

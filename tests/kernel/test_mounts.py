@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ebpfproxy.kernel import mounts
+from ebpfproxy.linux import mounts
 
 pytestmark = pytest.mark.kernel
 
@@ -16,7 +16,7 @@ PRELUDE = """
 import os, subprocess, sys
 from pathlib import Path
 from ebpfproxy.errors import *
-from ebpfproxy.kernel import mounts
+from ebpfproxy.linux import mounts
 folder, parent = Path(sys.argv[1]), Path(sys.argv[2])
 """
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ebpfproxy.errors import KernelError, NotFound
-from ebpfproxy.kernel import namespaces
+from ebpfproxy.linux.netns import namespaces
 
 pytestmark = pytest.mark.kernel
 

@@ -7,13 +7,13 @@ from socket import ntohs
 
 import pytest
 
-from ebpfproxy.dataplanes.ebpf import abi
-from ebpfproxy.dataplanes.ebpf.maps import MapSizes
-from ebpfproxy.dataplanes.ebpf.netfilter_flows import NetfilterFlows
-from ebpfproxy.kernel import conntrack, netlink
-from ebpfproxy.kernel.bpf import Map
+from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.backends.ebpf.flows.netfilter_flows import NetfilterFlows
+from ebpfproxy.backends.ebpf.maps import MapSizes
+from ebpfproxy.linux.bpf.bpf import Map
+from ebpfproxy.linux.netlink import conntrack, netlink
 from ebpfproxy.model.address import Family, Protocol, format_address
-from tests.kernel.nat_ground import DNS, TARGET, UDP, Ground, answers, forget
+from tests.kernel.nat_testbed import DNS, TARGET, UDP, Testbed, answers, forget
 from tests.support.bpf_place import bpf_place, build_maps
 
 pytestmark = pytest.mark.kernel
@@ -23,9 +23,9 @@ _MASQUERADE = "ebpfproxy-masquerade"
 
 
 @pytest.fixture(params=list(Family), ids=lambda of: of.value)
-def ground(request: pytest.FixtureRequest, grounds: dict[Family, Ground]) -> Iterator[Ground]:
+def ground(request: pytest.FixtureRequest, grounds: dict[Family, Testbed]) -> Iterator[Testbed]:
     """A node that sends the Service's address to the first pod, and masquerades whatever goes to pods."""
-    made: Ground = grounds[request.param]
+    made: Testbed = grounds[request.param]
     table = f"{made.at.nft} {_MASQUERADE}"
     made.rules(dns=(made.at.vip, DNS, made.at.pods[0]))
     made.nft(
@@ -69,7 +69,7 @@ def never(worked: float) -> bool:
 
 
 def test_a_connection_to_a_service_is_known_as_its_endpoint_sees_it_until_it_ends(
-    ground: Ground, flows: Noted
+    ground: Testbed, flows: Noted
 ) -> None:
     with ground.pod(0) as server, ground.dialing(ground.client, ground.at.vip) as client:
         client.send(b"?")
@@ -86,7 +86,7 @@ def test_a_connection_to_a_service_is_known_as_its_endpoint_sees_it_until_it_end
     assert flows.noted == [(False, 0), (True, 0), (False, 0)]
 
 
-def test_the_programs_look_on_while_some_are_left(ground: Ground, flows: Noted, folder: Path) -> None:
+def test_the_programs_look_on_while_some_are_left(ground: Testbed, flows: Noted, folder: Path) -> None:
     vip = ground.at.vip
     with ground.pod(0) as server, contextlib.ExitStack() as clients:
         for _ in range(2):
@@ -100,7 +100,7 @@ def test_the_programs_look_on_while_some_are_left(ground: Ground, flows: Noted, 
                 assert next_agent.noted == [(True, 1)]
 
 
-def test_a_walk_that_is_ended_early_does_not_say_that_nothing_is_left(ground: Ground, flows: Noted) -> None:
+def test_a_walk_that_is_ended_early_does_not_say_that_nothing_is_left(ground: Testbed, flows: Noted) -> None:
     with ground.pod(0) as server, ground.dialing(ground.client, ground.at.vip) as client:
         answers(client, server)
         with ground.node.entered():
@@ -111,7 +111,7 @@ def test_a_walk_that_is_ended_early_does_not_say_that_nothing_is_left(ground: Gr
 
 
 def test_what_reaches_the_address_that_its_client_dialed_is_of_no_service(
-    ground: Ground, flows: Noted
+    ground: Testbed, flows: Noted
 ) -> None:
     with ground.pod(0) as server, ground.dialing(ground.client, ground.at.pods[0], TARGET) as client:
         answers(client, server)
@@ -122,7 +122,7 @@ def test_what_reaches_the_address_that_its_client_dialed_is_of_no_service(
 
 
 def test_without_any_tracked_connection_nothing_is_asked(
-    ground: Ground, flows: Noted, monkeypatch: pytest.MonkeyPatch
+    ground: Testbed, flows: Noted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Since to ask has the kernel load connection tracking."""
     monkeypatch.setattr(netlink, "dump", lambda *_: pytest.fail("it was asked"))

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from ebpfproxy.dataplanes.ebpf import netns_cookie, removal
+from ebpfproxy.backends.ebpf import cleanup
+from ebpfproxy.backends.ebpf.sockets import netns_cookie
 from ebpfproxy.errors import Rejected, Unsupported
-from ebpfproxy.kernel import netns
+from ebpfproxy.linux.netns import netns
 from tests.support.bpf_place import bpf_place
 
 pytestmark = pytest.mark.kernel
@@ -63,9 +64,9 @@ def test_what_an_agent_left_that_was_killed_meanwhile_is_cleaned_up(group: Path)
     left = group / "ebpfproxy-temporary-left"
     left.mkdir()
     with netns.throw_away():
-        assert f"cgroup {left.name}" in removal.remove(group / "none", group, dry_run=True)
+        assert f"cgroup {left.name}" in cleanup.remove(group / "none", group, dry_run=True)
         assert left.is_dir()
-        assert f"cgroup {left.name}" in removal.remove(group / "none", group)
+        assert f"cgroup {left.name}" in cleanup.remove(group / "none", group)
     assert not left.exists()
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ebpfproxy.dataplanes.nftables.entries import (
+from ebpfproxy.backends.nftables.entries import (
     TABLE,
     ChainEntry,
     Element,
@@ -23,8 +23,8 @@ from ebpfproxy.dataplanes.nftables.entries import (
     Set,
     nft_family,
 )
-from ebpfproxy.dataplanes.nftables.rendering import render
-from ebpfproxy.dataplanes.nftables.settings import NftablesSettings
+from ebpfproxy.backends.nftables.rendering import render
+from ebpfproxy.backends.nftables.settings import NftablesSettings
 from ebpfproxy.model.address import (
     Address,
     Family,

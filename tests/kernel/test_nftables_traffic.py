@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 
-from ebpfproxy.dataplanes.delta import diff
-from ebpfproxy.dataplanes.nftables import removal, table
-from ebpfproxy.dataplanes.nftables.dataplane import NftablesDataplane
-from ebpfproxy.dataplanes.nftables.entries import TABLE, nft_family
-from ebpfproxy.dataplanes.nftables.names import endpoint_name, port_name
-from ebpfproxy.kernel import conntrack, netns
-from ebpfproxy.kernel.nft import Refusal, Session
-from ebpfproxy.kernel.nft_messages import Operation
+from ebpfproxy.backends.delta import diff
+from ebpfproxy.backends.nftables import cleanup, table
+from ebpfproxy.backends.nftables.backend import NftablesBackend
+from ebpfproxy.backends.nftables.entries import TABLE, nft_family
+from ebpfproxy.backends.nftables.names import endpoint_name, port_name
 from ebpfproxy.lab import Lab, Pod
+from ebpfproxy.linux.netlink import conntrack
+from ebpfproxy.linux.netns import netns
+from ebpfproxy.linux.nft.messages import Operation
+from ebpfproxy.linux.nft.nft import Refusal, Session
 from ebpfproxy.model.address import (
     Family,
     Protocol,
@@ -48,7 +49,7 @@ PORT, TARGET, TELLING, NODE_PORT = 80, 8080, 8081, 30080
 KEPT, MASQUERADED = Treatment(Scope.CLUSTER, False), Treatment(Scope.CLUSTER, True)
 
 
-class Ground:
+class Testbed:
     """A node with a server in the pod a and a client in p, which both say who asks at TELLING. What `within`
     does is done on the node."""
 
@@ -93,7 +94,7 @@ class Ground:
 
     def serve(self, *endpoints: Pod, **options: Any) -> None:
         """Bring it into the kernel; `options` as of `plans`."""
-        with self.within(), contextlib.closing(NftablesDataplane()) as plane:
+        with self.within(), contextlib.closing(NftablesBackend()) as plane:
             plane.open()
             wanted = plane.render(self.plans(*endpoints, **options), NodePlan())
             assert not plane.apply(diff(plane.read(), wanted))
@@ -116,13 +117,13 @@ class Ground:
 
 
 @pytest.fixture(scope="module")
-def _ground() -> Iterator[Ground]:
+def _ground() -> Iterator[Testbed]:
     with Lab("test-nftables", 34) as lab:
-        yield Ground(lab)
+        yield Testbed(lab)
 
 
 @pytest.fixture
-def ground(_ground: Ground) -> Iterator[Ground]:
+def ground(_ground: Testbed) -> Iterator[Testbed]:
     yield _ground
     _ground.reset()
 
@@ -132,7 +133,7 @@ def of(request: pytest.FixtureRequest) -> Family:
     return Family(request.param)
 
 
-def test_a_service_is_reached_at_its_cluster_ip_and_its_node_port(ground: Ground, of: Family) -> None:
+def test_a_service_is_reached_at_its_cluster_ip_and_its_node_port(ground: Testbed, of: Family) -> None:
     ground.serve(ground.a)
     assert outcome(ground.p, TCP, VIP[of], PORT) == "a"
     assert outcome(ground.lab.node, TCP, VIP[of], PORT) == "a"
@@ -144,7 +145,7 @@ def test_a_service_is_reached_at_its_cluster_ip_and_its_node_port(ground: Ground
 @pytest.mark.parametrize("affinity", [0, 600], ids=["by chance", "remembered"])
 @pytest.mark.parametrize("protocol", [TCP, UDP], ids=lambda protocol: protocol.name)
 def test_an_endpoint_reaches_itself_through_its_service(
-    ground: Ground, of: Family, protocol: Protocol, affinity: int
+    ground: Testbed, of: Family, protocol: Protocol, affinity: int
 ) -> None:
     ground.serve(ground.a, protocol=protocol, target=TELLING, affinity=affinity)
     name, _, client = outcome(ground.a, protocol, VIP[of], PORT).partition(" ")
@@ -154,7 +155,7 @@ def test_an_endpoint_reaches_itself_through_its_service(
 
 @pytest.mark.parametrize("protocol", [TCP, UDP], ids=lambda protocol: protocol.name)
 def test_an_endpoint_that_reaches_another_one_is_seen_at_its_address(
-    ground: Ground, of: Family, protocol: Protocol
+    ground: Testbed, of: Family, protocol: Protocol
 ) -> None:
     ground.serve(ground.a, ground.p, protocol=protocol, target=TELLING)
     answers = {outcome(ground.p, protocol, VIP[of], PORT) for _ in range(40)}
@@ -167,7 +168,7 @@ def test_an_endpoint_that_reaches_another_one_is_seen_at_its_address(
 
 @pytest.mark.parametrize("part", [1000, 0], ids=["at once", "by parts"])
 def test_another_layout_is_taken_over_while_all_is_reached(
-    ground: Ground, of: Family, monkeypatch: pytest.MonkeyPatch, part: int
+    ground: Testbed, of: Family, monkeypatch: pytest.MonkeyPatch, part: int
 ) -> None:
     """One with a chain for each endpoint, as older kube-proxies have, and we had. After each transaction
     there are new connections, of which one comes back to where it came from."""
@@ -191,7 +192,7 @@ def test_another_layout_is_taken_over_while_all_is_reached(
     assert "goto endpoint-" not in ground.nft("list ruleset")
 
 
-def former(ground: Ground, of: Family) -> str:
+def former(ground: Testbed, of: Family) -> str:
     """The same Service, of one family, with a chain for its endpoint."""
     name, address = ServicePortName("default", "web", "", TCP), parse_address(ground.address(ground.a, of))
     ip, addresses = nft_family(of), "ipv4_addr" if of is Family.IPV4 else "ipv6_addr"
@@ -233,7 +234,7 @@ def former(ground: Ground, of: Family) -> str:
         """
 
 
-def test_endpoints_come_and_go(ground: Ground, of: Family) -> None:
+def test_endpoints_come_and_go(ground: Testbed, of: Family) -> None:
     ground.serve()
     assert outcome(ground.p, TCP, VIP[of], PORT, 0.5) == (REFUSED if of is Family.IPV4 else SILENT)
     ground.serve(ground.a)
@@ -241,7 +242,7 @@ def test_endpoints_come_and_go(ground: Ground, of: Family) -> None:
 
 
 @contextlib.contextmanager
-def conversing(ground: Ground, of: Family) -> Iterator[list[socket.socket]]:
+def conversing(ground: Testbed, of: Family) -> Iterator[list[socket.socket]]:
     """Two connections through the Service that are open, one of a pod and one of the node itself; also one of
     outside through the NodePort, which is masqueraded."""
     node = ground.address(ground.lab.node, of)
@@ -256,68 +257,68 @@ def conversing(ground: Ground, of: Family) -> Iterator[list[socket.socket]]:
         yield clients
 
 
-def test_open_connections_go_on_when_the_mode_is_retired(ground: Ground, of: Family) -> None:
+def test_open_connections_go_on_when_the_mode_is_retired(ground: Testbed, of: Family) -> None:
     ground.serve(ground.a)
     with conversing(ground, of) as clients:
         with ground.within():
-            removed, left = removal.retire(conntrack.nat_in_use)
+            removed, left = cleanup.retire(conntrack.nat_in_use)
         assert (len(removed), left) == (2, True)
         assert [converse(client) for client in clients] == ["a"] * 3
         assert outcome(ground.p, TCP, VIP[of], PORT, 0.5) == SILENT, "a new one is nobody's"
         with ground.within():
-            assert removal.retire(conntrack.nat_in_use) == ([], True), "as long as they are open"
+            assert cleanup.retire(conntrack.nat_in_use) == ([], True), "as long as they are open"
         assert [converse(client) for client in clients] == ["a"] * 3
 
 
-def test_what_open_connections_needed_goes_when_nothing_is_translated(ground: Ground) -> None:
+def test_what_open_connections_needed_goes_when_nothing_is_translated(ground: Testbed) -> None:
     translated = True
     ground.serve(ground.a)
     with ground.within():
-        assert removal.retire(lambda of: translated)[1] is True
+        assert cleanup.retire(lambda of: translated)[1] is True
         assert "nat" in ground.nft("list ruleset")
         translated = False
-        removed, left = removal.retire(lambda of: translated)
+        removed, left = cleanup.retire(lambda of: translated)
     assert (len(removed), left) == (2, False)
     assert ground.nft("list ruleset") == ""
     with ground.within():
-        assert removal.retire(conntrack.nat_in_use) == ([], False)
+        assert cleanup.retire(conntrack.nat_in_use) == ([], False)
 
 
-def test_one_family_waits_for_its_own_connections_alone(ground: Ground) -> None:
+def test_one_family_waits_for_its_own_connections_alone(ground: Testbed) -> None:
     ground.serve(ground.a)
     with ground.within():
-        assert removal.retire(lambda of: of is Family.IPV6)[1] is True
+        assert cleanup.retire(lambda of: of is Family.IPV6)[1] is True
     assert f"table ip {TABLE}" not in ground.nft("list ruleset")
     assert f"table ip6 {TABLE}" in ground.nft("list ruleset")
 
 
-def test_the_mode_begins_again_where_it_was_being_retired(ground: Ground, of: Family) -> None:
+def test_the_mode_begins_again_where_it_was_being_retired(ground: Testbed, of: Family) -> None:
     ground.serve(ground.a)
     with conversing(ground, of) as clients:
         with ground.within():
-            removal.retire(conntrack.nat_in_use)
+            cleanup.retire(conntrack.nat_in_use)
         ground.serve(ground.a)
         assert [converse(client) for client in clients] == ["a"] * 3
         assert outcome(ground.p, TCP, VIP[of], PORT) == "a"
 
 
-def test_removal_takes_our_tables_and_nothing_else(ground: Ground) -> None:
+def test_removal_takes_our_tables_and_nothing_else(ground: Testbed) -> None:
     ground.nft("table ip theirs { chain one { }; }; table inet kube-proxy { chain two { }; }")
     others = ground.nft("list ruleset")
     ground.serve(ground.a)
     whole = ground.nft("list ruleset")
     with ground.within():
-        told = removal.remove(dry_run=True)
+        told = cleanup.remove(dry_run=True)
         assert ground.nft("list ruleset") == whole
-        assert removal.remove() == told
-        assert removal.remove() == []
+        assert cleanup.remove() == told
+        assert cleanup.remove() == []
     assert [line.partition(":")[0] for line in told] == [
         f"nftables table {ip} {TABLE}" for ip in ("ip", "ip6")
     ]
     assert ground.nft("list ruleset") == others
 
 
-def test_kube_proxys_own_table_is_removed_whatever_is_in_it(ground: Ground) -> None:
+def test_kube_proxys_own_table_is_removed_whatever_is_in_it(ground: Testbed) -> None:
     ground.nft(
         f"""
         table ip {TABLE} {{
@@ -329,7 +330,7 @@ def test_kube_proxys_own_table_is_removed_whatever_is_in_it(ground: Ground) -> N
         """
     )
     with ground.within():
-        assert removal.retire(lambda of: True) == (
+        assert cleanup.retire(lambda of: True) == (
             [f"nftables table ip {TABLE}: 1 sets and maps, 2 chains, 1 of them base chains"],
             False,
         )

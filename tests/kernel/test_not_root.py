@@ -45,7 +45,7 @@ _OPEN = """
 import sys
 from pathlib import Path
 from ebpfproxy.errors import Rejected
-from ebpfproxy.kernel.bpf import Map
+from ebpfproxy.linux.bpf.bpf import Map
 try:
     Map.pinned(Path(sys.argv[1]))
 except Rejected as failure:

@@ -12,15 +12,15 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.backends.ebpf.inspect.counters import Readings
+from ebpfproxy.backends.ebpf.inspect.tables import View
+from ebpfproxy.backends.ebpf.maps import Maps, MapSizes
+from ebpfproxy.backends.ebpf.pins import Pins
 from ebpfproxy.cli.dump import command
-from ebpfproxy.dataplanes.ebpf import abi
-from ebpfproxy.dataplanes.ebpf.maps import Maps, MapSizes
-from ebpfproxy.dataplanes.ebpf.pins import Pins
-from ebpfproxy.dataplanes.ebpf.readings import Readings
-from ebpfproxy.dataplanes.ebpf.view import View
 from ebpfproxy.errors import ConfigError, NotFound
-from ebpfproxy.kernel import tc
-from ebpfproxy.kernel.bpf import possible_cpus
+from ebpfproxy.linux.bpf import tc
+from ebpfproxy.linux.bpf.bpf import possible_cpus
 from ebpfproxy.model.address import format_address, parse_address
 from ebpfproxy.model.traffic import ServiceTraffic
 from tests.support.bpf_place import BpfPlace, bpf_place, build_maps, load_program

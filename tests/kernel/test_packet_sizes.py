@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpfproxy.lab import Place, PodNetwork
+from ebpfproxy.lab import Netns, PodNetwork
 from ebpfproxy.model.address import Protocol
 from tests.kernel.clients import TCP, UDP, outcome
 from tests.kernel.cluster import eventually
@@ -100,7 +100,7 @@ def test_a_datagram_on_a_narrow_way_is_lost_once_and_then_fragmented(
 @contextlib.contextmanager
 def offloads(pair: TwoNodes, kind: str) -> Iterator[None]:
     """On everywhere; off everywhere; or off on this node's uplink, which then finishes what others left."""
-    uplink: list[tuple[Place, str]] = [(pair.node, "eth0")]
+    uplink: list[tuple[Netns, str]] = [(pair.node, "eth0")]
     devices = {"on": [], "off": list(pair.every_device()), "off-uplink": uplink}[kind]
     with pair.without_offloads(*devices):
         yield

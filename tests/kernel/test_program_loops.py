@@ -2,7 +2,7 @@
 
 import pytest
 
-from ebpfproxy.dataplanes.ebpf import features
+from ebpfproxy.backends.ebpf import features
 from tests.support.program_code import loops_closed_by_falling, program_code
 
 pytestmark = pytest.mark.kernel

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpfproxy.dataplanes.ebpf.view import View
-from ebpfproxy.kernel import netns
+from ebpfproxy.backends.ebpf.inspect.tables import View
 from ebpfproxy.lab import Lab, PodNetwork, sockets
+from ebpfproxy.linux.netns import netns
 from ebpfproxy.model.address import Protocol
 from tests.kernel.clients import SILENT, TCP, UDP, outcome
 from tests.kernel.cluster import TCP_TARGET

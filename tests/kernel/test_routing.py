@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpfproxy.kernel import routing, sysctl
+from ebpfproxy.linux import sysctl
+from ebpfproxy.linux.netlink import routing
 from ebpfproxy.model.address import parse_address
 from tests.support.namespace import Namespace, namespace
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ebpfproxy.lab import Place
+from ebpfproxy.lab import Netns
 from ebpfproxy.model.address import Protocol
 from tests.kernel.clients import TCP, UDP, answers, outcome
 from tests.kernel.cluster import Cluster, Exposed, eventually
@@ -70,7 +70,7 @@ def test_the_cluster_ip_and_the_node_port_of_one_port_share_it(cluster: Cluster)
 def test_two_ports_of_a_service_do_not_share_it(cluster: Cluster) -> None:
     """As above: they agree on 40 Services in a row once in 10^19; and where endpoints take turns, never."""
 
-    def differ(place: Place) -> bool:
+    def differ(place: Netns) -> bool:
         web = sticky(cluster)
         outcome(cluster.q, TCP, web.v4, 80)
         return outcome(place, TCP, web.v4, 80) != outcome(place, UDP, web.v4, 53)

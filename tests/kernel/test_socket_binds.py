@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from ebpfproxy.lab import Place
+from ebpfproxy.lab import Netns
 from ebpfproxy.model.address import Protocol
 from tests.kernel.clients import TCP, UDP, family_of, socket_in
 from tests.kernel.cluster import Cluster
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.kernel, pytest.mark.dataplanes("ebpf")]
 both_protocols = pytest.mark.parametrize("protocol", [TCP, UDP], ids=["tcp", "udp"])
 
 
-def bind_errno(place: Place, protocol: Protocol, address: str, port: int) -> int:
+def bind_errno(place: Netns, protocol: Protocol, address: str, port: int) -> int:
     """0 where it may be bound."""
     with socket_in(place, protocol, family_of(address)) as sock:
         try:

@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import pytest
 
-from ebpfproxy.dataplanes.ebpf.stale_sockets import RECONNECTED
-from ebpfproxy.kernel import sysctl
+from ebpfproxy.backends.ebpf.sockets.stale_sockets import RECONNECTED
 from ebpfproxy.lab import Lab
-from ebpfproxy.lab.place import Call
+from ebpfproxy.lab.netns import Call
+from ebpfproxy.linux import sysctl
 from tests.kernel.cluster import PATIENCE, START_PATIENCE, Cluster
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(600)]

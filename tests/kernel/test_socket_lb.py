@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ebpfproxy.dataplanes.ebpf.hooks import SOCKET_HOOKS
-from ebpfproxy.kernel import cgroup
+from ebpfproxy.backends.ebpf.hooks import SOCKET_HOOKS
 from ebpfproxy.lab import Lab, Pod, sockets
+from ebpfproxy.linux.bpf import cgroup
 from ebpfproxy.model.address import Protocol
 from tests.kernel.clients import TCP, UDP, connected, converse, outcome
 from tests.kernel.cluster import TCP_TARGET, Cluster, Exposed

@@ -2,9 +2,9 @@
 
 import pytest
 
-from ebpfproxy.dataplanes.ebpf import abi
-from ebpfproxy.dataplanes.ebpf.pins import Pins
-from ebpfproxy.kernel.bpf import Map
+from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.backends.ebpf.pins import Pins
+from ebpfproxy.linux.bpf.bpf import Map
 from ebpfproxy.model.address import Protocol
 from tests.kernel.clients import (
     REFUSED,

@@ -20,7 +20,7 @@ from tests.kernel.clients import (
     outcome,
     socket_in,
 )
-from tests.kernel.cluster import ZONE, Backend, Cluster, Exposed, elsewhere, terminating
+from tests.kernel.cluster import ZONE, Cluster, Exposed, PodEndpoint, elsewhere, terminating
 from tests.kernel.differences import DIFFERENCES, Differences
 
 pytestmark = pytest.mark.kernel
@@ -92,7 +92,7 @@ def test_a_node_port_without_endpoints_is_refused(cluster: Cluster, client: str)
 
 
 def test_unready_endpoints_are_none(cluster: Cluster) -> None:
-    web = cluster.service().to(Backend(cluster.a, conditions={"ready": False, "serving": False}))
+    web = cluster.service().to(PodEndpoint(cluster.a, conditions={"ready": False, "serving": False}))
     assert outcome(cluster.p, TCP, web.v4, 80) == REFUSED
     web.set(publishNotReadyAddresses=True)
     assert outcome(cluster.p, TCP, web.v4, 80) == REFUSED, "it is the controller that acts on this field"
@@ -141,8 +141,8 @@ def test_external_policy_local_is_not_for_clients_of_this_node(cluster: Cluster,
 
 @both_clients
 def test_hints_keep_a_client_in_its_zone(cluster: Cluster, client: str) -> None:
-    def in_zone(pod: Pod, zone: str) -> Backend:
-        return Backend(pod, node="elsewhere", zone=zone, hints=(zone,))
+    def in_zone(pod: Pod, zone: str) -> PodEndpoint:
+        return PodEndpoint(pod, node="elsewhere", zone=zone, hints=(zone,))
 
     web = cluster.service().to(in_zone(cluster.a, ZONE), in_zone(cluster.b, "zone-b"))
     assert reached(cluster, client, web) == "a"

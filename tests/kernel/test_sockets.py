@@ -12,7 +12,8 @@ from collections.abc import Iterator
 import pytest
 
 from ebpfproxy.errors import NotFound, Unsupported
-from ebpfproxy.kernel import namespaces, sockets
+from ebpfproxy.linux.netns import namespaces
+from ebpfproxy.linux.sockets import sockets
 from ebpfproxy.model.address import Address, Protocol, parse_address
 
 pytestmark = pytest.mark.kernel

@@ -10,14 +10,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpfproxy.dataplanes.stale_conntrack import Look, StaleConntrack
-from ebpfproxy.kernel import conntrack, local_addresses, netlink, sysctl
+from ebpfproxy.backends.netfilter.stale_conntrack import Look, StaleConntrack
+from ebpfproxy.linux import sysctl
+from ebpfproxy.linux.netlink import conntrack, local_addresses, netlink
 from ebpfproxy.model.address import Address, Family, Protocol, parse_address
 from ebpfproxy.model.endpoint import EndpointPort
 from ebpfproxy.model.service import ServiceType
 from ebpfproxy.plan.exposure import plan_service
 from ebpfproxy.plan.service_plan import Frontend, NodePlan, PlanKey, ServicePortPlan
-from tests.kernel.nat_ground import DNS, PATIENCE, TARGET, TCP, UDP, Ground, answers, forget
+from tests.kernel.nat_testbed import DNS, PATIENCE, TARGET, TCP, UDP, Testbed, answers, forget
 from tests.support import build
 from tests.support.build import CONTEXT, endpoint, port, slice_of
 
@@ -28,7 +29,7 @@ Plans = dict[PlanKey, ServicePortPlan | None]
 
 
 @pytest.fixture(params=list(Family), ids=lambda of: of.value)
-def ground(request: pytest.FixtureRequest, grounds: dict[Family, Ground]) -> Iterator[Ground]:
+def ground(request: pytest.FixtureRequest, grounds: dict[Family, Testbed]) -> Iterator[Testbed]:
     made = grounds[request.param]
     made.rules()
     yield made
@@ -38,7 +39,7 @@ def ground(request: pytest.FixtureRequest, grounds: dict[Family, Ground]) -> Ite
 class Watched:
     """The thread in the node's namespace, and the looks that it told of."""
 
-    def __init__(self, ground: Ground) -> None:
+    def __init__(self, ground: Testbed) -> None:
         self._looks: queue.SimpleQueue[Look] = queue.SimpleQueue()
         with ground.node.entered():
             self.stale = StaleConntrack(self._looks.put)
@@ -54,13 +55,13 @@ class Watched:
 
 
 @pytest.fixture
-def watched(ground: Ground) -> Iterator[Watched]:
+def watched(ground: Testbed) -> Iterator[Watched]:
     made = Watched(ground)
     yield made
     made.stale.close()
 
 
-def plans(ground: Ground, *pods: int, called: str = "dns", protocol: Protocol = UDP) -> Plans:
+def plans(ground: Testbed, *pods: int, called: str = "dns", protocol: Protocol = UDP) -> Plans:
     """Of a Service with the ClusterIP of the ground and a NodePort, and these pods as endpoints."""
     service = build.service(
         called,
@@ -76,7 +77,7 @@ def plans(ground: Ground, *pods: int, called: str = "dns", protocol: Protocol = 
 
 @pytest.mark.parametrize("origin", ["client", "node"])
 def test_the_flows_of_an_endpoint_that_went_move_on_and_those_of_others_stay(
-    ground: Ground, watched: Watched, origin: str
+    ground: Testbed, watched: Watched, origin: str
 ) -> None:
     where = ground.client if origin == "client" else ground.node
     ground.rules(dns=(ground.at.vip, DNS, ground.at.pods[0]))
@@ -94,7 +95,7 @@ def test_the_flows_of_an_endpoint_that_went_move_on_and_those_of_others_stay(
             assert stays in ground.flows()
 
 
-def test_a_service_scaled_to_zero_sends_nobody_to_its_last_pod(ground: Ground, watched: Watched) -> None:
+def test_a_service_scaled_to_zero_sends_nobody_to_its_last_pod(ground: Testbed, watched: Watched) -> None:
     ground.rules(dns=(ground.at.vip, DNS, ground.at.pods[0]))
     with ground.pod(0) as server, ground.dialing(ground.client, ground.at.vip) as client:
         answers(client, server)
@@ -105,7 +106,7 @@ def test_a_service_scaled_to_zero_sends_nobody_to_its_last_pod(ground: Ground, w
 
 
 def test_a_client_that_began_before_there_was_an_endpoint_reaches_the_first(
-    ground: Ground, watched: Watched
+    ground: Testbed, watched: Watched
 ) -> None:
     """It never falls silent, so its entry would last for ever (kubernetes issue 19029)."""
     watched.bring(plans(ground))
@@ -120,7 +121,7 @@ def test_a_client_that_began_before_there_was_an_endpoint_reaches_the_first(
         answers(client, server)
 
 
-def test_a_deleted_service_sends_nobody_to_its_pods(ground: Ground, watched: Watched) -> None:
+def test_a_deleted_service_sends_nobody_to_its_pods(ground: Testbed, watched: Watched) -> None:
     ground.rules(dns=(ground.at.vip, DNS, ground.at.pods[0]))
     with ground.pod(0) as server, ground.dialing(ground.client, ground.at.vip) as client:
         answers(client, server)
@@ -131,7 +132,7 @@ def test_a_deleted_service_sends_nobody_to_its_pods(ground: Ground, watched: Wat
         assert ground.flows() == []
 
 
-def test_a_node_port_loses_its_flows_on_this_nodes_addresses_only(ground: Ground, watched: Watched) -> None:
+def test_a_node_port_loses_its_flows_on_this_nodes_addresses_only(ground: Testbed, watched: Watched) -> None:
     ground.rules(port=("", NODE_PORT, ground.at.pods[0]))
     elsewhere = ground.at.node_inside.replace("254", "77").replace(
         "::fe", "::77"
@@ -155,7 +156,7 @@ def test_a_node_port_loses_its_flows_on_this_nodes_addresses_only(ground: Ground
         answers(client, second)
 
 
-def test_somebody_elses_translation_stays(ground: Ground, watched: Watched) -> None:
+def test_somebody_elses_translation_stays(ground: Testbed, watched: Watched) -> None:
     """A published port, translated to the very pod that our Service loses."""
     ours = (ground.at.vip, DNS, ground.at.pods[0])
     theirs = ("", FOREIGN_PORT, ground.at.pods[0])
@@ -177,7 +178,7 @@ def test_somebody_elses_translation_stays(ground: Ground, watched: Watched) -> N
         answers(foreign, server)
 
 
-def test_tcp_connections_stay(ground: Ground, watched: Watched) -> None:
+def test_tcp_connections_stay(ground: Testbed, watched: Watched) -> None:
     ground.rules(dns=(ground.at.vip, DNS, ground.at.pods[0]))
     with ground.pods.entered():
         listening = socket.create_server((ground.at.pods[0], TARGET), family=ground.at.number)
@@ -197,7 +198,7 @@ def test_tcp_connections_stay(ground: Ground, watched: Watched) -> None:
 
 
 def test_a_restart_ends_no_flow_that_is_right_and_those_of_what_is_gone(
-    ground: Ground, watched: Watched
+    ground: Testbed, watched: Watched
 ) -> None:
     vip, former = ground.at.vip, ground.at.vip.removesuffix("3") + "9"
     ground.rules(dns=(vip, DNS, ground.at.pods[0]), former=(former, DNS, ground.at.pods[0]))
@@ -216,7 +217,7 @@ def test_a_restart_ends_no_flow_that_is_right_and_those_of_what_is_gone(
         answers(client, server)
 
 
-def track(ground: Ground, clients: range, pod: str) -> None:
+def track(ground: Testbed, clients: range, pod: str) -> None:
     """Have the node track a flow of each of these clients to the Service, at that pod; by netlink."""
     network = parse_address(ground.at.client)[:12]
     to, answering = (parse_address(ground.at.vip), DNS), (parse_address(pod), TARGET)
@@ -244,7 +245,7 @@ _CREATE = netlink.NLM_F_REQUEST | netlink.NLM_F_CREATE | netlink.NLM_F_EXCL
 _EACH = 25_000
 
 
-def test_fifty_thousand_flows_are_gone_through_in_bounded_time(ground: Ground, watched: Watched) -> None:
+def test_fifty_thousand_flows_are_gone_through_in_bounded_time(ground: Testbed, watched: Watched) -> None:
     """Half of them are of an endpoint that went. It takes a second or two where nothing else runs."""
     if int(sysctl.read("net/netfilter/nf_conntrack_max")) < 4 * _EACH:
         pytest.skip("the table of this machine's kernel is too small")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ebpfproxy.dataplanes.ebpf.stale_sockets import NOT_RECONNECTED, TRANSLATED
+from ebpfproxy.backends.ebpf.sockets.stale_sockets import NOT_RECONNECTED, TRANSLATED
 from ebpfproxy.lab import Pod
 from tests.kernel.clients import UDP, connected, converse, socket_in
 from tests.kernel.cluster import START_PATIENCE, UDP_TARGET, Cluster, eventually

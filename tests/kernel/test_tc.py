@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from ebpfproxy.errors import NotFound, Rejected, Unsupported
-from ebpfproxy.kernel import links, tc
-from ebpfproxy.kernel.tc import Filter, Side
+from ebpfproxy.linux.bpf import tc
+from ebpfproxy.linux.bpf.tc import Filter, Side
+from ebpfproxy.linux.netlink import links
 from tests.kernel.others import SHOT, add_filter, program
 from tests.kernel.veth_pair import assert_none_arrives, veth_pair
 from tests.support.bpf_place import CONNECT4, SOCK_ADDR, load_program

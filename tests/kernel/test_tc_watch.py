@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ebpfproxy.kernel import rtnetlink_watch, tc_watch
-from ebpfproxy.kernel.rtnetlink_watch import Stop
+from ebpfproxy.linux.bpf import tc_watch
+from ebpfproxy.linux.netlink import rtnetlink_watch
+from ebpfproxy.linux.netlink.rtnetlink_watch import Stop
 from tests.kernel.cluster import eventually
 from tests.support.namespace import Namespace, namespace
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from ebpfproxy.errors import KernelError, NotFound
-from ebpfproxy.kernel import tcx
-from ebpfproxy.kernel.bpf import Link
-from ebpfproxy.kernel.tc import Side
+from ebpfproxy.linux.bpf import tcx
+from ebpfproxy.linux.bpf.bpf import Link
+from ebpfproxy.linux.bpf.tc import Side
 from tests.kernel.others import HEAD, SHOT, TAIL, linked, program
 from tests.kernel.veth_pair import assert_none_arrives, veth_pair
 from tests.support.bpf_place import BpfPlace, bpf_place

@@ -7,10 +7,11 @@ from socket import htons
 
 import pytest
 
-from ebpfproxy.dataplanes.ebpf import abi, view
-from ebpfproxy.dataplanes.ebpf.maps import Maps, MapSizes
-from ebpfproxy.dataplanes.ebpf.pins import Pins
-from ebpfproxy.dataplanes.ebpf.view import View
+from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.backends.ebpf.inspect import tables
+from ebpfproxy.backends.ebpf.inspect.tables import View
+from ebpfproxy.backends.ebpf.maps import Maps, MapSizes
+from ebpfproxy.backends.ebpf.pins import Pins
 from ebpfproxy.errors import NotFound
 from ebpfproxy.model.address import parse_address
 from tests.support.bpf_place import BpfPlace, bpf_place, build_maps
@@ -69,7 +70,7 @@ def test_maps_that_are_replaced_while_they_are_opened(
     fresh = Pins(place.bpffs).hooked_in()
     known = iter([place.bpffs / "v1-old", fresh])
     monkeypatch.setattr(Pins, "hooked_in", lambda pins: next(known))
-    with contextlib.closing(view.View(place.bpffs)) as opened:
+    with contextlib.closing(tables.View(place.bpffs)) as opened:
         assert opened.services() == []
 
 

@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ebpfproxy.lab import Agent, Lab, Node, Place, Pod, manifests, sockets
+from ebpfproxy.lab import Agent, Lab, Netns, Node, Pod, manifests, sockets
 from ebpfproxy.lab.offloads import set_offloads
 from ebpfproxy.model.address import Protocol
 from tests.kernel import clients
@@ -229,7 +229,7 @@ class TwoNodes(Cluster):
                     each.run(["ip", family, "route", "flush", "cache"])
 
     @contextlib.contextmanager
-    def without_offloads(self, *devices: tuple[Place, str]) -> Iterator[None]:
+    def without_offloads(self, *devices: tuple[Netns, str]) -> Iterator[None]:
         """Within the block, these devices leave checksums and segmentation to the stack."""
         for place, device in devices:
             set_offloads(place, device, False)
@@ -250,7 +250,7 @@ class TwoNodes(Cluster):
         seen: str = getattr(self.lab.addresses.gateway(0) if masquerades else client, family)
         return seen
 
-    def every_device(self) -> Iterator[tuple[Place, str]]:
+    def every_device(self) -> Iterator[tuple[Netns, str]]:
         """Both ends of every veth pair."""
         for pod in (pod for node in self.lab.nodes for pod in node.pods.values()):
             yield pod, "eth0"
@@ -297,7 +297,7 @@ def told(answer: str) -> tuple[str, str]:
     return name, client
 
 
-def streamed(place: Place, address: str, port: int, payload: bytes, timeout: float = 10.0) -> bytes:
+def streamed(place: Netns, address: str, port: int, payload: bytes, timeout: float = 10.0) -> bytes:
     """What a server sends back of the payload, over TCP."""
 
     def talk() -> bytes:
@@ -307,7 +307,7 @@ def streamed(place: Place, address: str, port: int, payload: bytes, timeout: flo
     return place.call(talk)
 
 
-def echoed(place: Place, address: str, port: int, payload: bytes) -> bytes:
+def echoed(place: Netns, address: str, port: int, payload: bytes) -> bytes:
     """What a server sends back of one datagram."""
 
     def talk() -> bytes:
@@ -317,7 +317,7 @@ def echoed(place: Place, address: str, port: int, payload: bytes) -> bytes:
     return place.call(talk)
 
 
-def route_mtu(place: Place, address: str) -> int:
+def route_mtu(place: Netns, address: str) -> int:
     """What the place has learned of the way to the address; 0 where it has learned nothing."""
     words = place.run(["ip", "route", "get", address]).stdout.split()
     return int(words[words.index("mtu") + 1]) if "mtu" in words else 0

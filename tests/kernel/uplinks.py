@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ebpfproxy.kernel import sysctl
 from ebpfproxy.lab import Agent, Lab, Pod, sockets
 from ebpfproxy.lab.addresses import Pair
+from ebpfproxy.linux import sysctl
 from ebpfproxy.model.address import Protocol
 from tests.kernel.clients import TCP, UDP, Dial, outcomes
 from tests.kernel.cluster import Cluster

@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from ebpfproxy.dataplanes.ebpf import abi
-from ebpfproxy.dataplanes.ebpf.maps import MapSizes
+from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.backends.ebpf.maps import MapSizes
 from ebpfproxy.errors import NotFound
-from ebpfproxy.kernel import bpf, mounts
-from ebpfproxy.kernel.bpf import Map, Program
-from ebpfproxy.kernel.compiler import build
+from ebpfproxy.linux import mounts
+from ebpfproxy.linux.bpf import bpf
+from ebpfproxy.linux.bpf.bpf import Map, Program
+from ebpfproxy.linux.bpf.compiler import build
 
 MAP_CREATE = 0
 HASH, ARRAY, PERCPU_HASH, PERCPU_ARRAY, LPM_TRIE = 1, 2, 5, 6, 11

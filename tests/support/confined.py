@@ -35,7 +35,7 @@ os.execvp(sys.argv[1], sys.argv[1:])
 
 _WITHOUT_TCX = """
 import runpy, sys
-from ebpfproxy.kernel import tcx
+from ebpfproxy.linux.bpf import tcx
 tcx.is_supported = lambda: False
 sys.argv = sys.argv[3:]
 runpy.run_module("ebpfproxy", run_name="__main__", alter_sys=True)

@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ebpfproxy.kernel import tc, tcx
-from ebpfproxy.kernel.bpf import Program
-from ebpfproxy.kernel.tc import Side
+from ebpfproxy.linux.bpf import tc, tcx
+from ebpfproxy.linux.bpf.bpf import Program
+from ebpfproxy.linux.bpf.tc import Side
 from ebpfproxy.model.address import Protocol
 from tests.kernel.others import Way, program
 from tests.support.conversations import Segment, end, frame

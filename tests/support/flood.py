@@ -4,7 +4,7 @@ import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
-from ebpfproxy.lab import Place
+from ebpfproxy.lab import Netns
 from ebpfproxy.model.address import Protocol
 
 CLIENTS = {"v4": "198.18.0.0", "v6": "2001:2::"}
@@ -33,7 +33,7 @@ class Sender:
         subprocess.run(["cc", *_FLAGS, "-o", self._binary, _SOURCE], check=True)
 
     def start(
-        self, place: Place, protocol: Protocol, address: str, port: int, size: Size
+        self, place: Netns, protocol: Protocol, address: str, port: int, size: Size
     ) -> "subprocess.Popen[bytes]":
         """Begin a flood from the place to an address; `finish` awaits its end."""
         source = CLIENTS["v6" if ":" in address else "v4"]

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from socket import IPPROTO_TCP, htons
 from typing import cast
 
-from ebpfproxy.dataplanes.ebpf import abi
-from ebpfproxy.dataplanes.ebpf.flow_state import UNIT, Flow, unit_now
-from ebpfproxy.dataplanes.ebpf.flow_sweep import FlowMaps
+from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.backends.ebpf.flows.state import UNIT, Flow, unit_now
+from ebpfproxy.backends.ebpf.flows.sweep import FlowMaps
 from ebpfproxy.errors import AlreadyExists
-from ebpfproxy.kernel import bpf
-from ebpfproxy.kernel.bpf import Map
+from ebpfproxy.linux.bpf import bpf
+from ebpfproxy.linux.bpf.bpf import Map
 from ebpfproxy.model.address import Address, parse_address
 
 NS = 1_000_000_000

@@ -7,16 +7,9 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from ebpfproxy.dataplanes.iptables.layout import LAYOUT
-from ebpfproxy.dataplanes.xtables.entries import (
-    Chain,
-    Entry,
-    Key,
-    Place,
-    Rule,
-    SharedChain,
-)
-from ebpfproxy.dataplanes.xtables.layout import Layout
+from ebpfproxy.backends.iptables.layout import LAYOUT
+from ebpfproxy.backends.xtables.entries import Chain, Entry, Key, Rule, RulePosition, SharedChain
+from ebpfproxy.backends.xtables.layout import Layout
 from ebpfproxy.model.address import Address, contains, parse_network
 
 MARK_MASQ = "KUBE-MARK-MASQ"
@@ -55,9 +48,9 @@ def ruleset(entries: Mapping[Key, Entry], layout: Layout = LAYOUT) -> Ruleset:
             chains[key.table, key.name] = list(entry)
     rules = [key for key in entries if isinstance(key, Rule)]
     for rule in sorted(rules, key=lambda rule: _place(entries[rule])):
-        if entries[rule] is not Place.FIRST:
+        if entries[rule] is not RulePosition.FIRST:
             chains.setdefault((rule.table, rule.chain), []).append(rule.text)
-    jumps = [rule for rule in rules if entries[rule] is Place.FIRST]
+    jumps = [rule for rule in rules if entries[rule] is RulePosition.FIRST]
     for jump in sorted(jumps, key=layout.prepend_order):
         chains.setdefault((jump.table, jump.chain), []).insert(0, jump.text)
     return chains
@@ -91,7 +84,7 @@ def fates(rules: Ruleset, packet: Packet) -> set[Fate]:
 
 
 def _place(entry: Entry) -> int:
-    assert isinstance(entry, Place)
+    assert isinstance(entry, RulePosition)
     return entry
 
 

@@ -10,10 +10,12 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from ebpfproxy.dataplanes.iptables.node_rules import node_entries
-from ebpfproxy.dataplanes.iptables.service_rules import service_entries
-from ebpfproxy.dataplanes.iptables.settings import IptablesSettings
-from ebpfproxy.dataplanes.nftables.entries import (
+from ebpfproxy.api.parse import parse_manifest_object
+from ebpfproxy.api.tracker import Tracker
+from ebpfproxy.backends.iptables.node_rules import node_entries
+from ebpfproxy.backends.iptables.service_rules import service_entries
+from ebpfproxy.backends.iptables.settings import IptablesSettings
+from ebpfproxy.backends.nftables.entries import (
     TABLE,
     ChainEntry,
     Element,
@@ -22,16 +24,14 @@ from ebpfproxy.dataplanes.nftables.entries import (
     Key,
     nft_family,
 )
-from ebpfproxy.dataplanes.nftables.rendering import render
-from ebpfproxy.dataplanes.nftables.settings import NftablesSettings
-from ebpfproxy.dataplanes.xtables import entries as iptables_entries
-from ebpfproxy.dataplanes.xtables.entries import FILTER, MANGLE, NAT, Place
+from ebpfproxy.backends.nftables.rendering import render
+from ebpfproxy.backends.nftables.settings import NftablesSettings
+from ebpfproxy.backends.xtables import entries as iptables_entries
+from ebpfproxy.backends.xtables.entries import FILTER, MANGLE, NAT, RulePosition
 from ebpfproxy.lab.manifests import Object
 from ebpfproxy.model.address import Family, parse_network
 from ebpfproxy.plan.exposure import plan_service
 from ebpfproxy.plan.service_plan import DetectLocal, NodePlan, PlanContext, ServicePortPlan
-from ebpfproxy.source.parse import parse_manifest_object
-from ebpfproxy.source.tracker import Tracker
 from tests.golden.situation import CASES, situations
 from tests.support.build import networks
 from tests.support.nft_listing import element_text
@@ -126,14 +126,18 @@ _Rules = dict[tuple[str, str], list[str]]
 
 def _add(rules: _Rules, entries: Mapping[iptables_entries.Key, iptables_entries.Entry]) -> None:
     """Jumps are in reverse, since kube-proxy prepends one after the other."""
-    placed: dict[Place, list[iptables_entries.Rule]] = {place: [] for place in Place}
+    placed: dict[RulePosition, list[iptables_entries.Rule]] = {place: [] for place in RulePosition}
     for key, entry in entries.items():
         if isinstance(key, iptables_entries.Rule):
-            assert isinstance(entry, Place)
+            assert isinstance(entry, RulePosition)
             placed[entry].append(key)
         else:
             rules.setdefault((key.table, key.name), []).extend(entry if isinstance(entry, tuple) else ())
-    for rule in (*placed[Place.FIRST][::-1], *placed[Place.ANYWHERE], *placed[Place.LAST]):
+    for rule in (
+        *placed[RulePosition.FIRST][::-1],
+        *placed[RulePosition.ANYWHERE],
+        *placed[RulePosition.LAST],
+    ):
         rules.setdefault((rule.table, rule.chain), []).append(rule.text)
 
 

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 
+from ebpfproxy.backends.findings import Finding
+from ebpfproxy.backends.mode import Callbacks, Parts
 from ebpfproxy.config import Config
-from ebpfproxy.dataplanes.fake import FakeDataplane, FakeKernel
-from ebpfproxy.dataplanes.findings import Finding
 from ebpfproxy.errors import KernelError
 from ebpfproxy.model.address import Family
-from ebpfproxy.modes.mode import Callbacks, Parts
 from tests.support.build import CONTEXT
+from tests.support.fake_backend import FakeBackend, FakeKernel
 
 
 class FakeMode:
@@ -22,7 +22,7 @@ class FakeMode:
         """What `try_out` finds."""
         self.tried_out = 0
         self.kernel = FakeKernel()
-        self.plane = FakeDataplane(self.kernel)
+        self.plane = FakeBackend(self.kernel)
         self.fails: KernelError | None = None
         """What `prepare` raises."""
         self.lacking: KernelError | None = None
@@ -50,7 +50,7 @@ class FakeMode:
         if self.fails:
             raise self.fails
         self.prepared = config
-        self.plane = FakeDataplane(self.kernel)
+        self.plane = FakeBackend(self.kernel)
         return Parts(self.plane, CONTEXT, owns_namespace=self.owns_namespace, lacking=lambda: self.lacking)
 
     def remove(self, config: Config, dry_run: bool = False) -> list[str]:

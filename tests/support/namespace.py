@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Iterator
 
 from ebpfproxy.errors import NotFound
-from ebpfproxy.kernel import netns
+from ebpfproxy.linux.netns import netns
 
 
 class Namespace:

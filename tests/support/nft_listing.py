@@ -3,16 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from ebpfproxy.dataplanes.nftables.entries import (
-    Chain,
-    ChainEntry,
-    Element,
-    ElementEntry,
-    Entry,
-    Key,
-    Map,
-    Set,
-)
+from ebpfproxy.backends.nftables.entries import Chain, ChainEntry, Element, ElementEntry, Entry, Key, Map, Set
 from ebpfproxy.model.address import Family
 from tests.support.nft_text import PROTOCOLS, canonical_declaration, canonical_hook, canonical_rule
 

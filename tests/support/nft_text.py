@@ -15,7 +15,7 @@ That form is what nft 1.0.6 prints, but for this, which differs between versions
 
 import re
 
-from ebpfproxy.dataplanes.nftables.ranges import Range, merged, network_range, operand
+from ebpfproxy.backends.nftables.port_ranges import Range, merged, network_range, operand
 from ebpfproxy.model.address import parse_address, parse_network
 
 PROTOCOLS = {"6": "tcp", "17": "udp", "132": "sctp"}

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from ebpfproxy.dataplanes.nftables.entries import Chain, ChainEntry, Element, ElementEntry, Entry, Key
+from ebpfproxy.backends.nftables.entries import Chain, ChainEntry, Element, ElementEntry, Entry, Key
 from ebpfproxy.model.address import Address, format_address, format_endpoint, parse_address
 from tests.support.iptables_walk import Fate, Packet
 from tests.support.nft_text import parse_range

@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ebpfproxy.kernel import mounts
-from ebpfproxy.lab import Place
+from ebpfproxy.lab import Netns
+from ebpfproxy.linux import mounts
 
 Object = dict[str, Any]
 
@@ -67,7 +67,7 @@ class Host:
     """What the node gives to the pod. `paths`: what stands for the node's own paths. `secrets`: the folder of
     the service account. `config_maps`: by name, their data. `api_host`, `api_port`: of Service kubernetes."""
 
-    place: Place
+    place: Netns
     name: str
     paths: Mapping[str, Path]
     secrets: Path

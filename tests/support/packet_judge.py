@@ -14,7 +14,7 @@ from tests.support import headers
 from tests.support.headers import Headers, Tuple
 from tests.support.packet_path import REDIRECT, SHOT, UNSPEC
 
-Place = tuple[Address, int]
+Netns = tuple[Address, int]
 Dialed = tuple[Address, int, int]
 
 
@@ -22,7 +22,7 @@ Dialed = tuple[Address, int, int]
 class Offer:
     """What one frontend may do: send to `endpoints`; answer that there are none; drop."""
 
-    endpoints: frozenset[Place]
+    endpoints: frozenset[Netns]
     refuses: bool = False
     drops: bool = False
 

@@ -25,17 +25,18 @@ from typing import Any, NamedTuple
 from scapy.layers.l2 import Ether
 from scapy.packet import Packet
 
-from ebpfproxy.dataplanes.ebpf import abi, features
-from ebpfproxy.dataplanes.ebpf.entries import ServicePortEntry, ServicePortKey, render
-from ebpfproxy.dataplanes.ebpf.flow_state import FlowTimeouts
-from ebpfproxy.dataplanes.ebpf.flow_sweep import FlowMaps, FlowSweep, Swept
-from ebpfproxy.dataplanes.ebpf.hooks import TAIL_CALLS
-from ebpfproxy.dataplanes.ebpf.maps import Maps, MapSizes
-from ebpfproxy.dataplanes.ebpf.service_table import ServiceTable
-from ebpfproxy.kernel import netns, tc
-from ebpfproxy.kernel.bpf import Program
-from ebpfproxy.kernel.compiler import ProgramSpec, build
-from ebpfproxy.kernel.test_runs import TestRuns
+from ebpfproxy.backends.ebpf import abi, features
+from ebpfproxy.backends.ebpf.entries import ServicePortEntry, ServicePortKey, render
+from ebpfproxy.backends.ebpf.flows.state import FlowTimeouts
+from ebpfproxy.backends.ebpf.flows.sweep import FlowMaps, FlowSweep, Swept
+from ebpfproxy.backends.ebpf.hooks import TAIL_CALLS
+from ebpfproxy.backends.ebpf.maps import Maps, MapSizes
+from ebpfproxy.backends.ebpf.services.table import ServiceTable
+from ebpfproxy.linux.bpf import tc
+from ebpfproxy.linux.bpf.bpf import Program
+from ebpfproxy.linux.bpf.compiler import ProgramSpec, build
+from ebpfproxy.linux.bpf.test_run import TestRuns
+from ebpfproxy.linux.netns import netns
 from ebpfproxy.model.address import parse_address, parse_network
 from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.service import Service

@@ -6,10 +6,10 @@ import struct
 import sysconfig
 from collections.abc import Iterator, Mapping
 
-from ebpfproxy.dataplanes.ebpf import abi
-from ebpfproxy.dataplanes.ebpf.hooks import CLASSIFIERS, SCHED_CLS, SOCKET_HOOKS, TAIL_CALLS
-from ebpfproxy.dataplanes.ebpf.maps import MapSizes
-from ebpfproxy.kernel.compiler import ProgramSpec, expand
+from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.backends.ebpf.hooks import CLASSIFIERS, SCHED_CLS, SOCKET_HOOKS, TAIL_CALLS
+from ebpfproxy.backends.ebpf.maps import MapSizes
+from ebpfproxy.linux.bpf.compiler import ProgramSpec, expand
 from tests.support.bpf_place import bpf_place
 
 SPECS = (

@@ -21,7 +21,7 @@ SOURCES = ("pod", "node", "outside")
 Target = tuple[Address, int]
 """Address and port of an endpoint."""
 
-Place = tuple[Address, int, Protocol]
+Netns = tuple[Address, int, Protocol]
 """What a client dials; of a NodePort the unspecified address."""
 
 
@@ -79,9 +79,9 @@ class Reached(NamedTuple):
     ends_flows: bool = False
 
 
-def granted(state: ClusterState, context: PlanContext) -> dict[Place, Claim]:
+def granted(state: ClusterState, context: PlanContext) -> dict[Netns, Claim]:
     """Who has each frontend that anybody asks for."""
-    claims: dict[Place, list[Claim]] = {}
+    claims: dict[Netns, list[Claim]] = {}
     for service, of in itertools.product(state.services.values(), Family):
         slices = tuple(state.slices_of(service.name).values())
         for port in service.ports:

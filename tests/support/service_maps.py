@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from socket import ntohs
 from typing import NamedTuple
 
-from ebpfproxy.dataplanes.ebpf import abi
-from ebpfproxy.dataplanes.ebpf.entries import ServicePortEntry, ServicePortKey
-from ebpfproxy.dataplanes.ebpf.maps import Maps
+from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.backends.ebpf.entries import ServicePortEntry, ServicePortKey
+from ebpfproxy.backends.ebpf.maps import Maps
 from ebpfproxy.model.address import Address, Family, Network, is_unspecified, network
 
 U32 = struct.Struct("=I")
@@ -30,7 +30,7 @@ class Found(NamedTuple):
     kind: int
 
 
-class Place(NamedTuple):
+class EndpointValue(NamedTuple):
     """A value of `endpoints`, unpacked."""
 
     address: Address
@@ -63,7 +63,7 @@ class View:
         self.endpoints = []
         for _, value in sorted(_numbered(maps, "endpoints")):
             address, port, flags, service = abi.ENDPOINT.unpack(value)
-            self.endpoints.append(Place(address, ntohs(port), flags, service))
+            self.endpoints.append(EndpointValue(address, ntohs(port), flags, service))
         self.sources: dict[int, set[Network]] = defaultdict(set)
         for key, value in maps["source_ranges"].items():
             length, service, source = abi.SOURCE_RANGE_KEY.unpack(key)
@@ -80,7 +80,7 @@ class View:
             bits = (bit for bit in range(8) if words[at] >> bit & 1)
             self.ports |= {(bool(of_node_ports), PORT_LINES[line], first + bit) for bit in bits}
 
-    def listed(self) -> dict[int, Place]:
+    def listed(self) -> dict[int, EndpointValue]:
         return {id_: place for id_, place in enumerate(self.endpoints) if place.flags & abi.ENDPOINT_LISTED}
 
     def in_range(self, range_: tuple[int, int]) -> list[int]:

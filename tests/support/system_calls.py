@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ebpfproxy.kernel import bpf
+from ebpfproxy.linux.bpf import bpf
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:

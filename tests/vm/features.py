@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from ebpfproxy.backends.selection import MODES, choose, look
 from ebpfproxy.config import Config
-from ebpfproxy.modes.choice import MODES, choose, look
 
 
 class Features(NamedTuple):

@@ -15,10 +15,10 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from ebpfproxy.dataplanes.ebpf import features
+from ebpfproxy.backends.ebpf import features
 from ebpfproxy.errors import KernelError
-from ebpfproxy.kernel.bpf import PROG_LOAD, Program, bpf
-from ebpfproxy.kernel.compiler import ProgramSpec
+from ebpfproxy.linux.bpf.bpf import PROG_LOAD, Program, bpf
+from ebpfproxy.linux.bpf.compiler import ProgramSpec
 from tests.support.program_code import SPECS, program_code
 
 _STATISTICS = 4  # BPF_LOG_STATS: what the verifier did, and its reason to refuse; not each step (5.2)

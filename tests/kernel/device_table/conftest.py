@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpfproxy.dataplanes.ebpf import abi
-from ebpfproxy.dataplanes.ebpf.dataplane import EbpfDataplane
-from ebpfproxy.dataplanes.ebpf.hooks import CLASSIFIERS, TAIL_CALLS
-from ebpfproxy.dataplanes.ebpf.settings import EbpfSettings
-from ebpfproxy.kernel import tcx
+from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.backends.ebpf.backend import EbpfBackend
+from ebpfproxy.backends.ebpf.hooks import CLASSIFIERS, TAIL_CALLS
+from ebpfproxy.backends.ebpf.settings import EbpfSettings
+from ebpfproxy.linux.bpf import tcx
 from tests.kernel.device_table.plane import NOBODY, SIZES, bring, running
 from tests.support.bpf_place import BpfPlace, bpf_place
 from tests.support.namespace import Namespace, namespace
@@ -65,7 +65,7 @@ def clock() -> list[float]:
 
 
 @pytest.fixture
-def dataplane(settings: EbpfSettings, node: Namespace, clock: list[float]) -> Iterator[EbpfDataplane]:
+def dataplane(settings: EbpfSettings, node: Namespace, clock: list[float]) -> Iterator[EbpfBackend]:
     """Open, with nothing on any device, whatever the test before has left in the maps."""
     with running(settings, clock=lambda: clock[0]) as opened:
         assert not bring(opened, NOBODY)

@@ -10,15 +10,15 @@ from types import ModuleType
 
 import pytest
 
-from ebpfproxy.dataplanes.delta import diff
-from ebpfproxy.dataplanes.ebpf.dataplane import EbpfDataplane
-from ebpfproxy.dataplanes.ebpf.entries import Entry, Key
-from ebpfproxy.dataplanes.ebpf.maps import MapSizes
-from ebpfproxy.dataplanes.ebpf.settings import EbpfSettings
+from ebpfproxy.backends.delta import diff
+from ebpfproxy.backends.ebpf.backend import EbpfBackend
+from ebpfproxy.backends.ebpf.entries import Entry, Key
+from ebpfproxy.backends.ebpf.maps import MapSizes
+from ebpfproxy.backends.ebpf.settings import EbpfSettings
 from ebpfproxy.errors import KernelError, Rejected
-from ebpfproxy.kernel import tc, tcx
-from ebpfproxy.kernel.bpf import Program
-from ebpfproxy.kernel.tc import Side
+from ebpfproxy.linux.bpf import tc, tcx
+from ebpfproxy.linux.bpf.bpf import Program
+from ebpfproxy.linux.bpf.tc import Side
 from ebpfproxy.model.address import parse_address
 from ebpfproxy.plan.service_plan import DevicePlan, DeviceRole, NodePlan
 from tests.kernel import attached
@@ -38,8 +38,8 @@ def running(
     pods_bypass: Callable[[frozenset[int]], object] = lambda seen: None,
     clock: Callable[[], float] = time.monotonic,
     filters_changed: Callable[[], object] = lambda: None,
-) -> Iterator[EbpfDataplane]:
-    dataplane = EbpfDataplane(settings, clock=clock, pods_bypass=pods_bypass, filters_changed=filters_changed)
+) -> Iterator[EbpfBackend]:
+    dataplane = EbpfBackend(settings, clock=clock, pods_bypass=pods_bypass, filters_changed=filters_changed)
     dataplane.open()
     try:
         yield dataplane
@@ -55,12 +55,12 @@ def plan(*names: str) -> NodePlan:
     return NodePlan(devices=tuple(device(name) for name in names))
 
 
-def bring(dataplane: EbpfDataplane, node: NodePlan) -> Mapping[Key, KernelError]:
+def bring(dataplane: EbpfBackend, node: NodePlan) -> Mapping[Key, KernelError]:
     """As a proxier does at a verification; what was refused."""
     return dataplane.apply(diff(dataplane.read(), dataplane.render((), node)))
 
 
-def in_step(dataplane: EbpfDataplane, node: NodePlan) -> bool:
+def in_step(dataplane: EbpfBackend, node: NodePlan) -> bool:
     desired: dict[Key, Entry] = dataplane.render((), node)
     return dataplane.read() == desired
 

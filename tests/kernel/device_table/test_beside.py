@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from ebpfproxy.dataplanes.ebpf import removal
-from ebpfproxy.dataplanes.ebpf.settings import EbpfSettings
+from ebpfproxy.backends.ebpf import cleanup
+from ebpfproxy.backends.ebpf.settings import EbpfSettings
 from ebpfproxy.errors import Rejected
-from ebpfproxy.kernel import links, tc
-from ebpfproxy.kernel.lock import NamespaceLock
+from ebpfproxy.linux.bpf import tc
+from ebpfproxy.linux.locks import NamespaceLock
+from ebpfproxy.linux.netlink import links
 from ebpfproxy.plan.service_plan import SocketLb
 from tests.kernel.device_table.plane import CLSACT_ONLY, NOBODY, bring, in_step, plan, programs, running
 from tests.support.bpf_place import bpf_place
@@ -96,7 +97,7 @@ def test_cleanup_takes_everything_off_the_devices_and_says_so(
     with running(dataclasses.replace(settings, socket_lb=SocketLb.OFF)) as dataplane:
         node.tc("qdisc add dev pod clsact")
         bring(dataplane, plan("net", "pod"))
-    removed = removal.remove(settings.bpffs_root, settings.cgroup_root)
+    removed = cleanup.remove(settings.bpffs_root, settings.cgroup_root)
     what = "link" if way == "tcx" else "filter"
     expected = [f"{what} at {side} of {name}" for name in ("net", "pod") for side in ("ingress", "egress")]
     expected += ["clsact of net"] if way == "clsact" else []
@@ -106,7 +107,7 @@ def test_cleanup_takes_everything_off_the_devices_and_says_so(
     assert not tc.has_clsact(socket.if_nametoindex("net"))
     assert tc.has_clsact(socket.if_nametoindex("pod"))
     assert programs("pod") == (None, None)
-    assert removal.remove(settings.bpffs_root, settings.cgroup_root) == []
+    assert cleanup.remove(settings.bpffs_root, settings.cgroup_root) == []
 
 
 @CLSACT_ONLY
@@ -115,6 +116,6 @@ def test_cleanup_removes_filters_also_where_the_bpffs_is_gone(
 ) -> None:
     with running(settings) as dataplane:
         bring(dataplane, plan("net"))
-    removed = removal.remove(tmp_path, None)
+    removed = cleanup.remove(tmp_path, None)
     assert removed == ["filter at ingress of net", "filter at egress of net"]
     assert programs("net") == (None, None)

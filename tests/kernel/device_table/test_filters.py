@@ -6,16 +6,16 @@ from collections.abc import Callable
 
 import pytest
 
-from ebpfproxy.dataplanes.ebpf import abi
-from ebpfproxy.dataplanes.ebpf.attachments import TcFilters, TcxLinks
-from ebpfproxy.dataplanes.ebpf.dataplane import EbpfDataplane
-from ebpfproxy.dataplanes.ebpf.devices import DeviceTable
-from ebpfproxy.dataplanes.ebpf.entries import DeviceEntry, DeviceKey
-from ebpfproxy.dataplanes.ebpf.settings import EbpfSettings
+from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.backends.ebpf.attachments import TcFilters, TcxLinks
+from ebpfproxy.backends.ebpf.backend import EbpfBackend
+from ebpfproxy.backends.ebpf.devices.filters import DeviceTable
+from ebpfproxy.backends.ebpf.entries import DeviceEntry, DeviceKey
+from ebpfproxy.backends.ebpf.settings import EbpfSettings
 from ebpfproxy.errors import TableFull, Unsupported
-from ebpfproxy.kernel import tc, tcx
-from ebpfproxy.kernel.bpf import Map
-from ebpfproxy.kernel.tc import Side
+from ebpfproxy.linux.bpf import tc, tcx
+from ebpfproxy.linux.bpf.bpf import Map
+from ebpfproxy.linux.bpf.tc import Side
 from ebpfproxy.model.address import Family, unspecified
 from ebpfproxy.plan.service_plan import DeviceRole, NodePlan
 from tests.kernel.device_table.plane import (
@@ -49,7 +49,7 @@ pytestmark = pytest.mark.kernel
     ],
 )
 def test_each_kind_of_device_has_programs_of_its_own(
-    dataplane: EbpfDataplane, place: BpfPlace, role: DeviceRole, layer3: bool, expected: tuple[str, str]
+    dataplane: EbpfBackend, place: BpfPlace, role: DeviceRole, layer3: bool, expected: tuple[str, str]
 ) -> None:
     assert not bring(dataplane, NodePlan(devices=(device("net", role, layer3),)))
     assert programs("net") == pinned(place.bpffs, *expected)
@@ -57,7 +57,7 @@ def test_each_kind_of_device_has_programs_of_its_own(
 
 
 def test_a_look_reads_only_the_devices_that_have_programs(
-    dataplane: EbpfDataplane, monkeypatch: pytest.MonkeyPatch
+    dataplane: EbpfBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: set[int] = set()
 
@@ -78,14 +78,14 @@ def test_a_look_reads_only_the_devices_that_have_programs(
     assert dataplane.generation() == before
 
 
-def test_loopback_has_a_program_at_egress_alone(dataplane: EbpfDataplane, place: BpfPlace) -> None:
+def test_loopback_has_a_program_at_egress_alone(dataplane: EbpfBackend, place: BpfPlace) -> None:
     assert not bring(dataplane, plan("lo"))
     assert not bring(dataplane, NodePlan(devices=(device("lo", DeviceRole.LOOPBACK),)))
     assert programs("lo") == (None, *pinned(place.bpffs, "to_any"))
 
 
 def test_a_filter_that_somebody_removed_is_back_after_the_next_verification(
-    dataplane: EbpfDataplane, place: BpfPlace
+    dataplane: EbpfBackend, place: BpfPlace
 ) -> None:
     bring(dataplane, plan("net", "pod"))
     before = programs("net")
@@ -98,7 +98,7 @@ def test_a_filter_that_somebody_removed_is_back_after_the_next_verification(
 
 @pytest.mark.parametrize("wanted", [True, False])
 def test_the_program_of_another_code_is_replaced_or_removed(
-    dataplane: EbpfDataplane, place: BpfPlace, wanted: bool
+    dataplane: EbpfBackend, place: BpfPlace, wanted: bool
 ) -> None:
     node = plan("net") if wanted else NOBODY
     bring(dataplane, node)
@@ -115,7 +115,7 @@ def test_the_program_of_another_code_is_replaced_or_removed(
         former.close()
 
 
-def test_what_the_map_lost_is_written_again(dataplane: EbpfDataplane, place: BpfPlace) -> None:
+def test_what_the_map_lost_is_written_again(dataplane: EbpfBackend, place: BpfPlace) -> None:
     bring(dataplane, plan("net"))
     with contextlib.closing(devices_map(place)) as devices:
         devices.delete(socket.if_nametoindex("net").to_bytes(4, "little"))
@@ -131,7 +131,7 @@ def devices_map(place: BpfPlace) -> Map:
 # Others on the same device
 
 
-def test_filters_of_others_and_their_clsact_are_left_alone(dataplane: EbpfDataplane, node: Namespace) -> None:
+def test_filters_of_others_and_their_clsact_are_left_alone(dataplane: EbpfBackend, node: Namespace) -> None:
     node.tc("qdisc add dev net clsact", f"filter add dev net ingress prio 7 protocol all {U32}")
     ifindex = socket.if_nametoindex("net")
     theirs = tc.filters(ifindex, Side.INGRESS)
@@ -144,7 +144,7 @@ def test_filters_of_others_and_their_clsact_are_left_alone(dataplane: EbpfDatapl
 
 @CLSACT_ONLY
 def test_our_clsact_goes_with_our_filters_unless_somebody_else_uses_it(
-    dataplane: EbpfDataplane, node: Namespace
+    dataplane: EbpfBackend, node: Namespace
 ) -> None:
     bring(dataplane, plan("net", "pod"))
     node.tc(f"filter add dev pod egress prio 7 protocol all {U32}")
@@ -157,7 +157,7 @@ def test_our_clsact_goes_with_our_filters_unless_somebody_else_uses_it(
 
 @CLSACT_ONLY
 def test_a_device_where_somebody_is_in_the_way_is_refused_and_all_others_are_served(
-    dataplane: EbpfDataplane, node: Namespace
+    dataplane: EbpfBackend, node: Namespace
 ) -> None:
     node.tc("qdisc add dev pod ingress")
     refused = bring(dataplane, plan("net", "pod"))
@@ -168,7 +168,7 @@ def test_a_device_where_somebody_is_in_the_way_is_refused_and_all_others_are_ser
 
 @TCX_ONLY
 def test_links_need_no_clsact_and_work_beside_an_ingress_qdisc(
-    dataplane: EbpfDataplane, node: Namespace
+    dataplane: EbpfBackend, node: Namespace
 ) -> None:
     node.tc("qdisc add dev pod ingress")
     assert not bring(dataplane, plan("net", "pod"))

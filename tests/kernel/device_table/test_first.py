@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpfproxy.dataplanes.ebpf.dataplane import EbpfDataplane
-from ebpfproxy.kernel import tcx
-from ebpfproxy.kernel.bpf import Program
-from ebpfproxy.kernel.tc import Side
+from ebpfproxy.backends.ebpf.backend import EbpfBackend
+from ebpfproxy.linux.bpf import tcx
+from ebpfproxy.linux.bpf.bpf import Program
+from ebpfproxy.linux.bpf.tc import Side
 from ebpfproxy.model.device_side import DeviceSide
 from tests.kernel import others
 from tests.kernel.device_table.plane import (
@@ -48,7 +48,7 @@ def order(side: Side, name: str = "net") -> list[int]:
 
 @BOTH
 def test_ours_is_first_where_others_were_there_before(
-    dataplane: EbpfDataplane, theirs: Program, side: Side
+    dataplane: EbpfBackend, theirs: Program, side: Side
 ) -> None:
     with placed(theirs, side):
         assert not bring(dataplane, plan("net"))
@@ -60,7 +60,7 @@ def test_ours_is_first_where_others_were_there_before(
 
 @BOTH
 def test_who_comes_to_be_first_is_passed_at_the_next_look(
-    dataplane: EbpfDataplane, theirs: Program, side: Side
+    dataplane: EbpfBackend, theirs: Program, side: Side
 ) -> None:
     bring(dataplane, plan("net"))
     ours = programs("net")[list(Side).index(side)]
@@ -81,7 +81,7 @@ def test_who_comes_to_be_first_is_passed_at_the_next_look(
 
 
 def test_who_gets_to_be_first_again_and_again_is_reported_and_passed_less_and_less_often(
-    dataplane: EbpfDataplane, clock: list[float], theirs: Program
+    dataplane: EbpfBackend, clock: list[float], theirs: Program
 ) -> None:
     bring(dataplane, plan("net"))
     ours = programs("net")[0]
@@ -109,7 +109,7 @@ def test_who_gets_to_be_first_again_and_again_is_reported_and_passed_less_and_le
 @CLSACT_ONLY
 @pytest.mark.parametrize("protocol", ["all", "ip"])
 def test_a_filter_that_has_priority_1_for_itself_is_reported_and_not_contested(
-    dataplane: EbpfDataplane, node: Namespace, protocol: str
+    dataplane: EbpfBackend, node: Namespace, protocol: str
 ) -> None:
     node.tc("qdisc add dev net clsact", f"filter add dev net egress prio 1 protocol {protocol} {U32}")
     assert not bring(dataplane, plan("net"))
@@ -133,7 +133,7 @@ KINDS = {
 @pytest.mark.parametrize("comes", ["before", "after"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_beside_network_plugins_ours_is_first_on_every_kind_of_device(
-    dataplane: EbpfDataplane, node: Namespace, side: Side, plugin: Plugin, comes: str, kind: str
+    dataplane: EbpfBackend, node: Namespace, side: Side, plugin: Plugin, comes: str, kind: str
 ) -> None:
     node.ip(KINDS[kind])
     ifindex = socket.if_nametoindex("made")

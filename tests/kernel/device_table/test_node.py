@@ -6,13 +6,16 @@ import socket
 
 import pytest
 
-from ebpfproxy.dataplanes.ebpf import abi, flow_collector, removal
-from ebpfproxy.dataplanes.ebpf.dataplane import EbpfDataplane
-from ebpfproxy.dataplanes.ebpf.hooks import SOCKET_HOOKS
-from ebpfproxy.dataplanes.ebpf.settings import EbpfSettings
+from ebpfproxy.backends.ebpf import abi, cleanup
+from ebpfproxy.backends.ebpf.backend import EbpfBackend
+from ebpfproxy.backends.ebpf.flows import collector
+from ebpfproxy.backends.ebpf.hooks import SOCKET_HOOKS
+from ebpfproxy.backends.ebpf.settings import EbpfSettings
 from ebpfproxy.errors import NotFound, Rejected, Unsupported
-from ebpfproxy.kernel import cgroup, conntrack, inlet, sysctl
-from ebpfproxy.kernel.bpf import Map
+from ebpfproxy.linux import sysctl
+from ebpfproxy.linux.bpf import cgroup
+from ebpfproxy.linux.bpf.bpf import Map
+from ebpfproxy.linux.netlink import conntrack, reinjection
 from ebpfproxy.model.address import Protocol, parse_address
 from ebpfproxy.plan.service_plan import SocketLb
 from tests.kernel.cluster import eventually
@@ -34,11 +37,11 @@ pytestmark = pytest.mark.kernel
 def node_entry(place: BpfPlace) -> tuple[int, int]:
     """Flags and inlet."""
     with contextlib.closing(Map.pinned(place.bpffs / "current" / "maps" / "node")) as opened:
-        _, flags, inlet, *_ = abi.NODE.unpack(opened.lookup(bytes(4)) or b"")
-    return flags, inlet
+        _, flags, reinjection, *_ = abi.NODE.unpack(opened.lookup(bytes(4)) or b"")
+    return flags, reinjection
 
 
-def test_the_entry_of_the_node_is_repaired_when_it_is_read(dataplane: EbpfDataplane, place: BpfPlace) -> None:
+def test_the_entry_of_the_node_is_repaired_when_it_is_read(dataplane: EbpfBackend, place: BpfPlace) -> None:
     with contextlib.closing(Map.pinned(place.bpffs / "current" / "maps" / "node")) as opened:
         before = opened.lookup(bytes(4))
         opened.update(bytes(4), bytes(abi.NODE.size))
@@ -56,7 +59,7 @@ def icmp_limits(place: BpfPlace) -> tuple[int, int]:
 
 
 def test_icmp_errors_are_limited_as_the_kernel_limits_its_own(
-    dataplane: EbpfDataplane, place: BpfPlace, monkeypatch: pytest.MonkeyPatch
+    dataplane: EbpfBackend, place: BpfPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sysctl that is absent, or no number, stands for the kernel's default."""
     known = {"net/ipv4/icmp_msgs_per_sec": "7", "net/ipv4/icmp_msgs_burst": "3"}
@@ -94,8 +97,8 @@ def test_the_programs_look_for_netfilters_flows_while_there_are_some_also_after_
         assert node_entry(place)[0] == pods | abi.NODE_NETFILTER_FLOWS
     with running(settings):
         assert node_entry(place)[0] == pods | abi.NODE_NETFILTER_FLOWS
-    monkeypatch.setattr(flow_collector, "_POLL", 0.01)
-    monkeypatch.setattr(flow_collector, "_SHORTEST", 0.01)
+    monkeypatch.setattr(collector, "_POLL", 0.01)
+    monkeypatch.setattr(collector, "_SHORTEST", 0.01)
     with running(settings) as third:
         eventually(lambda: node_entry(place)[0] == pods, "the last of them is forgotten")
         third.read()
@@ -125,8 +128,8 @@ def test_without_the_socket_path_there_is_an_inlet_and_no_hook(
         assert list((place.bpffs / "links").iterdir()), "until what takes their place is there"
         assert not bring(second, NOBODY)
         assert not list((place.bpffs / "links").iterdir())
-        inlet = socket.if_nametoindex("ebpfproxy0")
-        assert node_entry(place) == (0, inlet)
+        reinjection = socket.if_nametoindex("ebpfproxy0")
+        assert node_entry(place) == (0, reinjection)
         node.ip("link del ebpfproxy0")
         second.read()
         assert node_entry(place) == (0, socket.if_nametoindex("ebpfproxy0"))
@@ -147,13 +150,13 @@ def test_an_inlet_that_cannot_be_had_again_stops_no_sync_but_a_start(
         before = node_entry(place)
         with contextlib.closing(Map.pinned(next(place.bpffs.glob("programs-*/maps")) / "node")) as opened:
             opened.update(bytes(4), bytes(abi.NODE.size))
-        monkeypatch.setattr(inlet, "ensure_inlet", refuse)
+        monkeypatch.setattr(reinjection, "ensure_inlet", refuse)
         assert not bring(first, plan("net"))
         assert None not in programs("net")
         assert node_entry(place) == before, "the rest is repaired"
         bring(first, NOBODY)
     with pytest.raises(Rejected, match="for once"):
-        EbpfDataplane(off).open()
+        EbpfBackend(off).open()
 
 
 def test_hooks_of_former_programs_go_where_none_are_wanted(settings: EbpfSettings, node: Namespace) -> None:
@@ -172,7 +175,7 @@ def test_hooks_go_also_where_the_kernel_has_no_links(
         raise Unsupported("no links")
 
     monkeypatch.setattr(cgroup, "attach_link", refuse)
-    removal.remove(settings.bpffs_root, settings.cgroup_root)  # the links of the tests before
+    cleanup.remove(settings.bpffs_root, settings.cgroup_root)  # the links of the tests before
     with running(settings) as first:
         assert not bring(first, NOBODY)
         assert all(attached(settings))

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpfproxy.dataplanes.ebpf.dataplane import EbpfDataplane
-from ebpfproxy.dataplanes.ebpf.filter_watch import UNWATCHED, FilterWatch
-from ebpfproxy.dataplanes.ebpf.settings import EbpfSettings
+from ebpfproxy.backends.ebpf.backend import EbpfBackend
+from ebpfproxy.backends.ebpf.devices.filter_watch import UNWATCHED, FilterWatch
+from ebpfproxy.backends.ebpf.settings import EbpfSettings
 from ebpfproxy.errors import Rejected
-from ebpfproxy.kernel import rtnetlink_watch, tc_watch
-from ebpfproxy.kernel.tc import Side
+from ebpfproxy.linux.bpf import tc_watch
+from ebpfproxy.linux.bpf.tc import Side
+from ebpfproxy.linux.netlink import rtnetlink_watch
 from tests.kernel.cluster import eventually
 from tests.kernel.device_table.plane import (
     CLSACT_ONLY,
@@ -39,9 +40,7 @@ def reported() -> threading.Semaphore:
 
 
 @pytest.fixture
-def watching(
-    settings: EbpfSettings, node: Namespace, reported: threading.Semaphore
-) -> Iterator[EbpfDataplane]:
+def watching(settings: EbpfSettings, node: Namespace, reported: threading.Semaphore) -> Iterator[EbpfBackend]:
     """With programs on net."""
     with running(settings, filters_changed=reported.release) as opened:
         assert not bring(opened, NOBODY)
@@ -80,7 +79,7 @@ def threads() -> int:
 @CLSACT_ONLY
 @SIDES
 def test_a_filter_that_is_placed_first_is_reported_and_passed(
-    watching: EbpfDataplane, reported: threading.Semaphore, side: Side
+    watching: EbpfBackend, reported: threading.Semaphore, side: Side
 ) -> None:
     settle(reported)
     before, index = watching.generation(), socket.if_nametoindex("net")
@@ -94,7 +93,7 @@ def test_a_filter_that_is_placed_first_is_reported_and_passed(
 
 @CLSACT_ONLY
 def test_a_clsact_that_is_removed_is_reported_and_restored(
-    watching: EbpfDataplane, reported: threading.Semaphore, node: Namespace
+    watching: EbpfBackend, reported: threading.Semaphore, node: Namespace
 ) -> None:
     settle(reported)
     before = watching.generation()
@@ -106,7 +105,7 @@ def test_a_clsact_that_is_removed_is_reported_and_restored(
 
 
 @CLSACT_ONLY
-def test_looks_and_readings_are_not_notified_themselves(watching: EbpfDataplane) -> None:
+def test_looks_and_readings_are_not_notified_themselves(watching: EbpfBackend) -> None:
     """The kernel sends a notification within the call that makes the change."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as notified:
         notified.bind((0, tc_watch.GROUPS))
@@ -122,7 +121,7 @@ def test_looks_and_readings_are_not_notified_themselves(watching: EbpfDataplane)
 
 @CLSACT_ONLY
 def test_devices_are_watched_from_when_they_have_programs(
-    watching: EbpfDataplane, reported: threading.Semaphore
+    watching: EbpfBackend, reported: threading.Semaphore
 ) -> None:
     with program(PASS) as theirs:
         add_filter(socket.if_nametoindex("pod"), Side.INGRESS, theirs)
@@ -189,6 +188,6 @@ def test_a_closed_watch_leaves_no_descriptor(node: Namespace) -> None:
 
 
 @TCX_ONLY
-def test_links_are_not_watched(dataplane: EbpfDataplane) -> None:
+def test_links_are_not_watched(dataplane: EbpfBackend) -> None:
     assert threads() == 0
     assert not dataplane.is_notified()

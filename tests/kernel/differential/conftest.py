@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpfproxy.modes.choice import MODES
+from ebpfproxy.backends.selection import MODES
 from tests.kernel.differential.places import REMEMBERED
 from tests.kernel.differential.subject import Subject
 from tests.kernel.ipvs_here import lacks_ipvs, skip_without_ipvs

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from ebpfproxy.lab import Place, sockets
+from ebpfproxy.lab import Netns, sockets
 from ebpfproxy.model.address import Protocol
 from tests.kernel.clients import KINDS, REFUSED, SILENT, TCP, UDP, family_of
 from tests.kernel.differential import places
@@ -50,7 +50,7 @@ _STALE = 75.0  # until a thread of the dataplane has ended a stale flow, which i
 
 
 def serve(
-    place: Place, name: str, addresses: Sequence[str], ports: Mapping[Protocol, Sequence[int]], processor: int
+    place: Netns, name: str, addresses: Sequence[str], ports: Mapping[Protocol, Sequence[int]], processor: int
 ) -> None:
     """Answer on each of these: whoever connects, and every datagram, is told "name:port client"."""
 
@@ -114,7 +114,7 @@ class Kept(NamedTuple):
 class Dialer:
     """A client process in a place. Its methods begin something; `result` awaits it."""
 
-    def __init__(self, place: Place, fence: Iterable[tuple[str, int]], processor: int) -> None:
+    def __init__(self, place: Netns, fence: Iterable[tuple[str, int]], processor: int) -> None:
         """`fence`: each address and UDP port of the servers."""
         self._place = place
         self._pipe, theirs = multiprocessing.Pipe()

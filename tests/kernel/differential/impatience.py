@@ -6,8 +6,8 @@ not look at it then (tcp_v4_err, LINUX_MIB_LOCKDROPPEDICMPS), and sends the next
 
 from pathlib import Path
 
-from ebpfproxy.kernel import cgroup
-from ebpfproxy.kernel.bpf import Program
+from ebpfproxy.linux.bpf import cgroup
+from ebpfproxy.linux.bpf.bpf import Program
 
 _SOCK_OPS, _CGROUP_SOCK_OPS = 13, 3  # BPF_PROG_TYPE_, BPF_
 _JIFFIES = 10

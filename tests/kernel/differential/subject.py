@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, TypeVar
 
+from ebpfproxy.agent.active_mode import ActiveMode
+from ebpfproxy.agent.reconciler import SyncResult
+from ebpfproxy.backends.mode import Callbacks, Mode
 from ebpfproxy.config import Config
-from ebpfproxy.kernel import links, local_addresses, netns
-from ebpfproxy.lab import Lab, Place, Pod, PodNetwork
-from ebpfproxy.modes.mode import Callbacks, Mode
-from ebpfproxy.proxier import SyncResult
-from ebpfproxy.serving import Serving
+from ebpfproxy.lab import Lab, Netns, Pod, PodNetwork
+from ebpfproxy.linux.netlink import links, local_addresses
+from ebpfproxy.linux.netns import netns
 from tests.kernel.cluster import SERVICE_NETWORKS
 from tests.kernel.differential.dialers import Dialer, serve
 from tests.kernel.differential.history import Change
@@ -132,7 +133,7 @@ class Subject:
             }
         )
         callbacks = Callbacks(lambda *_: None, self._bypassing.update)
-        self._serving = Serving(self._mode, config, callbacks)
+        self._serving = ActiveMode(self._mode, config, callbacks)
         self._serving.open()
         self._networks, self._devices = local_addresses.read(), links.read()
 
@@ -151,7 +152,7 @@ class Subject:
         assert not done.refused, done
 
 
-def _enter(place: Place) -> None:
+def _enter(place: Netns) -> None:
     namespace = os.open(place.netns, os.O_RDONLY | os.O_CLOEXEC)
     netns.enter(namespace)
     os.close(namespace)

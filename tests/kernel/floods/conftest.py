@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from ebpfproxy.lab import Lab
-from tests.kernel.floods.ground import FLOWS_MAX, LAB_NUMBER, MODES, SHORT, Target
+from tests.kernel.floods.testbed import FLOWS_MAX, LAB_NUMBER, MODES, SHORT, Target
 from tests.kernel.ipvs_here import skip_without_ipvs
 from tests.support.flood import Sender, Size
 

@@ -7,7 +7,7 @@ import struct
 from typing import NamedTuple, Self
 
 from ebpfproxy.lab import Pod, sockets
-from ebpfproxy.lab.place import Call
+from ebpfproxy.lab.netns import Call
 from ebpfproxy.model.address import Protocol
 
 CLOSE, RESET = b"close", b"reset"

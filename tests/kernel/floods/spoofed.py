@@ -8,7 +8,7 @@ from scapy.layers.inet import IP, TCP
 from scapy.layers.inet6 import IPv6
 from scapy.packet import Packet
 
-from ebpfproxy.lab import Place
+from ebpfproxy.lab import Netns
 
 End = tuple[str, int]
 """An address and a port."""
@@ -23,7 +23,7 @@ def segment(source: End, to: End, flags: str) -> Packet:
     return header(src=source[0], dst=to[0]) / TCP(sport=source[1], dport=to[1], flags=flags, seq=seq, ack=ack)
 
 
-def send(place: Place, packets: Iterable[Packet]) -> None:
+def send(place: Netns, packets: Iterable[Packet]) -> None:
     """From the place, in order. A veth pair delivers a packet before the next one is sent."""
     frames = [(":" in packet.dst, packet.dst, bytes(packet)) for packet in packets]
 

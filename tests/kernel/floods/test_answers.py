@@ -13,12 +13,12 @@ from scapy.layers.l2 import Ether
 from scapy.packet import Packet, Raw
 
 from ebpfproxy.errors import NotFound
-from ebpfproxy.kernel import sysctl
 from ebpfproxy.lab import Pod
+from ebpfproxy.linux import sysctl
 from tests.kernel.clients import SILENT, UDP, ping
 from tests.kernel.cluster import Exposed, elsewhere, eventually
 from tests.kernel.differences import DIFFERENCES
-from tests.kernel.floods.ground import Target, both_families, in_modes
+from tests.kernel.floods.testbed import Target, both_families, in_modes
 from tests.support.flood import Sender, Size
 
 pytestmark = pytest.mark.kernel

@@ -8,7 +8,7 @@ import pytest
 
 from ebpfproxy.model.address import Protocol
 from tests.kernel.clients import SILENT, TCP, UDP, connected, converse, outcome
-from tests.kernel.floods.ground import SHORT, Target, both_families, in_modes
+from tests.kernel.floods.testbed import SHORT, Target, both_families, in_modes
 from tests.support.flood import Sender, Size
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(300)]

@@ -15,8 +15,8 @@ from tests.kernel.clients import FAMILIES, TCP, connected, converse, new_ports, 
 from tests.kernel.cluster import TCP_TARGET, eventually
 from tests.kernel.floods import endpoints, spoofed
 from tests.kernel.floods.endpoints import Answer
-from tests.kernel.floods.ground import Target, both_families, in_modes
 from tests.kernel.floods.spoofed import End
+from tests.kernel.floods.testbed import Target, both_families, in_modes
 
 pytestmark = pytest.mark.kernel
 

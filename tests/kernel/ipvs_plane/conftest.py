@@ -5,10 +5,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpfproxy.dataplanes.ipvs.dataplane import IpvsDataplane
+from ebpfproxy.backends.ipvs.backend import IpvsBackend
 from ebpfproxy.errors import Unsupported
-from ebpfproxy.kernel import ipvs, netns
-from tests.kernel.ipvs_plane.ground import NODE_ADDRESS, ONE, TWO, bring, run
+from ebpfproxy.linux.ipvs import ipvs
+from ebpfproxy.linux.netns import netns
+from tests.kernel.ipvs_plane.testbed import NODE_ADDRESS, ONE, TWO, bring, run
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def _node() -> Iterator[None]:
 
 
 @pytest.fixture
-def plane(_node: None) -> Iterator[IpvsDataplane]:
+def plane(_node: None) -> Iterator[IpvsBackend]:
     with run() as made:
         bring(made)
         yield made

@@ -9,17 +9,19 @@ from typing import NoReturn
 
 import pytest
 
-from ebpfproxy.dataplanes.ipvs import removal
-from ebpfproxy.dataplanes.ipvs.dataplane import IpvsDataplane
+from ebpfproxy.backends.ipvs import cleanup
+from ebpfproxy.backends.ipvs.backend import IpvsBackend
 from ebpfproxy.errors import Rejected, Unsupported
-from ebpfproxy.kernel import conntrack, dummy, ipset, ipvs
-from ebpfproxy.kernel.dummy import KUBE_IPVS0
-from ebpfproxy.kernel.ipvs import Operation, Refusal
+from ebpfproxy.linux.ipset import ipset
+from ebpfproxy.linux.ipvs import ipvs
+from ebpfproxy.linux.ipvs.ipvs import Operation, Refusal
+from ebpfproxy.linux.netlink import conntrack, dummy
+from ebpfproxy.linux.netlink.dummy import KUBE_IPVS0
 from ebpfproxy.model.address import Address, Protocol, parse_address
 from ebpfproxy.model.service import ServicePortName
 from ebpfproxy.plan.service_plan import Frontend, FrontendKind, FrontendPlan, Otherwise, Scope, Treatment
 from tests.kernel.cluster import eventually
-from tests.kernel.ipvs_plane.ground import (
+from tests.kernel.ipvs_plane.testbed import (
     LASTING,
     NODE_ADDRESS,
     ONE,
@@ -42,27 +44,27 @@ def have_another_mode_serve(protocol: Protocol = Protocol.TCP, order: str = "-A"
 
 
 def test_where_another_mode_serves_only_what_open_connections_need_stays_until_they_end(
-    plane: IpvsDataplane,
+    plane: IpvsBackend,
 ) -> None:
     bring(plane, plan(ONE, node_port=30080), plan(ONE, protocol=Protocol.UDP))
     with connected() as ends:
-        removed, left = removal.retire((), lambda of: False)
+        removed, left = cleanup.retire((), lambda of: False)
         assert removed
         assert left
         assert list(ipvs.read()) == [key()]
         converse(*ends)
-        assert removal.retire((), lambda of: False) == ([], True)
-    eventually(lambda: not removal.retire((), lambda of: False)[1], "nothing is left", LASTING)
+        assert cleanup.retire((), lambda of: False) == ([], True)
+    eventually(lambda: not cleanup.retire((), lambda of: False)[1], "nothing is left", LASTING)
     assert (ipvs.read(), dummy.exists(KUBE_IPVS0), ipset.sets()) == ({}, False, {})
 
 
 def test_what_the_node_dials_anew_while_connections_last_comes_from_an_address_that_answers_reach(
-    plane: IpvsDataplane,
+    plane: IpvsBackend,
 ) -> None:
     """The address is still on kube-ipvs0, and what the node dials from itself would have it as its source."""
     bring(plane, plan(ONE))
     with connected(), socket.create_server((TWO, 8080)) as server:
-        removal.retire((), lambda of: False)
+        cleanup.retire((), lambda of: False)
         have_another_mode_serve()
         with socket.create_connection((VIP, 80), timeout=10):
             served, (source, _) = server.accept()
@@ -71,53 +73,53 @@ def test_what_the_node_dials_anew_while_connections_last_comes_from_an_address_t
 
 
 def test_what_the_node_dialed_anew_goes_on_when_the_last_connection_of_ipvs_has_ended(
-    plane: IpvsDataplane,
+    plane: IpvsBackend,
 ) -> None:
     """Its own address is the Service's, which is on kube-ipvs0."""
     bring(plane, plan(ONE))
     with contextlib.ExitStack() as closing:
         server = closing.enter_context(socket.create_server((TWO, 8080)))
         with connected():
-            removal.retire((), lambda of: False)
+            cleanup.retire((), lambda of: False)
             have_another_mode_serve()
             client = closing.enter_context(socket.create_connection((VIP, 80), timeout=10))
             served = closing.enter_context(server.accept()[0])
 
         def ipvs_is_done() -> bool:
-            assert removal.retire((), lambda of: False)[1]
+            assert cleanup.retire((), lambda of: False)[1]
             return not ipvs.read()
 
         eventually(ipvs_is_done, "IPVS has no connections", LASTING)
         assert client.getsockname()[0] == VIP
         converse(client, served)
-    eventually(lambda: not removal.retire((), lambda of: False)[1], "nothing is left", LASTING)
+    eventually(lambda: not cleanup.retire((), lambda of: False)[1], "nothing is left", LASTING)
     assert not dummy.exists(KUBE_IPVS0)
 
 
 def test_what_the_node_dials_while_addresses_are_taken_off_has_its_own_back(
-    plane: IpvsDataplane, monkeypatch: pytest.MonkeyPatch
+    plane: IpvsBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the look at sockets and the removal another one has got the address."""
     bring(plane, plan(ONE))
     looks = []
-    look = removal._of_open_sockets
+    look = cleanup._of_open_sockets
 
     def too_early(addresses: frozenset[Address]) -> set[Address]:
         looks.append(look(addresses))
         return set() if len(looks) == 1 else looks[-1]
 
-    monkeypatch.setattr(removal, "_of_open_sockets", too_early)
+    monkeypatch.setattr(cleanup, "_of_open_sockets", too_early)
     with socket.create_server((TWO, 8080)) as server:
         have_another_mode_serve(order="-I")
         with socket.create_connection((VIP, 80), timeout=10) as client, server.accept()[0] as served:
             assert client.getsockname()[0] == VIP
-            assert removal.retire((), lambda of: False)[1]
+            assert cleanup.retire((), lambda of: False)[1]
             converse(client, served)
-    eventually(lambda: not removal.retire((), lambda of: False)[1], "nothing is left", LASTING)
+    eventually(lambda: not cleanup.retire((), lambda of: False)[1], "nothing is left", LASTING)
 
 
 def test_udp_flows_end_before_anything_that_may_fail(
-    plane: IpvsDataplane, monkeypatch: pytest.MonkeyPatch
+    plane: IpvsBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Afterwards nothing would tell whose they were."""
     bring(plane, plan(ONE, protocol=Protocol.UDP))
@@ -127,12 +129,12 @@ def test_udp_flows_end_before_anything_that_may_fail(
         assert list(conntrack.flows(Protocol.UDP))
         monkeypatch.setattr(ipvs, "apply", fail)
         with pytest.raises(Rejected):
-            removal.retire((), lambda of: False)
+            cleanup.retire((), lambda of: False)
         assert not list(conntrack.flows(Protocol.UDP))
 
 
 def test_who_got_an_answer_meanwhile_is_served_by_the_other_mode_with_his_next_datagram(
-    plane: IpvsDataplane, monkeypatch: pytest.MonkeyPatch
+    plane: IpvsBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The flow that the answer began would take it for one of its answers, which nobody translates. It goes
     with IPVS' connection, and that with its virtual server, as vs/expire_nodest_conn says (Linux 5.9)."""
@@ -154,7 +156,7 @@ def test_who_got_an_answer_meanwhile_is_served_by_the_other_mode_with_his_next_d
         have_another_mode_serve(Protocol.UDP)
         subprocess.run(["ip", "route", "add", VIP, "dev", "lo"], check=True)  # any will do
         monkeypatch.setattr(ipvs, "apply", answer_and_apply)
-        removal.retire((), lambda of: False)
+        cleanup.retire((), lambda of: False)
         assert client.recv(16) == b"late"
         client.send(b"next")
         assert two.recv(16) == b"next"
@@ -162,7 +164,7 @@ def test_who_got_an_answer_meanwhile_is_served_by_the_other_mode_with_his_next_d
 
 @pytest.mark.parametrize("step", ["flows", "delete"])
 def test_where_no_flow_can_be_ended_all_else_goes(
-    plane: IpvsDataplane, monkeypatch: pytest.MonkeyPatch, step: str
+    plane: IpvsBackend, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """A kernel without nf_conntrack_netlink; a flow that is in a flow table."""
     bring(plane, plan(ONE, protocol=Protocol.UDP))
@@ -170,7 +172,7 @@ def test_where_no_flow_can_be_ended_all_else_goes(
         client.connect((VIP, 80))
         client.send(b"one")
     monkeypatch.setattr(conntrack, step, lacking if step == "flows" else fail)
-    removed, left = removal.retire((), lambda of: False)
+    removed, left = cleanup.retire((), lambda of: False)
     assert removed
     assert not left
     assert (ipvs.read(), dummy.exists(KUBE_IPVS0), ipset.sets()) == ({}, False, {})
@@ -184,7 +186,7 @@ def fail(*_: object) -> NoReturn:
     raise Rejected("not now")
 
 
-def test_what_stays_for_connections_refuses_nobody_else(plane: IpvsDataplane) -> None:
+def test_what_stays_for_connections_refuses_nobody_else(plane: IpvsBackend) -> None:
     """A port of the node itself where policy Local had no endpoint has somebody who listens now."""
     local = Treatment(Scope.LOCAL, False)
     there = Frontend(parse_address(NODE_ADDRESS), 8443, Protocol.TCP)
@@ -194,7 +196,7 @@ def test_what_stays_for_connections_refuses_nobody_else(plane: IpvsDataplane) ->
     with connected() as ends, socket.create_server((NODE_ADDRESS, 8443)):
         with pytest.raises(TimeoutError):
             socket.create_connection((NODE_ADDRESS, 8443), timeout=1)
-        assert removal.retire((), lambda of: False)[1]
+        assert cleanup.retire((), lambda of: False)[1]
         socket.create_connection((NODE_ADDRESS, 8443), timeout=10).close()
         converse(*ends)
 
@@ -202,12 +204,12 @@ def test_what_stays_for_connections_refuses_nobody_else(plane: IpvsDataplane) ->
 OTHER = ServicePortName("default", "other", "", Protocol.TCP)
 
 
-def test_a_dry_run_says_what_goes_and_leaves_it(plane: IpvsDataplane) -> None:
+def test_a_dry_run_says_what_goes_and_leaves_it(plane: IpvsBackend) -> None:
     bring(plane, plan(ONE, node_port=30080))
     wanted = plane.read()
-    told = removal.remove((), dry_run=True)
+    told = cleanup.remove((), dry_run=True)
     assert "virtual servers: 2, such as 10.96.0.10:80/TCP" in told
     assert "device kube-ipvs0 with 1 addresses" in told
     assert plane.read() == wanted
-    assert removal.remove(()) == told
-    assert removal.remove(()) == []
+    assert cleanup.remove(()) == told
+    assert cleanup.remove(()) == []

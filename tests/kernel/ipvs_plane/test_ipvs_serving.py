@@ -10,26 +10,28 @@ from collections.abc import Iterable, Mapping
 
 import pytest
 
-from ebpfproxy.dataplanes.delta import diff
-from ebpfproxy.dataplanes.interface import Delta
-from ebpfproxy.dataplanes.ipvs import removal
-from ebpfproxy.dataplanes.ipvs.dataplane import IpvsDataplane
-from ebpfproxy.dataplanes.ipvs.entries import Key, Member, Server, ServerEntry
-from ebpfproxy.dataplanes.ipvs.ip_sets import IpSets
-from ebpfproxy.dataplanes.ipvs.servers import Servers
-from ebpfproxy.dataplanes.ipvs.service_entries import service_entries
-from ebpfproxy.dataplanes.ipvs.sets import LOAD_BALANCER_FW, LOAD_BALANCER_SOURCE_CIDR, NAMES
-from ebpfproxy.dataplanes.ipvs.settings import IpvsSettings
+from ebpfproxy.backends.delta import diff
+from ebpfproxy.backends.interface import Delta
+from ebpfproxy.backends.ipvs import cleanup
+from ebpfproxy.backends.ipvs.backend import IpvsBackend
+from ebpfproxy.backends.ipvs.entries import Key, Member, Server, ServerEntry
+from ebpfproxy.backends.ipvs.ip_sets import IpSets
+from ebpfproxy.backends.ipvs.servers import Servers
+from ebpfproxy.backends.ipvs.service_entries import service_entries
+from ebpfproxy.backends.ipvs.sets import LOAD_BALANCER_FW, LOAD_BALANCER_SOURCE_CIDR, NAMES
+from ebpfproxy.backends.ipvs.settings import IpvsSettings
 from ebpfproxy.errors import KernelError
-from ebpfproxy.kernel import dummy, ipset, ipvs
-from ebpfproxy.kernel.dummy import KUBE_IPVS0
-from ebpfproxy.kernel.ipvs_messages import RealServer, VirtualServer
+from ebpfproxy.linux.ipset import ipset
+from ebpfproxy.linux.ipvs import ipvs
+from ebpfproxy.linux.ipvs.messages import RealServer, VirtualServer
+from ebpfproxy.linux.netlink import dummy
+from ebpfproxy.linux.netlink.dummy import KUBE_IPVS0
 from ebpfproxy.model.address import Family, Network, Protocol, family, parse_address, parse_network
 from ebpfproxy.plan.service_plan import Frontend, FrontendKind, Scope, Treatment
 from tests.golden.ipvs_text import entries_of
 from tests.golden.situation import load
 from tests.kernel.cluster import eventually
-from tests.kernel.ipvs_plane.ground import (
+from tests.kernel.ipvs_plane.testbed import (
     LASTING,
     NODE,
     NODE_ADDRESS,
@@ -62,13 +64,13 @@ CASES = (
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_a_situation_needs_is_read_back_as_it_was_written(case: str, plane: IpvsDataplane) -> None:
+def test_what_a_situation_needs_is_read_back_as_it_was_written(case: str, plane: IpvsBackend) -> None:
     wanted = {k: e for of in Family for k, e in entries_of(load(case), of).items()}
     assert not plane.apply(diff(plane.read(), wanted))
     assert not diff(plane.read(), wanted)
 
 
-def test_a_connection_outlives_its_endpoint_in_the_plan_and_nobody_else_gets_it(plane: IpvsDataplane) -> None:
+def test_a_connection_outlives_its_endpoint_in_the_plan_and_nobody_else_gets_it(plane: IpvsBackend) -> None:
     bring(plane, plan(ONE))
     with connected() as ends:
         bring(plane, plan())
@@ -88,7 +90,7 @@ def test_a_connection_outlives_its_endpoint_in_the_plan_and_nobody_else_gets_it(
     eventually(ended, "the endpoint goes with its last connection", LASTING)
 
 
-def test_an_endpoint_that_comes_back_gets_new_connections_again(plane: IpvsDataplane) -> None:
+def test_an_endpoint_that_comes_back_gets_new_connections_again(plane: IpvsBackend) -> None:
     bring(plane, plan(ONE))
     with connected() as ends:
         bring(plane, plan(TWO))
@@ -98,7 +100,7 @@ def test_an_endpoint_that_comes_back_gets_new_connections_again(plane: IpvsDatap
         assert weights() == {f"{ONE}:8080": 1, f"{TWO}:8080": 1}
 
 
-def test_an_endpoint_without_connections_goes_at_the_next_look(plane: IpvsDataplane) -> None:
+def test_an_endpoint_without_connections_goes_at_the_next_look(plane: IpvsBackend) -> None:
     bring(plane, plan(ONE, TWO))
     bring(plane, plan(TWO))
     assert weights() == {f"{ONE}:8080": 0, f"{TWO}:8080": 1}
@@ -125,7 +127,7 @@ def test_who_had_an_endpoint_that_ends_gets_another(scheduler: str) -> None:
             served.close()
 
 
-def test_a_udp_flow_goes_with_its_endpoint_to_another(plane: IpvsDataplane) -> None:
+def test_a_udp_flow_goes_with_its_endpoint_to_another(plane: IpvsBackend) -> None:
     bring(plane, plan(ONE, protocol=Protocol.UDP))
     with contextlib.ExitStack() as sockets:
         servers = []
@@ -150,7 +152,7 @@ def test_a_udp_flow_goes_with_its_endpoint_to_another(plane: IpvsDataplane) -> N
         eventually(arrives, "the client's next datagrams come to the other endpoint")
 
 
-def test_a_node_port_is_answered_on_addresses_of_the_node_as_they_come_and_go(plane: IpvsDataplane) -> None:
+def test_a_node_port_is_answered_on_addresses_of_the_node_as_they_come_and_go(plane: IpvsBackend) -> None:
     bring(plane, plan(ONE, node_port=30080))
     with connected(NODE_ADDRESS, 30080) as ends:
         converse(*ends)
@@ -163,12 +165,12 @@ def test_a_node_port_is_answered_on_addresses_of_the_node_as_they_come_and_go(pl
     assert key(TWO, 30080) not in ipvs.read()
 
 
-def test_virtual_servers_of_others_are_neither_changed_nor_removed(plane: IpvsDataplane) -> None:
+def test_virtual_servers_of_others_are_neither_changed_nor_removed(plane: IpvsBackend) -> None:
     theirs = VirtualServer(key(NODE_ADDRESS, 8443), "wlc")
     assert not ipvs.apply([ipvs.add_server(theirs)])
     bring(plane, plan(ONE, node_port=30080))
     bring(plane)
-    removal.remove(())
+    cleanup.remove(())
     assert list(ipvs.read()) == [theirs.key]
 
 
@@ -183,7 +185,7 @@ def test_what_is_on_our_device_is_ours_but_in_excluded_networks(excluded: tuple[
         assert (stale.key in ipvs.read()) is bool(excluded)
 
 
-def test_what_somebody_changed_is_noticed_and_repaired(plane: IpvsDataplane) -> None:
+def test_what_somebody_changed_is_noticed_and_repaired(plane: IpvsBackend) -> None:
     bring(plane, plan(ONE, node_port=30080))
     wanted = plane.render((plan(ONE, node_port=30080),), NODE)
     for harm in (
@@ -203,7 +205,7 @@ def test_what_somebody_changed_is_noticed_and_repaired(plane: IpvsDataplane) -> 
         bring(plane, plan(ONE, node_port=30080))
 
 
-def test_an_address_that_somebody_takes_off_kube_ipvs0_is_noticed(plane: IpvsDataplane) -> None:
+def test_an_address_that_somebody_takes_off_kube_ipvs0_is_noticed(plane: IpvsBackend) -> None:
     bring(plane, plan(ONE))
     before = plane.generation()
     assert plane.generation() == before
@@ -212,7 +214,7 @@ def test_an_address_that_somebody_takes_off_kube_ipvs0_is_noticed(plane: IpvsDat
 
 
 def test_a_service_address_that_another_device_gets_leaves_kube_ipvs0_and_comes_back(
-    plane: IpvsDataplane,
+    plane: IpvsBackend,
 ) -> None:
     """Else all ports of the node there that no Service has would be refused, as when keepalived moves it."""
     for order, is_ours in (("add", False), ("del", True)):
@@ -224,7 +226,7 @@ def test_a_service_address_that_another_device_gets_leaves_kube_ipvs0_and_comes_
         assert (parse_address(VIP) in dummy.addresses(KUBE_IPVS0)) is is_ours
 
 
-def test_what_leaves_from_a_services_address_is_masqueraded_and_has_no_mark(plane: IpvsDataplane) -> None:
+def test_what_leaves_from_a_services_address_is_masqueraded_and_has_no_mark(plane: IpvsBackend) -> None:
     """With one, the packet around it would be masqueraded once more where it goes into a tunnel (kubernetes
     issue 78948). What the node dials a Service with is marked; what is only bound to its address is not."""
     bring(plane, plan(ONE))
@@ -248,7 +250,7 @@ def test_what_leaves_from_a_services_address_is_masqueraded_and_has_no_mark(plan
 
 
 def test_only_endpoints_of_this_node_ever_see_a_clients_address(
-    plane: IpvsDataplane, monkeypatch: pytest.MonkeyPatch
+    plane: IpvsBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As long as a virtual server has others, before a change of the policy and after it."""
     put = Servers.put
@@ -275,7 +277,7 @@ def test_only_endpoints_of_this_node_ever_see_a_clients_address(
 
 
 def test_who_is_admitted_is_never_refused_while_source_ranges_come_and_go(
-    plane: IpvsDataplane, monkeypatch: pytest.MonkeyPatch
+    plane: IpvsBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What refuses all others is put after who is admitted, and dropped before."""
     change = IpSets.change
@@ -300,7 +302,7 @@ def test_who_is_admitted_is_never_refused_while_source_ranges_come_and_go(
     assert [refusing in sets for sets in dropped] == [True, False]
 
 
-def test_a_scheduler_can_be_changed_without_losing_a_connection(plane: IpvsDataplane) -> None:
+def test_a_scheduler_can_be_changed_without_losing_a_connection(plane: IpvsBackend) -> None:
     bring(plane, plan(ONE))
     with connected() as ends, run(IpvsSettings("mh")) as other:
         bring(other, plan(ONE))

@@ -5,12 +5,13 @@ import sys
 
 import pytest
 
-from ebpfproxy.dataplanes.ipvs import probes
-from ebpfproxy.dataplanes.ipvs.dataplane import IpvsDataplane
-from ebpfproxy.dataplanes.ipvs.settings import IpvsSettings
+from ebpfproxy.backends.ipvs import probes
+from ebpfproxy.backends.ipvs.backend import IpvsBackend
+from ebpfproxy.backends.ipvs.settings import IpvsSettings
 from ebpfproxy.errors import Unsupported
-from ebpfproxy.kernel import ipvs, sysctl
-from tests.kernel.ipvs_plane.ground import ONE, bring, plan, run
+from ebpfproxy.linux import sysctl
+from ebpfproxy.linux.ipvs import ipvs
+from tests.kernel.ipvs_plane.testbed import ONE, bring, plan, run
 
 pytestmark = pytest.mark.kernel
 
@@ -18,13 +19,13 @@ pytestmark = pytest.mark.kernel
 @pytest.mark.usefixtures("_node")
 def test_a_scheduler_that_the_kernel_lacks_is_refused_with_those_it_has() -> None:
     with pytest.raises(Unsupported, match=r"no scheduler best for IPVS; it has .*rr"):
-        IpvsDataplane(IpvsSettings("best")).open()
+        IpvsBackend(IpvsSettings("best")).open()
 
 
 @pytest.mark.usefixtures("_node")
 def test_a_scheduler_whose_name_no_kernel_takes_is_refused_alike() -> None:
     with pytest.raises(Unsupported, match=r"no scheduler weighted-round-robin for IPVS; it has .*rr"):
-        IpvsDataplane(IpvsSettings("weighted-round-robin")).open()
+        IpvsBackend(IpvsSettings("weighted-round-robin")).open()
 
 
 @pytest.mark.usefixtures("_node")
@@ -54,7 +55,7 @@ def test_a_kernel_with_ipvs_has_all_that_is_tried() -> None:
 
 
 _LACKING = """
-from ebpfproxy.dataplanes.ipvs import probes
+from ebpfproxy.backends.ipvs import probes
 for finding in probes.probe():
     if not finding.present:
         print(finding.missing, finding.remedy, sep=": ")

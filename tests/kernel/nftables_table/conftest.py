@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpfproxy.dataplanes.nftables.dataplane import NftablesDataplane
+from ebpfproxy.backends.nftables.backend import NftablesBackend
 from tests.support.clock import Clock
 from tests.support.namespace import namespace
 
@@ -22,8 +22,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def plane(clock: Clock) -> Iterator[NftablesDataplane]:
-    made = NftablesDataplane(clock=clock)
+def plane(clock: Clock) -> Iterator[NftablesBackend]:
+    made = NftablesBackend(clock=clock)
     made.open()
     yield made
     made.close()

@@ -3,9 +3,9 @@
 import re
 import subprocess
 
-from ebpfproxy.dataplanes.delta import diff
-from ebpfproxy.dataplanes.nftables.dataplane import NftablesDataplane
-from ebpfproxy.dataplanes.nftables.entries import TABLE, Chain, ChainEntry, Element, Entry, Key, nft_family
+from ebpfproxy.backends.delta import diff
+from ebpfproxy.backends.nftables.backend import NftablesBackend
+from ebpfproxy.backends.nftables.entries import TABLE, Chain, ChainEntry, Element, Entry, Key, nft_family
 from ebpfproxy.errors import KernelError
 from ebpfproxy.model.address import Family
 from ebpfproxy.plan.service_plan import NodePlan, ServicePortPlan
@@ -37,11 +37,11 @@ def listed() -> Entries:
     return found
 
 
-def bring(plane: NftablesDataplane, wanted: Entries) -> dict[Key, KernelError]:
+def bring(plane: NftablesBackend, wanted: Entries) -> dict[Key, KernelError]:
     return dict(plane.apply(diff(plane.read(), wanted)))
 
 
-def entries(plane: NftablesDataplane, *plans: ServicePortPlan, node: NodePlan | None = None) -> Entries:
+def entries(plane: NftablesBackend, *plans: ServicePortPlan, node: NodePlan | None = None) -> Entries:
     return plane.render(plans, node or NodePlan())
 
 
@@ -66,7 +66,7 @@ def spoil(wanted: Entries, name: str, rule: str = "goto nowhere") -> Chain:
     return service
 
 
-def leading(plane: NftablesDataplane, of: ServicePortPlan) -> set[Key]:
+def leading(plane: NftablesBackend, of: ServicePortPlan) -> set[Key]:
     """The entries that lead to its endpoints, and their own."""
     shared = ("cluster-ips", "hairpin-connections")
     return {

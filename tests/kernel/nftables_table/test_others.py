@@ -4,14 +4,14 @@ import os
 
 import pytest
 
-from ebpfproxy.dataplanes.delta import diff
-from ebpfproxy.dataplanes.interface import Delta
-from ebpfproxy.dataplanes.nftables import old_nft, other_nat, probes
-from ebpfproxy.dataplanes.nftables.dataplane import NftablesDataplane
-from ebpfproxy.dataplanes.nftables.entries import TABLE
+from ebpfproxy.backends.delta import diff
+from ebpfproxy.backends.interface import Delta
+from ebpfproxy.backends.nftables import old_nft, other_nat, probes
+from ebpfproxy.backends.nftables.backend import NftablesBackend
+from ebpfproxy.backends.nftables.entries import TABLE
 from ebpfproxy.errors import NotFound, Unsupported
-from ebpfproxy.kernel import nft_encoding, nft_messages
-from ebpfproxy.kernel.nft_expressions import Masquerade
+from ebpfproxy.linux.nft import encoding, messages
+from ebpfproxy.linux.nft.expressions import Masquerade
 from ebpfproxy.model.address import Family
 from tests.contract.test_dataplane import plan
 from tests.kernel.nftables_table.tables import bring, entries, listed, run_nft
@@ -23,7 +23,7 @@ V4, V6 = Family.IPV4, Family.IPV6
 NOBODY = 65534
 
 
-def test_our_own_changes_and_others_tables_are_no_disturbance(plane: NftablesDataplane) -> None:
+def test_our_own_changes_and_others_tables_are_no_disturbance(plane: NftablesBackend) -> None:
     bring(plane, entries(plane))
     bring(plane, entries(plane, plan("web", "10.96.0.1")))
     before = plane.generation()
@@ -42,7 +42,7 @@ def test_our_own_changes_and_others_tables_are_no_disturbance(plane: NftablesDat
         "flush ruleset",
     ],
 )
-def test_what_somebody_changes_is_noticed_and_mended(plane: NftablesDataplane, change: str) -> None:
+def test_what_somebody_changes_is_noticed_and_mended(plane: NftablesBackend, change: str) -> None:
     wanted = entries(plane, plan("web", "10.96.0.1"))
     bring(plane, wanted)
     before = plane.generation()
@@ -54,7 +54,7 @@ def test_what_somebody_changes_is_noticed_and_mended(plane: NftablesDataplane, c
     assert plane.generation() == plane.generation()
 
 
-def test_a_disturbance_just_before_our_own_change_is_not_forgotten(plane: NftablesDataplane) -> None:
+def test_a_disturbance_just_before_our_own_change_is_not_forgotten(plane: NftablesBackend) -> None:
     """A proxier remembers the generation after its sync: it must not be that of an unread table."""
     bring(plane, entries(plane))
     run_nft(f"add chain ip {TABLE} theirs")
@@ -67,7 +67,7 @@ def test_a_disturbance_just_before_our_own_change_is_not_forgotten(plane: Nftabl
 
 
 def test_many_changes_of_others_do_not_hide_one_of_ours(
-    plane: NftablesDataplane, monkeypatch: pytest.MonkeyPatch
+    plane: NftablesBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bring(plane, entries(plane))
     before = plane.generation()
@@ -77,7 +77,7 @@ def test_many_changes_of_others_do_not_hide_one_of_ours(
     assert plane.generation() != before
 
 
-def test_a_table_that_is_gone_when_it_is_to_be_changed_is_an_error(plane: NftablesDataplane) -> None:
+def test_a_table_that_is_gone_when_it_is_to_be_changed_is_an_error(plane: NftablesBackend) -> None:
     wanted = entries(plane, plan("web", "10.96.0.1"))
     bring(plane, wanted)
     run_nft("flush ruleset")
@@ -92,13 +92,13 @@ def test_a_table_that_is_gone_when_it_is_to_be_changed_is_an_error(plane: Nftabl
 
 
 def test_what_a_former_run_left_goes_on_and_only_the_difference_is_written(clock: Clock) -> None:
-    former = NftablesDataplane(clock=clock)
+    former = NftablesBackend(clock=clock)
     former.open()
     left = entries(former, plan("web", "10.96.0.1"), plan("gone", "10.96.0.2"))
     bring(former, left)
     former.close()
     before = run_nft(f"list table ip {TABLE}")
-    plane = NftablesDataplane(clock=clock)
+    plane = NftablesBackend(clock=clock)
     plane.open()
     assert run_nft(f"list table ip {TABLE}") == before, "to open it changes nothing"
     wanted = entries(plane, plan("web", "10.96.0.1"), plan("new", "10.96.0.3"))
@@ -112,7 +112,7 @@ def test_what_a_former_run_left_goes_on_and_only_the_difference_is_written(clock
 
 def test_a_change_comes_upon_what_a_former_run_left_though_nobody_has_read_it(clock: Clock) -> None:
     for plans in ([plan("web", "10.96.0.1", endpoints=2)], [plan("web", "10.96.0.1", endpoints=3)]):
-        plane = NftablesDataplane(clock=clock)
+        plane = NftablesBackend(clock=clock)
         plane.open()
         wanted = entries(plane, *plans)
         assert not plane.apply(Delta(wanted, frozenset()))
@@ -136,12 +136,12 @@ def test_this_machine_has_all_that_is_needed(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_what_a_kernel_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if it had no such expression: the message asks for one that no kernel has."""
-    monkeypatch.setitem(nft_encoding._ENCODE, Masquerade, ("nonsense", lambda each: ()))
-    nft_encoding._encode.cache_clear()
+    monkeypatch.setitem(encoding._ENCODE, Masquerade, ("nonsense", lambda each: ()))
+    encoding._encode.cache_clear()
     try:
         found = probes.probe()
     finally:
-        nft_encoding._encode.cache_clear()
+        encoding._encode.cache_clear()
     assert [each.needed for each in found] == [True, True]
     assert str(found[0]) == "nftables for IPv4: this kernel lacks masquerading (ENOENT)"
     assert found[0].remedy == "modprobe -a nft_masq"
@@ -157,7 +157,7 @@ def test_a_family_that_is_missing_is_preferred_where_the_node_uses_it(
     monkeypatch: pytest.MonkeyPatch, used: set[Family]
 ) -> None:
     """Its table is refused, as by a kernel without CONFIG_NF_TABLES_IPV6."""
-    monkeypatch.setitem(nft_messages._FAMILIES, "ip6", 200)  # no NFPROTO_* of any kernel
+    monkeypatch.setitem(messages._FAMILIES, "ip6", 200)  # no NFPROTO_* of any kernel
     v4, v6, *_ = probes.probe(used)
     assert v4.present
     assert (v6.present, v6.needed, v6.preferred) == (False, False, Family.IPV6 in used)
@@ -179,7 +179,7 @@ def test_without_the_right_to_change_nftables_it_is_asked_for() -> None:
     try:
         (found,) = probes.probe()
         with pytest.raises(Unsupported, match="Operation not permitted") as raised:
-            NftablesDataplane().open()
+            NftablesBackend().open()
     finally:
         os.seteuid(0)
     assert str(found) == "nftables: a change of nftables: Operation not permitted (EPERM)"

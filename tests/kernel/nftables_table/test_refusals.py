@@ -2,10 +2,10 @@
 
 import pytest
 
-from ebpfproxy.dataplanes.delta import diff
-from ebpfproxy.dataplanes.interface import Delta
-from ebpfproxy.dataplanes.nftables.dataplane import NftablesDataplane
-from ebpfproxy.dataplanes.nftables.entries import TABLE, Chain, ChainEntry, Set
+from ebpfproxy.backends.delta import diff
+from ebpfproxy.backends.interface import Delta
+from ebpfproxy.backends.nftables.backend import NftablesBackend
+from ebpfproxy.backends.nftables.entries import TABLE, Chain, ChainEntry, Set
 from ebpfproxy.model.address import Family
 from tests.contract.test_dataplane import plan
 from tests.kernel.nftables_table.tables import (
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.kernel
 V4, V6 = Family.IPV4, Family.IPV6
 
 
-def test_a_service_that_is_refused_does_not_keep_others_out(plane: NftablesDataplane) -> None:
+def test_a_service_that_is_refused_does_not_keep_others_out(plane: NftablesBackend) -> None:
     before = entries(plane, plan("good", "10.96.0.1"))
     bring(plane, before)
     wanted = entries(plane, plan("good", "10.96.0.1", endpoints=2), bad := plan("bad", "10.96.0.2"))
@@ -36,7 +36,7 @@ def test_a_service_that_is_refused_does_not_keep_others_out(plane: NftablesDatap
     assert plane.read() == {key: entry for key, entry in wanted.items() if key not in refused}
 
 
-def test_a_service_whose_change_is_refused_goes_on_as_it_was(plane: NftablesDataplane) -> None:
+def test_a_service_whose_change_is_refused_goes_on_as_it_was(plane: NftablesBackend) -> None:
     before = entries(plane, plan("web", "10.96.0.1", endpoints=2, affinity=9))
     bring(plane, before)
     changed = plan("web", "10.96.0.1", endpoints=3, affinity=9)
@@ -54,7 +54,7 @@ def test_a_service_whose_change_is_refused_goes_on_as_it_was(plane: NftablesData
 
 @pytest.mark.parametrize("rule", ["goto nowhere", "what is this"])
 def test_what_still_is_gone_to_stays_where_something_else_was_refused(
-    plane: NftablesDataplane, rule: str
+    plane: NftablesBackend, rule: str
 ) -> None:
     """The Service goes on with both endpoints, though one of them is to go: its own change is refused."""
     before = entries(plane, plan("web", "10.96.0.1", endpoints=2, affinity=9))
@@ -68,7 +68,7 @@ def test_what_still_is_gone_to_stays_where_something_else_was_refused(
 
 
 @pytest.mark.parametrize("rule", ["what is this", "ip saddr @nothing drop", "masquerade fully-random"])
-def test_only_the_rule_that_cannot_be_is_refused(plane: NftablesDataplane, rule: str) -> None:
+def test_only_the_rule_that_cannot_be_is_refused(plane: NftablesBackend, rule: str) -> None:
     """One that is not understood, one that looks into nothing, and one that fits into no such chain: of that
     the kernel says the same of all that come after it."""
     wanted = entries(plane, plan("web", "10.96.0.1"))
@@ -81,7 +81,7 @@ def test_only_the_rule_that_cannot_be_is_refused(plane: NftablesDataplane, rule:
 
 
 def test_a_chain_that_somebody_still_goes_to_is_emptied_and_goes_when_it_can(
-    plane: NftablesDataplane, clock: Clock
+    plane: NftablesBackend, clock: Clock
 ) -> None:
     """So do all chains before Linux 6.4 for a while, of themselves."""
     served = entries(plane, plan("web", "10.96.0.1", affinity=9))
@@ -102,7 +102,7 @@ def test_a_chain_that_somebody_still_goes_to_is_emptied_and_goes_when_it_can(
     assert listed() == wanted
 
 
-def test_a_chain_that_waits_to_go_is_used_again(plane: NftablesDataplane, clock: Clock) -> None:
+def test_a_chain_that_waits_to_go_is_used_again(plane: NftablesBackend, clock: Clock) -> None:
     served = entries(plane, plan("web", "10.96.0.1", affinity=9))
     bring(plane, served)
     endpoint = endpoint_chain(served, "web")

@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from ebpfproxy.dataplanes.nftables import table
-from ebpfproxy.dataplanes.nftables.dataplane import NftablesDataplane
-from ebpfproxy.dataplanes.nftables.entries import Chain, ChainEntry
+from ebpfproxy.backends.nftables import table
+from ebpfproxy.backends.nftables.backend import NftablesBackend
+from ebpfproxy.backends.nftables.entries import Chain, ChainEntry
 from ebpfproxy.model.address import Family, parse_network
 from ebpfproxy.plan.service_plan import NodePlan
 from tests.contract.test_dataplane import plan
@@ -20,14 +20,14 @@ V4, V6 = Family.IPV4, Family.IPV6
 
 
 @pytest.mark.parametrize("case", situations())
-def test_nft_lists_what_was_written_and_it_is_read_back(plane: NftablesDataplane, case: str) -> None:
+def test_nft_lists_what_was_written_and_it_is_read_back(plane: NftablesBackend, case: str) -> None:
     wanted = entries_of(load(case))
     assert not bring(plane, wanted)
     assert plane.read() == wanted
     assert listed() == wanted
 
 
-def test_what_nft_wrote_is_read_as_it_lists_it(plane: NftablesDataplane) -> None:
+def test_what_nft_wrote_is_read_as_it_lists_it(plane: NftablesBackend) -> None:
     """As of kube-proxy: comments of sets, timeouts of theirs, chains at named places, counters."""
     run_nft(
         """
@@ -65,14 +65,14 @@ def test_what_nft_wrote_is_read_as_it_lists_it(plane: NftablesDataplane) -> None
     assert found == theirs
 
 
-def test_what_another_version_hooked_elsewhere_is_hooked_anew(plane: NftablesDataplane) -> None:
+def test_what_another_version_hooked_elsewhere_is_hooked_anew(plane: NftablesBackend) -> None:
     run_nft("table ip kube-proxy { chain filter-input { type filter hook input priority -110; }; }")
     wanted = entries(plane)
     assert not bring(plane, wanted)
     assert plane.read() == listed() == wanted
 
 
-def test_a_set_into_which_something_else_fits_is_made_anew(plane: NftablesDataplane) -> None:
+def test_a_set_into_which_something_else_fits_is_made_anew(plane: NftablesBackend) -> None:
     run_nft(
         """
         add table ip kube-proxy
@@ -86,7 +86,7 @@ def test_a_set_into_which_something_else_fits_is_made_anew(plane: NftablesDatapl
     assert plane.read() == listed() == wanted
 
 
-def test_ranges_change_where_they_touch_each_other(plane: NftablesDataplane) -> None:
+def test_ranges_change_where_they_touch_each_other(plane: NftablesBackend) -> None:
     for *texts, _ in (
         ("10.1.0.0/24", "10.3.0.0/24", ""),
         ("10.1.0.0/23", "10.3.0.0/24", ""),
@@ -99,7 +99,7 @@ def test_ranges_change_where_they_touch_each_other(plane: NftablesDataplane) -> 
         assert plane.read() == listed() == wanted
 
 
-def test_a_service_of_very_many_endpoints_with_the_longest_names(plane: NftablesDataplane) -> None:
+def test_a_service_of_very_many_endpoints_with_the_longest_names(plane: NftablesBackend) -> None:
     """A map of so many does not fit into one attribute."""
     one = plan("a" * 63, "fd00::1", endpoints=600, family=V6)
     long = dataclasses.replace(one, name=one.name._replace(namespace="b" * 63, port="c" * 63))
@@ -113,7 +113,7 @@ def test_a_service_of_very_many_endpoints_with_the_longest_names(plane: Nftables
 
 @pytest.mark.parametrize("of", [V4, V6])
 def test_very_many_services_are_brought_in_by_parts(
-    plane: NftablesDataplane, monkeypatch: pytest.MonkeyPatch, of: Family
+    plane: NftablesBackend, monkeypatch: pytest.MonkeyPatch, of: Family
 ) -> None:
     monkeypatch.setattr(table, "_LARGE", 20)
     monkeypatch.setattr(table, "_SETS_IN_A_PART", 3)
@@ -130,7 +130,7 @@ def test_very_many_services_are_brought_in_by_parts(
 
 @pytest.mark.parametrize("rule", ["goto nowhere", "what is this"])
 def test_of_very_many_what_is_refused_leads_nowhere(
-    plane: NftablesDataplane, monkeypatch: pytest.MonkeyPatch, rule: str
+    plane: NftablesBackend, monkeypatch: pytest.MonkeyPatch, rule: str
 ) -> None:
     monkeypatch.setattr(table, "_LARGE", 0)
     monkeypatch.setattr(table, "_SETS_IN_A_PART", 1000)

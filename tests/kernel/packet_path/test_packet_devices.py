@@ -11,8 +11,8 @@ from typing import cast
 
 import pytest
 
-from ebpfproxy.dataplanes.ebpf import abi
-from ebpfproxy.kernel import tcx
+from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.linux.bpf import tcx
 from ebpfproxy.model.address import Protocol, family, is_unspecified, parse_address
 from tests.kernel.others import HEAD, NEXT, PASS, TAIL, filtered, linked
 from tests.kernel.packet_path.every_service import serve_every_kind, targets_of

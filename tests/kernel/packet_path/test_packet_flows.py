@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ebpfproxy.dataplanes.ebpf import abi
+from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.model.address import Protocol, parse_address
 from tests.kernel.packet_path import served
 from tests.kernel.packet_path.conversation import NEXT, answer, established, is_left_alone, request

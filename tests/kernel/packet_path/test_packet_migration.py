@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ebpfproxy.dataplanes.ebpf import abi
-from ebpfproxy.kernel.bpf import Map
+from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.linux.bpf.bpf import Map
 from ebpfproxy.model.address import Protocol
 from tests.kernel.packet_path import served
 from tests.kernel.packet_path.conversation import answer, error, established, finish, request

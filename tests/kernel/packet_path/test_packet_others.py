@@ -6,9 +6,9 @@ import struct
 
 import pytest
 
-from ebpfproxy.dataplanes.ebpf.packet_check import LEAST, PacketCheck, slot
-from ebpfproxy.kernel import tcx
-from ebpfproxy.kernel.tc import Side
+from ebpfproxy.backends.ebpf.devices.packet_check import LEAST, PacketCheck, slot
+from ebpfproxy.linux.bpf import tcx
+from ebpfproxy.linux.bpf.tc import Side
 from tests.kernel.cluster import eventually
 from tests.kernel.others import PASS, linked, program
 from tests.kernel.packet_path.conversation import request

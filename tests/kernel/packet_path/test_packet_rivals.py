@@ -7,7 +7,7 @@ import pytest
 from scapy.layers.inet import TCP
 from scapy.layers.sctp import SCTP, SCTPChunkInit
 
-from ebpfproxy.dataplanes.ebpf import abi
+from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.model.address import Protocol, parse_address
 from tests.kernel.packet_path import served
 from tests.kernel.packet_path.conversation import answer, error, established, finish, is_left_alone, request

@@ -15,7 +15,7 @@ from scapy.layers.inet6 import (
 from scapy.layers.l2 import Dot1Q, Ether
 from scapy.packet import Packet, Raw
 
-from ebpfproxy.dataplanes.ebpf import abi
+from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.model.address import Protocol
 from tests.kernel.cluster import eventually
 from tests.kernel.packet_path import served

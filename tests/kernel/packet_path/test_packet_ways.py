@@ -6,7 +6,7 @@ import pytest
 from scapy.layers.inet6 import IPv6
 from scapy.layers.l2 import Ether
 
-from ebpfproxy.dataplanes.ebpf import abi
+from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.model.address import Protocol
 from tests.kernel.packet_path import served
 from tests.kernel.packet_path.served import (

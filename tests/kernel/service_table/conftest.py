@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpfproxy.dataplanes.ebpf.maps import Maps, MapSizes
+from ebpfproxy.backends.ebpf.maps import Maps, MapSizes
 from tests.kernel.service_table.samples import (
     wipe,
 )

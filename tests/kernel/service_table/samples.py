@@ -3,11 +3,11 @@
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 
-from ebpfproxy.dataplanes.delta import diff
-from ebpfproxy.dataplanes.ebpf import abi
-from ebpfproxy.dataplanes.ebpf.entries import EndpointEntry, FrontendEntry, ServicePortEntry, ServicePortKey
-from ebpfproxy.dataplanes.ebpf.maps import Maps
-from ebpfproxy.dataplanes.ebpf.service_table import ServiceTable
+from ebpfproxy.backends.delta import diff
+from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.backends.ebpf.entries import EndpointEntry, FrontendEntry, ServicePortEntry, ServicePortKey
+from ebpfproxy.backends.ebpf.maps import Maps
+from ebpfproxy.backends.ebpf.services.table import ServiceTable
 from ebpfproxy.model.address import Family, Protocol, parse_address, parse_network
 from tests.support.clock import Clock
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from ebpfproxy.dataplanes.ebpf import abi, service_arrays
-from ebpfproxy.dataplanes.ebpf.maps import Maps
-from ebpfproxy.dataplanes.ebpf.service_arrays import Arrays
-from ebpfproxy.kernel.bpf import Map
+from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.backends.ebpf.maps import Maps
+from ebpfproxy.backends.ebpf.services import arrays
+from ebpfproxy.backends.ebpf.services.arrays import Arrays
+from ebpfproxy.linux.bpf.bpf import Map
 from ebpfproxy.model.address import Address, Network
 from tests.kernel.service_table.samples import (
     Entries,
@@ -23,7 +24,7 @@ def interrupted(maps: Maps, at_step: Callable[[], None]) -> Iterator[None]:
     """Call `at_step` before each single write to a map; what it raises is where the process ends."""
     with pytest.MonkeyPatch.context() as patch:
         update, delete, set_flags = Map.update, Map.delete, Arrays.set_flags
-        pack_endpoint, slots_format = abi.ENDPOINT.pack_into, service_arrays._slots_format
+        pack_endpoint, slots_format = abi.ENDPOINT.pack_into, arrays._slots_format
 
         def update_all(self: Map, entries: list[tuple[bytes, bytes]]) -> None:
             for packed, value in entries:  # a batch is no transaction: others see each entry by itself
@@ -61,7 +62,7 @@ def interrupted(maps: Maps, at_step: Callable[[], None]) -> Iterator[None]:
         patch.setattr(Map, "delete", delete_one)
         patch.setattr(Arrays, "set_flags", set_one)
         patch.setattr(abi.ENDPOINT, "pack_into", pack_one)
-        patch.setattr(service_arrays, "_slots_format", SlotByslot)
+        patch.setattr(arrays, "_slots_format", SlotByslot)
         yield
 
 

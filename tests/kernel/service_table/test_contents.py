@@ -5,9 +5,9 @@ import struct
 
 import pytest
 
-from ebpfproxy.dataplanes.ebpf import abi
-from ebpfproxy.dataplanes.ebpf.entries import FrontendEntry
-from ebpfproxy.dataplanes.ebpf.maps import Maps
+from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.backends.ebpf.entries import FrontendEntry
+from ebpfproxy.backends.ebpf.maps import Maps
 from ebpfproxy.model.address import Protocol, parse_address
 from tests.kernel.service_table.samples import (
     API,

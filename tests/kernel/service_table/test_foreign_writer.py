@@ -7,10 +7,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from ebpfproxy.dataplanes.delta import diff
-from ebpfproxy.dataplanes.ebpf import abi
-from ebpfproxy.dataplanes.ebpf.maps import Maps
-from ebpfproxy.dataplanes.ebpf.ranges import GRACE
+from ebpfproxy.backends.delta import diff
+from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.backends.ebpf.maps import Maps
+from ebpfproxy.backends.ebpf.services.slot_ranges import GRACE
 from tests.kernel.service_table.samples import (
     SEVERAL,
     bring,

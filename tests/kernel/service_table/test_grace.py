@@ -2,10 +2,10 @@
 
 import pytest
 
-from ebpfproxy.dataplanes.ebpf.entries import ServicePortKey
-from ebpfproxy.dataplanes.ebpf.maps import Maps
-from ebpfproxy.dataplanes.ebpf.ranges import GRACE
-from ebpfproxy.kernel.bpf import Map
+from ebpfproxy.backends.ebpf.entries import ServicePortKey
+from ebpfproxy.backends.ebpf.maps import Maps
+from ebpfproxy.backends.ebpf.services.slot_ranges import GRACE
+from ebpfproxy.linux.bpf.bpf import Map
 from tests.kernel.service_table.samples import (
     WEB,
     bring,

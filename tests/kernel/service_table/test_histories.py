@@ -13,11 +13,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from ebpfproxy.dataplanes.delta import diff
-from ebpfproxy.dataplanes.ebpf import abi
-from ebpfproxy.dataplanes.ebpf.maps import Maps
-from ebpfproxy.dataplanes.ebpf.ranges import GRACE
-from ebpfproxy.dataplanes.ebpf.service_table import ServiceTable
+from ebpfproxy.backends.delta import diff
+from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.backends.ebpf.maps import Maps
+from ebpfproxy.backends.ebpf.services.slot_ranges import GRACE
+from ebpfproxy.backends.ebpf.services.table import ServiceTable
 from ebpfproxy.errors import TableFull
 from ebpfproxy.model.address import Family, Protocol
 from tests.kernel.service_table.samples import (

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpfproxy.dataplanes.delta import diff
-from ebpfproxy.dataplanes.ebpf.maps import Maps
-from ebpfproxy.dataplanes.ebpf.service_table import ServiceTable
+from ebpfproxy.backends.delta import diff
+from ebpfproxy.backends.ebpf.maps import Maps
+from ebpfproxy.backends.ebpf.services.table import ServiceTable
 from ebpfproxy.model.address import parse_network
 from tests.kernel.service_table.samples import (
     API,

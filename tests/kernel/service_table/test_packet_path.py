@@ -4,11 +4,11 @@ import struct
 
 import pytest
 
-from ebpfproxy.dataplanes.ebpf import abi
-from ebpfproxy.dataplanes.ebpf.entries import ServicePortKey
-from ebpfproxy.dataplanes.ebpf.maps import Maps
-from ebpfproxy.dataplanes.ebpf.ranges import GRACE
-from ebpfproxy.kernel.bpf import possible_cpus
+from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.backends.ebpf.entries import ServicePortKey
+from ebpfproxy.backends.ebpf.maps import Maps
+from ebpfproxy.backends.ebpf.services.slot_ranges import GRACE
+from ebpfproxy.linux.bpf.bpf import possible_cpus
 from ebpfproxy.model.address import Family, parse_address
 from tests.kernel.service_table.samples import (
     BOTH,

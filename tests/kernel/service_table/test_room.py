@@ -2,11 +2,11 @@
 
 import pytest
 
-from ebpfproxy.dataplanes.ebpf import abi
-from ebpfproxy.dataplanes.ebpf.entries import ServicePortEntry
-from ebpfproxy.dataplanes.ebpf.maps import Maps
-from ebpfproxy.dataplanes.ebpf.ranges import GRACE
-from ebpfproxy.dataplanes.ebpf.service_table import ServiceTable
+from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.backends.ebpf.entries import ServicePortEntry
+from ebpfproxy.backends.ebpf.maps import Maps
+from ebpfproxy.backends.ebpf.services.slot_ranges import GRACE
+from ebpfproxy.backends.ebpf.services.table import ServiceTable
 from ebpfproxy.errors import TableFull
 from tests.kernel.service_table.samples import (
     BOTH,

@@ -6,8 +6,8 @@ import struct
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ebpfproxy.dataplanes.ebpf import abi
-from ebpfproxy.dataplanes.ebpf.maps import Maps
+from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.backends.ebpf.maps import Maps
 from ebpfproxy.errors import Rejected, TableFull
 from ebpfproxy.model.address import Address, parse_address, parse_network
 from tests.kernel.service_table.samples import (

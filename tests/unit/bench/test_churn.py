@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from ebpfproxy.bench import agent_life, churn
-from ebpfproxy.bench.agent_life import Fate
+from ebpfproxy.bench import agent_runner, churn
+from ebpfproxy.bench.agent_runner import Fate
 from ebpfproxy.bench.load import Load, LoadFailed
 from ebpfproxy.bench.samples import Samples
 from ebpfproxy.errors import ConfigError
@@ -30,15 +30,15 @@ def agent(age: float, *lines: str, status: int | None = None) -> Agent:
 @pytest.mark.parametrize("status", [0, 1, -9])
 def test_an_agent_that_ended_by_itself_has_failed(status: int) -> None:
     with pytest.raises(AgentFailed, match=f"with status {status}\n") as caught:
-        agent_life.check_alive(agent(1.0, _STARTING, _SYNCED, status=status))
+        agent_runner.check_alive(agent(1.0, _STARTING, _SYNCED, status=status))
     assert _STARTING in caught.value.hint
 
 
 def test_an_agent_that_lives_on_without_a_sync_has_failed() -> None:
-    agent_life.check_alive(agent(1.0, _STARTING))
-    agent_life.check_alive(agent(60.0, _STARTING, _SYNCED))
+    agent_runner.check_alive(agent(1.0, _STARTING))
+    agent_runner.check_alive(agent(60.0, _STARTING, _SYNCED))
     with pytest.raises(AgentFailed, match="did not sync"):
-        agent_life.check_alive(agent(31.0, _STARTING, "2025-01-01T00:00:00.000Z INFO not yet synced x=1"))
+        agent_runner.check_alive(agent(31.0, _STARTING, "2025-01-01T00:00:00.000Z INFO not yet synced x=1"))
 
 
 def test_a_churn_without_an_end_is_a_usage_error() -> None:
@@ -48,7 +48,7 @@ def test_a_churn_without_an_end_is_a_usage_error() -> None:
 
 def test_an_agent_that_shall_move_needs_a_mode_to_move_to() -> None:
     with pytest.raises(ConfigError, match="nowhere to move to"):
-        agent_life.Life(cast(Lab, None), Path(), ["ebpf", "ebpf"], Fate(move_s=1.0))
+        agent_runner.Life(cast(Lab, None), Path(), ["ebpf", "ebpf"], Fate(move_s=1.0))
 
 
 @pytest.mark.parametrize(

@@ -3,18 +3,18 @@
 import pytest
 from click.testing import CliRunner
 
+from ebpfproxy.backends import selection
 from ebpfproxy.bench import modes, sides
 from ebpfproxy.cli.bench import command
 from ebpfproxy.errors import ConfigError
-from ebpfproxy.modes import choice
 
 
 def test_every_mode_that_an_agent_knows_can_be_compared() -> None:
-    assert {mode.name for mode in choice.MODES} <= set(modes.NAMES)
+    assert {mode.name for mode in selection.MODES} <= set(modes.NAMES)
 
 
 def test_every_variant_is_of_such_a_mode() -> None:
-    assert {modes.base(name) for name in modes.NAMES} == {mode.name for mode in choice.MODES}
+    assert {modes.base(name) for name in modes.NAMES} == {mode.name for mode in selection.MODES}
     assert len({modes.flags(name) for name in modes.NAMES}) == len(modes.NAMES)
 
 

@@ -25,10 +25,10 @@ def ending(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
         if end.error:
             raise end.error
 
-    daemon = types.ModuleType("ebpfproxy.daemon")
+    daemon = types.ModuleType("ebpfproxy.agent.daemon")
     daemon.run = run  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "ebpfproxy.daemon", daemon)
-    monkeypatch.setattr("ebpfproxy.daemon", daemon, raising=False)
+    monkeypatch.setitem(sys.modules, "ebpfproxy.agent.daemon", daemon)
+    monkeypatch.setattr("ebpfproxy.agent.daemon", daemon, raising=False)
     monkeypatch.setattr("ebpfproxy.log.set_up", lambda verbosity, style: None)
     return end
 

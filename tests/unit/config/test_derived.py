@@ -6,22 +6,19 @@ from typing import Any
 
 import pytest
 
+from ebpfproxy.backends.ebpf.backend import EbpfSettings, FlowTimeouts
+from ebpfproxy.backends.ebpf.maps import MapSizes
+from ebpfproxy.backends.ebpf.mode import ebpf_settings
+from ebpfproxy.backends.iptables.mode import iptables_settings
+from ebpfproxy.backends.iptables.settings import IptablesSettings
+from ebpfproxy.backends.ipvs.mode import ipvs_settings
+from ebpfproxy.backends.ipvs.settings import IpvsSettings
+from ebpfproxy.backends.netfilter.sync_hooks import netfilter_settings
+from ebpfproxy.backends.netfilter.sysctls import NetfilterSettings
+from ebpfproxy.backends.nftables.mode import nftables_settings
+from ebpfproxy.backends.nftables.settings import NftablesSettings
 from ebpfproxy.config import Config
-from ebpfproxy.config.derived import (
-    ebpf_settings,
-    iptables_settings,
-    ipvs_settings,
-    least_interval,
-    netfilter_settings,
-    nftables_settings,
-    plan_context,
-)
-from ebpfproxy.dataplanes.ebpf.dataplane import EbpfSettings, FlowTimeouts
-from ebpfproxy.dataplanes.ebpf.maps import MapSizes
-from ebpfproxy.dataplanes.iptables.settings import IptablesSettings
-from ebpfproxy.dataplanes.ipvs.settings import IpvsSettings
-from ebpfproxy.dataplanes.netfilter_sysctls import NetfilterSettings
-from ebpfproxy.dataplanes.nftables.settings import NftablesSettings
+from ebpfproxy.config.derived import least_interval, plan_context
 from ebpfproxy.model.address import parse_address
 from ebpfproxy.plan.service_plan import DetectLocal, PlanContext, SocketLb
 from tests.support.build import networks

@@ -10,10 +10,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebpfproxy.config.absent import FIELDS
 from ebpfproxy.config.file import FileReading, read_configuration
 from ebpfproxy.config.remark import Remark
 from ebpfproxy.config.settings import OPTIONS, Config
+from ebpfproxy.config.unsupported_flags import FIELDS
 from ebpfproxy.errors import ConfigError
 from ebpfproxy.model.address import parse_network
 

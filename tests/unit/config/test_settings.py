@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from ebpfproxy.config import Config
-from ebpfproxy.config.absent import HINTS
 from ebpfproxy.config.settings import OPTIONS
+from ebpfproxy.config.unsupported_flags import HINTS
 from ebpfproxy.errors import ConfigError
 from ebpfproxy.model.address import parse_address, parse_network
 from ebpfproxy.plan.service_plan import DetectLocal, SocketLb

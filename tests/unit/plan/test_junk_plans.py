@@ -8,9 +8,12 @@ from socket import htons
 
 import pytest
 
-from ebpfproxy.dataplanes.ebpf import abi, entries
-from ebpfproxy.dataplanes.ebpf.entries import Entry, Key, ServicePortEntry
-from ebpfproxy.dataplanes.ebpf.hooks import SOCKET_HOOKS
+from ebpfproxy.api.event import AddressesChanged, Event
+from ebpfproxy.api.parse import parse_node, parse_service, parse_slice
+from ebpfproxy.api.tracker import Tracker
+from ebpfproxy.backends.ebpf import abi, entries
+from ebpfproxy.backends.ebpf.entries import Entry, Key, ServicePortEntry
+from ebpfproxy.backends.ebpf.hooks import SOCKET_HOOKS
 from ebpfproxy.model.address import Network, parse_network
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.service import NamespacedName
@@ -18,9 +21,6 @@ from ebpfproxy.plan.claims import Claims
 from ebpfproxy.plan.exposure import plan_service
 from ebpfproxy.plan.node_plan import plan_node
 from ebpfproxy.plan.service_plan import PlanContext, ServicePortPlan
-from ebpfproxy.source.event import AddressesChanged, Event
-from ebpfproxy.source.parse import parse_node, parse_service, parse_slice
-from ebpfproxy.source.tracker import Tracker
 from tests.support.junk import junk_objects
 
 CONTEXT = PlanContext(node_name="here", node_port_primary=True)

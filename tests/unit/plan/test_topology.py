@@ -3,21 +3,21 @@
 from ebpfproxy.model.address import Protocol, format_address
 from ebpfproxy.model.endpoint import Endpoint, EndpointPort, EndpointSlice
 from ebpfproxy.plan.service_plan import PlannedEndpoint
-from ebpfproxy.plan.topology import Place, Uses, merge, plan_endpoints
+from ebpfproxy.plan.topology import NodeLocation, Uses, merge, plan_endpoints
 from tests.support.build import ELSEWHERE, HERE, draining, endpoint, slice_of
 
-PLACE = Place(HERE, "zone-a")
+PLACE = NodeLocation(HERE, "zone-a")
 CLUSTER, BOTH, LOCAL = Uses(True, False), Uses(True, True), Uses(False, True)
 TCP = Protocol.TCP
 
 
 def planned(
-    *slices: EndpointSlice, uses: Uses = CLUSTER, place: Place = PLACE, name: str = ""
+    *slices: EndpointSlice, uses: Uses = CLUSTER, place: NodeLocation = PLACE, name: str = ""
 ) -> tuple[tuple[PlannedEndpoint, ...], bool]:
     return plan_endpoints(merge(slices, name, TCP, place), uses, place)
 
 
-def used(*endpoints: Endpoint, uses: Uses = CLUSTER, place: Place = PLACE) -> dict[str, str]:
+def used(*endpoints: Endpoint, uses: Uses = CLUSTER, place: NodeLocation = PLACE) -> dict[str, str]:
     """Address to scopes: "cluster", "local", "cluster local", or "" where it only serves on."""
     found, _ = planned(slice_of("web", *endpoints), uses=uses, place=place)
     return {format_address(e.address): " ".join(["cluster"] * e.cluster + ["local"] * e.local) for e in found}
@@ -102,11 +102,11 @@ def test_local_ignores_hints() -> None:
 
 
 def test_zone_hints_are_ignored_on_a_node_without_zone() -> None:
-    assert set(used(*ZONED, place=Place(HERE, "")).values()) == {"cluster"}
+    assert set(used(*ZONED, place=NodeLocation(HERE, "")).values()) == {"cluster"}
 
 
 def test_zone_hints_are_ignored_where_none_is_for_this_zone() -> None:
-    assert set(used(*ZONED, place=Place(HERE, "zone-c")).values()) == {"cluster"}
+    assert set(used(*ZONED, place=NodeLocation(HERE, "zone-c")).values()) == {"cluster"}
 
 
 def test_zone_hints_are_ignored_where_a_ready_endpoint_has_none() -> None:

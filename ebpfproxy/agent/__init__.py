@@ -1,0 +1,1 @@
+"""The agent: the control thread, what it drives, and switching between modes."""

@@ -1,0 +1,278 @@
+"""Keeps one dataplane in step: render, diff, apply, remember."""
+
+from collections.abc import Collection, Hashable, Mapping
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from ebpfproxy.backends.delta import diff
+from ebpfproxy.backends.interface import Backend, Delta
+from ebpfproxy.errors import KernelError
+from ebpfproxy.log import Logger
+from ebpfproxy.model.address import Family
+from ebpfproxy.model.cluster import ClusterState
+from ebpfproxy.model.service import NamespacedName
+from ebpfproxy.plan.claims import Claims
+from ebpfproxy.plan.exposure import plan_service
+from ebpfproxy.plan.health import HealthCheck, plan_health_check
+from ebpfproxy.plan.lifeline import API_SERVER, with_last_endpoints
+from ebpfproxy.plan.local_traffic import undetected
+from ebpfproxy.plan.needs import needs_packets_of_pods
+from ebpfproxy.plan.node_plan import plan_node
+from ebpfproxy.plan.service_plan import NodePlan, PlanContext, PlanKey, ServicePortPlan
+from ebpfproxy.plan.size import ClusterSize
+from ebpfproxy.plan.summary import no_local_endpoints
+
+K = TypeVar("K")
+E = TypeVar("E")
+
+log = Logger(__name__)
+
+
+class SyncResult(NamedTuple):
+    """What a sync did: entries put, dropped, and refused, be it to be put or to be dropped; `drifted` of
+    them only because the kernel had come to differ from what we had written there."""
+
+    put: int
+    dropped: int
+    refused: int
+    drifted: int
+
+
+class Reconciler(Generic[K, E]):
+    """Desired entries are kept apart from those known to be in the kernel.
+
+    A change is in `desired` at once and for good, so that nothing is lost when a sync fails: the next one
+    reads the kernel back and compares everything.
+    """
+
+    def __init__(self, dataplane: Backend[K, E], context: PlanContext) -> None:
+        self._dataplane = dataplane
+        self._context = context
+        self._claims = Claims()
+        self._size = ClusterSize()
+        self._figures: dict[PlanKey, tuple[int, int, int, bool]] = {}
+        self._keys: dict[PlanKey | None, frozenset[K]] = {}  # None: the entries of the node
+        self._desired: dict[K, E] = {}
+        self._shared: dict[K, int] = {}  # of entries that several plans have: how many beside the first
+        self.node_plan: NodePlan | None = None
+        self._undetected: frozenset[Family] = frozenset()
+        self._pods = False  # whether the plan of the node has what the packets of pods need
+        self._actual: dict[K, E] | None = None  # None: not known, so read it
+        self._generation: Hashable = None  # of the kernel, when that was known
+        self._touched: set[K] = set()
+        self._told: dict[K, str] = {}
+        self._changed: dict[PlanKey, ServicePortPlan | None] = {}
+        self._left_over: set[K] = set()
+        self._begun = False  # whether a sync has succeeded
+        self.endpoints = 0
+        self.no_local_internal = 0
+        self.no_local_external = 0
+        self.needing_pods = 0
+        """How many ServicePorts need the packets of pods."""
+        self.health_checks: dict[NamespacedName, HealthCheck] = {}
+        """What load balancers are told, of the Services that they ask about."""
+
+    @property
+    def services(self) -> int:
+        """How many ServicePorts, by family, are desired."""
+        return len(self._claims.plans)
+
+    @property
+    def conflicts(self) -> int:
+        """How many frontends more than one ServicePort claims."""
+        return self._claims.conflicts
+
+    def plan(
+        self,
+        state: ClusterState,
+        services: frozenset[NamespacedName],
+        *,
+        node_changed: bool,
+        host_changed: bool,
+    ) -> None:
+        """Take in what changed: these Services, the Node and so all of them, what the kernel tells."""
+        names = services | state.services.keys() if node_changed else services
+        for name in names:
+            self._size.update(name, state.services.get(name), state.slices_of(name).values())
+        large = self._size.large
+        for name in names:
+            self._plan_service(name, state, large)
+        pods = self.needing_pods > 0
+        if node_changed or host_changed or pods is not self._pods or self.node_plan is None:
+            self._pods = pods
+            self._plan_node(state)
+
+    def _plan_node(self, state: ClusterState) -> None:
+        self._tell_undetected(undetected(self._context, state.node))
+        plan = plan_node(state, self._context, self._pods, self.node_plan)
+        if plan != self.node_plan:  # a device may change in ways that mean nothing here
+            self._desire(None, self._dataplane.render((), plan))
+            self.node_plan = plan
+
+    def _tell_undetected(self, families: frozenset[Family]) -> None:
+        if families - self._undetected:
+            log.warning(
+                "pods cannot be told from others",
+                families=", ".join(of.value for of in Family if of in families),
+                detect_local_mode=self._context.detect_local.value,
+                hint="that needs podCIDRs of our Node, --cluster-cidr, or the name of a device",
+            )
+        elif self._undetected and not families:
+            log.info("pods are told from others now")
+        self._undetected = families
+
+    def _plan_service(self, name: NamespacedName, state: ClusterState, large: Collection[Family]) -> None:
+        service = state.services.get(name)
+        plans: tuple[ServicePortPlan, ...] = ()
+        check = None
+        if service is not None:
+            slices = state.slices_of(name).values()
+            plans = plan_service(service, slices, state.node, self._context, large)
+            check = plan_health_check(service, slices, self._context.node_name) if plans else None
+        if check:
+            self.health_checks[name] = check
+        else:
+            self.health_checks.pop(name, None)
+        if name == API_SERVER:
+            plans = with_last_endpoints(plans, self._claims.plans.get)
+        settlement = self._claims.update(name, plans)
+        for lost in settlement.lost:
+            log.warning(
+                "a frontend is claimed twice",
+                frontend=lost.frontend,
+                served=str(lost.winner),
+                refused=str(lost.loser),
+            )
+        for plan in settlement.plans:
+            self._desire(plan.key, self._dataplane.render((plan,), None))
+            self._count(plan.key, plan)
+            self._changed[plan.key] = plan
+        for key in settlement.removed:
+            self._desire(key, {})
+            self._count(key, None)
+            self._changed[key] = None
+
+    def _desire(self, origin: PlanKey | None, entries: Mapping[K, E]) -> None:
+        keys = frozenset(entries)
+        former = self._keys.get(origin, frozenset())
+        for key in former - keys:
+            self._disown(key)
+        for key in keys - former:
+            if key in self._desired:
+                self._shared[key] = self._shared.get(key, 0) + 1
+        self._desired.update(entries)
+        self._touched |= keys | former
+        if keys:
+            self._keys[origin] = keys
+        else:
+            self._keys.pop(origin, None)
+
+    def _disown(self, key: K) -> None:
+        """One plan less has this entry."""
+        others = self._shared.pop(key, 0)
+        if not others:
+            del self._desired[key]
+        elif others > 1:
+            self._shared[key] = others - 1
+
+    def _count(self, key: PlanKey, plan: ServicePortPlan | None) -> None:
+        """Keep up the sums that metrics show."""
+        former = self._figures.pop(key, None)
+        figures = None
+        if plan:
+            without = no_local_endpoints((plan,))
+            figures = self._figures[key] = (len(plan.endpoints), *without, needs_packets_of_pods(plan))
+        for sign, some in ((-1, former), (1, figures)):
+            if some:
+                endpoints, internal, external, needing = some
+                self.endpoints += sign * endpoints
+                self.no_local_internal += sign * internal
+                self.no_local_external += sign * external
+                self.needing_pods += sign * needing
+
+    def take_changed(self) -> Mapping[PlanKey, ServicePortPlan | None]:
+        """The plans that are others than when this was asked last, None for those that are gone."""
+        changed, self._changed = self._changed, {}
+        return changed
+
+    def take_left_over(self) -> frozenset[K]:
+        """What an earlier run had left in the kernel that no plan wants, until the first sync that succeeded;
+        afterwards, and when this is asked again, nothing."""
+        left, self._left_over = self._left_over, set()
+        return frozenset(left)
+
+    def refused(self) -> frozenset[PlanKey]:
+        """The plans of which the last sync that succeeded was refused something."""
+        if not self._told:
+            return frozenset()
+        told = frozenset(self._told)
+        return frozenset(origin for origin, keys in self._keys.items() if origin and keys & told)
+
+    def holds(self, keys: Collection[K]) -> bool:
+        """Whether the kernel has the entries of all these keys as they are desired, by the last sync that
+        succeeded; False where there was none."""
+        actual = self._actual or {}
+        return all(key in actual and actual[key] == self._desired.get(key) for key in keys)
+
+    def is_disturbed(self) -> bool:
+        """Whether somebody else has changed what is in the kernel since the last sync that succeeded.
+
+        False where there was none. Raises KernelError.
+        """
+        return self._actual is not None and self._dataplane.generation() != self._generation
+
+    def sync(self, verify: bool) -> SyncResult:
+        """Bring the kernel in step; with `verify`, or after a failure, compare everything.
+
+        Raises KernelError; the next call then does it all again.
+        """
+        expected = self._actual
+        try:
+            if verify or self._actual is None:
+                self._actual = None
+                actual = self._dataplane.read()
+                delta = diff(actual, self._desired)
+            else:
+                actual = self._actual
+                delta = self._with_refused(diff(actual, self._desired, self._touched))
+            drifted = self._drifted(expected, actual) if verify and expected is not None else 0
+            if not self._begun:
+                self._left_over |= delta.drops
+            # Also where nothing differs: after a restart the dataplane lets go of what was there before.
+            applies = verify or bool(delta)
+            refused = self._dataplane.apply(delta) if applies else {}
+        except KernelError:
+            self._actual = None
+            raise
+        for key, entry in delta.puts.items():
+            if key not in refused:
+                actual[key] = entry
+        dropped = delta.drops - refused.keys()
+        for key in dropped:
+            actual.pop(key, None)
+        self._actual, self._begun = actual, True
+        if applies:  # else what others did meanwhile would be taken for known
+            self._generation = self._dataplane.generation()
+        self._touched = set(refused)
+        self._tell(refused)
+        return SyncResult(len(delta.puts.keys() - refused.keys()), len(dropped), len(refused), drifted)
+
+    def _with_refused(self, delta: Delta[K, E]) -> Delta[K, E]:
+        """What was refused is put again even where it looks as desired: it kept what it had, but for
+        frontends that another took over."""
+        again = {key: self._desired[key] for key in self._told if key in self._desired}
+        return Delta({**delta.puts, **again}, delta.drops)
+
+    @staticmethod
+    def _drifted(expected: Mapping[K, E], actual: Mapping[K, E]) -> int:
+        difference = diff(actual, expected)
+        if difference:
+            keys: Any = sorted({str(key) for key in (*difference.puts, *difference.drops)})
+            log.warning("the kernel had drifted, and is repaired", entries=len(keys), first=keys[0])
+        return len(difference.puts) + len(difference.drops)
+
+    def _tell(self, refused: Mapping[K, KernelError]) -> None:
+        """Each refusal once, until it is over."""
+        for key, failure in refused.items():
+            if self._told.get(key) != failure.message:
+                log.warning("not served", reason=failure.message, hint=failure.hint)
+        self._told = {key: failure.message for key, failure in refused.items()}

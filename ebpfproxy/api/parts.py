@@ -1,0 +1,301 @@
+"""The parts of API objects: each checked on its own, junk left out and told as a complaint.
+
+A complaint is one line in words of the API, for a log. What is raised is InvalidObject alone.
+"""
+
+import datetime
+import functools
+import re
+import sys
+from collections.abc import Iterable
+from typing import Annotated, TypeVar
+
+import msgspec
+
+from ebpfproxy.api import fields
+from ebpfproxy.errors import InvalidObject
+from ebpfproxy.model.address import (
+    V4_PREFIX,
+    Address,
+    Family,
+    Network,
+    Protocol,
+    family,
+    parse_address,
+    parse_network,
+    unspecified,
+)
+from ebpfproxy.model.endpoint import Endpoint, EndpointPort
+from ebpfproxy.model.service import NamespacedName, ServicePort, ServiceType, TrafficPolicy
+
+DEFAULT_AFFINITY_TIMEOUT = 10800
+"""Seconds; what the API server fills in (core/v1 DefaultClientIPServiceAffinitySeconds)."""
+
+MAX_AFFINITY_TIMEOUT = 86400
+"""Seconds (core/v1 MaxClientIPServiceAffinitySeconds)."""
+
+JUNK = (msgspec.MsgspecError, ValueError, RecursionError, OverflowError)
+"""What a decoder raises: UnicodeDecodeError is a ValueError, deep nesting ends as RecursionError."""
+
+_PROTOCOLS = {None: Protocol.TCP, "": Protocol.TCP} | {p.name: p for p in Protocol}
+FAMILIES = {f.value: f for f in Family}
+_NOWHERE = frozenset(unspecified(f) for f in Family)
+_MAX_COMPLAINTS = 8
+_ALL_NIL = fields.Conditions()
+_NO_HINTS = fields.Hints()
+
+NAME = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.]{0,252}")
+"""Wider than the API's own rules, and still free of blanks, quotes and control characters: names go
+into the rules and comments that are fed to other programs."""
+
+
+class Complaints(list[str]):
+    def told(self) -> tuple[str, ...]:
+        """All of them where they are few, else the first and how many more."""
+        if len(self) <= _MAX_COMPLAINTS:
+            return tuple(self)
+        return (*self[:_MAX_COMPLAINTS], f"and {len(self) - _MAX_COMPLAINTS} more")
+
+
+_T = TypeVar("_T", ServiceType, TrafficPolicy)
+
+
+def shorten(text: str, longest: int = 160) -> str:
+    return text if len(text) <= longest else text[: longest - 3] + "..."
+
+
+def usable_name(head: fields.Metadata | fields.HeadMetadata) -> NamespacedName:
+    """A manifest may leave out the namespace, and means "default", as for kubectl. Raises InvalidObject."""
+    return _usable_name(head.namespace or "default", head.name or "")
+
+
+@functools.lru_cache(maxsize=1024)
+def _usable_name(namespace: str, name: str) -> NamespacedName:
+    """One object in memory for an object's head and the rest of it, which are decoded in succession."""
+    if not NAME.fullmatch(name) or not NAME.fullmatch(namespace):
+        raise InvalidObject(f"{shorten(repr(namespace + '/' + name))} is not a usable name")
+    return NamespacedName(sys.intern(namespace), name)
+
+
+def choice(kind: type[_T], text: str | None, default: _T, where: str, complaints: Complaints) -> _T:
+    if not text:
+        return default
+    try:
+        return kind(text)
+    except ValueError:
+        complaints.append(f"{where} {shorten(repr(text))} is taken as {default.value}")
+        return default
+
+
+def policy(text: str | None, where: str, complaints: Complaints) -> TrafficPolicy:
+    return choice(TrafficPolicy, text, TrafficPolicy.CLUSTER, where, complaints)
+
+
+def addresses(texts: Iterable[str | None], where: str, complaints: Complaints) -> tuple[Address, ...]:
+    """Those that are addresses, each once, in order. Blank ones are dropped silently (MapIPsByIPFamily).
+
+    0.0.0.0 and :: are junk here: as frontends they stand for every local address.
+    """
+    found: dict[Address, None] = {}
+    for text in texts:
+        if text is None or not text.strip():
+            continue
+        try:
+            address = parse_address(text)
+        except ValueError:
+            complaints.append(f"{where}: {shorten(repr(text))} is not an IP address")
+            continue
+        if address in _NOWHERE:
+            complaints.append(f"{where}: {text} cannot be served")
+        else:
+            found[address] = None
+    return tuple(found)
+
+
+def cluster_ips(spec: fields.ServiceSpec, complaints: Complaints) -> tuple[Address, ...]:
+    """One address of each family at most, as GetClusterIPByFamily (pkg/proxy/util/utils.go) finds them.
+
+    Objects older than dual-stack have clusterIP alone; clusterIPs without ipFamilies, which the API
+    server never sends, speak for themselves. Raises InvalidObject where no address is left.
+    """
+    texts = spec.cluster_ips or [spec.cluster_ip]
+    families = spec.ip_families or []
+    found: dict[Family, Address] = {}
+    for position, text in enumerate(texts):
+        for address in addresses([text], "clusterIPs", complaints):
+            of = family(address)
+            if families and (position >= len(families) or families[position] != of.value):
+                complaints.append(f"clusterIPs: {text} is not of the family that ipFamilies says")
+            else:
+                found.setdefault(of, address)
+    if not found:
+        raise InvalidObject("; ".join(complaints.told()) or "it has no cluster IP")
+    return tuple(found.values())
+
+
+def load_balancer_ips(status: fields.ServiceStatus | None, complaints: Complaints) -> tuple[Address, ...]:
+    """Those of ipMode VIP, which is the default (KEP-1860). Any other mode means: send it out to them."""
+    ingress = (status.load_balancer.ingress if status and status.load_balancer else None) or ()
+    texts = (one.ip for one in ingress if one and one.ip_mode in (None, "VIP"))
+    return addresses(texts, "status.loadBalancer.ingress", complaints)
+
+
+def networks(texts: Iterable[str | None], where: str, complaints: Complaints) -> tuple[Network, ...]:
+    """Those that are CIDRs, each once, in order. Blank ones are dropped silently."""
+    found: dict[Network, None] = {}
+    for text in texts:
+        if text is None or not text.strip():
+            continue
+        try:
+            found[parse_network(text)] = None
+        except ValueError:
+            complaints.append(f"{where}: {shorten(repr(text))} is not a CIDR")
+    return tuple(found)
+
+
+def source_ranges(texts: Iterable[str | None], complaints: Complaints) -> tuple[Network, ...]:
+    """Those that are CIDRs. Raises InvalidObject where there are only junk ones: none would admit all."""
+    given = [text for text in texts if text and text.strip()]
+    found = networks(given, "loadBalancerSourceRanges", complaints)
+    if given and not found:
+        raise InvalidObject("loadBalancerSourceRanges has no CIDR; serving it would admit everybody")
+    return found
+
+
+def affinity_timeout(spec: fields.ServiceSpec, complaints: Complaints) -> int:
+    """Seconds, 0 where there is no affinity."""
+    if spec.session_affinity in (None, "", "None"):
+        return 0
+    if spec.session_affinity != "ClientIP":
+        complaints.append(f"sessionAffinity {shorten(repr(spec.session_affinity))} is taken as None")
+        return 0
+    config = spec.session_affinity_config
+    timeout = config.client_ip.timeout_seconds if config and config.client_ip else None
+    if timeout is None:
+        return DEFAULT_AFFINITY_TIMEOUT
+    if not 1 <= timeout <= MAX_AFFINITY_TIMEOUT:
+        complaints.append(f"sessionAffinity: a timeout of {shorten(str(timeout))} s is taken as 10800 s")
+        return DEFAULT_AFFINITY_TIMEOUT
+    return timeout
+
+
+def node_port(number: int | None, where: str, complaints: Complaints) -> int:
+    if number and not 0 < number < 65536:
+        complaints.append(f"{where} {shorten(str(number))} is not a port")
+        return 0
+    return number or 0
+
+
+def _port_key(
+    port: fields.ServicePort | fields.SlicePort, complaints: Complaints
+) -> tuple[str, Protocol, int] | None:
+    """Name, protocol and number, checked; None and a complaint where the port cannot be served."""
+    name, number = port.name or "", port.port or 0
+    if name and not NAME.fullmatch(name):
+        complaints.append(f"ports: {shorten(repr(name))} is not a usable name")
+    elif port.protocol not in _PROTOCOLS:
+        complaints.append(f"ports: protocol {shorten(repr(port.protocol))} is not one we know")
+    elif not 0 < number < 65536:
+        complaints.append(f"ports: {shorten(str(number))} is not a port")
+    else:
+        return sys.intern(name), _PROTOCOLS[port.protocol], number
+    return None
+
+
+def service_ports(
+    decoded: Iterable[fields.ServicePort | None], complaints: Complaints
+) -> tuple[ServicePort, ...]:
+    """Of two ports with the same name and protocol, the first: together they are the port's identity."""
+    found: dict[tuple[str, Protocol], ServicePort] = {}
+    for port in decoded:
+        key = _port_key(port, complaints) if port else None
+        if not port or not key:
+            continue
+        name, protocol, number = key
+        if (name, protocol) in found:
+            complaints.append(f"ports: {name!r} {protocol.name} is there twice; the first is served")
+            continue
+        outside = node_port(port.node_port, "nodePort", complaints)
+        found[name, protocol] = ServicePort(name, protocol, number, outside)
+    return _shared_service_ports(*found.values())
+
+
+def slice_ports(
+    decoded: Iterable[fields.SlicePort | None], complaints: Complaints
+) -> tuple[EndpointPort, ...]:
+    """Ports without a name or a number are ignored, as in endpointslicecache.go; "" is a name."""
+    wanted = (port for port in decoded if port and port.name is not None and port.port)
+    keys = (_port_key(port, complaints) for port in wanted)
+    return _shared_slice_ports(*[key for key in keys if key])
+
+
+@functools.lru_cache(maxsize=4096)
+def _shared_service_ports(*ports: ServicePort) -> tuple[ServicePort, ...]:
+    """One object in memory for all Services with the same ports, which most of them have."""
+    return ports
+
+
+@functools.lru_cache(maxsize=4096)
+def _shared_slice_ports(*keys: tuple[str, Protocol, int]) -> tuple[EndpointPort, ...]:
+    """As for Services."""
+    return tuple(EndpointPort(*key) for key in keys)
+
+
+def endpoints(
+    decoded: Iterable[fields.Endpoint | None], of: Family, complaints: Complaints
+) -> tuple[Endpoint, ...]:
+    """Only the first address of each counts (discovery/v1 says that the others mean nothing)."""
+    four, found = of is Family.IPV4, []
+    for endpoint in decoded:
+        text = endpoint.addresses[0] if endpoint and endpoint.addresses else None
+        if not endpoint or not text:
+            complaints.append("endpoints: one has no address")
+            continue
+        try:
+            address = parse_address(text)
+        except ValueError:
+            complaints.append(f"endpoints: {shorten(repr(text))} is not an IP address")
+            continue
+        if address.startswith(V4_PREFIX) is not four or address in _NOWHERE:
+            complaints.append(f"endpoints: {text} is not an {of.value} address that can be served")
+            continue
+        conditions, node = endpoint.conditions or _ALL_NIL, endpoint.node_name
+        values = (
+            address,
+            conditions.ready is not False,
+            conditions.serving is not False,
+            conditions.terminating is True,
+            sys.intern(node) if node else "",
+            *_hints(bytes(endpoint.hints)),
+        )
+        found.append(
+            tuple.__new__(Endpoint, values)
+        )  # half the time of Endpoint(...), a hundred thousand times
+    return tuple(found)
+
+
+@functools.lru_cache(maxsize=16384)
+def _hints(text: bytes) -> tuple[frozenset[str], frozenset[str]]:
+    """Zones and nodes. Decoded once, and one object in memory, for all endpoints with the same hints."""
+    hints = (fields.HINTS_DECODER.decode(text) if text else None) or _NO_HINTS
+    return _names(hints.for_zones), _names(hints.for_nodes)
+
+
+def _names(hints: list[fields.Hint | None] | None) -> frozenset[str]:
+    return frozenset(hint.name for hint in hints or () if hint and hint.name)
+
+
+_AWARE = Annotated[datetime.datetime, msgspec.Meta(tz=True)]
+
+
+def moment(text: str) -> float | None:
+    """RFC 3339 with up to nanoseconds, as Unix seconds; None for anything else.
+
+    >>> moment("1970-01-01T00:01:00.123456789Z")
+    60.123457
+    """
+    try:
+        when: datetime.datetime = msgspec.convert(text, _AWARE)
+        return when.timestamp()
+    except JUNK:
+        return None

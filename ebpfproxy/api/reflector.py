@@ -1,0 +1,431 @@
+"""One kind of object, followed whatever the transport: list, watch, and list again.
+
+The protocol is that of kubernetes.io, "Kubernetes API Concepts": pages, bookmarks, 410 Gone. What kube-proxy
+selects is in kubernetes, cmd/kube-proxy/app/server.go, Run.
+"""
+
+import contextlib
+import dataclasses
+import math
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+from ebpfproxy.api.event import (
+    ENDPOINT_SLICE,
+    NODE,
+    SERVICE,
+    Event,
+    NodeChanged,
+    ServiceChanged,
+    SliceChanged,
+    Synced,
+)
+from ebpfproxy.api.parse import (
+    ListPage,
+    WatchEvent,
+    object_head,
+    parse_list,
+    parse_node,
+    parse_service,
+    parse_slice,
+    parse_watch_event,
+)
+from ebpfproxy.errors import SourceError
+from ebpfproxy.log import Logger
+from ebpfproxy.model.service import NamespacedName
+
+log = Logger(__name__)
+
+GONE = 410
+PAGE = 500
+"""Objects of one page of a list."""
+
+SELECTOR = "!service.kubernetes.io/service-proxy-name,!service.kubernetes.io/headless"
+"""What is left to another proxy, and what needs none; of Services and EndpointSlices alike."""
+
+_RIGHTS = (
+    "the service account needs list and watch on services, nodes, and endpointslices of discovery.k8s.io"
+)
+_HINTS = {
+    401: "the token or client certificate is not accepted; has it expired?",
+    403: _RIGHTS,
+    404: "is this the address of a Kubernetes API server?",
+}
+
+
+class StatusError(SourceError):
+    """The API server answered with an error: by HTTP, or by an ERROR event. `retry_after` is in seconds."""
+
+    def __init__(self, code: int, message: str, retry_after: float = 0.0) -> None:
+        super().__init__(f"the API server says {code}: {message}", _HINTS.get(code, ""))
+        self.code = code
+        self.retry_after = retry_after
+
+
+class WatchGarbled(SourceError):
+    """A watch sent what is no event, so nobody knows what else it did not send."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Timing:
+    """All in seconds. Tests have their own; nobody else should."""
+
+    retry_first: float = 0.8
+    retry_last: float = 30.0
+    healthy_after: float = 10.0
+    """A watch that lasted as long was a success: what follows is a new failure, not one more."""
+    early: float = 1.0
+    """A watch that ends sooner is a failure, however politely it ended."""
+    watch_shortest: float = 300.0
+    watch_longest: float = 600.0
+    silence: float = 30.0
+    """How long after its timeoutSeconds a watch may stay silent before its connection is given up."""
+    relist_period: float = 1800.0
+    refresh: float = 60.0
+    """Credentials older than this are read again for the next session."""
+    connect: float = 10.0
+    answer: float = 65.0
+    """For the head of an answer, and between two parts of a page; the API server's own limit is 60."""
+    warn_again: float = 600.0
+
+
+USUAL_TIMING = Timing()
+
+
+class Backoff:
+    """Seconds to wait after each failure: drawn evenly from `first` up to a bound that doubles, up to `last`.
+
+    >>> backoff = Backoff(0.8, 30, uniform=lambda low, high: high)
+    >>> [backoff.next() for _ in range(7)]
+    [1.6, 3.2, 6.4, 12.8, 25.6, 30, 30]
+    """
+
+    def __init__(
+        self, first: float, last: float, uniform: Callable[[float, float], float] = random.uniform
+    ) -> None:
+        self._first, self._last, self._uniform = first, last, uniform
+        self._bound = first
+
+    def next(self) -> float:
+        self._bound = min(self._last, self._bound * 2)
+        return self._uniform(self._first, self._bound)
+
+    def reset(self) -> None:
+        self._bound = self._first
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Resource:
+    """What a reflector reflects. `absent` is told when the first list is empty, and logged, with its hint,
+    whenever a list is."""
+
+    kind: str
+    path: str
+    query: Mapping[str, str]
+    parse: Callable[[Any], Event]
+    gone: Callable[[NamespacedName], Event]
+    absent: Event | None = None
+    hint: str = ""
+
+
+def services() -> Resource:
+    selector = {"labelSelector": SELECTOR}
+    return Resource(
+        SERVICE, "/api/v1/services", selector, parse_service, lambda name: ServiceChanged(name, None)
+    )
+
+
+def endpoint_slices() -> Resource:
+    path, selector = "/apis/discovery.k8s.io/v1/endpointslices", {"labelSelector": SELECTOR}
+    return Resource(ENDPOINT_SLICE, path, selector, parse_slice, lambda name: SliceChanged(name, None))
+
+
+def own_node(name: str) -> Resource:
+    selector, gone = {"fieldSelector": f"metadata.name={name}"}, NodeChanged(None)
+    hint = "if it is called otherwise, no endpoint counts as local: --hostname-override names our Node"
+    return Resource(NODE, "/api/v1/nodes", selector, parse_node, lambda name: gone, gone, hint)
+
+
+class Connection(Protocol):
+    """To the API server, by whatever transport. All raise SourceError, StatusError where the server sent one.
+
+    `fetch` gives the body of an answer, `open` the parts of an endless one; more than `silence` seconds
+    without a part is an error. `abort` ends a stream from another thread: its reader gets an error.
+    """
+
+    def fetch(self, path: str, query: Mapping[str, str]) -> bytes: ...
+    def open(self, path: str, query: Mapping[str, str], silence: float) -> Iterator[bytes]: ...
+    def abort(self) -> None: ...
+    def close(self) -> None: ...
+
+
+def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """The non-empty lines of a stream whose parts end anywhere; an unfinished last one is dropped.
+
+    >>> list(split_lines([b'{"a":', b'1}\\n\\n{"b"', b':2}\\n{"c'])) == [b'{"a":1}', b'{"b":2}']
+    True
+    """
+    parts: list[bytes] = []
+    for chunk in chunks:
+        *ends, rest = chunk.split(b"\n")
+        for end in ends:
+            line = b"".join([*parts, end])
+            parts.clear()
+            if line:
+                yield line
+        if rest:
+            parts.append(rest)
+
+
+class Observer(Protocol):
+    """Is told what reflectors do. Each is called by the thread of its reflector."""
+
+    def relisted(self, kind: str) -> None:
+        """All objects of `kind` were listed; the first time included."""
+
+    def watch_failed(self, kind: str) -> None:
+        """A list or watch of `kind` ended with an error."""
+
+
+class _Nobody:
+    def relisted(self, kind: str) -> None: ...
+    def watch_failed(self, kind: str) -> None: ...
+
+
+UNOBSERVED: Observer = _Nobody()
+"""The Observer that does nothing."""
+
+
+LIST, OPEN, STREAM = 1, 2, 3
+"""How far an attempt came: it lists, it opens the watch, it reads the watch."""
+
+
+class Outage:
+    """Says once that something fails, again every so often, and once that it works again."""
+
+    def __init__(self, kind: str, warn_again: float, clock: Callable[[], float]) -> None:
+        self._kind, self._warn_again, self._clock = kind, warn_again, clock
+        self._stage = 0
+        self._since = self._told_at = 0.0
+        self._attempts = 0
+        self._told: set[object] = set()
+
+    def failed(self, stage: int, error: SourceError) -> None:
+        now = self._clock()
+        if not self._stage:
+            self._since, self._attempts = now, 0
+        self._stage, self._attempts = stage, self._attempts + 1
+        if now - self._told_at >= self._warn_again:
+            self._told.clear()
+        what = (type(error), getattr(error, "code", None), error.hint)
+        if what not in self._told:
+            self._told.add(what)
+            self._told_at = now
+            seconds = round(now - self._since, 1)
+            log.warning(
+                "API server fails", kind=self._kind, reason=error.message, hint=error.hint,
+                attempts=self._attempts, seconds=seconds,
+            )  # fmt: skip
+
+    def passed(self, stage: int) -> None:
+        """`stage` has worked. It ends an outage that was at this stage or an earlier one."""
+        if self._stage and stage >= self._stage:
+            seconds = round(self._clock() - self._since, 1)
+            log.info("API server is back", kind=self._kind, attempts=self._attempts, seconds=seconds)
+            self._stage = 0
+            self._told.clear()
+
+
+class Reflector:
+    """Tells every change of one kind, for as long as it runs, whatever the server does.
+
+    It knows the resourceVersion of each object told, so a list tells only what has changed since, and
+    that what is missing from it is gone. Where the server cannot be reached, nothing is told and nothing
+    forgotten. Lists come when a watch cannot be resumed, and every half an hour besides: a server may lose
+    deletions and be none the wiser (cilium/cilium#48050).
+
+    `relists`, `watch_errors` and `events` are counters which any thread may read.
+    """
+
+    def __init__(
+        self,
+        resource: Resource,
+        connect: Callable[[], Connection],
+        put: Callable[[Event], object],
+        stop: threading.Event,
+        timing: Timing = USUAL_TIMING,
+        observer: Observer = UNOBSERVED,
+        clock: Callable[[], float] = time.monotonic,
+        uniform: Callable[[float, float], float] = random.uniform,
+        wait: Callable[[float], object] | None = None,
+    ) -> None:
+        self.resource = resource
+        self.relists = self.watch_errors = self.events = 0
+        self._connect, self._put, self._stop = connect, put, stop
+        self._timing, self._clock, self._uniform = timing, clock, uniform
+        self._observer = observer
+        self._wait = wait or stop.wait
+        self._backoff = Backoff(timing.retry_first, timing.retry_last, uniform)
+        self._outage = Outage(resource.kind, timing.warn_again, clock)
+        self._known: dict[NamespacedName, str] = {}
+        self._resource_version = ""
+        self._stage = LIST
+        self._listed_at = self._opened_at = -math.inf
+        self._relist_at = 0.0
+        self._session: Connection | None = None
+
+    def run(self) -> None:
+        """Until `stop` is set. Whatever else it raises is a fault of ours."""
+        while not self._stop.is_set():
+            self._stage = LIST
+            try:
+                with contextlib.closing(self._connect()) as self._session:
+                    self._follow(self._session)
+            except SourceError as error:
+                if not self._stop.is_set():
+                    self._wait(self._after(error))
+
+    def abort(self) -> None:
+        """Wake a reader that waits for the server; `stop` is to be set before."""
+        if session := self._session:
+            session.abort()
+
+    def _follow(self, session: Connection) -> None:
+        if not self._resource_version or self._clock() >= self._relist_at:
+            self._list(session)
+            self._outage.passed(LIST)
+        self._watch(session)
+
+    def _after(self, error: SourceError) -> float:
+        """Note a failure; returns how many seconds to wait."""
+        self.watch_errors += 1
+        self._observer.watch_failed(self.resource.kind)
+        now = self._clock()
+        if self._stage == STREAM and now - self._opened_at >= self._timing.healthy_after:
+            self._backoff.reset()
+        if isinstance(error, WatchGarbled) or (isinstance(error, StatusError) and _conclusive(error.code)):
+            self._resource_version = ""
+        if isinstance(error, StatusError) and error.code == GONE and self._stage != LIST:
+            log.info("watch is too old, listing again", kind=self.resource.kind)
+            return 0.0 if now - self._listed_at >= self._timing.healthy_after else self._backoff.next()
+        self._outage.failed(self._stage, error)
+        return max(self._backoff.next(), error.retry_after if isinstance(error, StatusError) else 0.0)
+
+    # ---- list
+
+    def _list(self, session: Connection) -> None:
+        """Tell what is new or changed, then what is gone, then that this was all."""
+        seen: set[NamespacedName] = set()
+        first = not self.relists
+        query = dict(self.resource.query) | {"limit": str(PAGE)}
+        while True:
+            try:
+                page = self._list_page(session, query, seen)
+            except StatusError as error:
+                if error.code != GONE or "continue" not in query:
+                    raise
+                seen.clear()
+                query = dict(self.resource.query)  # in one piece, which cannot expire
+                continue
+            if self._stop.is_set():
+                raise SourceError("stopped while listing")
+            if not page.continue_token:
+                break
+            query["continue"] = page.continue_token
+        for name in [name for name in self._known if name not in seen]:
+            self._forget(name)
+        if not seen and self.resource.absent:
+            log.warning("not found", kind=self.resource.kind, **self.resource.query, hint=self.resource.hint)
+            if first:
+                self._tell(self.resource.absent)
+        self._resource_version = page.resource_version
+        self._listed_at = self._clock()
+        self._relist_at = self._listed_at + self._uniform(0.8, 1.2) * self._timing.relist_period
+        self.relists += 1
+        self._observer.relisted(self.resource.kind)
+        self._put(Synced(self.resource.kind))
+
+    def _list_page(
+        self, session: Connection, query: Mapping[str, str], seen: set[NamespacedName]
+    ) -> ListPage:
+        """Tell one page, note the names in `seen`; what is returned has no items.
+
+        The items are slices of the page's body, which is gone by the time that the next one comes.
+        """
+        page = parse_list(session.fetch(self.resource.path, query))
+        for raw in page.items:
+            if name := self._observe(raw):
+                seen.add(name)
+        return page._replace(items=())
+
+    def _observe(self, raw: Any) -> NamespacedName | None:
+        """Tell an object unless it is the one known. None where it has no name to know it by."""
+        name, version = object_head(raw)
+        if name is None or not version or self._known.get(name) != version:
+            self._tell(self.resource.parse(raw))
+        if name is not None:
+            self._known[name] = version
+        return name
+
+    def _forget(self, name: NamespacedName) -> None:
+        self._known.pop(name, None)
+        self._tell(self.resource.gone(name))
+
+    def _tell(self, event: Event) -> None:
+        self.events += 1
+        self._put(event)
+
+    # ---- watch
+
+    def _watch(self, session: Connection) -> None:
+        """Until the server ends it, or the next list is due. Raises SourceError."""
+        self._stage = OPEN
+        timing = self._timing
+        length = self._uniform(timing.watch_shortest, timing.watch_longest)
+        seconds = max(1, math.ceil(min(length, self._relist_at - self._clock())))
+        query = dict(self.resource.query) | {
+            "watch": "1",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": self._resource_version,
+            "timeoutSeconds": str(seconds),
+        }
+        stream = session.open(self.resource.path, query, seconds + timing.silence)
+        self._opened_at = self._clock()
+        self._outage.passed(OPEN)
+        self._stage = STREAM
+        for line in split_lines(stream):
+            self._handle(_read_event(line))
+            self._outage.passed(STREAM)
+            if self._clock() >= self._relist_at:
+                return  # timeoutSeconds is a wish: not every server ends a watch by then
+        if self._clock() - self._opened_at < timing.early:
+            raise SourceError(
+                "the watch ended as soon as it began", "a proxy in between may not let it through"
+            )
+        self._outage.passed(STREAM)
+        self._backoff.reset()
+
+    def _handle(self, event: WatchEvent) -> None:
+        if event.type in ("ADDED", "MODIFIED"):
+            self._observe(event.object)
+        elif event.type == "DELETED":
+            if name := object_head(event.object).name:
+                self._forget(name)
+        elif event.type == "ERROR":
+            raise StatusError(event.code, event.message)
+        self._resource_version = event.resource_version or self._resource_version
+
+
+def _read_event(line: bytes) -> WatchEvent:
+    try:
+        return parse_watch_event(line)
+    except SourceError as error:
+        raise WatchGarbled(error.message, error.hint) from None
+
+
+def _conclusive(code: int) -> bool:
+    """Whether the server says that this resourceVersion will not do, rather than not now or not you."""
+    return 400 <= code < 500 and code not in (401, 403, 408, 429)

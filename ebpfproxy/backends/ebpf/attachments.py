@@ -1,0 +1,169 @@
+"""How the classifiers are attached to devices: by tcx links where the kernel has them, else by tc filters.
+
+Both ways have the same verbs. A place is one side of one device, by ifindex.
+"""
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from ebpfproxy.backends.ebpf.entries import EGRESS, INGRESS
+from ebpfproxy.errors import KernelError
+from ebpfproxy.linux.bpf import tc, tcx
+from ebpfproxy.linux.bpf.bpf import Program
+from ebpfproxy.linux.bpf.tc import Side
+from ebpfproxy.linux.bpf.tcx import Placed
+
+SIDES = {INGRESS: Side.INGRESS, EGRESS: Side.EGRESS}
+_NAMES = {side: name for name, side in SIDES.items()}
+
+
+class Running(NamedTuple):
+    """The agent's program at one place.
+
+    `proper`: it is attached as this agent attaches; a filter of a former run is not where tcx is used.
+    `before`: what sees a packet earlier, in running order. `can_advance`: `attach` would change that.
+    """
+
+    program_id: int
+    proper: bool
+    before: tuple[str, ...]
+    can_advance: bool
+
+
+class Attachments(Protocol):
+    """`makes_clsact`: `attach` may make a clsact; it then returns True.
+
+    `attach` gets the program to the first place that can be had, replaces another program of the agent in one
+    step, and lets no packet pass in between. It raises NotFound where the device is gone, or KernelError.
+    `detach` returns whether anything was attached. `forget_gone` drops what is left of devices that do not
+    exist; `present` are those that do.
+    """
+
+    makes_clsact: bool
+
+    def running(self, ifindex: int, side: Side) -> Running | None: ...
+
+    def attach(self, ifindex: int, side: Side, program: Program) -> bool: ...
+
+    def detach(self, ifindex: int, side: Side) -> bool: ...
+
+    def forget_gone(self, present: Collection[int]) -> None: ...
+
+
+class TcFilters:
+    """Filters below clsact. `owned`: the programs, by id, whose filters are the agent's; None for all of the
+    agent's name."""
+
+    makes_clsact = True
+
+    def __init__(self, owned: Collection[int] | None = None) -> None:
+        self._owned = owned
+
+    def running(self, ifindex: int, side: Side) -> Running | None:
+        found = tc.filters(ifindex, side)
+        own = next((one for one in found if one.is_ours), None)
+        if own is None or not (self._owned is None or own.program_id in self._owned):
+            return None
+        before = tuple(dict.fromkeys(map(str, tc.before(found))))  # u32 shows as two filters
+        return Running(own.program_id, True, before, tc.can_advance(found))
+
+    def attach(self, ifindex: int, side: Side, program: Program) -> bool:
+        return tc.attach(ifindex, side, program)
+
+    def detach(self, ifindex: int, side: Side) -> bool:
+        return self.running(ifindex, side) is not None and tc.detach(ifindex, side)
+
+    def forget_gone(self, present: Collection[int]) -> None:
+        """The kernel has removed their filters."""
+
+
+class TcxLinks:
+    """tcx links, pinned in `folder` as IFINDEX_SIDE. A filter of a former run, which had no tcx, is removed
+    once the link is there. `owned` is as in TcFilters."""
+
+    makes_clsact = False
+
+    def __init__(self, folder: Path, owned: Collection[int] | None = None) -> None:
+        self._folder = folder
+        self._filters = TcFilters(owned)
+        self._links: dict[Path, int] = {}  # the id of the link that was last seen at a pin
+        self._without_filter: set[tuple[int, Side]] = set()
+
+    def running(self, ifindex: int, side: Side) -> Running | None:
+        placed = tcx.programs(ifindex, side)
+        position = self._position(self._pin(ifindex, side), placed)
+        former = self._former(ifindex, side)
+        if position is None:
+            return former and former._replace(proper=False)
+        before = tuple(_name(each) for each in placed[:position])
+        return Running(placed[position].program_id, former is None, before, can_advance=position > 0)
+
+    def _position(self, pin: Path, placed: tuple[Placed, ...]) -> int | None:
+        ids = [each.link_id for each in placed]
+        if ids and self._links.get(pin) not in ids:
+            self._links[pin] = tcx.link_id(pin) or 0
+        known = self._links.get(pin)
+        return ids.index(known) if known and known in ids else None
+
+    def _former(self, ifindex: int, side: Side) -> Running | None:
+        """A filter of a former run. Only such a run makes them: where there is none, none will come."""
+        if (ifindex, side) in self._without_filter:
+            return None
+        found = self._filters.running(ifindex, side)
+        if found is None:
+            self._without_filter.add((ifindex, side))
+        return found
+
+    def attach(self, ifindex: int, side: Side, program: Program) -> bool:
+        self._folder.mkdir(exist_ok=True)
+        tcx.attach(ifindex, side, program, self._pin(ifindex, side))
+        self._filters.detach(ifindex, side)
+        return False
+
+    def detach(self, ifindex: int, side: Side) -> bool:
+        detached = tcx.detach(self._pin(ifindex, side))
+        return self._filters.detach(ifindex, side) or detached
+
+    def forget_gone(self, present: Collection[int]) -> None:
+        self._without_filter = {each for each in self._without_filter if each[0] in present}
+        for pin, ifindex, _ in pinned(self._folder):
+            if ifindex not in present:
+                self._links.pop(pin, None)
+                tcx.detach(pin)
+
+    def _pin(self, ifindex: int, side: Side) -> Path:
+        return self._folder / f"{ifindex}_{_NAMES[side]}"
+
+
+class Pin(NamedTuple):
+    path: Path
+    ifindex: int
+    side: str
+
+
+def pinned(folder: Path) -> list[Pin]:
+    """The links of `TcxLinks` that are pinned there, by device and side; none without that folder."""
+    found = []
+    for path in folder.iterdir() if folder.is_dir() else ():
+        ifindex, _, side = path.name.removesuffix("_new").partition("_")
+        if ifindex.isdecimal() and side in SIDES:
+            found.append(Pin(path.with_name(f"{ifindex}_{side}"), int(ifindex), side))
+    return sorted(set(found), key=lambda pin: (pin.ifindex, list(SIDES).index(pin.side)))
+
+
+def choose(folder: Path, owned: Collection[int] | None = None) -> Attachments:
+    """The best way that this kernel has; `folder` is for pins. Raises Rejected where the kernel cannot be
+    asked."""
+    return TcxLinks(folder, owned) if tcx.is_supported() else TcFilters(owned)
+
+
+def _name(placed: Placed) -> str:
+    try:
+        program = Program.by_id(placed.program_id)
+    except KernelError:  # it is gone by now, or CAP_SYS_ADMIN is missing
+        return f"tcx program {placed.program_id}"
+    try:
+        return f"{program.called or 'unnamed'} (tcx program {placed.program_id})"
+    finally:
+        program.close()

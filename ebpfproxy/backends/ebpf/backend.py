@@ -1,0 +1,383 @@
+"""The eBPF dataplane: the six methods, over local networks, services, devices and hooks."""
+
+import contextlib
+import functools
+import struct
+import time
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple, cast
+
+from ebpfproxy.backends.ebpf import abi, attachments, entries
+from ebpfproxy.backends.ebpf.devices.filter_watch import FilterWatch
+from ebpfproxy.backends.ebpf.devices.filters import DeviceTable, former_clsacts, former_pods
+from ebpfproxy.backends.ebpf.devices.packet_check import PacketCheck
+from ebpfproxy.backends.ebpf.devices.positions import Positions
+from ebpfproxy.backends.ebpf.entries import (
+    DeviceEntry,
+    DeviceKey,
+    Entry,
+    HookKey,
+    Key,
+    ServicePortEntry,
+    ServicePortKey,
+)
+from ebpfproxy.backends.ebpf.flows.collector import FlowCollector
+from ebpfproxy.backends.ebpf.flows.state import FlowTimeouts as FlowTimeouts
+from ebpfproxy.backends.ebpf.inspect.counters import Readings
+from ebpfproxy.backends.ebpf.maps import Maps, shapes
+from ebpfproxy.backends.ebpf.migration.migrate import Migration
+from ebpfproxy.backends.ebpf.pins import Pins
+from ebpfproxy.backends.ebpf.programs import Programs, first_needed, pinned_classifiers
+from ebpfproxy.backends.ebpf.services.node_entry import NodeEntry
+from ebpfproxy.backends.ebpf.services.table import ServiceTable
+from ebpfproxy.backends.ebpf.settings import EbpfSettings as EbpfSettings
+from ebpfproxy.backends.ebpf.sockets import netns_cookie
+from ebpfproxy.backends.ebpf.sockets.stale_sockets import StaleSockets
+from ebpfproxy.backends.ebpf.sockets.translation import StaleTranslation
+from ebpfproxy.backends.generation import Generation
+from ebpfproxy.backends.interface import Delta
+from ebpfproxy.errors import KernelError
+from ebpfproxy.linux import mounts
+from ebpfproxy.linux.locks import FolderLock
+from ebpfproxy.log import Logger
+from ebpfproxy.model.address import Address, Network, Protocol
+from ebpfproxy.model.device_side import DeviceSide
+from ebpfproxy.model.socket_counts import SocketCounts
+from ebpfproxy.model.traffic import ServiceTraffic
+from ebpfproxy.plan.service_plan import NodePlan, ServicePortPlan, SocketLb
+
+log = Logger(__name__)
+
+_U32 = struct.Struct("=I")
+_PATIENCE = 5.0  # seconds for an agent that is about to end, as at a DaemonSet's update
+
+
+def _nobody_counts(counts: SocketCounts) -> None:
+    pass
+
+
+def _nobody_looks() -> None:
+    pass
+
+
+def _nobody_plans(devices: frozenset[int]) -> None:
+    pass
+
+
+class _Attachments(NamedTuple):
+    pinned: bool
+    hooks: frozenset[tuple[str, str]] = frozenset()
+    devices: frozenset[tuple[DeviceKey, DeviceEntry]] = frozenset()
+
+
+def _without(devices: frozenset[int], of: _Attachments) -> _Attachments:
+    """`devices`: their indices."""
+    return of._replace(devices=frozenset(each for each in of.devices if each[0].ifindex not in devices))
+
+
+class EbpfBackend:
+    """See `Backend` for the contract. The calling thread's network namespace counts as the node."""
+
+    name = "ebpf"
+
+    def __init__(
+        self,
+        settings: EbpfSettings,
+        sockets_counted: Callable[[SocketCounts], object] = _nobody_counts,
+        clock: Callable[[], float] = time.monotonic,
+        pods_bypass: Callable[[frozenset[int]], object] = _nobody_plans,
+        filters_changed: Callable[[], object] = _nobody_looks,
+    ) -> None:
+        """`sockets_counted`, `pods_bypass` and `filters_changed` are called in threads of ours: see
+        `StaleSockets`, `FlowCollector` and `FilterWatch`. `pods_bypass` is called by `open`, too, with the
+        devices of all pods whose packets a former run translated, or saw that it had to. After
+        `filters_changed`, `generation` may have changed."""
+        self._settings = settings
+        self._sockets_counted = sockets_counted
+        self._clock = clock
+        self._pods_bypass = pods_bypass
+        self._filters_changed = filters_changed
+        self._watch: FilterWatch | None = None  # where filters are used
+        self._positions = Positions(clock)
+        self._clsacts: frozenset[int] = frozenset()  # that former maps know to be ours, by ifindex
+        self._opened: contextlib.ExitStack | None = None  # what `close` closes
+        self._attached = Generation(self._attachments)
+        self._generation: Hashable = None
+        self._services_applied = False  # and nothing else, by the last delta
+
+    def open(self) -> None:
+        """Maps and programs are there afterwards; what is attached is still what was attached before.
+
+        Raises AlreadyExists where another agent has this bpffs root, since two would overwrite each other's
+        slots and endpoints. That no other agent has the devices of this network namespace is for the caller
+        to see to, by a NamespaceLock: there is one filter of ours at most on each.
+
+        Where it fails, nothing is left open, and it may be called again.
+        """
+        root = self._settings.bpffs_root
+        if mounts.ensure_bpffs(root):
+            _warn_of_private_mount(root, self._settings.proc_root)
+        with contextlib.ExitStack() as opened:
+            self._open(root, opened)
+            self._opened = opened.pop_all()
+
+    def _open(self, root: Path, opened: contextlib.ExitStack) -> None:
+        """What is opened is put on the stack at once."""
+        lock = FolderLock(root, _PATIENCE)
+        opened.callback(lock.release)
+        self._pins = Pins(root)
+        self._programs = Programs(self._pins, self._settings.cgroup_root, self._settings.sizes, (lock.fd,))
+        opened.callback(self._programs.close)
+        self._maps = Maps(self._programs.maps)
+        opened.callback(self._maps.close)
+        self._table = ServiceTable(self._maps, self._clock)
+        opened.callback(self._table.close)
+        self._open_devices()
+        self._open_rest(opened)
+        in_force = self._pins.in_force()
+        former = in_force if in_force != self._programs.directory else None
+        wanted = shapes(self._settings.sizes)
+        self._migration = Migration(wanted, self._maps, self._pins.maps_of(former))
+        opened.callback(self._migration.close)
+        self._migration.copy()
+        self._unattached: frozenset[Key] = frozenset()
+        self._unhooked: KernelError | None = None
+        self._settled = False
+
+    def _open_devices(self) -> None:
+        """With what every map of devices that is there remembers of them, the present one and former ones."""
+        pins = list(self._pins.pinned_maps("devices"))
+        pods = former_pods(pins, self._pins.pinned_maps("bypassing"))
+        pins.remove(self._pins.maps_of(self._programs.directory)["devices"])  # what it knows may change yet
+        self._clsacts |= former_clsacts(pins)
+        owned = None if self._settings.devices else pinned_classifiers(self._pins)
+        self._devices = DeviceTable(
+            self._maps["devices"],
+            self._programs.classifiers,
+            self._clsacts,
+            attachments.choose(self._pins.devices, owned),
+            self._positions,
+        )
+        if pods:
+            self._pods_bypass(pods)
+
+    def _open_rest(self, opened: contextlib.ExitStack) -> None:
+        cookie = netns_cookie.own(self._settings.cgroup_root)
+        self._node = NodeEntry(self._maps["node"], self._settings, cookie)
+        self._node.write()
+        pins = self._programs.maps
+        proc_root, destroy = self._settings.proc_root, self._settings.destroy_stale_sockets
+        note = self._node.note_stale_sockets
+        translation = StaleTranslation(pins, str(proc_root), note, self._pods_bypass)
+        self._stale = StaleSockets(pins, proc_root, destroy, self._sockets_counted, translation)
+        opened.callback(self._stale.close)
+        self._collector = FlowCollector(
+            pins, self._settings.timeouts, self._pods_bypass, self._node.note_netfilter_flows
+        )
+        opened.callback(self._collector.close)
+        if self._devices.uses_filters:
+            self._watch = FilterWatch(self._devices.is_in_use, self._filters_changed)
+            opened.callback(self._watch.close)
+        self._check = PacketCheck(pins, self._devices.attached)
+        opened.callback(self._check.close)
+        self._readings = Readings(pins)
+        opened.callback(self._readings.close)
+
+    def render(self, plans: Iterable[ServicePortPlan], node: NodePlan | None) -> dict[Key, Entry]:
+        off = self._settings.socket_lb is SocketLb.OFF
+        return entries.render(plans, node, () if off else self._programs.hooks)
+
+    def read(self) -> dict[Key, Entry]:
+        """Where somebody removed our pins, everything is made anew first, and nothing is in force then.
+
+        Where that fails, it raises KernelError, and the next call tries again.
+        """
+        if self._opened and not self._programs.is_pinned():
+            log.warning("pins were removed by somebody; loading anew", root=self._settings.bpffs_root)
+            self._clsacts |= self._devices.clsacts()
+            self.close()
+        if not self._opened:
+            self.open()
+        self._attached.reading()
+        self._node.repair()
+        found: dict[Key, Entry] = {}
+        for key, value in self._maps["local_networks"].items():
+            length, address = abi.NETWORK_KEY.unpack(key)
+            found[Network(Address(address), length)] = int(_U32.unpack(value)[0])
+        found.update(self._table.read().items())
+        found.update(self._devices.read().items())
+        found.update({HookKey(name): state for name, state in self._programs.hook_states().items()})
+        return found
+
+    def apply(self, delta: Delta[Key, Entry]) -> Mapping[Key, KernelError]:
+        """Networks, services, devices, hooks: nothing is sent anywhere before the maps are complete.
+
+        Services that are dropped go along with those that are put, since frontends and room may pass from
+        one to another; hooks, devices and networks go last, in this order, when all that takes their place
+        is there.
+        """
+        touched = [key for keys in (delta.puts, delta.drops) for key in keys]
+        services_only = all(isinstance(key, ServicePortKey) for key in touched)
+        devices = frozenset(key.ifindex for key in touched if isinstance(key, DeviceKey))
+        # A pod's device is gone before we are told to let it go.
+        others = functools.partial(_without, devices)
+        with contextlib.nullcontext() if services_only else self._attached.ours(others):
+            refused = self._apply(delta)
+        self._services_applied = services_only and self._generation is not None
+        return refused
+
+    def _apply(self, delta: Delta[Key, Entry]) -> dict[Key, KernelError]:
+        if not self._settled:
+            self._learn_netfilter_flows()
+        refused: dict[Key, KernelError] = dict(self._put_networks(delta.puts).items())
+        puts = {k: cast(ServicePortEntry, e) for k, e in delta.puts.items() if isinstance(k, ServicePortKey)}
+        drops = [key for key in delta.drops if isinstance(key, ServicePortKey)]
+        services = self._table.apply(puts, drops)
+        refused.update(services.items())
+        attached = self._attach(delta.puts, refused)
+        refused.update(self._detach(delta.drops))
+        for key in delta.drops:
+            if isinstance(key, Network):
+                self._maps["local_networks"].delete(_network_key(key))
+        self._settle(refused, attached)
+        if any(key.protocol is Protocol.UDP for key in (*puts, *drops)):
+            self._stale.look()
+        return refused
+
+    def _put_networks(self, puts: Mapping[Key, Entry]) -> dict[Key, KernelError]:
+        refused: dict[Key, KernelError] = {}
+        for key, entry in puts.items():
+            if isinstance(key, Network):
+                try:
+                    self._maps["local_networks"].update(_network_key(key), _U32.pack(cast(int, entry)))
+                except KernelError as failure:
+                    refused[key] = failure
+        return refused
+
+    def _attach(self, puts: Mapping[Key, Entry], refused: dict[Key, KernelError]) -> bool:
+        """Whether anything was; what was not is put into `refused`.
+
+        Where programs with maps of other sizes are in force, flows, sockets and clients are migrated.
+        """
+        hooks = [key.name for key in puts if isinstance(key, HookKey)]
+        devices = {k: cast(DeviceEntry, e) for k, e in puts.items() if isinstance(k, DeviceKey)}
+        refused.update(self._devices.fill(devices).items())
+        devices = {key: entry for key, entry in devices.items() if key not in refused}
+        wanted = frozenset[Key](devices).union(map(HookKey, hooks))
+        if wanted and not wanted <= self._unattached:
+            self._migration.start()
+        refused.update(self._devices.attach(devices).items())
+        failed = self._programs.attach(hooks)
+        self._unhooked = first_needed(failed)
+        refused.update({HookKey(name): failure for name, failure in failed.items()})
+        self._unattached = wanted & refused.keys()
+        return not wanted <= refused.keys()
+
+    def _learn_netfilter_flows(self) -> None:
+        """Of another mode, which may have served until now. What is logged here costs an open connection at
+        worst, and is no reason not to serve."""
+        try:
+            self._collector.netfilter_flows.learn()
+        except KernelError as failure:
+            log.error("could not learn of connections that netfilter masquerades", reason=failure.message)
+
+    def _detach(self, drops: Collection[Key]) -> dict[Key, KernelError]:
+        hooks = [key.name for key in drops if isinstance(key, HookKey)]
+        failed = self._programs.detach(hooks) if hooks else {}
+        refused: dict[Key, KernelError] = {HookKey(name): failure for name, failure in failed.items()}
+        devices = [key for key in drops if isinstance(key, DeviceKey)]
+        return refused | dict(self._devices.drop(devices).items())
+
+    def _settle(self, refused: Collection[Key], attached: bool) -> None:
+        """After the first delta that left nothing of a former run attached: let go of what it left.
+
+        What it knows is copied once more each time that something was replaced, and at the end in any case,
+        since whatever held it may have gone by itself.
+        """
+        if self._settled:
+            return
+        # A device that takes no filter of ours, as somebody else's qdisc is in the way, holds nothing.
+        devices_held = any(self._devices.has_outdated(key) for key in refused if isinstance(key, DeviceKey))
+        held = devices_held or any(isinstance(key, HookKey) for key in refused)
+        if attached or not held:
+            self._migration.copy()
+        if not devices_held:
+            self._migration.finish_flows()
+        if held:
+            return
+        self._learn_netfilter_flows()  # of what was begun meanwhile
+        self._migration.close()
+        self._programs.settle()
+        self._node.settle()
+        self._settled = True
+        self._stale.look()  # for what changed while no agent ran
+
+    def generation(self) -> Hashable:
+        """Of pins, hooks and filters; what is in the maps is compared by `read` alone.
+
+        To ask the kernel takes longer than to apply a small change. So what it was before stands once for
+        what it is after a delta that touched none of them.
+        """
+        asked_for_services = self._services_applied
+        self._services_applied = False
+        if not asked_for_services:
+            self._generation = self._attached.value()
+        return self._generation
+
+    def _attachments(self) -> "_Attachments":
+        if not self._opened or not self._programs.is_pinned():
+            return _Attachments(False)
+        hooks = frozenset(self._programs.hook_states().items())
+        return _Attachments(True, hooks, frozenset(self._devices.look().items()))
+
+    def close(self) -> None:
+        """Nothing happens where it is not open, as after a reading that could not open it anew."""
+        if self._opened:
+            self._opened.close()
+            self._opened = None
+
+    # For any thread:
+
+    def usage(self) -> dict[str, tuple[int, int]]:
+        """By map: entries in use, and room. Flows are those that the collector counted last."""
+        found, sizes = self._collector.collected(), self._settings.sizes
+        return self._table.usage() | {
+            "flows": (found.entries, sizes.flows),
+            "half_open_flows": (found.half_open, sizes.half_open),
+        }
+
+    def lacking(self) -> KernelError | None:
+        """Why a hook of sockets has no program, of those that we cannot do without; None where each has."""
+        return self._unhooked
+
+    def counters(self) -> dict[str, int]:
+        """How often the programs and the collector did what, by its name."""
+        return self._readings.counters() | self._collector.collected().events()
+
+    def is_notified(self) -> bool:
+        """Whether `filters_changed` is called for changes at the devices."""
+        return self._watch is not None and self._watch.is_running()
+
+    def bypassed(self) -> tuple[DeviceSide, ...]:
+        """Where programs of others run before the classifiers, or packets do not reach them."""
+        return self._positions.troubles() + self._check.troubles()
+
+    def traffic(self) -> list[ServiceTraffic]:
+        """What the packet path has carried, by service."""
+        return self._readings.traffic()
+
+
+def _warn_of_private_mount(root: Path, proc_root: Path) -> None:
+    """A bpffs that we had to mount, and that the host's processes do not see, goes with this container."""
+    with contextlib.suppress(OSError):
+        if not mounts.is_mounted_for(proc_root / "1", root):
+            log.warning(
+                "the bpffs is this container's own: a restart will interrupt Services",
+                root=root,
+                hint="mount the host's /sys/fs/bpf into it, with mountPropagation Bidirectional",
+            )
+
+
+def _network_key(network: Network) -> bytes:
+    return abi.NETWORK_KEY.pack(network.length, network.address)

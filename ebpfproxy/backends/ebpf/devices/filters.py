@@ -1,0 +1,341 @@
+"""The devices that the classifiers are on: what the map `devices` has of them, and the attachments.
+
+The map is for the programs, and records which clsact the agent made. Whether the programs are attached is
+read from the devices.
+"""
+
+import contextlib
+import struct
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+
+from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.backends.ebpf.attachments import SIDES, Attachments, Running, TcFilters, pinned
+from ebpfproxy.backends.ebpf.devices.positions import Positions
+from ebpfproxy.backends.ebpf.entries import BEHIND, EGRESS, INGRESS, OUTDATED, DeviceEntry, DeviceKey
+from ebpfproxy.errors import KernelError, NotFound, TableFull
+from ebpfproxy.linux.bpf import tc, tcx
+from ebpfproxy.linux.bpf.bpf import Map, Program
+from ebpfproxy.linux.bpf.tc import Side
+from ebpfproxy.linux.netlink import iproute, links
+from ebpfproxy.model.address import Address, Family, unspecified
+
+GONE = "(gone)"
+"""The name of a device that is in the map and not on this node."""
+
+_U32 = struct.Struct("=I")
+_U64_SIZE = 8
+_UNKNOWN = DeviceEntry(-1, unspecified(Family.IPV4), unspecified(Family.IPV6), ())
+"""Of a device that has a filter of ours and is not in the map: what no plan asks for."""
+
+Refused = dict[DeviceKey, KernelError]
+
+
+class DeviceTable:
+    """Puts and drops are steps of their own, since other maps and hooks have their place between them."""
+
+    def __init__(
+        self,
+        devices: Map,
+        classifiers: Mapping[str, Program],
+        made: Collection[int] = frozenset(),
+        attachments: Attachments | None = None,
+        positions: Positions | None = None,
+    ) -> None:
+        """`classifiers` by name: the programs that are to run, as `hooks.CLASSIFIERS` lists them.
+
+        `made`: devices by ifindex whose clsact is known to be the agent's, whatever the map says.
+        `attachments`: how the programs are attached; by tc filters unless given.
+        """
+        self._map = devices
+        self._made = made
+        self._attachments = attachments or TcFilters()
+        self._positions = positions or Positions()
+        self._attached: frozenset[tuple[int, str, str]] = frozenset()
+        self._in_use: frozenset[int] = frozenset()  # the devices in `_attached`, by ifindex
+        self._programs = classifiers
+        self._ids = {name: program.id for name, program in classifiers.items()}
+        self._names: dict[int, str] = {}  # by ifindex: what it was put, or read, as last
+
+    def read(self) -> dict[DeviceKey, DeviceEntry]:
+        """Every device that is in the map, or has a filter of ours.
+
+        `sides` are those where the very program runs that the flags in the map ask for; another one of
+        ours shows as "outdated", so that it is replaced or removed, and one that is to be moved to the first
+        place as "behind". A device that is gone keeps what the
+        map says, under the name GONE; one that was renamed has its present name.
+        """
+        present = links.names()
+        self._attachments.forget_gone(present.keys())
+        found = self._found(present, present.keys())
+        self._names = {key.ifindex: key.name for key in found}
+        return found
+
+    @property
+    def uses_filters(self) -> bool:
+        """Whether programs are attached by tc filters, of which the kernel sends notifications."""
+        return self._attachments.makes_clsact
+
+    def attached(self) -> frozenset[tuple[int, str, str]]:
+        """Ifindex, side and device name of each place where `look` last found the right program. For any
+        thread."""
+        return self._attached
+
+    def is_in_use(self, ifindex: int) -> bool:
+        """Whether `look` last found the right program at a side of the device. For any thread."""
+        return ifindex in self._in_use
+
+    def look(self) -> dict[DeviceKey, DeviceEntry]:
+        """As `read`, of the devices in the map alone: only a former run leaves programs elsewhere.
+
+        Devices that are put or dropped are further known by the names that were read before.
+        """
+        return self._found(links.names(), ())
+
+    def _found(self, present: Mapping[int, str], further: Collection[int]) -> dict[DeviceKey, DeviceEntry]:
+        """Of the devices in the map, and of `further` ones. `present`: the names of all that exist."""
+        written = dict(self._written())
+        found: dict[DeviceKey, DeviceEntry] = {}
+        for ifindex in sorted(written.keys() | further):
+            entry = written.get(ifindex, _UNKNOWN)
+            sides = tuple(self._sides(ifindex, present[ifindex], entry.flags)) if ifindex in present else ()
+            if sides or ifindex in written:
+                key = DeviceKey(ifindex, present.get(ifindex, GONE))
+                found[key] = entry._replace(sides=sides)
+        self._attached = frozenset(
+            (key.ifindex, side.removesuffix(f" {BEHIND}"), key.name)
+            for key, entry in found.items()
+            for side in entry.sides
+            if not side.endswith(OUTDATED)
+        )
+        self._in_use = frozenset(ifindex for ifindex, _, _ in self._attached)
+        return found
+
+    def _written(self) -> Iterator[tuple[int, DeviceEntry]]:
+        for key, value in self._map.items():
+            v4, v6, flags, _ = abi.DEVICE.unpack(value)
+            known = flags & ~abi.DEVICE_CLSACT
+            yield _U32.unpack(key)[0], DeviceEntry(known, Address(v4), Address(v6), ())
+
+    def _sides(self, ifindex: int, device: str, flags: int) -> Iterator[str]:
+        for side, place in SIDES.items():
+            running = self._attachments.running(ifindex, place)
+            if running is None:
+                continue
+            if not self._is_right(running, flags, side):
+                yield f"{side} {OUTDATED}"
+            elif self._positions.is_due(ifindex, side, device, running):
+                yield f"{side} {BEHIND}"
+            else:
+                yield side
+
+    def _is_right(self, running: Running, flags: int, side: str) -> bool:
+        return running.proper and running.program_id == self._ids[classifier(flags, side)]
+
+    def fill(self, puts: Mapping[DeviceKey, DeviceEntry]) -> Refused:
+        """Write the map; no filter is touched. What was refused, by key."""
+        refused: Refused = {}
+        for key, entry in puts.items():
+            self._names[key.ifindex] = key.name
+            try:
+                made = abi.DEVICE_CLSACT if self._is_ours(key.ifindex) else 0
+                self._write(key.ifindex, entry, made)
+            except TableFull:
+                refused[key] = self._full(key)
+            except KernelError as failure:
+                refused[key] = failure
+        return refused
+
+    def _full(self, key: DeviceKey) -> TableFull:
+        room = self._map.shape.max_entries
+        return TableFull(
+            f"{key}: map devices has room for {room} devices, and there are more",
+            "name fewer with --tc-devices",
+        )
+
+    def attach(self, puts: Mapping[DeviceKey, DeviceEntry]) -> Refused:
+        """Have the filters of devices that `fill` has written; what was refused, by key.
+
+        All egress first, so that nothing is translated whose replies are not. A device that is gone
+        already is no error: it will be planned away.
+        """
+        refused: Refused = {}
+        gone: set[DeviceKey] = set()
+        for side in (EGRESS, INGRESS):
+            for key, entry in puts.items():
+                if key in refused or key in gone:
+                    continue
+                try:
+                    self._bring(key.ifindex, side, entry)
+                except NotFound:
+                    self._map.delete(_U32.pack(key.ifindex))
+                    self._positions.forget(key.ifindex)
+                    gone.add(key)
+                except KernelError as failure:
+                    refused[key] = failure
+        return refused
+
+    def _bring(self, ifindex: int, side: str, entry: DeviceEntry) -> None:
+        name, place = classifier(entry.flags, side), SIDES[side]
+        if side not in entry.sides:
+            self._attachments.detach(ifindex, place)
+            return
+        running = self._attachments.running(ifindex, place)
+        if running and self._is_right(running, entry.flags, side):
+            if not self._positions.is_due(ifindex, side, iproute.device_name(ifindex), running):
+                return
+            self._positions.tried(ifindex, side)
+        self._attach(ifindex, place, entry, self._programs[name])
+
+    def _attach(self, ifindex: int, place: Side, entry: DeviceEntry, program: Program) -> None:
+        """A clsact that is going to be made is recorded first: a process that ends in between leaves none
+        that has no owner."""
+        if not self._attachments.makes_clsact:
+            self._attachments.attach(ifindex, place, program)
+            return
+        ours = self._is_ours(ifindex)
+        ahead = not ours and not tc.has_clsact(ifindex)
+        if ahead:
+            self._write(ifindex, entry, abi.DEVICE_CLSACT)
+        try:
+            made = self._attachments.attach(ifindex, place, program)
+        except KernelError:
+            if ahead:
+                self._write(ifindex, entry, 0)
+            raise
+        if made != ahead and not ours:
+            self._write(ifindex, entry, abi.DEVICE_CLSACT if made else 0)
+
+    def drop(self, keys: Collection[DeviceKey]) -> Refused:
+        """Take away the filters, all ingress first, then an empty clsact of ours, then the map's entry.
+
+        A key whose device was put, or read, under another name since is passed over.
+        """
+        refused: Refused = {}
+        ours = [key for key in keys if self._names.get(key.ifindex, key.name) == key.name]
+        for step in (self._detach_ingress, self._detach_egress, self._forget):
+            for key in ours:
+                if key not in refused:
+                    try:
+                        step(key.ifindex)
+                    except KernelError as failure:
+                        refused[key] = failure
+        return refused
+
+    def _detach_ingress(self, ifindex: int) -> None:
+        self._detach(ifindex, Side.INGRESS)
+
+    def _detach_egress(self, ifindex: int) -> None:
+        self._detach(ifindex, Side.EGRESS)
+
+    def _detach(self, ifindex: int, place: Side) -> None:
+        self._attachments.detach(ifindex, place)
+
+    def _forget(self, ifindex: int) -> None:
+        if self._is_ours(ifindex):
+            tc.remove_clsact(ifindex)
+        self._map.delete(_U32.pack(ifindex))
+        self._names.pop(ifindex, None)
+        self._positions.forget(ifindex)
+
+    def has_outdated(self, key: DeviceKey) -> bool:
+        """Whether a program of ours that is not to run any more does so on this device."""
+        found = (self._attachments.running(key.ifindex, place) for place in Side)
+        return any(one.program_id not in self._ids.values() for one in found if one)
+
+    def clsacts(self) -> frozenset[int]:
+        """Devices by ifindex whose clsact we made."""
+        return clsacts(self._map)
+
+    def _is_ours(self, ifindex: int) -> bool:
+        """Whether we made its clsact."""
+        value = self._map.lookup(_U32.pack(ifindex))
+        return ifindex in self._made or bool(value and abi.DEVICE.unpack(value)[2] & abi.DEVICE_CLSACT)
+
+    def _write(self, ifindex: int, entry: DeviceEntry, more_flags: int) -> None:
+        value = abi.DEVICE.pack(entry.v4, entry.v6, entry.flags | more_flags, 0)
+        self._map.update(_U32.pack(ifindex), value)
+
+
+def classifier(flags: int, side: str) -> str:
+    """The program for one side of a device with these flags (abi.h's device_flag)."""
+    name = "to_any" if side == EGRESS else "from_any"
+    return f"{name}_l3" if flags & abi.DEVICE_LAYER3 else name
+
+
+def clsacts(devices: Map) -> frozenset[int]:
+    """Devices by ifindex of which a map `devices` says that their clsact is of our making."""
+    return _flagged(devices, abi.DEVICE_CLSACT)
+
+
+def former_clsacts(pins: Iterable[Path]) -> frozenset[int]:
+    """As `clsacts`, of pins of maps `devices`; nothing of one that is gone, or has another shape."""
+    return frozenset().union(*(_former_flagged(pin, abi.DEVICE_CLSACT) for pin in pins))
+
+
+def former_pods(pins: Iterable[Path], bypassing: Iterable[Path]) -> frozenset[int]:
+    """Devices by ifindex whose pods were served, by pins of maps `devices`, or seen to need it, by pins of
+    maps `bypassing`. Of one that is gone, or has another shape, nothing."""
+    found = frozenset[int]().union(*(_former_flagged(pin, abi.DEVICE_POD) for pin in pins))
+    for pin in bypassing:
+        with _readable(pin, _U64_SIZE) as opened:
+            if opened:
+                found |= frozenset(_U32.unpack(key)[0] for key, _ in opened.items())
+    return found
+
+
+def _former_flagged(pin: Path, flag: int) -> frozenset[int]:
+    with _readable(pin, abi.DEVICE.size) as devices:
+        return _flagged(devices, flag) if devices else frozenset()
+
+
+def _flagged(devices: Map, flag: int) -> frozenset[int]:
+    entries = ((key, abi.DEVICE.unpack(value)[2]) for key, value in devices.items())
+    return frozenset(_U32.unpack(key)[0] for key, flags in entries if flags & flag)
+
+
+@contextlib.contextmanager
+def _readable(path: Path, value_size: int) -> Iterator[Map | None]:
+    """A pinned map of devices by ifindex; None where it is gone, or of another shape."""
+    try:
+        opened = Map.pinned(path)
+    except KernelError:
+        yield None
+        return
+    with contextlib.closing(opened):
+        alike = (opened.shape.key_size, opened.shape.value_size) == (_U32.size, value_size)
+        yield opened if alike else None
+
+
+def detach_all(folder: Path | None, dry_run: bool = False) -> list[str]:
+    """Take the agent's programs off every device of this network namespace: filters, and links that are
+    pinned in `folder`. What was, or with `dry_run` would be, detached."""
+    names = links.names()
+    detached = [
+        f"link at {pin.side} of {names.get(pin.ifindex, GONE)}"
+        for pin in (pinned(folder) if folder else ())
+        if (tcx.link_id(pin.path) is not None if dry_run else tcx.detach(pin.path))
+    ]
+    detached += [
+        f"filter at {side} of {name}"
+        for ifindex, name in names.items()
+        for side, place in SIDES.items()
+        if (tc.program_id(ifindex, place) is not None if dry_run else tc.detach(ifindex, place))
+    ]
+    return detached
+
+
+def remove_clsacts(made: Collection[int], dry_run: bool = False) -> list[str]:
+    """Take the clsact off devices here, by ifindex in `made`, unless it is in use; what was removed, or with
+    `dry_run` would be once our filters are gone."""
+    return [
+        f"clsact of {name}"
+        for ifindex, name in links.names().items()
+        if ifindex in made and (_is_clsact_spare(ifindex) if dry_run else tc.remove_clsact(ifindex))
+    ]
+
+
+def _is_clsact_spare(ifindex: int) -> bool:
+    """Whether nobody else has a filter in a clsact that is there."""
+    others = (one for side in Side for one in tc.filters(ifindex, side) if not one.is_ours)
+    return tc.has_clsact(ifindex) and next(others, None) is None

@@ -1,0 +1,153 @@
+"""The self-check that packets reach the classifiers: an attachment alone does not prove it (cilium #48420).
+
+Each classifier counts its packets in the map `device_packets` before it does anything else. Where a device
+counts packets and the classifier counts none, the packets do not reach it. The two counts are not compared
+otherwise: the device counts before GRO and after segmentation, a program the packets in between.
+"""
+
+import struct
+import threading
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.backends.ebpf.entries import EGRESS, INGRESS
+from ebpfproxy.errors import KernelError
+from ebpfproxy.linux.bpf.bpf import Map
+from ebpfproxy.linux.netlink import links
+from ebpfproxy.log import Logger
+from ebpfproxy.model.device_side import DeviceSide
+
+log = Logger(__name__)
+
+UNREACHED = "Packets do not reach an attached program"
+"""Packets pass the device, and the classifier at this side counts none: Services do not work for them."""
+REACHED = "Packets reach the attached program again"
+UNREADABLE = "Cannot check that packets reach the programs"
+
+INTERVAL = 5.0
+"""Seconds between two looks."""
+
+LEAST = 100
+"""Packets of a device within one interval without which nothing is concluded."""
+
+CONFIRMED = 2
+"""Intervals in a row after which it is reported."""
+
+_PATIENCE = 5.0  # seconds that the agent's end waits for a look
+_U32, _U64 = struct.Struct("=I"), struct.Struct("=Q")
+
+
+class Hook(NamedTuple):
+    """One side of one device, by ifindex. `side` is "ingress" or "egress"."""
+
+    ifindex: int
+    side: str
+    device: str
+
+
+class Count(NamedTuple):
+    """Packets so far: what the device counted, and what the classifier did."""
+
+    device: int
+    program: int
+
+
+class Judge:
+    """Pure: counts in, places that packets do not reach out."""
+
+    def __init__(self) -> None:
+        self._former: Mapping[Hook, Count] = {}
+        self._suspect: dict[Hook, int] = {}  # intervals in a row
+
+    def unreached(self, counts: Mapping[Hook, Count]) -> frozenset[Hook]:
+        """`counts` of all places that have a classifier now. A place that was not there at the last call is
+        judged from the next one on."""
+        suspect: dict[Hook, int] = {}
+        for place, count in counts.items():
+            former = self._former.get(place, count)
+            if count.program != former.program:
+                continue
+            passed = count.device - former.device >= LEAST
+            known = self._suspect.get(place, 0)
+            if passed or known:  # without packets nothing is learned, and what was known stays
+                suspect[place] = known + passed
+        self._former, self._suspect = dict(counts), suspect
+        return frozenset(place for place, times in suspect.items() if times >= CONFIRMED)
+
+
+class PacketCheck:
+    """A thread of its own, in the network namespace of the thread that makes it.
+
+    `attached` is called in it: ifindex, side and device name of each place where a classifier is. Raises
+    NotFound where the map is not in `maps`.
+    """
+
+    def __init__(
+        self,
+        maps: Path,
+        attached: Callable[[], Collection[tuple[int, str, str]]],
+        interval: float = INTERVAL,
+    ) -> None:
+        self._packets = Map.pinned(maps / "device_packets")
+        self._attached = attached
+        self._interval = interval
+        self._judge = Judge()
+        self._unreached: frozenset[Hook] = frozenset()
+        self._failed = ""
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="packet-check", daemon=True)
+        self._thread.start()
+
+    def troubles(self) -> tuple[DeviceSide, ...]:
+        """The places that packets do not reach; for any thread."""
+        return tuple(
+            DeviceSide(place.device, place.side, unreached=True) for place in sorted(self._unreached)
+        )
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(_PATIENCE)
+        if not self._thread.is_alive():
+            self._packets.close()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._interval):
+            try:
+                found = self._judge.unreached(self._counts())
+            except Exception as failure:  # the thread goes on: the next look may succeed
+                self._tell_failure(failure.message if isinstance(failure, KernelError) else repr(failure))
+                continue
+            self._failed = ""
+            for place in sorted(found - self._unreached):
+                log.error(UNREACHED, device=place.device, side=place.side)
+            for place in sorted(self._unreached - found):
+                log.info(REACHED, device=place.device, side=place.side)
+            self._unreached = found
+
+    def _tell_failure(self, reason: str) -> None:
+        """Each reason once, until there is another one."""
+        if reason != self._failed:
+            log.warning(UNREADABLE, reason=reason)
+        self._failed = reason
+
+    def _counts(self) -> dict[Hook, Count]:
+        """The device first: packets that come in between count for the program alone."""
+        attached = [Hook(*each) for each in self._attached()]
+        devices = links.packets() if attached else {}
+        return {
+            place: Count(devices[place.ifindex][place.side == EGRESS], self._count(place))
+            for place in attached
+            if place.ifindex in devices
+        }
+
+    def _count(self, place: Hook) -> int:
+        value = self._packets.lookup(_U32.pack(slot(place.ifindex, place.side))) or b""
+        return sum(row[0] for row in _U64.iter_unpack(value))
+
+
+def slot(ifindex: int, side: str) -> int:
+    """The index in `device_packets`, as device_count() of bpf/maps.h has it. Devices may share one: then the
+    packets of one hide that those of the other are missing."""
+    return ifindex % abi.DEVICE_SLOTS * 2 + (INGRESS, EGRESS).index(side)

@@ -1,0 +1,99 @@
+"""Whether the classifiers are first at their devices, and when to try to get there again."""
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ebpfproxy.backends.ebpf.attachments import Running
+from ebpfproxy.log import Logger
+from ebpfproxy.model.device_side import DeviceSide
+
+log = Logger(__name__)
+
+PROGRAMS_BEFORE = "Programs of others run before ebpfproxy"
+"""A program or filter was placed before a classifier. Packets that it does not pass on are not translated."""
+FIRST_AGAIN = "No program runs before ebpfproxy any more"
+
+_SHORTEST, _LONGEST = 4.0, 300.0  # seconds between two attempts at one place
+_HELD = 60.0  # seconds at the first place after which it is not contested any more
+
+
+class _Place(NamedTuple):
+    """`tried`: the attempts that did not last; `due`: when the next may be; `since`: when the last was."""
+
+    side: DeviceSide
+    tried: int = 0
+    due: float = 0.0
+    since: float = 0.0
+
+
+class Positions:
+    """For one thread; `troubles` is for any thread. A place is (ifindex, side).
+
+    The first loss of a place is answered at once. A program that keeps getting there is answered after 4 s,
+    8 s and so on, up to 5 minutes, so that two agents do not replace programs all the time.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._places: dict[tuple[int, str], _Place] = {}
+        self._troubles: tuple[DeviceSide, ...] = ()
+
+    def troubles(self) -> tuple[DeviceSide, ...]:
+        """The places where other programs are first."""
+        return self._troubles
+
+    def is_due(self, ifindex: int, side: str, device: str, running: Running) -> bool:
+        """Take in what was found at a place; whether the program is to be moved to the first place now."""
+        key, now = (ifindex, side), self._clock()
+        known = self._places.get(key, _Place(DeviceSide(device, side)))
+        lasted = now - known.since >= _HELD
+        if not running.before and lasted:
+            known = known._replace(tried=0, due=0.0)
+        contested = running.can_advance and bool(running.before) and known.tried > 0
+        present = DeviceSide(device, side, running.before, contested)
+        self._tell(known.side, present)
+        self._keep(key, known._replace(side=present))
+        return running.can_advance and now >= known.due
+
+    def tried(self, ifindex: int, side: str) -> None:
+        """An attempt to move the program to the first place begins."""
+        key, now = (ifindex, side), self._clock()
+        known = self._places.get(key)
+        if known:
+            wait = min(_SHORTEST * 2**known.tried, _LONGEST)
+            self._keep(key, known._replace(tried=known.tried + 1, due=now + wait, since=now))
+
+    def forget(self, ifindex: int) -> None:
+        """The agent has no program there any more."""
+        self._places = {key: place for key, place in self._places.items() if key[0] != ifindex}
+        self._publish()
+
+    def _keep(self, key: tuple[int, str], place: _Place) -> None:
+        former = self._places.get(key)
+        if place.side.before or place.tried:
+            self._places[key] = place
+        else:
+            self._places.pop(key, None)
+        if former is None or former.side != place.side or key not in self._places:
+            self._publish()
+
+    def _publish(self) -> None:
+        found = (place.side for place in self._places.values() if place.side.before)
+        self._troubles = tuple(sorted(found))
+
+    @staticmethod
+    def _tell(former: DeviceSide, present: DeviceSide) -> None:
+        if former.before == present.before and former.contested == present.contested:
+            return
+        if not present.before:
+            log.info(FIRST_AGAIN, device=present.device, side=present.side)
+            return
+        log.warning(
+            PROGRAMS_BEFORE,
+            device=present.device,
+            side=present.side,
+            position=present.position,
+            before=", ".join(present.before),
+            contested=present.contested,
+        )

@@ -1,0 +1,192 @@
+"""What the eBPF dataplane holds, by key, and how a plan becomes that. Pure.
+
+One ServicePort in one family is one entry, since it changes as one. Ids and ranges of slots are not
+part of an entry: they are found when it is written, and seen through when it is read back.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.backends.ebpf.hooks import Hook
+from ebpfproxy.model.address import Address, Family, Network, Protocol, network, unspecified
+from ebpfproxy.plan.service_plan import (
+    DevicePlan,
+    DeviceRole,
+    FrontendKind,
+    FrontendPlan,
+    NodePlan,
+    Otherwise,
+    PlannedEndpoint,
+    Scope,
+    ServicePortPlan,
+)
+
+
+class ServicePortKey(NamedTuple):
+    """`name` is "namespace/name:port", or "namespace/name" for an unnamed port."""
+
+    name: str
+    protocol: Protocol
+    family: Family
+
+    def __str__(self) -> str:
+        return f"{self.name}/{self.protocol.name}/{self.family.value}"
+
+
+class HookKey(NamedTuple):
+    """A hook of the kernel that one of our programs is attached to."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class DeviceKey(NamedTuple):
+    """A network device that our classifiers are on. Another device that takes the name is another one."""
+
+    ifindex: int
+    name: str
+
+    def __str__(self) -> str:
+        return f"device {self.name}"
+
+
+class FrontendEntry(NamedTuple):
+    """`kind` and `flags` are abi.h's service_kind and service_flag."""
+
+    address: Address
+    port: int
+    protocol: int
+    kind: int
+    flags: int
+
+
+class EndpointEntry(NamedTuple):
+    """`flags` are abi.h's endpoint_flag."""
+
+    address: Address
+    port: int
+    flags: int
+
+
+class ServicePortEntry(NamedTuple):
+    """All tuples sorted, the first two by address and port. `affinity_timeout` in seconds, 0 for none.
+
+    `source_ranges` hold for those frontends that are restricted.
+    """
+
+    frontends: tuple[FrontendEntry, ...]
+    endpoints: tuple[EndpointEntry, ...]
+    affinity_timeout: int
+    source_ranges: tuple[Network, ...] = ()
+
+
+class DeviceEntry(NamedTuple):
+    """`flags` are abi.h's device_flag without DEVICE_CLSACT; `sides` those where our classifier is.
+
+    `v4` and `v6` are the unspecified address of their family where there is nothing to masquerade with.
+    """
+
+    flags: int
+    v4: Address
+    v6: Address
+    sides: tuple[str, ...]
+
+
+Key = ServicePortKey | Network | HookKey | DeviceKey
+Entry = ServicePortEntry | int | str | DeviceEntry
+"""For a Network: abi.h's network_flag. For a hook: the state that it is in, of which ATTACHED is good."""
+
+ATTACHED, OUTDATED = "attached", "outdated"
+BEHIND = "behind"
+"""Of a side of a device: another program runs before the right one, which is to get to the first place."""
+INGRESS, EGRESS = "ingress", "egress"
+
+_KIND = {FrontendKind(name): number for number, name in abi.KINDS.items()}
+
+
+def render(
+    plans: Iterable[ServicePortPlan], node: NodePlan | None, hooks: Iterable[Hook]
+) -> dict[Key, Entry]:
+    """The entries that the plans ask for; with a `node` those of the node, and that `hooks` be attached."""
+    entries: dict[Key, Entry] = {}
+    for plan in plans:
+        key = ServicePortKey(str(plan.name), plan.name.protocol, plan.family)
+        entries[key] = ServicePortEntry(
+            tuple(sorted(_frontend(frontend, plan) for frontend in plan.frontends)),
+            tuple(map(_endpoint, plan.endpoints)),
+            plan.affinity_timeout if plan.frontends else 0,  # the maps have it with each frontend
+            _source_ranges(plan),
+        )
+    if node is not None:
+        entries.update(_networks(node))
+        entries.update({DeviceKey(each.ifindex, each.name): _device(each) for each in node.devices})
+        entries.update({HookKey(hook.name): ATTACHED for hook in hooks})
+    return entries
+
+
+def _source_ranges(plan: ServicePortPlan) -> tuple[Network, ...]:
+    """All restricted frontends of a ServicePort have the same, those of its Service."""
+    return tuple(sorted({net for each in plan.frontends if each.restricted for net in each.source_ranges}))
+
+
+def _device(plan: DevicePlan) -> DeviceEntry:
+    flags = abi.DEVICE_POD if plan.role is DeviceRole.POD else 0
+    if plan.layer3:
+        flags |= abi.DEVICE_LAYER3
+    if plan.peer_elsewhere:
+        flags |= abi.DEVICE_PEER
+    return DeviceEntry(
+        flags,
+        plan.v4 or unspecified(Family.IPV4),
+        plan.v6 or unspecified(Family.IPV6),
+        (EGRESS,) if plan.role is DeviceRole.LOOPBACK else (INGRESS, EGRESS),
+    )
+
+
+def _frontend(plan: FrontendPlan, of: ServicePortPlan) -> FrontendEntry:
+    flags = 0
+    if plan.pod.scope is Scope.LOCAL:
+        flags |= abi.SERVICE_INTERNAL_LOCAL
+    if plan.outside.scope is Scope.LOCAL:
+        flags |= abi.SERVICE_EXTERNAL_LOCAL
+    if of.otherwise is Otherwise.REJECT:
+        flags |= abi.SERVICE_REJECT
+    if plan.restricted:
+        flags |= abi.SERVICE_RESTRICTED
+        if plan.node_admitted:
+            flags |= abi.SERVICE_NODE_ADMITTED
+    if plan.pod.masquerade:
+        flags |= abi.SERVICE_MASQUERADE_POD
+    if plan.node.masquerade:
+        flags |= abi.SERVICE_MASQUERADE_NODE
+    if plan.outside.masquerade:
+        flags |= abi.SERVICE_MASQUERADE_OUTSIDE
+    return FrontendEntry(*plan.frontend, _KIND[plan.kind], flags)
+
+
+def _endpoint(planned: PlannedEndpoint) -> EndpointEntry:
+    flags = abi.ENDPOINT_LISTED
+    if planned.cluster:
+        flags |= abi.ENDPOINT_CLUSTER
+    if planned.local:
+        flags |= abi.ENDPOINT_LOCAL
+    if planned.on_node:
+        flags |= abi.ENDPOINT_ON_NODE
+    return EndpointEntry(planned.address, planned.port, flags)
+
+
+def _networks(node: NodePlan) -> dict[Key, Entry]:
+    """The longest match decides in the kernel, so each network says for itself whether NodePorts answer."""
+    answering = node.node_port_networks
+    lengths = sorted({each.length for each in answering})  # few, where there may be thousands of networks
+    found: dict[Key, Entry] = {}
+    for net in node.local_networks | answering:
+        flags = abi.NETWORK_LOCAL
+        around = (network(net.address, length) for length in lengths if length <= net.length)
+        if net in answering or any(each in answering for each in around):
+            flags |= abi.NETWORK_NODE_PORTS
+        found[net] = flags
+    return found

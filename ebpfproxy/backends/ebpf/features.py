@@ -1,0 +1,99 @@
+"""What this kernel has that we would rather use, found by loading a program that uses it.
+
+Never by its version: distributions take single features into older kernels. Helpers are numbered as in
+include/uapi/linux/bpf.h. Each probe gives valid arguments, so that the verifier has one reason alone to
+refuse it.
+"""
+
+from typing import NamedTuple
+
+from ebpfproxy.backends.ebpf.hooks import CONNECT4, SCHED_CLS
+from ebpfproxy.linux.bpf import bpf
+
+_FRAME = 10  # the register that points to the end of the stack
+_TUPLE, _FIB = 16, 64  # bytes: struct bpf_sock_tuple with IPv4, padded, and struct bpf_fib_lookup
+_SK_RELEASE, _MAP_UPDATE_ELEM = 86, 2
+_PSEUDO_MAP_FD = 1  # in place of a register: what is loaded is a map, by its file descriptor
+
+
+def _instruction(code: int, to: int = 0, source: int = 0, offset: int = 0, immediate: int = 0) -> bytes:
+    """struct bpf_insn."""
+    numbers = offset.to_bytes(2, "little", signed=True) + immediate.to_bytes(4, "little", signed=True)
+    return bytes((code, source << 4 | to)) + numbers
+
+
+def _set(register: int, value: int) -> bytes:
+    return _instruction(0xB7, register, immediate=value)
+
+
+def _copy(register: int, source: int) -> bytes:
+    return _instruction(0xBF, register, source)
+
+
+def _call(helper: int) -> bytes:
+    return _instruction(0x85, immediate=helper)
+
+
+_EXIT = _instruction(0x95)
+RETURN_0 = _set(0, 0) + _EXIT
+RETURN_1 = _set(0, 1) + _EXIT
+GET_NETNS_COOKIE = _call(122)
+
+
+def _stack(register: int, size: int) -> bytes:
+    """Have the register point to `size` bytes of zeros, a multiple of 8."""
+    zeros = b"".join(_instruction(0x7A, _FRAME, offset=-at) for at in range(8, size + 1, 8))
+    return zeros + _copy(register, _FRAME) + _instruction(0x07, register, immediate=-size)
+
+
+def _lookup(helper: int) -> bytes:
+    """bpf_skc_lookup_tcp(ctx, tuple, size, netns, flags) and its like; what is found is released."""
+    arguments = _stack(2, _TUPLE) + _set(3, 12) + _set(4, -1) + _set(5, 0)
+    release = _copy(1, 0) + _call(_SK_RELEASE)
+    none_found = _instruction(0x15, 0, offset=len(release) // 8)  # if r0 == 0 skip the release
+    return arguments + _call(helper) + none_found + release + RETURN_0
+
+
+def stores_netns_cookie(array_fd: int) -> bytes:
+    """A program for connect4 that writes bpf_get_netns_cookie(ctx) to entry 0 of a BPF_MAP_TYPE_ARRAY."""
+    cookie = GET_NETNS_COOKIE + _instruction(0x7B, _FRAME, 0, offset=-8)
+    key = _instruction(0x7A, _FRAME, offset=-16)
+    array = _instruction(0x18, 1, _PSEUDO_MAP_FD, immediate=array_fd) + _instruction(0)
+    pointers = b"".join(
+        _copy(register, _FRAME) + _instruction(0x07, register, immediate=offset)
+        for register, offset in ((2, -16), (3, -8))
+    )
+    return cookie + key + array + pointers + _set(4, 0) + _call(_MAP_UPDATE_ELEM) + RETURN_1
+
+
+class Probe(NamedTuple):
+    """`define` is what the compiler is told where the program loads."""
+
+    define: str
+    code: bytes
+
+
+PROBES = (
+    Probe("HAVE_SK_LOOKUP_UDP", _lookup(85)),  # 4.20, 6acc9b432e67
+    Probe(  # 4.18, 87f5fc7e48dd
+        "HAVE_FIB_LOOKUP", _stack(2, _FIB) + _set(3, _FIB) + _set(4, 0) + _call(69) + RETURN_0
+    ),
+    Probe("HAVE_SKC_LOOKUP_TCP", _lookup(99)),  # 5.2, edbf8c01de5a
+    Probe(  # 5.10, b4ab31414970: an index, no next hop of ours, no flags
+        "HAVE_REDIRECT_NEIGH", _set(1, 1) + _set(2, 0) + _set(3, 0) + _set(4, 0) + _call(152) + RETURN_0
+    ),
+    Probe("HAVE_REDIRECT_PEER", _set(1, 1) + _set(2, 0) + _call(155) + RETURN_0),  # 5.10, 9aa1206e8f48
+    Probe("HAVE_KTIME_COARSE", _call(160) + RETURN_0),  # 5.11, d05512618056
+)
+SET_RETVAL = Probe("HAVE_SET_RETVAL", _set(1, -111) + _call(187) + RETURN_1)  # 5.18, b44123b4a3dc
+
+
+def defines() -> dict[str, str]:
+    """What the kernel was found to have, as macros of the value 1.
+
+    Raises Rejected where we may not load programs at all.
+    """
+    found = [probe for probe in PROBES if bpf.loads(SCHED_CLS, 0, probe.code)]
+    if bpf.loads(CONNECT4.program_type, CONNECT4.attach_type, SET_RETVAL.code):
+        found.append(SET_RETVAL)
+    return {probe.define: "1" for probe in found}

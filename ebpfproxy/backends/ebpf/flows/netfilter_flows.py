@@ -1,0 +1,110 @@
+"""The map `netfilter_flows`: connections to Services that netfilter masquerades, and continues to.
+
+They were opened in another mode, which served this node before. An endpoint receives them from ports of
+this node that the map `replies` does not contain. If a new flow to the same endpoint were given one of these
+ports, its entry would be found first, and the older connection would receive nothing any more. So the
+programs assign no port that is in this map; they look there only while NODE_NETFILTER_FLOWS is set.
+
+An entry is the key of the packets that the endpoint sends, at ingress. It is removed when conntrack no longer
+has that connection. The map is pinned: the next agent removes what this one has learned.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from socket import htons, ntohs
+from struct import Struct
+
+from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.errors import Unsupported
+from ebpfproxy.linux.bpf.bpf import Map
+from ebpfproxy.linux.netlink import conntrack
+from ebpfproxy.model.address import Address, Protocol
+
+_KEY = abi.FLOW_KEY.size
+_ZONE = Struct("=I")
+_BATCH = 64  # looked up in a row: 3 ms, 50 us each (measured)
+
+
+class NetfilterFlows:
+    """`note` is called before the first entry is written, with True, and after the last one was removed, with
+    False. `learn` and `forget` may be called in different threads, each in one alone.
+
+    Raises NotFound where the map is not in `maps`.
+    """
+
+    def __init__(self, maps: Path, note: Callable[[bool], object]) -> None:
+        self._map = Map.pinned(maps / "netfilter_flows")
+        self._note = note
+        self._lock = threading.Lock()  # held while entries are written or found to be gone, and noted
+        self._noted = not self._is_empty()
+        note(self._noted)
+
+    def close(self) -> None:
+        self._map.close()
+
+    def learn(self) -> int:
+        """Add the connections that conntrack has now, of the calling thread's network namespace; how many.
+
+        Connections masqueraded on their way to the address that their client connected to belong to no
+        Service and are left out. Nothing is added where conntrack is not active, or not supported.
+
+        Raises Rejected, also where the map is full.
+        """
+        try:
+            found = {
+                _key(flow): _ZONE.pack(flow.reply_zone) for flow in conntrack.masqueraded() if _is_sent(flow)
+            }
+        except Unsupported:
+            return 0
+        if found:
+            with self._lock:
+                self._set(True)
+                self._map.update_all(list(found.items()))
+        return len(found)
+
+    def forget(self, rest: Callable[[float], bool]) -> int:
+        """Remove connections that conntrack no longer has; how many. `rest`: see `FlowSweep.run`.
+
+        Raises KernelError.
+        """
+        removed = 0
+        for keys, zones in self._map.batches(_BATCH):
+            began = time.monotonic()
+            for at in range(len(keys) // _KEY):
+                key, zone = keys[at * _KEY : (at + 1) * _KEY], zones[at * _ZONE.size : (at + 1) * _ZONE.size]
+                removed += _is_over(key, zone) and self._map.delete(key)
+            if rest(time.monotonic() - began):
+                return removed
+        with self._lock:
+            if self._noted and self._is_empty():
+                self._set(False)
+        return removed
+
+    def _set(self, present: bool) -> None:
+        if self._noted != present:
+            self._note(present)
+            self._noted = present
+
+    def _is_empty(self) -> bool:
+        return next(self._map.batches(1), None) is None
+
+
+def _is_sent(flow: conntrack.Flow) -> bool:
+    """Whether it goes elsewhere than its client connected to. IPVS does that without the bit of DNAT."""
+    dialed = flow.destination, flow.destination_port
+    return (flow.reply_source, flow.reply_source_port) != dialed
+
+
+def _key(flow: conntrack.Flow) -> bytes:
+    ports = htons(flow.reply_source_port), htons(flow.reply_destination_port)
+    return abi.FLOW_KEY.pack(
+        flow.reply_source, flow.reply_destination, *ports, flow.protocol, abi.AT_INGRESS, 0
+    )
+
+
+def _is_over(key: bytes, zone: bytes) -> bool:
+    source, to, source_port, port, protocol, _, _ = abi.FLOW_KEY.unpack(key)
+    replying, client = (Address(source), ntohs(source_port)), (Address(to), ntohs(port))
+    return not conntrack.answered_by(Protocol(protocol), replying, client, *_ZONE.unpack(zone))

@@ -1,0 +1,1 @@
+"""What the pinned maps contain, for `dump` and metrics."""

@@ -1,0 +1,108 @@
+"""What the programs count: events by their reason, and the packet path's traffic by service.
+
+All values are per CPU in the kernel, and only ever grow while a map lives; those of a service begin anew
+with its id.
+"""
+
+import struct
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.errors import NotFound
+from ebpfproxy.linux.bpf.bpf import Map
+from ebpfproxy.model.address import protocol_name
+from ebpfproxy.model.traffic import ServiceTraffic
+
+_U32 = struct.Struct("=I")
+_U64 = struct.Struct("=Q")
+_WORDS = abi.TRAFFIC.size // _U64.size
+
+
+class ServiceName(NamedTuple):
+    """An entry of `service_names`: "namespace/name:port", IPPROTO_*, and 4 or 6."""
+
+    text: str
+    protocol: int
+    family: int
+
+
+def service_names(names: Map) -> dict[int, ServiceName]:
+    """By service id. What a foreign writer put there is read as well as it can be."""
+    found = {}
+    for key, value in names.items():
+        text, protocol, family = abi.SERVICE_NAME.unpack(value)
+        readable = text.partition(b"\0")[0].decode(errors="replace")
+        found[_U32.unpack(key)[0]] = ServiceName(readable, protocol, family)
+    return found
+
+
+def events(counters: Map) -> dict[str, tuple[int, ...]]:
+    """By abi.h's enum counter, in its order: the value of each CPU."""
+    found = {_U32.unpack(key)[0]: value for key, value in counters.items()}
+    return {
+        name: tuple(row[0] for row in _U64.iter_unpack(found[number]))
+        for number, name in abi.COUNTERS.items()
+        if number in found
+    }
+
+
+def traffic(of: Map, names: dict[int, ServiceName]) -> Iterator[ServiceTraffic]:
+    """Of those services of `names` that have had any.
+
+    One call a service, not a walk: the map has room for all that there could be, times the CPUs.
+    """
+    for id_, name in names.items():
+        value = of.lookup(_U32.pack(id_))
+        if value and any(value):
+            yield ServiceTraffic(
+                name.text, protocol_name(name.protocol), f"IPv{name.family}", *_summed(value)
+            )
+
+
+def _summed(value: bytes) -> Sequence[int]:
+    words = memoryview(value).cast("Q")
+    return [sum(words[start::_WORDS]) for start in range(_WORDS)]
+
+
+class Readings:
+    """Of pinned maps, for any thread, by file descriptors of its own. Close with `close`.
+
+    All methods raise KernelError; after `close` that is NotFound.
+    """
+
+    _NAMES = ("counters", "traffic", "service_names")
+
+    def __init__(self, maps: Path) -> None:
+        """Raises NotFound."""
+        self._lock = threading.Lock()  # a Map has one buffer for keys and values
+        self._maps: dict[str, Map] = {}
+        try:
+            for name in self._NAMES:
+                self._maps[name] = Map.pinned(maps / name)
+        except BaseException:
+            self.close()
+            raise
+
+    def counters(self) -> dict[str, int]:
+        """Events by abi.h's enum counter, summed over the CPUs."""
+        with self._lock:
+            return {name: sum(values) for name, values in events(self._opened("counters")).items()}
+
+    def traffic(self) -> list[ServiceTraffic]:
+        """Of all services that have had any, in no order."""
+        with self._lock:
+            return list(traffic(self._opened("traffic"), service_names(self._opened("service_names"))))
+
+    def _opened(self, name: str) -> Map:
+        if name not in self._maps:
+            raise NotFound(f"map {name} is closed")
+        return self._maps[name]
+
+    def close(self) -> None:
+        with self._lock:
+            for opened in self._maps.values():
+                opened.close()
+            self._maps.clear()

@@ -1,0 +1,99 @@
+"""The flows of the packet path as connections, for `dump conntrack`."""
+
+import dataclasses
+import functools
+import struct
+import time
+from collections.abc import Callable, Iterator
+from socket import ntohs
+from typing import NamedTuple
+
+from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.backends.ebpf.flows.pairs import pairs
+from ebpfproxy.backends.ebpf.flows.state import UNIT, Flow, FlowTimeouts, state, timeout
+from ebpfproxy.backends.ebpf.maps import Maps
+from ebpfproxy.linux.bpf.bpf import Map
+from ebpfproxy.model.address import Address, format_address, is_unspecified, protocol_name
+
+NameOf = Callable[[int], str]
+"""The name of a service, by its id."""
+
+_NS = 1_000_000_000
+_U32 = struct.Struct("=I")
+_WORDS = {
+    abi.FLOW_NODE: "node",
+    abi.FLOW_REDIRECT: "redirect",
+    abi.FLOW_DIRECT: "direct",
+    abi.FLOW_STALE_SOCKET: "stale-socket",
+}
+
+
+class FlowRow(NamedTuple):
+    """A flow. `service` is "" where the node connected to the endpoint itself, from a port that was in use
+    there. `masquerade` is the address that the endpoint sees, "" where that is the client's own. `age`:
+    seconds since the last packet, of the client where the flow is half-open; `left`: seconds until the flow
+    is over unless another one follows, 0 where it is over and not removed yet. Both are accurate to 1 s.
+
+    `flags`: node (the client is this node itself), redirect (the flow skips this node's stack), direct (it
+    belongs to no Service), stale-socket (the client is a UDP socket that is still connected to a former
+    endpoint, which is shown as the frontend).
+    """
+
+    service: str
+    protocol: str
+    client: str
+    frontend: str
+    endpoint: str
+    masquerade: str
+    state: str
+    age: float
+    left: float
+    flags: list[str]
+
+
+def conntrack(maps: Maps, name: NameOf) -> Iterator[FlowRow]:
+    """Each flow once, by client and frontend, half-open ones included."""
+    timeouts = read_timeouts(maps["node"])
+    found = pairs(maps, timeouts)
+    now = time.monotonic_ns()
+    for key, flow, _, reply, _ in found:
+        if flow:
+            yield _row(Flow.unpack(key, flow, reply), timeouts, now, name)
+
+
+def _row(flow: Flow, timeouts: FlowTimeouts, now: int, name: NameOf) -> FlowRow:
+    seen = flow.client_seen if flow.half_open else max(flow.client_seen, flow.endpoint_seen or 0)
+    age = max(0, now - seen * UNIT) / _NS
+    left = timeout(flow.protocol, flow.flags, timeouts, flow.half_open) - age
+    return FlowRow(
+        name(flow.service_id) if flow.service_id else "",
+        protocol_name(flow.protocol),
+        place(flow.client, flow.client_port),
+        place(flow.frontend, flow.frontend_port),
+        place(flow.endpoint, flow.endpoint_port),
+        "" if is_unspecified(flow.masquerade) else place(flow.masquerade, flow.reply_port),
+        state(flow.protocol, flow.flags, flow.half_open).value,
+        round(age, 1),
+        round(max(0.0, left), 1),
+        [word for bit, word in _WORDS.items() if flow.flags & bit],
+    )
+
+
+def read_timeouts(node: Map) -> FlowTimeouts:
+    """The timeouts that the programs use; the defaults where the agent has not written any yet."""
+    value = node.lookup(_U32.pack(0)) or bytes(abi.NODE.size)
+    names = [field.name for field in dataclasses.fields(FlowTimeouts)]
+    words = dict(zip((field.name for field in abi.NODE.fields), abi.NODE.unpack(value), strict=True))
+    found = {name: words[name] for name in names}
+    return FlowTimeouts(**found) if any(found.values()) else FlowTimeouts()
+
+
+def place(address: bytes, port: int) -> str:
+    """Address and port as text; `port` in network order."""
+    return f"{_host(address)}:{ntohs(port)}"
+
+
+@functools.lru_cache(maxsize=65536)
+def _host(address: bytes) -> str:
+    text = format_address(Address(address))
+    return f"[{text}]" if ":" in text else text

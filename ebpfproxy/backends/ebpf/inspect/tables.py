@@ -1,0 +1,256 @@
+"""What the pinned maps hold, for people: read alone, so it works with no agent running.
+
+Nothing here writes. A dump of a busy node is no snapshot: entries may change while it is read.
+"""
+
+import contextlib
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from socket import ntohs
+from typing import NamedTuple
+
+from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.backends.ebpf.flows import pairs
+from ebpfproxy.backends.ebpf.inspect import client_view, counters, device_view, flow_view, translation_view
+from ebpfproxy.backends.ebpf.inspect.client_view import AffinityRow, SocketRow
+from ebpfproxy.backends.ebpf.inspect.device_view import DeviceRow
+from ebpfproxy.backends.ebpf.inspect.flow_view import FlowRow
+from ebpfproxy.backends.ebpf.inspect.translation_view import TranslationRow
+from ebpfproxy.backends.ebpf.maps import Maps
+from ebpfproxy.backends.ebpf.pins import Pins
+from ebpfproxy.errors import NotFound
+from ebpfproxy.model.address import (
+    Address,
+    format_address,
+    format_endpoint,
+    is_unspecified,
+    protocol_name,
+)
+from ebpfproxy.model.traffic import ServiceTraffic
+
+_U32 = struct.Struct("=I")
+_SLOT_STRIDE = 8
+
+_USAGE = (
+    *("services", "endpoints", "affinity", "socket_peers", "socket_flows", "source_ranges"),
+    *("flows", "half_open_flows"),
+)
+_FLAGS = {
+    abi.SERVICE_REJECT: "reject",
+    abi.SERVICE_RESTRICTED: "source-ranges",
+    abi.SERVICE_NODE_ADMITTED: "node-admitted",
+    abi.SERVICE_MASQUERADE_POD: "masquerade-pod",
+    abi.SERVICE_MASQUERADE_NODE: "masquerade-node",
+    abi.SERVICE_MASQUERADE_OUTSIDE: "masquerade-outside",
+}
+
+
+class ServiceRow(NamedTuple):
+    """One frontend. `internal` and `external` are the endpoints for clients on this node and for others,
+    sorted; `policy` says which list each is. `affinity` is a timeout in seconds, 0 for none."""
+
+    service: str
+    kind: str
+    protocol: str
+    address: str
+    port: int
+    internal: list[str]
+    external: list[str]
+    policy: str
+    affinity: int
+    flags: list[str]
+    id: int
+
+
+class EndpointRow(NamedTuple):
+    """`lists`: cluster and local, as far as new connections may use it there. `draining`: in neither."""
+
+    service: str
+    protocol: str
+    address: str
+    port: int
+    lists: list[str]
+    on_node: bool
+    id: int
+
+
+class CounterRow(NamedTuple):
+    """`value` is the sum of what each CPU counted."""
+
+    counter: str
+    value: int
+    per_cpu: list[int]
+
+
+class _Endpoint(NamedTuple):
+    address: Address
+    port: int
+    flags: int
+    service: int
+
+    def __str__(self) -> str:
+        return format_endpoint(self.address, self.port)
+
+
+class View:
+    """The maps of the layout that is hooked in below `root`.
+
+    Raises NotFound where nothing is, Rejected where we may not look.
+    """
+
+    def __init__(self, root: Path) -> None:
+        pins = Pins(root)
+        self._maps = _open(pins)
+        self._links = pins.devices
+        self._slots = self._maps["slots"].mapped()
+        self._endpoints = self._maps["endpoints"].mapped()
+        self._names = counters.service_names(self._maps["service_names"])
+
+    def close(self) -> None:
+        self._slots.close()
+        self._endpoints.close()
+        self._maps.close()
+
+    def services(self) -> list[ServiceRow]:
+        """By service name, then address and port."""
+        rows = [self._service(key, value) for key, value in self._maps["services"].items()]
+        return [row for _, row in sorted(rows, key=lambda pair: (pair[1].service, pair[0]))]
+
+    def _service(self, key: bytes, value: bytes) -> tuple[bytes, ServiceRow]:
+        address, port, protocol, _ = abi.SERVICE_KEY.unpack(key)
+        internal, external, id_, affinity, flags, kind, _ = abi.SERVICE.unpack(value)
+        policy = (
+            "Local" if flags & abi.SERVICE_INTERNAL_LOCAL else "Cluster",
+            "Local" if flags & abi.SERVICE_EXTERNAL_LOCAL else "Cluster",
+        )
+        row = ServiceRow(
+            service=self.name(id_),
+            kind=abi.KINDS.get(kind, str(kind)),
+            protocol=protocol_name(protocol),
+            address="*" if is_unspecified(address) else format_address(address),
+            port=ntohs(port),
+            internal=self._endpoints_in(internal),
+            external=self._endpoints_in(external),
+            policy=policy[0] if policy[0] == policy[1] else "/".join(policy),
+            affinity=affinity,
+            flags=[
+                *(word for bit, word in _FLAGS.items() if flags & bit),
+                *(["beyond-slots"] if self._is_beyond(internal) or self._is_beyond(external) else []),
+            ],
+            id=id_,
+        )
+        return key, row
+
+    def _endpoints_in(self, packed: bytes) -> list[str]:
+        """Of a range that goes beyond the slots, which is none of ours, what there is of it."""
+        first, count = abi.SLOT_RANGE.unpack(packed)
+        places = range(first, min(first + count, self._room("slots")))
+        ids = [_U32.unpack_from(self._slots, place * _SLOT_STRIDE)[0] for place in places]
+        found = [self._endpoint(id_) for id_ in ids]
+        return [str(e) if e.flags & abi.ENDPOINT_LISTED else f"{e} (retired)" for e in sorted(found)]
+
+    def _is_beyond(self, packed: bytes) -> bool:
+        first, count = abi.SLOT_RANGE.unpack(packed)
+        return bool(count) and first + count > self._room("slots")
+
+    def _endpoint(self, id_: int) -> _Endpoint:
+        if (id_ + 1) * abi.ENDPOINT.size > len(self._endpoints):
+            return _Endpoint(Address(bytes(16)), 0, 0, 0)
+        address, port, flags, service = abi.ENDPOINT.unpack_from(self._endpoints, id_ * abi.ENDPOINT.size)
+        return _Endpoint(address, ntohs(port), flags, service)
+
+    def endpoints(self) -> list[EndpointRow]:
+        """By service name, then address and port."""
+        rows = []
+        size = abi.ENDPOINT.size
+        room = self._maps["endpoints"].shape.max_entries * size
+        for id_, (_, _, flags, _) in enumerate(abi.ENDPOINT.iter_unpack(self._endpoints[:room])):
+            if flags & abi.ENDPOINT_LISTED:
+                rows.append((id_, self._endpoint(id_)))
+        rows.sort(key=lambda row: (self.name(row[1].service), row[1].address, row[1].port))
+        return [
+            EndpointRow(
+                service=self.name(endpoint.service),
+                protocol=self._protocol(endpoint.service),
+                address=format_address(endpoint.address),
+                port=endpoint.port,
+                lists=[
+                    word
+                    for bit, word in ((abi.ENDPOINT_CLUSTER, "cluster"), (abi.ENDPOINT_LOCAL, "local"))
+                    if endpoint.flags & bit
+                ],
+                on_node=bool(endpoint.flags & abi.ENDPOINT_ON_NODE),
+                id=id_,
+            )
+            for id_, endpoint in rows
+        ]
+
+    def _protocol(self, service: int) -> str:
+        known = self._names.get(service)
+        return protocol_name(known.protocol) if known else "?"
+
+    def affinity(self) -> list[AffinityRow]:
+        """Those that are still in force, the latest used first."""
+        return client_view.affinity(self._maps, self.name, lambda id_: str(self._endpoint(id_)))
+
+    def sockets(self) -> list[SocketRow]:
+        """Connected sockets, then unconnected ones, by service, cookie and what was dialed."""
+        return client_view.sockets(self._maps, self.name)
+
+    def conntrack(self) -> Iterator[FlowRow]:
+        """The packet path's flows, by client and frontend."""
+        return flow_view.conntrack(self._maps, self.name)
+
+    def nat(self) -> Iterator[TranslationRow]:
+        """What the packet path makes of which packets, by client and frontend."""
+        return translation_view.nat(self._maps, self.name)
+
+    def devices(self) -> list[DeviceRow]:
+        """Those that the packet path looks at, by ifindex."""
+        return device_view.devices(self._maps, self._links)
+
+    def counters(self) -> list[CounterRow]:
+        """What the programs did, in the order of abi.h's enum counter."""
+        found = counters.events(self._maps["counters"])
+        return [CounterRow(name, sum(values), list(values)) for name, values in found.items()]
+
+    def traffic(self) -> list[ServiceTraffic]:
+        """What the packet path carried, by service."""
+        return sorted(counters.traffic(self._maps["traffic"], self._names))
+
+    def usage(self) -> dict[str, tuple[int, int]]:
+        """By map: entries in use, and room. Of arrays those in force count, of half-open flows those that
+        are not over."""
+        used = {name: self._count(name) for name in ("services", "affinity", "socket_flows")}
+        timeouts = flow_view.read_timeouts(self._maps["node"])
+        used["flows"], used["half_open_flows"] = pairs.count(self._maps, timeouts)
+        used["endpoints"] = len(self.endpoints())
+        used["socket_peers"] = client_view.connected(self._maps)
+        used["source_ranges"] = self._count("source_ranges")
+        room = {name: self._room(name) - (name == "endpoints") for name in used}
+        room["half_open_flows"] *= abi.CONSTANTS["HALF_OPEN_ROW"]
+        room["flows"] -= room["half_open_flows"]
+        return {name: (used[name], room[name]) for name in _USAGE}
+
+    def _count(self, name: str) -> int:
+        return sum(1 for _ in self._maps[name].items())
+
+    def _room(self, name: str) -> int:
+        return self._maps[name].shape.max_entries
+
+    def name(self, service: int) -> str:
+        """ "namespace/name:port", or ``?/ID`` for one that has no name."""
+        known = self._names.get(service)
+        return known.text if known else f"?/{service}"
+
+
+def _open(pins: Pins) -> Maps:
+    """An agent with another layout may remove the maps between the link to them and their opening."""
+    with contextlib.suppress(NotFound):
+        return Maps(pins.hooked_in() / "maps")
+    try:
+        return Maps(pins.hooked_in() / "maps")
+    except NotFound as failure:
+        hint = failure.hint or "somebody removed it: start the agent, which makes it anew"
+        raise NotFound(failure.message, hint) from failure

@@ -1,0 +1,93 @@
+"""The maps of bpf/maps.h: their sizes, and how they are opened by their pins and checked."""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.backends.ebpf.migration import map_shapes
+from ebpfproxy.backends.ebpf.migration.map_shapes import MapShape
+from ebpfproxy.errors import AbiMismatch
+from ebpfproxy.linux.bpf.bpf import Map
+
+_HALF_OPEN_PART, _HALF_OPEN_MIN = 8, 4096
+"""Half-open flows have an eighth of the room of established ones. With the default that is 32 768: a flood
+takes at most half of the ports by which one endpoint can be reached."""
+
+
+_ROW: int = abi.CONSTANTS["HALF_OPEN_ROW"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MapSizes:
+    """How many entries the maps have room for. Each field has an option --ebpf-NAME-max."""
+
+    services: int = 65536
+    slots: int = 1048576
+    endpoints: int = 262144
+    affinity: int = 65536
+    sockets: int = 262144
+    flows: int = 262144
+    source_ranges: int = 65536
+
+    def defines(self) -> dict[str, str]:
+        """As maps.h wants them from the compiler's command line."""
+        sizes = dataclasses.asdict(self) | {"flow_entries": self.flows + self.half_open}
+        defines = {f"{name.upper()}_MAX": str(value) for name, value in sizes.items()}
+        return defines | {"HALF_OPEN_ROWS": str(self.half_open // _ROW)}
+
+    @property
+    def half_open(self) -> int:
+        """How many flows may be half-open."""
+        return max(self.flows // _HALF_OPEN_PART, _HALF_OPEN_MIN) // _ROW * _ROW
+
+
+def shapes(sizes: MapSizes) -> dict[str, MapShape]:
+    """The maps by name, as this version makes them."""
+    return map_shapes.read(abi.source_directory(), sizes.defines())
+
+
+class Maps:
+    """Every map, open. Close with `close`."""
+
+    def __init__(self, directory: Path) -> None:
+        """Open those pinned in `directory`, whatever their sizes are.
+
+        Raises NotFound, and AbiMismatch for one whose key or value has another layout.
+        """
+        self._maps: dict[str, Map] = {}
+        try:
+            for name, shape in shapes(MapSizes()).items():
+                opened = self._maps[name] = Map.pinned(directory / name)
+                _check(directory / name, opened, shape)
+        except BaseException:
+            self.close()
+            raise
+
+    def __getitem__(self, name: str) -> Map:
+        return self._maps[name]
+
+    def __iter__(self) -> Iterator[Map]:
+        return iter(self._maps.values())
+
+    def close(self) -> None:
+        for opened in self._maps.values():
+            opened.close()
+
+
+def _check(path: Path, opened: Map, shape: MapShape) -> None:
+    """bpffs remembers nothing of a layout: the name of the pin does, to which `path` is a link."""
+    found, wanted = (opened.shape.key_size, opened.shape.value_size), (shape.key_size, shape.value_size)
+    hint = "run `ebpfproxy cleanup`, then start the agent"
+    if found != wanted:
+        raise AbiMismatch(
+            f"{path} has keys of {found[0]} and values of {found[1]} bytes, not {wanted[0]} and {wanted[1]}",
+            hint,
+        )
+    if path.is_symlink() and map_shapes.layout_of(path.readlink().name) != shape.layout:
+        raise AbiMismatch(f"{path} has the layout of another version", hint)
+
+
+def is_complete(directory: Path) -> bool:
+    """Whether all maps are pinned there."""
+    return all((directory / name).exists() for name in shapes(MapSizes()))

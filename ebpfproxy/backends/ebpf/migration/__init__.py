@@ -1,0 +1,1 @@
+"""Pinned maps, and moving their contents to another version."""

@@ -1,0 +1,85 @@
+"""Makes the maps that are missing. A map whose shape has not changed stays in use, with all that is in it.
+
+New maps of Services begin with the content of those in force, so that the ids of Services and endpoints stay
+valid. What does not fit, or has another layout, is left out: the first sync writes it.
+"""
+
+import contextlib
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from ebpfproxy.backends.ebpf.migration.map_shapes import SERVICE_MAPS, MapShape, layout_of
+from ebpfproxy.backends.ebpf.pins import Pins
+from ebpfproxy.errors import KernelError
+from ebpfproxy.linux.bpf.bpf import Map
+from ebpfproxy.log import Logger
+
+log = Logger(__name__)
+
+COPY_FAILED = "Failed to copy map contents"
+"""A map is empty, or lacks entries, after its size changed."""
+
+_COPIED = ("service_names", "services", "slots", "endpoints")
+"""The other maps of Services follow from these and from the plan."""
+_ARRAY = 2  # BPF_MAP_TYPE_ARRAY
+
+
+def provide(pins: Pins, links: Path, wanted: Mapping[str, MapShape], former: Mapping[str, Path]) -> None:
+    """Pin the maps that are missing below `pins.maps`, and link all of `wanted` in the new folder `links`.
+
+    A new map is pinned once it is filled, so a pin is never that of a map whose copy was interrupted.
+    `former`: the pins in force, by name. Raises KernelError and OSError.
+    """
+    pins.maps.mkdir(exist_ok=True)
+    for unit in _units(wanted):
+        if not all((pins.maps / shape.pin).exists() for shape in unit):
+            _make(pins, unit, wanted, former)
+    links.mkdir(parents=True)
+    for name, shape in wanted.items():
+        (links / name).symlink_to(f"../../{pins.maps.name}/{shape.pin}")
+
+
+def _units(wanted: Mapping[str, MapShape]) -> Iterator[Sequence[MapShape]]:
+    """Maps that are made together. An array of maps comes after the map that its entries are like."""
+    yield [wanted[name] for name in SERVICE_MAPS]
+    others = (shape for name, shape in wanted.items() if name not in SERVICE_MAPS)
+    for shape in sorted(others, key=lambda shape: bool(shape.inner)):
+        yield [shape]
+
+
+def _make(
+    pins: Pins, unit: Sequence[MapShape], wanted: Mapping[str, MapShape], former: Mapping[str, Path]
+) -> None:
+    with contextlib.ExitStack() as opened:
+        made: dict[str, Map] = {}
+        for shape in unit:
+            inner = None
+            if shape.inner:
+                inner = Map.pinned(pins.maps / wanted[shape.inner].pin)
+                opened.callback(inner.close)
+            sizes = shape.key_size, shape.value_size, shape.entries
+            made[shape.name] = Map.create(shape.type, *sizes, shape.flags, shape.name, inner)
+            opened.callback(made[shape.name].close)
+        for shape in unit:
+            if shape.name in _COPIED and shape.name in former:
+                _fill(made[shape.name], former[shape.name], shape)
+        for shape in unit:
+            (pins.maps / shape.pin).unlink(missing_ok=True)  # of a unit that was not completed
+            made[shape.name].pin(pins.maps / shape.pin)
+
+
+def _fill(target: Map, former: Path, shape: MapShape) -> None:
+    """Copy what fits, unless the layouts differ. A failure costs ids, and is no reason not to serve."""
+    if layout_of(former.name) != shape.layout:
+        return
+    try:
+        with contextlib.closing(Map.pinned(former)) as source:
+            if shape.type == _ARRAY:
+                with contextlib.closing(source.mapped()) as old, contextlib.closing(target.mapped()) as new:
+                    size = min(len(old), len(new))
+                    new[:size] = old[:size]
+            else:
+                target.update_all(list(itertools.islice(source.items(), shape.entries)))
+    except KernelError as failure:
+        log.error(COPY_FAILED, map=shape.name, reason=failure.message)

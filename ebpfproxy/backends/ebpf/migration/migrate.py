@@ -1,0 +1,143 @@
+"""Entries that only the programs write, from maps of the previous size into the present ones.
+
+Ids are the same in both (map_pins.py), so entries are copied as they are. Sockets and clients are copied
+before the programs are replaced, and again after it. Flows are not copied before: while a program that uses
+the previous map is attached to a device, the new ones look up there what is not in theirs, and insert it.
+What is left in the previous map is copied when the last device has its new program.
+
+A map whose key or value has another layout is not migrated. Counters begin at zero.
+"""
+
+import contextlib
+import functools
+import itertools
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from ebpfproxy.backends.ebpf.maps import Maps
+from ebpfproxy.backends.ebpf.migration.map_shapes import MapShape, layout_of
+from ebpfproxy.backends.ebpf.migration.peers import PeerMigration
+from ebpfproxy.errors import AlreadyExists, KernelError
+from ebpfproxy.linux.bpf.bpf import BUSY, Map, errno_of
+from ebpfproxy.log import Logger
+
+log = Logger(__name__)
+
+DISCARDED = "Discarded map contents of another layout"
+"""The struct has changed since the previous version: what these maps knew is lost."""
+MIGRATED = "Migrated map contents"
+"""So many entries were copied from a map of another size."""
+MIGRATION_FAILED = "Failed to migrate map contents"
+"""Sockets, clients or flows of this map are unknown to the new programs."""
+NO_FALLBACK = "Failed to show new programs the previous flows"
+"""A connection that begins while programs are replaced may be reset."""
+
+_PEERS = "socket_peers"
+_HASHES = ("socket_flows", "affinity")
+_ONLY = bytes(4)  # the key of an array of maps with one entry
+_NOEXIST = 1  # BPF_NOEXIST
+_ATTEMPTS = 3  # at an entry in a locked bucket
+
+
+class Migration:
+    """From the maps of `former`, a pin for each name, into `maps`. Nothing is written to the former maps.
+
+    `start` before something is attached, `copy` after it, `finish_flows` when no device has a former program.
+    Each may be called again. A map that cannot be copied is logged. Close with `close`.
+    """
+
+    def __init__(self, wanted: Mapping[str, MapShape], maps: Maps, former: Mapping[str, Path]) -> None:
+        """Raises NotFound where a pin is gone."""
+        self._maps = maps
+        self._arrays = {shape.inner: name for name, shape in wanted.items() if shape.inner}
+        known = {*self._arrays, *_HASHES, _PEERS}
+        changed = {n: pin for n, pin in former.items() if n in known and pin.name != wanted[n].pin}
+        alike = {name for name, pin in changed.items() if layout_of(pin.name) == wanted[name].layout}
+        if discarded := sorted(changed.keys() - alike):
+            log.warning(DISCARDED, maps=",".join(discarded))
+        with contextlib.ExitStack() as opened:
+            self._former = {
+                name: opened.enter_context(contextlib.closing(Map.pinned(changed[name])))
+                for name in sorted(alike)
+            }
+            self._opened = opened.pop_all()
+        self._flows = [name for name in self._arrays if name in alike]
+        self._flows_done = False
+        self._seen: dict[str, set[bytes]] = {name: set() for name in _HASHES}
+        self._steps = {name: functools.partial(self._copy_new, name) for name in _HASHES if name in alike}
+        if _PEERS in alike:
+            self._steps[_PEERS] = functools.partial(PeerMigration(self._former[_PEERS], maps[_PEERS]).copy)
+
+    def close(self) -> None:
+        """What is called later has nothing to do."""
+        self._flows.clear()
+        self._steps.clear()
+        self._opened.close()
+
+    def start(self) -> None:
+        """The present maps know the sockets and clients, and look up flows in the former maps."""
+        self._flows_done = False
+        for name in self._flows:
+            try:
+                self._maps[self._arrays[name]].update(_ONLY, self._former[name].fd.to_bytes(4, sys.byteorder))
+            except KernelError as failure:  # before 5.10, where sizes differ (134fede4eecf)
+                log.error(NO_FALLBACK, map=name, reason=failure.message)
+                self._run({name: functools.partial(self._insert, name)})
+        self.copy()
+
+    def copy(self) -> None:
+        """What is new of sockets and clients in the former maps since the last copy.
+
+        What the new programs have written meanwhile is newer, and stays.
+        """
+        self._run(self._steps)
+
+    def finish_flows(self) -> None:
+        """Copy the flows that no new program has met, then have none looked up in the former maps."""
+        if self._flows_done:
+            return
+        self._run({name: functools.partial(self._insert, name) for name in self._flows})
+        for array in self._arrays.values():
+            self._maps[array].delete(_ONLY)
+        self._flows_done = True
+
+    def _run(self, steps: Mapping[str, Callable[[], int]]) -> None:
+        copied: dict[str, int] = {}
+        for name, step in steps.items():
+            try:
+                copied[name] = step()
+            except KernelError as failure:
+                log.error(MIGRATION_FAILED, map=name, reason=failure.message)
+        if any(copied.values()):
+            log.info(MIGRATED, **copied)
+
+    def _copy_new(self, name: str) -> int:
+        """Without what an earlier copy has brought: where that is gone, a program has removed it."""
+        seen = self._seen[name]
+        fresh = [pair for pair in self._former[name].items() if pair[0] not in seen]
+        seen.update(key for key, _ in fresh)
+        return self._insert(name, fresh)
+
+    def _insert(self, name: str, pairs: Iterable[tuple[bytes, bytes]] | None = None) -> int:
+        """How many were written: only as many as fit, and none that is there already."""
+        former, present = self._former[name], self._maps[name]
+        room = present.shape.max_entries
+        if room < former.shape.max_entries:
+            room -= sum(1 for _ in present.items())
+        pairs = former.items() if pairs is None else pairs
+        return sum(_add(present, key, value) for key, value in itertools.islice(pairs, max(room, 0)))
+
+
+def _add(present: Map, key: bytes, value: bytes) -> bool:
+    """Whether it was written. A bucket that stays locked costs this entry alone."""
+    for _ in range(_ATTEMPTS):
+        try:
+            present.update(key, value, _NOEXIST)
+            return True
+        except AlreadyExists:
+            return False
+        except KernelError as failure:
+            if errno_of(failure) not in BUSY:
+                raise
+    return False

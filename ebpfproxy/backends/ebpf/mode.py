@@ -1,0 +1,105 @@
+"""Mode ebpf."""
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+from ebpfproxy.backends.ebpf import cleanup, load_check, probes
+from ebpfproxy.backends.ebpf.backend import EbpfBackend, EbpfSettings, FlowTimeouts
+from ebpfproxy.backends.ebpf.drain import Drain
+from ebpfproxy.backends.ebpf.maps import MapSizes
+from ebpfproxy.backends.findings import Finding
+from ebpfproxy.backends.mode import Callbacks, Parts
+from ebpfproxy.config import Config
+from ebpfproxy.config.derived import plan_context
+from ebpfproxy.errors import EbpfProxyError
+from ebpfproxy.linux import mounts
+from ebpfproxy.model.address import Family
+from ebpfproxy.plan.devices import NO_DEVICES
+
+
+class EbpfMode:
+    """See `Mode`."""
+
+    name = "ebpf"
+    uses_kernel_nat = False
+
+    def probe(self, config: Config) -> tuple[Finding, ...]:
+        packets = config.tc_devices != NO_DEVICES
+        return probes.probe(config.bpffs_root, config.cgroup_root, packets)
+
+    def try_out(self, config: Config) -> tuple[Finding, ...]:
+        return (load_check.try_out(),)
+
+    def prepare(self, config: Config, callbacks: Callbacks) -> Parts:
+        root = config.cgroup_root or mounts.cgroup_root_of_all()
+        dataplane = EbpfBackend(
+            ebpf_settings(config, root),
+            callbacks.sockets_counted,
+            pods_bypass=callbacks.pods_bypass,
+            filters_changed=callbacks.changed,
+        )
+        return Parts(
+            dataplane,
+            plan_context(config, self.name),
+            owns_namespace=config.tc_devices != NO_DEVICES,
+            usage=dataplane.usage,
+            counters=dataplane.counters,
+            traffic=dataplane.traffic,
+            bypassed=dataplane.bypassed,
+            lacking=dataplane.lacking,
+            is_notified=dataplane.is_notified,
+        )
+
+    def remove(self, config: Config, dry_run: bool = False) -> list[str]:
+        return cleanup.remove(config.bpffs_root, _cgroup_root(config), dry_run)
+
+    def retire(self, config: Config, translates: Callable[[Family], bool]) -> tuple[list[str], bool]:
+        """What these programs translate the kernel knows nothing of."""
+        return Drain(config.bpffs_root, _cgroup_root(config)).step()
+
+
+def _cgroup_root(config: Config) -> Path | None:
+    """None where it is not to be found: it is needed only where the kernel has no links."""
+    if config.cgroup_root is None:
+        with contextlib.suppress(EbpfProxyError):
+            return mounts.host_cgroup2_root()
+    return config.cgroup_root
+
+
+def ebpf_settings(config: Config, cgroup_root: Path) -> EbpfSettings:
+    """`cgroup_root` is the one found, where `config` names none."""
+    return EbpfSettings(
+        cgroup_root=cgroup_root,
+        bpffs_root=config.bpffs_root,
+        proc_root=config.proc_root,
+        sizes=_sizes(config),
+        socket_lb=config.socket_lb,
+        timeouts=_timeouts(config),
+        redirect=config.ebpf_redirect,
+        devices=config.tc_devices != NO_DEVICES,
+        destroy_stale_sockets=config.ebpf_stale_udp == "destroy",
+    )
+
+
+def _sizes(config: Config) -> MapSizes:
+    return MapSizes(
+        services=config.ebpf_services_max,
+        slots=config.ebpf_slots_max,
+        endpoints=config.ebpf_endpoints_max,
+        affinity=config.ebpf_affinity_max,
+        sockets=config.ebpf_sockets_max,
+        flows=config.ebpf_flows_max,
+        source_ranges=config.ebpf_source_ranges_max,
+    )
+
+
+def _timeouts(config: Config) -> FlowTimeouts:
+    """0 leaves a timeout as it is, which with kube-proxy means as the kernel has it."""
+    usual = FlowTimeouts()
+    return FlowTimeouts(
+        tcp_established=config.conntrack_tcp_timeout_established or usual.tcp_established,
+        tcp_close_wait=config.conntrack_tcp_timeout_close_wait or usual.tcp_close_wait,
+        udp=config.conntrack_udp_timeout or usual.udp,
+        udp_stream=config.conntrack_udp_timeout_stream or usual.udp_stream,
+    )

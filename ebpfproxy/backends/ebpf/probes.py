@@ -1,0 +1,376 @@
+"""What the eBPF dataplane needs of this machine, and what it would rather have: all of it is tried.
+
+Nothing stays of it, and no traffic notices: maps and programs that are closed at once, a file system that is
+opened and not mounted, a network namespace that goes again. Versions of Linux are told to people, as in
+README.md; nothing is decided by them.
+"""
+
+import contextlib
+import errno
+import importlib.util
+import os
+import re
+import sysconfig
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from socket import AF_INET
+from typing import NamedTuple
+
+from ebpfproxy.backends.ebpf import abi, attachments, features
+from ebpfproxy.backends.ebpf.attachments import SIDES
+from ebpfproxy.backends.ebpf.hooks import CONNECT4, SCHED_CLS, SOCKET_HOOKS
+from ebpfproxy.backends.ebpf.pins import Pins
+from ebpfproxy.backends.ebpf.sockets import netns_cookie
+from ebpfproxy.backends.findings import Finding
+from ebpfproxy.errors import KernelError, NotFound, Unsupported
+from ebpfproxy.linux import capabilities, mounts
+from ebpfproxy.linux.bpf import cgroup, tc, tcx
+from ebpfproxy.linux.bpf.bpf import Link, Map, Program
+from ebpfproxy.linux.netlink import links
+from ebpfproxy.linux.netns import netns
+from ebpfproxy.linux.sockets import pidfd, sockets
+from ebpfproxy.model.address import Address, Family, Protocol, unspecified
+
+_HASH, _ARRAY, _LRU_HASH, _LPM_TRIE = 1, 2, 9, 11  # BPF_MAP_TYPE_*
+_NO_PREALLOC, _MMAPABLE = 1, 1 << 10  # BPF_F_*
+_LOOPBACK = 1  # its index in every network namespace
+_INIT = 1  # the process ID of the first process in a PID namespace
+_NO_FILE = 1 << 30  # a descriptor that nobody has
+_FORWARD = re.compile(r'#include "(/usr/include/[^"]+)"')
+
+_COMPARE_POINTERS = bytes((0x1D, 0xA1, *bytes(6)))  # struct bpf_insn: if r1 == r10 goto +0
+
+_NEWER = "use a newer kernel: Linux {} has it"
+_BCC_REMEDY = "apt-get install python3-bpfcc, and make the venv with --system-site-packages"
+
+_MAPS = (  # type, size of the key, flags
+    ("maps of the kind LRU hash", (_LRU_HASH, 4, 0), "4.10"),
+    ("maps of the kind LPM trie", (_LPM_TRIE, 8, _NO_PREALLOC), "4.11"),
+    ("maps that are written through memory", (_ARRAY, 4, _MMAPABLE), "5.5"),
+)
+_WITHOUT_HOOK = {
+    "sock_release": "entries of closed sockets stay until others take their place",
+    "getpeername4": "getpeername() shows the endpoint",
+    "getpeername6": "getpeername() shows the endpoint",
+}
+
+
+class _Helper(NamedTuple):
+    name: str
+    without: str
+    since: str
+
+
+_NO_COMPARISON = "ports to masquerade with are not compared with those of the node's own connections"
+_NO_REDIRECT = "no --ebpf-redirect, and with --socket-lb=off the node's own processes reach no Service"
+_HELPERS = {
+    "HAVE_SK_LOOKUP_UDP": _Helper("bpf_sk_lookup_udp", _NO_COMPARISON, "4.20"),
+    "HAVE_FIB_LOOKUP": _Helper("bpf_fib_lookup", _NO_REDIRECT, "4.18"),
+    "HAVE_SKC_LOOKUP_TCP": _Helper("bpf_skc_lookup_tcp", _NO_COMPARISON, "5.2"),
+    "HAVE_REDIRECT_NEIGH": _Helper("bpf_redirect_neigh", _NO_REDIRECT, "5.10"),
+    "HAVE_REDIRECT_PEER": _Helper(
+        "bpf_redirect_peer", "--ebpf-redirect takes packets to pods by their devices' queues", "5.10"
+    ),
+    "HAVE_KTIME_COARSE": _Helper("bpf_ktime_get_coarse_ns", "a slower clock", "5.11"),
+    "HAVE_SET_RETVAL": _Helper(
+        "bpf_set_retval", "a refused connection fails with EPERM, not ECONNREFUSED", "5.18"
+    ),
+}
+"""By the macro of features.py."""
+
+
+def probe(bpffs_root: Path, cgroup_root: Path | None, devices: bool) -> tuple[Finding, ...]:
+    """What is needed comes first. It takes some 10 ms.
+
+    `cgroup_root`: None where it has to be found. `devices`: whether there are any to look after. Where bpf(2)
+    itself is refused, what takes it cannot be tried, and is left out.
+    """
+    allowed = _bpf()
+    files = _cgroup(cgroup_root, allowed.present), _bpffs(bpffs_root), _bcc(), _headers()
+    if not allowed.present:
+        return allowed, *files
+    attaching = _attaching() if devices else ()
+    needed = (allowed, *_maps(), *_hooks(), _netns_cookie(cgroup_root), *attaching[:1], *files)
+    places: list[Finding] = []
+    if devices:
+        with contextlib.suppress(KernelError):  # nothing that serving takes
+            places.extend(_places(bpffs_root))
+    return (*needed, *_helpers(), _links(), *attaching[1:], _reconnecting(), _destroying(), *places)
+
+
+def _tried(
+    attempt: Callable[[], object], feature: str, missing: str, remedy: str, needed: bool = True
+) -> Finding:
+    """What the attempt shows. Without `missing` and `remedy` it is the error that says them."""
+    try:
+        attempt()
+    except (KernelError, OSError) as failure:
+        said = (failure.message, failure.hint) if isinstance(failure, KernelError) else (str(failure), "")
+        return Finding(feature, _number(failure), missing or said[0], remedy or said[1], needed)
+    return Finding(feature, needed=needed)
+
+
+def _number(failure: BaseException | None) -> int:
+    """The errno that is behind an error."""
+    while failure:
+        if isinstance(failure, OSError) and failure.errno:
+            return failure.errno
+        if isinstance(failure, NotFound) and not failure.__cause__:
+            return errno.ENOENT
+        failure = failure.__cause__
+    return errno.EINVAL
+
+
+def _load(type_: int, attach_type: int, code: bytes) -> None:
+    Program.load(type_, attach_type, code).close()
+
+
+_load_connect = partial(_load, CONNECT4.program_type, CONNECT4.attach_type)
+
+
+# bpf(2)
+
+
+def _bpf() -> Finding:
+    """Whether we may make maps, load programs for packets, and have them compare pointers."""
+    try:
+        Map.create(_ARRAY, 4, 4, 1).close()
+        _load(SCHED_CLS, 0, features.RETURN_0)
+        _load(SCHED_CLS, 0, _COMPARE_POINTERS + features.RETURN_0)
+    except KernelError as failure:
+        number = _number(failure)
+        why = {errno.ENOSYS: _why_unknown, errno.EPERM: _why_refused, errno.EACCES: _why_refused}.get(number)
+        missing, remedy = why() if why else (failure.message, failure.hint)
+        return Finding("bpf(2)", number, missing, remedy)
+    return Finding("bpf(2)")
+
+
+def _why_unknown() -> tuple[str, str]:
+    """What is missing, and the remedy."""
+    if capabilities.is_filtered():
+        return "a seccomp filter hides it, or this kernel has none", "run the container privileged"
+    return "this kernel has none", "use a kernel with CONFIG_BPF_SYSCALL"
+
+
+def _why_refused() -> tuple[str, str]:
+    """As above. Linux before 5.8 has CAP_SYS_ADMIN alone, which stands for the others ever since."""
+    held = capabilities.capabilities()
+    lacking = [
+        name for name in (capabilities.BPF, capabilities.NET_ADMIN, capabilities.PERFMON) if name not in held
+    ]
+    if lacking and capabilities.SYS_ADMIN not in held:
+        return f"without {' and '.join(lacking)} it is not permitted", "run as root, or privileged"
+    if capabilities.is_filtered():
+        return "a seccomp filter refuses it", "run the container privileged, or with seccomp unconfined"
+    return (
+        "it is not permitted in spite of our capabilities",
+        "run outside of user namespaces; see whether a security module or lockdown is in the way",
+    )
+
+
+# The kernel's parts
+
+
+def _maps() -> Iterator[Finding]:
+    for feature, (type_, key_size, flags), since in _MAPS:
+        attempt = partial(_make_map, type_, key_size, flags)
+        yield _tried(attempt, feature, "this kernel makes none", _NEWER.format(since))
+    yield _tried(_write_batch, "batches of map entries", "this kernel has none", _NEWER.format("5.6"))
+
+
+def _make_map(type_: int, key_size: int, flags: int) -> None:
+    Map.create(type_, key_size, 8, 1, flags).close()
+
+
+def _write_batch() -> None:
+    with contextlib.closing(Map.create(_HASH, 4, 4, 1)) as made:
+        made.update_all([(bytes(4), bytes(4))])
+
+
+def _hooks() -> Iterator[Finding]:
+    for hook in SOCKET_HOOKS:
+        options = "CONFIG_CGROUP_BPF" + (" and CONFIG_IPV6" if hook.name.endswith("6") else "")
+        yield _tried(
+            partial(_load, hook.program_type, hook.attach_type, features.RETURN_1),
+            f"cgroup hook {hook.name}",
+            _WITHOUT_HOOK.get(hook.name, "this kernel does not have it"),
+            f"{_NEWER.format(hook.since)}, with {options}",
+            needed=not hook.optional,
+        )
+
+
+def _netns_cookie(root: Path | None) -> Finding:
+    """By which the programs tell the node's sockets from those of pods, once we told them which it is."""
+    name = "the network namespace's cookie"
+    attempt = partial(_load_connect, features.GET_NETNS_COOKIE + features.RETURN_1)
+    for_programs = _tried(attempt, name, "programs cannot ask for it", _NEWER.format("5.7"))
+    if not for_programs.present:
+        return for_programs
+    return _tried(partial(netns_cookie.own, root), name, "", "")
+
+
+def _clsact() -> Finding:
+    name = "clsact with bpf filters"
+    with contextlib.ExitStack() as stack:
+        program = Program.load(SCHED_CLS, 0, features.RETURN_0)
+        stack.callback(program.close)
+        try:
+            stack.enter_context(netns.throw_away())
+        except KernelError as failure:  # which serving does not take
+            return Finding(name, _number(failure), f"it cannot be tried: {failure.message}", "", needed=False)
+        return _tried(
+            partial(tc.try_out, _LOOPBACK, program),
+            name,
+            "packets of network devices cannot be looked at",
+            "use a kernel with CONFIG_NET_SCH_INGRESS and CONFIG_NET_CLS_BPF, or give --tc-devices=none",
+        )
+
+
+def _attaching() -> tuple[Finding, ...]:
+    """By which programs get to devices: one of the two is needed."""
+    tcx_links = _tried(
+        _ask_for_tcx,
+        "tcx links",
+        "programs are attached as tc filters, and others can get before them",
+        _NEWER.format("6.6"),
+        needed=False,
+    )
+    return _clsact()._replace(needed=not tcx_links.present), tcx_links
+
+
+def _ask_for_tcx() -> None:
+    if not tcx.is_supported():
+        raise Unsupported("this kernel has no tcx") from OSError(errno.EINVAL, "")
+
+
+def _places(bpffs_root: Path) -> Iterator[Finding]:
+    """Where programs of others run before those that an agent with this bpffs root has attached."""
+    ways = attachments.choose(Pins(bpffs_root).devices)
+    for ifindex, device in links.names().items():
+        for side, place in SIDES.items():
+            running = ways.running(ifindex, place)
+            if running and running.before:
+                yield Finding(
+                    f"first place at {side} of {device}",
+                    errno.EBUSY,
+                    f"before ebpfproxy there: {', '.join(running.before)}",
+                    "have their owner attach them after it, or remove them",
+                    needed=False,
+                )
+
+
+def _helpers() -> Iterator[Finding]:
+    packets = ((each, partial(_load, SCHED_CLS, 0)) for each in features.PROBES)
+    for each, load in (*packets, (features.SET_RETVAL, _load_connect)):
+        name, without, since = _HELPERS[each.define]
+        yield _tried(partial(load, each.code), name, without, _NEWER.format(since), needed=False)
+
+
+def _links() -> Finding:
+    return _tried(
+        _attach_nowhere,
+        "links to cgroups",
+        "programs are attached without them: to remove these takes the cgroup's root",
+        _NEWER.format("5.7"),
+        needed=False,
+    )
+
+
+def _attach_nowhere() -> None:
+    """A kernel that has links only does not find the cgroup."""
+    program = Program.load(CONNECT4.program_type, CONNECT4.attach_type, features.RETURN_1)
+    with contextlib.closing(program):
+        try:
+            Link.create(program, _NO_FILE, CONNECT4.attach_type).close()
+        except KernelError as failure:
+            if _number(failure) != errno.EBADF:
+                raise
+
+
+def _reconnecting() -> Finding:
+    """Whether descriptors of other processes may be duplicated. A security module may still refuse it for
+    single processes, which the agent reports when it happens."""
+    feature = "reconnecting other processes' sockets"
+    missing = "connected UDP sockets keep an endpoint that is gone"
+    if capabilities.SYS_PTRACE not in capabilities.capabilities():
+        return Finding(feature, errno.EPERM, missing, "grant CAP_SYS_PTRACE", needed=False)
+    if os.getpid() == _INIT:
+        remedy = "run the pod with hostPID: true"
+        return Finding(feature, errno.ESRCH, f"{missing}: processes of pods cannot be seen", remedy, False)
+    return _tried(pidfd.try_out, feature, missing, _NEWER.format("5.6"), needed=False)
+
+
+def _destroying() -> Finding:
+    return _tried(
+        _destroy_nobody,
+        "destroying other processes' sockets",
+        "--ebpf-stale-udp=destroy has no effect",
+        "use a kernel with CONFIG_INET_DIAG_DESTROY and CONFIG_INET_UDP_DIAG",
+        needed=False,
+    )
+
+
+def _destroy_nobody() -> None:
+    """A kernel that can only does not find that socket: none has no address, no port and this cookie."""
+    nowhere: Address = unspecified(Family.IPV4)
+    nobody = sockets.DiagSocket(AF_INET, Protocol.UDP, nowhere, 0, nowhere, 0, cookie=1, interface=0)
+    with contextlib.suppress(NotFound):
+        sockets.destroy(nobody)
+
+
+# Files
+
+
+def _cgroup(root: Path | None, allowed: bool) -> Finding:
+    """Whether there is one that catches all sockets, and, where we may ask, whether it takes programs."""
+
+    def attempt() -> None:
+        found = root or mounts.cgroup_root_of_all()
+        if allowed:
+            cgroup.programs(found, CONNECT4.attach_type)
+        elif not found.is_dir():
+            raise NotFound(f"cgroup {found} does not exist") from OSError(errno.ENOENT, "")
+
+    finding = _tried(attempt, "cgroup v2", "", "")
+    if finding.present or finding.remedy:
+        return finding
+    return finding._replace(
+        remedy="name the root of cgroup v2 with --cgroup-root; it takes CONFIG_CGROUP_BPF"
+    )
+
+
+def _bpffs(root: Path) -> Finding:
+    number = mounts.bpffs_refusal(root)
+    if not number:
+        return Finding("bpffs")
+    if number == errno.ENODEV:
+        return Finding("bpffs", number, "this kernel has none", "use a kernel with CONFIG_BPF_SYSCALL")
+    if number == errno.EACCES:
+        return Finding("bpffs", number, f"{root} cannot be written to", "run as root")
+    remedy = "mount the host's /sys/fs/bpf into the container, or run it with CAP_SYS_ADMIN"
+    return Finding("bpffs", number, f"none is mounted for {root}, nor may we mount one", remedy)
+
+
+def _bcc() -> Finding:
+    """Found, not imported: that takes a second, and 75 MB."""
+    spec = importlib.util.find_spec("bcc")
+    if spec is None:
+        return Finding("bcc", errno.ENOENT, "there is no such Python package", _BCC_REMEDY)
+    if any((Path(folder) / "libbcc.py").exists() for folder in spec.submodule_search_locations or ()):
+        return Finding("bcc")
+    missing = f"{spec.origin} is PyPI's bcc, an unrelated package"
+    return Finding("bcc", errno.ENOENT, missing, f"pip uninstall bcc, then {_BCC_REMEDY}")
+
+
+def _headers() -> Finding:
+    """Those that our stand-ins for the kernel's forward to, and the machine's own that these include."""
+    stand_ins = sorted((abi.source_directory() / "include").rglob("*.h"))
+    wanted = [(Path(name),) for each in stand_ins for name in _FORWARD.findall(each.read_text())]
+    around = Path("/usr/include")
+    machine = around / str(sysconfig.get_config_var("MULTIARCH") or "")
+    for either in (*wanted, (machine / "asm/types.h", around / "asm/types.h")):
+        if not any(os.access(path, os.R_OK) for path in either):
+            missing = f"{either[0]} is not there"
+            return Finding("C headers", errno.ENOENT, missing, "apt-get install linux-libc-dev")
+    return Finding("C headers")

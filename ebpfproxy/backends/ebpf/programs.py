@@ -1,0 +1,277 @@
+"""The programs: compiled where this code was not yet, attached to their hooks, replaced, detached."""
+
+import contextlib
+import re
+import shutil
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+
+from ebpfproxy.backends.ebpf import abi, features
+from ebpfproxy.backends.ebpf.entries import ATTACHED, OUTDATED
+from ebpfproxy.backends.ebpf.hooks import CLASSIFIERS, SCHED_CLS, SOCKET_HOOKS, TAIL_CALLS, Hook
+from ebpfproxy.backends.ebpf.maps import MapSizes, is_complete, shapes
+from ebpfproxy.backends.ebpf.migration import map_pins
+from ebpfproxy.backends.ebpf.pins import Pins
+from ebpfproxy.errors import KernelError, NotFound, Rejected, Unsupported
+from ebpfproxy.linux.bpf import bpf, cgroup
+from ebpfproxy.linux.bpf.bpf import Link, Program
+from ebpfproxy.linux.bpf.compiler import ProgramSpec, build, expand
+from ebpfproxy.log import Logger
+
+log = Logger(__name__)
+
+_SOURCES = ("connect.c", "tc.c")
+_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
+
+
+def available_hooks() -> tuple[Hook, ...]:
+    """Those of SOCKET_HOOKS that this kernel has, found by loading a program for each.
+
+    Raises Unsupported where one is missing that we cannot do without, Rejected without the capabilities.
+    """
+    found = []
+    for hook in SOCKET_HOOKS:
+        if bpf.loads(hook.program_type, hook.attach_type, features.RETURN_1):
+            found.append(hook)
+        elif not hook.optional:
+            raise Unsupported(
+                f"this kernel has no cgroup hook {hook.name} (Linux has it since {hook.since})",
+                "use a newer kernel, or one built with CONFIG_CGROUP_BPF and CONFIG_IPV6",
+            )
+    return tuple(found)
+
+
+def specs(hooks: Iterable[Hook]) -> tuple[ProgramSpec, ...]:
+    """Every program that is loaded where the kernel has these hooks of sockets."""
+    of_sockets = (ProgramSpec(hook.name, hook.program_type, hook.attach_type) for hook in hooks)
+    return (*of_sockets, *(ProgramSpec(name, SCHED_CLS, 0) for name in (*CLASSIFIERS, *TAIL_CALLS)))
+
+
+def sources() -> tuple[Path, ...]:
+    """The files that are compiled together."""
+    return tuple(abi.source_directory() / name for name in _SOURCES)
+
+
+class Programs:
+    """The programs of one code with its settings, loaded and pinned, and their attachments to one cgroup."""
+
+    def __init__(self, pins: Pins, cgroup_root: Path, sizes: MapSizes, kept_open: tuple[int, ...]) -> None:
+        """Compile and load them, unless a former run left them pinned. Raises KernelError.
+
+        `kept_open`: see `compiler.build`.
+        """
+        self.hooks = available_hooks()
+        self._pins = pins
+        self._cgroup = cgroup_root
+        source, *beside = sources()
+        settings = sizes.defines() | features.defines()
+        self._specs = specs(self.hooks)
+        code = _COMMENT.sub("", expand(source, *beside))
+        self.directory = pins.programs(" ".join(code.split()) + str(settings) + str(self._specs))
+        self.maps = self.directory / "maps"
+        if not self.is_pinned():
+            links = self._make_room(sizes)
+            others = tuple(beside)
+            build(source, settings, self._specs, links, self.directory, kept_open, others, TAIL_CALLS)
+            log.info("compiled and loaded", programs=len(self._specs), folder=self.directory.name)
+        self._programs = {spec.name: Program.pinned(self.directory / spec.name) for spec in self._specs}
+        self._ids = {name: program.id for name, program in self._programs.items()}
+        self.classifiers = {name: self._programs[name] for name in CLASSIFIERS}
+        self._links: bool | None = None
+
+    def is_pinned(self) -> bool:
+        """Whether everything that `__init__` made, or found, is still there."""
+        pinned = ((self.directory / spec.name).exists() for spec in self._specs)
+        return is_complete(self.maps) and all(pinned)
+
+    def _make_room(self, sizes: MapSizes) -> Path:
+        """Have the maps, and a folder of links to them, to which the compiler adds the programs.
+
+        Where a pin of a map in force is gone, all maps are made again: programs that are attached go on using
+        the map that has no pin, beside others that this agent would write.
+        """
+        partial = self.directory.with_name(f"{self.directory.name}_partial")
+        try:
+            in_force = self._pins.in_force()
+            former = self._pins.maps_of(in_force)
+            if in_force and not all(pin.exists() for pin in former.values()):
+                for folder in (in_force / "maps", self._pins.maps):
+                    shutil.rmtree(folder, ignore_errors=True)
+                former = {}
+            for path in (self.directory, partial):
+                shutil.rmtree(path, ignore_errors=True)
+            map_pins.provide(self._pins, partial / "maps", shapes(sizes), former)
+        except OSError as failure:
+            raise Rejected(f"cannot pin maps in {self._pins.root}: {failure.strerror}") from failure
+        return partial / "maps"
+
+    def hook_states(self) -> dict[str, str]:
+        """ATTACHED for the hooks where our programs run for every process below the cgroup: attached, and
+        in force. OUTDATED where another program of ours is, or a link of ours that does nothing. Hooks with
+        neither are left out.
+
+        A link may exist and yet do nothing, since its cgroup is another one (cilium #48420).
+        """
+        states = {hook.name: self._state(hook) for hook in self.hooks}
+        return {name: state for name, state in states.items() if state}
+
+    def _state(self, hook: Hook) -> str:
+        with contextlib.suppress(KernelError, OSError):
+            in_force = cgroup.programs(self._cgroup, hook.attach_type, effective=True)
+            if self._ids[hook.name] in in_force and self._is_linked_here(hook):
+                return ATTACHED
+        if (self._pins.links / hook.name).exists():
+            return OUTDATED
+        with contextlib.suppress(KernelError, OSError), contextlib.ExitStack() as stack:
+            present = cgroup.programs(self._cgroup, hook.attach_type)
+            for program in pinned_programs(self._pins, hook.name):
+                stack.callback(program.close)
+                if program.id in present:
+                    return OUTDATED
+        return ""
+
+    def _is_linked_here(self, hook: Hook) -> bool:
+        """Whether it is attached to this very cgroup, and not to one above."""
+        try:
+            link = Link.pinned(self._pins.links / hook.name)
+        except NotFound:
+            attached = cgroup.programs(self._cgroup, hook.attach_type)
+            return self._links is not True and self._ids[hook.name] in attached
+        try:
+            return link.cgroup_id == self._cgroup.stat().st_ino
+        finally:
+            link.close()
+
+    def attach(self, names: Iterable[str]) -> Mapping[str, KernelError]:
+        """Attach these hooks' programs, in the order of SOCKET_HOOKS; what failed, by name."""
+        wanted = set(names)
+        failed: dict[str, KernelError] = {}
+        for hook in self.hooks:
+            if hook.name not in wanted:
+                continue
+            try:
+                self._pins.links.mkdir(exist_ok=True)
+                self._attach(hook)
+            except KernelError as failure:
+                failed[hook.name] = failure
+            except OSError as failure:
+                failed[hook.name] = Rejected(f"cannot pin the link {hook.name}: {failure.strerror}")
+        return failed
+
+    def detach(self, names: Iterable[str]) -> Mapping[str, KernelError]:
+        """Take whatever is ours off these hooks, what sends elsewhere first; what failed, by name."""
+        wanted = set(names)
+        failed: dict[str, KernelError] = {}
+        for hook in reversed(self.hooks):
+            if hook.name in wanted:
+                try:
+                    _detach(hook, self._pins, self._cgroup)
+                except KernelError as failure:
+                    failed[hook.name] = failure
+                except OSError as failure:
+                    failed[hook.name] = Rejected(f"cannot unpin the link {hook.name}: {failure.strerror}")
+        return failed
+
+    def _attach(self, hook: Hook) -> None:
+        program = self._programs[hook.name]
+        if self._links is not False:
+            try:
+                cgroup.attach_link(program, self._cgroup, hook.attach_type, self._pins.links / hook.name)
+                self._links = True
+                return
+            except Unsupported:
+                if self._links:
+                    raise
+                self._links = False
+        former = self._former(hook)
+        try:
+            cgroup.attach_multi(program, self._cgroup, hook.attach_type, former)
+        finally:
+            if former:
+                former.close()
+
+    def _former(self, hook: Hook) -> Program | None:
+        """The program of another code that is attached without a link, found by its pin."""
+        present = cgroup.programs(self._cgroup, hook.attach_type)
+        for program in pinned_programs(self._pins, hook.name):
+            if program.id in present and program.id != self._ids[hook.name]:
+                return program
+            program.close()
+        return None
+
+    def settle(self) -> None:
+        """Everything is attached: these programs are in force, and the pins of others are removed."""
+        self._pins.set_current(self.directory)
+        for path in self._pins.remove_others(self.directory):
+            log.info("replaced", what=path.relative_to(self._pins.root))
+
+    def close(self) -> None:
+        for program in self._programs.values():
+            program.close()
+
+
+def first_needed(failed: Mapping[str, KernelError]) -> KernelError | None:
+    """The first failure, by name of hook, of a hook that we cannot do without; None where there is none."""
+    return next(
+        (failed[hook.name] for hook in SOCKET_HOOKS if hook.name in failed and not hook.optional), None
+    )
+
+
+def pinned_programs(pins: Pins, name: str) -> Iterable[Program]:
+    """All programs of a hook that are pinned, of whatever code."""
+    for path in pins.pinned_programs(name):
+        with contextlib.suppress(NotFound):
+            yield Program.pinned(path)
+
+
+def pinned_classifiers(pins: Pins) -> frozenset[int]:
+    """The ids of all programs for devices that are pinned, of whatever code."""
+    found = set()
+    for program in (each for name in CLASSIFIERS for each in pinned_programs(pins, name)):
+        with contextlib.closing(program):
+            found.add(program.id)
+    return frozenset(found)
+
+
+def detach_all(
+    pins: Pins, cgroup_root: Path | None, hooks: Collection[Hook] = SOCKET_HOOKS, dry_run: bool = False
+) -> list[str]:
+    """Take our programs off these hooks, and off such as another version has; what was detached.
+
+    No error where nothing is. With `dry_run` it is only said.
+    """
+    wanted = (hook for hook in reversed(SOCKET_HOOKS) if hook in hooks)
+    removed = [what for hook in wanted for what in _detach(hook, pins, cgroup_root, dry_run)]
+    known = {path.name for hook in SOCKET_HOOKS for path in _link_pins(pins, hook)}
+    for path in sorted(pins.links.iterdir()) if pins.links.is_dir() else ():
+        if path.name not in known:
+            if not dry_run:
+                path.unlink()
+            removed.append(f"link {path.name}")
+    return removed
+
+
+def _link_pins(pins: Pins, hook: Hook) -> tuple[Path, Path]:
+    """Where a hook's link is, and where it is for a moment while it is made."""
+    return pins.links / hook.name, pins.links / f"{hook.name}_new"
+
+
+def _detach(hook: Hook, pins: Pins, cgroup_root: Path | None, dry_run: bool = False) -> list[str]:
+    """What was detached. `cgroup_root` is only needed where the kernel has no cgroup links."""
+    removed = []
+    for path in _link_pins(pins, hook):
+        if path.exists():
+            if not dry_run:
+                path.unlink(missing_ok=True)
+            removed.append(f"link {path.name}")
+    if cgroup_root is None or (dry_run and removed):  # the kernel counts what a link attaches, too
+        return removed
+    for program in pinned_programs(pins, hook.name):
+        with contextlib.closing(program):
+            if dry_run:
+                attached = program.id in cgroup.programs(cgroup_root, hook.attach_type)
+            else:
+                attached = cgroup.detach(program, cgroup_root, hook.attach_type)
+        if attached:
+            removed.append(f"program {hook.name}")
+    return removed

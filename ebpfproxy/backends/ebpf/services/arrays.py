@@ -1,0 +1,75 @@
+"""The maps `slots` and `endpoints`, mapped into memory, and which parts of them are in use."""
+
+import struct
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from socket import htons, ntohs
+
+from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.backends.ebpf.entries import EndpointEntry
+from ebpfproxy.backends.ebpf.maps import Maps
+from ebpfproxy.backends.ebpf.services.record import Range
+from ebpfproxy.backends.ebpf.services.slot_ranges import Ids, Ranges
+
+_FLAGS_AT = abi.ENDPOINT.offset("flags") // 2  # in steps of 16 bits, as `_halves` is
+_STRIDE = abi.ENDPOINT.size
+_SLOT_STRIDE = 8  # an array's elements are 8-byte aligned
+_SCAN = 4096
+
+
+@lru_cache(maxsize=512)
+def _slots_format(count: int) -> struct.Struct:
+    return struct.Struct("=" + "I4x" * count)
+
+
+class Arrays:
+    """What is written here is seen by the programs at once. Close with `close`."""
+
+    def __init__(self, maps: Maps) -> None:
+        self._slots = maps["slots"].mapped()
+        self._endpoints = maps["endpoints"].mapped()
+        self._halves = memoryview(self._endpoints).cast("H")
+        self.endpoint_ids = Ids(maps["endpoints"].shape.max_entries)
+        self.ranges = Ranges(maps["slots"].shape.max_entries)
+
+    def close(self) -> None:
+        self._slots.close()
+        self._halves.release()
+        self._endpoints.close()
+
+    def usage(self) -> dict[str, tuple[int, int]]:
+        """By map: how many entries are in use, and how many it has room for."""
+        return {
+            "slots": (self.ranges.used, self.ranges.capacity),
+            "endpoints": (self.endpoint_ids.used, self.endpoint_ids.capacity - 1),
+        }
+
+    def read_slots(self, range_: Range) -> tuple[int, ...]:
+        first, count = range_
+        return _slots_format(count).unpack_from(self._slots, first * _SLOT_STRIDE) if count else ()
+
+    def write_slots(self, first: int, ids: Sequence[int]) -> None:
+        _slots_format(len(ids)).pack_into(self._slots, first * _SLOT_STRIDE, *ids)
+
+    def listed(self) -> Iterator[tuple[int, EndpointEntry, int]]:
+        """The endpoints in force, by id: what they are, and the service that each belongs to."""
+        empty = bytes(_SCAN * _STRIDE)
+        for start in range(0, self.endpoint_ids.capacity, _SCAN):
+            block = self._endpoints[start * _STRIDE : (start + _SCAN) * _STRIDE]
+            if block == empty[: len(block)]:
+                continue
+            rows = abi.ENDPOINT.iter_unpack(block[: len(block) // _STRIDE * _STRIDE])
+            for id_, (address, port, flags, service) in enumerate(rows, start):
+                if flags & abi.ENDPOINT_LISTED and 0 < id_ < self.endpoint_ids.capacity:
+                    yield id_, EndpointEntry(address, ntohs(port), flags), service
+
+    def write_endpoint(self, id_: int, endpoint: EndpointEntry, service: int) -> None:
+        address, port, flags = endpoint
+        abi.ENDPOINT.pack_into(self._endpoints, id_ * _STRIDE, address, htons(port), flags, service)
+
+    def flags(self, endpoint: int) -> int:
+        return self._halves[endpoint * _STRIDE // 2 + _FLAGS_AT]
+
+    def set_flags(self, endpoint: int, flags: int) -> None:
+        """In one store, as struct.pack_into(), which writes zeros first, would not."""
+        self._halves[endpoint * _STRIDE // 2 + _FLAGS_AT] = flags

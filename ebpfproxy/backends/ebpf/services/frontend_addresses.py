@@ -1,0 +1,120 @@
+"""The map `frontend_addresses`: by address of frontends, which clients get an answer to a ping of it.
+
+A client gets one if some frontend of the address gives it an endpoint or a rejection. It gets none if every
+frontend drops its packets: with policy Local, a node without an endpoint of its own is silent. Source ranges
+do not count, since they restrict ports and ICMP has none. kube-proxy's IPVS mode answers pings from clients
+outside them as well: KUBE-LOAD-BALANCER-FW and KUBE-LOAD-BALANCER-SOURCE-CIDR match protocol and port.
+
+The address of NodePorts has no entry. It stands for the node's own addresses, which the kernel answers for.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.linux.bpf.bpf import Map
+from ebpfproxy.model.address import Address, is_unspecified
+
+_AT = abi.SERVICE_KEY.offset("address")
+_SIZE = 16
+
+Entries = Iterable[tuple[bytes, bytes]]
+"""Keys and values of `services`."""
+
+
+class FrontendAddresses:
+    """Has for each address the keys of `services` with that address, and the clients that each key serves."""
+
+    def __init__(self, map_: Map) -> None:
+        self._map = map_
+        self._frontends: dict[Address, dict[bytes, int]] = {}
+        self._written: dict[Address, int] = {}
+
+    def read(self, services: Entries) -> None:
+        """Make the map agree with these entries, which are all of `services`. Raises KernelError."""
+        self._frontends = {}
+        for address, key, clients in _served(services):
+            self._frontends.setdefault(address, {})[key] = clients
+        wanted = {address: clients for address in self._frontends if (clients := self._clients(address))}
+        found = dict(self._map.items())
+        for packed in found.keys() - wanted.keys():
+            self._map.delete(packed)
+        values: dict[bytes, bytes] = {address: _pack(clients) for address, clients in wanted.items()}
+        self._map.update_all(
+            [(packed, value) for packed, value in values.items() if found.get(packed) != value]
+        )
+        self._written = wanted
+
+    def extend(self, services: Entries) -> None:
+        """Before these entries are written to `services`: their clients get answers, too.
+
+        Raises KernelError.
+        """
+        wanted: dict[Address, int] = {}
+        for address, _, clients in _served(services):
+            wanted[address] = wanted.get(address, self._written.get(address, 0)) | clients
+        self._write(wanted)
+
+    def settle(self, services: Entries, gone: Iterable[bytes]) -> None:
+        """After these entries were written to `services`, and the keys `gone` deleted. Raises KernelError."""
+        touched: set[Address] = set()
+        for address, key, clients in _served(services):
+            self._frontends.setdefault(address, {})[key] = clients
+            touched.add(address)
+        for key in gone:
+            address = _address(key)
+            self._frontends.get(address, {}).pop(key, None)
+            touched.add(address)
+        self._write({address: self._clients(address) for address in touched})
+        for address in touched:
+            if not self._frontends.get(address):
+                self._frontends.pop(address, None)
+
+    def _clients(self, address: Address) -> int:
+        """Of all frontends that have it."""
+        clients = 0
+        for each in self._frontends.get(address, {}).values():
+            clients |= each
+        return clients
+
+    def _write(self, wanted: Mapping[Address, int]) -> None:
+        changed = {a: clients for a, clients in wanted.items() if clients != self._written.get(a, 0)}
+        self._map.update_all([(address, _pack(clients)) for address, clients in changed.items() if clients])
+        for address, clients in changed.items():
+            if clients:
+                self._written[address] = clients
+            else:
+                self._map.delete(address)
+                del self._written[address]
+
+
+def clients_served(value: bytes) -> int:
+    """Abi.h's enum ping_client: which clients a frontend with this value of `services` does not drop."""
+    internal, external, *_, flags, _, _ = abi.SERVICE.unpack(value)
+    rejects = flags & abi.SERVICE_REJECT
+    clients = 0
+    if rejects or _count(internal):
+        clients |= abi.PING_FROM_INSIDE
+    if rejects or _count(external):
+        clients |= abi.PING_FROM_OUTSIDE
+    return clients
+
+
+def _count(range_: bytes) -> int:
+    """Of the endpoints in a packed slot_range."""
+    return int(abi.SLOT_RANGE.unpack(range_)[1])
+
+
+def _address(key: bytes) -> Address:
+    return Address(key[_AT : _AT + _SIZE])
+
+
+def _served(services: Entries) -> Iterable[tuple[Address, bytes, int]]:
+    """Address, key and clients of each entry that is not a NodePort."""
+    for key, value in services:
+        address = _address(key)
+        if not is_unspecified(address):
+            yield address, key, clients_served(value)
+
+
+def _pack(clients: int) -> bytes:
+    return abi.FRONTEND_ADDRESS.pack(clients)

@@ -1,0 +1,77 @@
+"""The map `service_ports`: a bit for each port that some key of `services` has, by protocol, and apart for
+NodePorts, whose keys have the unspecified address.
+
+A packet to any other port is no Service's, which a program so learns without a lookup in a hash map.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from socket import IPPROTO_SCTP, IPPROTO_TCP, IPPROTO_UDP, ntohs
+
+from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.linux.bpf.bpf import Map
+from ebpfproxy.model.address import Address, is_unspecified
+
+_BITS = 64
+_LINES = {
+    IPPROTO_TCP: abi.CONSTANTS["PORTS_TCP"],
+    IPPROTO_UDP: abi.CONSTANTS["PORTS_UDP"],
+    IPPROTO_SCTP: abi.CONSTANTS["PORTS_SCTP"],
+}
+
+
+class ServicePorts:
+    """Counts for each protocol and port how many keys of `services` have it. Close with `close`.
+
+    A word is written in one store, as struct.pack_into(), which writes zeros first, would not: a program that
+    looked then would take 64 ports for nobody's.
+    """
+
+    def __init__(self, map_: Map) -> None:
+        self._memory = map_.mapped()
+        self._words = memoryview(self._memory).cast("Q")
+        self._uses: Counter[int] = Counter()
+
+    def close(self) -> None:
+        self._words.release()
+        self._memory.close()
+
+    def read(self, services: Iterable[bytes]) -> None:
+        """Set the map right for these keys of `services`. No bit is ever off that has to be on."""
+        self._uses = Counter(_bits(services))
+        words: Counter[int] = Counter()
+        for bit in self._uses:
+            words[bit // _BITS] |= 1 << (bit % _BITS)
+        for word in range(abi.CONSTANTS["SERVICE_PORT_WORDS"]):
+            if self._words[word] != words[word]:
+                self._words[word] = words[word]
+
+    def add(self, services: Iterable[bytes]) -> None:
+        """Before these keys are written to `services`, which has none of them yet."""
+        for bit in _bits(services):
+            self._uses[bit] += 1
+            if self._uses[bit] == 1:
+                self._write(bit, True)
+
+    def remove(self, services: Iterable[bytes]) -> None:
+        """After these keys were deleted from `services`."""
+        for bit in _bits(services):
+            self._uses[bit] -= 1
+            if not self._uses[bit]:
+                del self._uses[bit]
+                self._write(bit, False)
+
+    def _write(self, bit: int, present: bool) -> None:
+        """Nobody else writes the map, so reading and writing a word need not be one step."""
+        word, mask = bit // _BITS, 1 << (bit % _BITS)
+        former = self._words[word]
+        self._words[word] = former | mask if present else former & ~mask
+
+
+def _bits(services: Iterable[bytes]) -> Iterable[int]:
+    """Which bit of the map each key is for; a foreign writer's may be of another protocol, and has none."""
+    for key in services:
+        address, port, protocol, _ = abi.SERVICE_KEY.unpack(key)
+        if protocol in _LINES:
+            first = abi.CONSTANTS["NODE_PORT_LINES"] if is_unspecified(Address(address)) else 0
+            yield (first + _LINES[protocol]) * abi.CONSTANTS["SERVICE_PORT_LINE"] * _BITS + ntohs(port)

@@ -1,0 +1,179 @@
+"""What the maps hold for services, read back.
+
+What contradicts itself comes out as something no plan asks for. Endpoints and source ranges of a service
+that is not known are in nobody's entry, where no comparison finds them: they are put right on the way.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Set
+from socket import ntohs
+
+from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.backends.ebpf.entries import EndpointEntry, FrontendEntry, ServicePortEntry, ServicePortKey
+from ebpfproxy.backends.ebpf.maps import Maps
+from ebpfproxy.backends.ebpf.services.arrays import Arrays
+from ebpfproxy.backends.ebpf.services.record import NOTHING, U32, Netns, Range, Record
+from ebpfproxy.backends.ebpf.services.slot_ranges import Ids, Ranges
+from ebpfproxy.backends.ebpf.services.source_ranges import SourceRanges
+from ebpfproxy.model.address import Family, Network, Protocol, family
+
+_CONTRADICTION = 1 << 16
+"""A flag that no plan asks for, beyond those of the maps: on what is read back and contradicts itself."""
+
+_FAMILIES = {4: Family.IPV4, 6: Family.IPV6}  # by service_name.family
+
+
+class Reading:
+    """One walk through the maps: `records` and `owner` are what it found. Ids and ranges found are taken."""
+
+    def __init__(
+        self,
+        maps: Maps,
+        arrays: Arrays,
+        service_ids: Ids,
+        sources: SourceRanges,
+        clock: Callable[[], float],
+    ) -> None:
+        self.records: dict[ServicePortKey, Record] = {}
+        self.owner: dict[bytes, ServicePortKey] = {}
+        self._arrays = arrays
+        self._service_ids = service_ids
+        self._clock = clock
+        self._ranges = Ranges(arrays.ranges.capacity)
+        self._walk(maps, sources)
+        self._ranges.inherit(arrays.ranges)
+        arrays.ranges = self._ranges
+
+    def _walk(self, maps: Maps, sources: SourceRanges) -> None:
+        names = dict(self._read_names(maps))
+        frontends: dict[int, dict[bytes, bytes]] = defaultdict(dict)
+        for key, value in maps["services"].items():
+            frontends[abi.SERVICE.unpack(value)[2]][key] = value
+        known = names.keys() | frontends.keys()
+        endpoints = self._read_endpoints(known)
+        networks = sources.read(known)
+        self._service_ids.adopt(set(known))
+        for id_ in known:
+            key_ = names.get(id_) or _nameless(id_, frontends[id_])
+            if key_ in self.records:  # two ids of one name: keep the first, drop the other
+                key_ = ServicePortKey(f"?/{id_}", key_.protocol, key_.family)
+            self._adopt(
+                key_, id_, frontends.get(id_, {}), endpoints.get(id_, []), tuple(networks.get(id_, ()))
+            )
+
+    def _read_names(self, maps: Maps) -> Iterable[tuple[int, ServicePortKey]]:
+        for key, value in maps["service_names"].items():
+            text, protocol, version = abi.SERVICE_NAME.unpack(value)
+            name = text.rstrip(b"\0").decode(errors="replace")
+            (id_,) = U32.unpack(key)
+            try:
+                if not 0 < id_ < self._service_ids.capacity:
+                    raise ValueError(f"{id_} is no id that we give")
+                yield id_, ServicePortKey(name, Protocol(protocol), _FAMILIES[version])
+            except (KeyError, ValueError):  # a foreign writer's: to be dropped, with all that has this id
+                yield id_, ServicePortKey(f"?/{id_}", Protocol.TCP, Family.IPV4)
+
+    def _read_endpoints(self, known: Set[int]) -> dict[int, list[tuple[int, EndpointEntry]]]:
+        """Those in force, by service id; whose service is unknown are retired on the way."""
+        found: dict[int, list[tuple[int, EndpointEntry]]] = defaultdict(list)
+        taken: set[int] = set()
+        for id_, endpoint, service in self._arrays.listed():
+            if service in known:
+                taken.add(id_)
+                found[service].append((id_, endpoint))
+            else:
+                self._arrays.set_flags(id_, 0)
+        self._arrays.endpoint_ids.adopt(taken)
+        return found
+
+    def _adopt(
+        self,
+        key: ServicePortKey,
+        id_: int,
+        services: dict[bytes, bytes],
+        endpoints: list[tuple[int, EndpointEntry]],
+        networks: tuple[Network, ...],
+    ) -> None:
+        record = Record(id_, ServicePortEntry((), (), 0), services=services)
+        now = self._clock()
+        frontends: list[FrontendEntry] = []
+        timeouts: set[int] = set()
+        seen = {"cluster": False, "local": False}
+        for packed_key, value in services.items():
+            self.owner[packed_key] = key
+            *ranges, _, timeout, flags, kind, _ = abi.SERVICE.unpack(value)
+            timeouts.add(timeout)
+            scopes = (
+                "local" if flags & abi.SERVICE_INTERNAL_LOCAL else "cluster",
+                "local" if flags & abi.SERVICE_EXTERNAL_LOCAL else "cluster",
+            )
+            agrees = True
+            for scope, packed in zip(scopes, ranges, strict=True):
+                agrees &= self._adopt_range(record, scope, abi.SLOT_RANGE.unpack(packed), seen, now)
+            address, port, protocol, _ = abi.SERVICE_KEY.unpack(packed_key)
+            flags |= 0 if agrees else _CONTRADICTION
+            frontends.append(FrontendEntry(address, ntohs(port), protocol, kind, flags))
+        listed = self._adopt_endpoints(record, endpoints, seen, now)
+        record.ids = tuple(id_ for _, id_ in listed)
+        if len(timeouts) > 1 or not self._lists_are_whole(record):
+            frontends = [each._replace(flags=each.flags | _CONTRADICTION) for each in frontends]
+        record.entry = ServicePortEntry(
+            tuple(sorted(frontends)), tuple(e for e, _ in listed), max(timeouts, default=0), networks
+        )
+        self.records[key] = record
+
+    def _adopt_range(
+        self, record: Record, scope: str, found: Range, seen: dict[str, bool], now: float
+    ) -> bool:
+        """Whether this frontend agrees with those before it about the list of this scope."""
+        first, count = found
+        if not seen[scope]:
+            seen[scope] = True
+            if count and not (first + count <= self._ranges.capacity and self._ranges.reserve(first, count)):
+                return False
+            setattr(record, scope, found if count else NOTHING)
+            return True
+        if found == getattr(record, scope) or (not count and getattr(record, scope) == NOTHING):
+            return True
+        if count and first + count <= self._ranges.capacity and self._ranges.reserve(first, count):
+            self._ranges.release(first, count, now)  # of an update that was cut short: still in use
+        return False
+
+    def _adopt_endpoints(
+        self,
+        record: Record,
+        endpoints: list[tuple[int, EndpointEntry]],
+        seen: Mapping[str, bool],
+        now: float,
+    ) -> list[tuple[EndpointEntry, int]]:
+        """The endpoints, sorted. One whose flags are not those of the lists that name it is marked so."""
+        read = self._arrays.read_slots
+        lists = {
+            abi.ENDPOINT_CLUSTER: set(read(record.cluster)) if seen["cluster"] else None,
+            abi.ENDPOINT_LOCAL: set(read(record.local)) if seen["local"] else None,
+        }
+        found: dict[Netns, tuple[EndpointEntry, int]] = {}
+        for id_, (address, port, flags) in endpoints:
+            if (address, port) in found:
+                self._arrays.set_flags(id_, 0)
+                self._arrays.endpoint_ids.release(id_, now)
+                continue
+            for bit, members in lists.items():
+                if members is not None and (id_ in members) != bool(flags & bit):
+                    flags |= _CONTRADICTION
+            found[address, port] = EndpointEntry(address, port, flags), id_
+        return sorted(found.values())
+
+    def _lists_are_whole(self, record: Record) -> bool:
+        """Whether both lists name endpoints of this ServicePort only, and none twice."""
+        ids = set(record.ids)
+        lists = self._arrays.read_slots(record.cluster), self._arrays.read_slots(record.local)
+        return all(len(slots) == len(ids.intersection(slots)) for slots in lists)
+
+
+def _nameless(id_: int, frontends: Mapping[bytes, bytes]) -> ServicePortKey:
+    address, _, protocol, _ = abi.SERVICE_KEY.unpack(next(iter(frontends)))
+    try:
+        return ServicePortKey(f"?/{id_}", Protocol(protocol), family(address))
+    except ValueError:
+        return ServicePortKey(f"?/{id_}/{protocol}", Protocol.TCP, family(address))

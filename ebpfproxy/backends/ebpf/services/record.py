@@ -1,0 +1,67 @@
+"""One ServicePort as the maps hold it, and how its keys and values are packed."""
+
+import dataclasses
+import struct
+from socket import htons
+
+from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.backends.ebpf.entries import FrontendEntry, ServicePortEntry, ServicePortKey
+from ebpfproxy.backends.ebpf.services.slot_ranges import GRACE
+from ebpfproxy.errors import TableFull
+from ebpfproxy.model.address import Address, Family
+
+Netns = tuple[Address, int]
+Range = tuple[int, int]
+"""Of slots: the first, and how many."""
+
+NOTHING: Range = (0, 0)
+U32 = struct.Struct("=I")
+
+
+@dataclasses.dataclass(slots=True)
+class Record:
+    """What the kernel holds for one ServicePort: ranges, packed `services` entries, and the ids of
+    `entry.endpoints`, in the same order."""
+
+    id: int
+    entry: ServicePortEntry
+    ids: tuple[int, ...] = ()
+    cluster: Range = NOTHING
+    local: Range = NOTHING
+    services: dict[bytes, bytes] = dataclasses.field(default_factory=dict)
+
+    def places(self) -> dict[Netns, int]:
+        """The id of each endpoint, by its address and port."""
+        return {
+            (address, port): id_
+            for (address, port, _), id_ in zip(self.entry.endpoints, self.ids, strict=True)
+        }
+
+
+def service_key(frontend: FrontendEntry) -> bytes:
+    return abi.SERVICE_KEY.pack(frontend.address, htons(frontend.port), frontend.protocol, 0)
+
+
+def service_value(frontend: FrontendEntry, of: Record) -> bytes:
+    flags = frontend.flags
+    internal = of.local if flags & abi.SERVICE_INTERNAL_LOCAL else of.cluster
+    external = of.local if flags & abi.SERVICE_EXTERNAL_LOCAL else of.cluster
+    return abi.SERVICE.pack(
+        abi.SLOT_RANGE.pack(*internal),
+        abi.SLOT_RANGE.pack(*external),
+        *(of.id, of.entry.affinity_timeout, flags, frontend.kind, 0),
+    )
+
+
+def name_value(key: ServicePortKey) -> bytes:
+    text = key.name.encode()[: abi.CONSTANTS["SERVICE_NAME_SIZE"] - 1]
+    return abi.SERVICE_NAME.pack(text, key.protocol, 4 if key.family is Family.IPV4 else 6)
+
+
+def full(map_: str, key: ServicePortKey, needed: int, capacity: int) -> TableFull:
+    """`capacity` and `needed`: how many entries the map has room for, and how many it would have to hold."""
+    option = {"service_names": "services"}.get(map_, map_).replace("_", "-")
+    return TableFull(
+        f"{key.name}: map {map_} is full: it has room for {capacity} entries, {needed} are needed",
+        f"raise --ebpf-{option}-max; what was freed by a change has room again after {GRACE:g} s",
+    )

@@ -1,0 +1,57 @@
+"""The map `source_ranges`: by service id, the networks whose clients a restricted frontend admits.
+
+The kernel finds the longest match, but here any match does, so ranges may overlap.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Set
+
+from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.backends.ebpf.services.record import U32
+from ebpfproxy.linux.bpf.bpf import Map
+from ebpfproxy.model.address import Address, Network, network
+
+_ID_BITS = 32
+_ADMITTED = U32.pack(1)
+
+
+class SourceRanges:
+    """Who writes decides the order: what is new before it is needed, what is old when nobody asks for it."""
+
+    def __init__(self, map_: Map) -> None:
+        self._map = map_
+        self.used = 0
+        self.capacity = map_.shape.max_entries
+
+    def read(self, known: Set[int]) -> dict[int, list[Network]]:
+        """By service id, sorted. Those of a service that is not `known`, or of several, are deleted.
+
+        What an entry says is set right here: the programs look whether there is one.
+        """
+        found: dict[int, set[Network]] = defaultdict(set)
+        for key, value in list(self._map.items()):
+            length, service, address = abi.SOURCE_RANGE_KEY.unpack(key)
+            if length < _ID_BITS or service not in known:
+                self._map.delete(key)
+                continue
+            found[service].add(network(Address(address), length - _ID_BITS))
+            if value != _ADMITTED:
+                self._map.update(key, _ADMITTED)
+        self.used = sum(map(len, found.values()))
+        return {service: sorted(networks) for service, networks in found.items()}
+
+    def add(self, service: int, networks: Iterable[Network]) -> None:
+        """None of which it has yet; there is room. One by one: batches are younger than this type of map."""
+        for each in networks:
+            self._map.update(_key(service, each), _ADMITTED)
+            self.used += 1
+
+    def remove(self, service: int, networks: Iterable[Network]) -> None:
+        """All of which it has."""
+        for each in networks:
+            self._map.delete(_key(service, each))
+            self.used -= 1
+
+
+def _key(service: int, of: Network) -> bytes:
+    return abi.SOURCE_RANGE_KEY.pack(_ID_BITS + of.length, service, of.address)

@@ -1,0 +1,141 @@
+"""What is written before a change of services comes into force: endpoints and lists that nothing leads to.
+
+Room in every map is found first, so that a ServicePort that has none keeps what it had.
+"""
+
+import dataclasses
+from collections.abc import Container
+from typing import NamedTuple
+
+from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.backends.ebpf.entries import ServicePortEntry, ServicePortKey
+from ebpfproxy.backends.ebpf.services.arrays import Arrays
+from ebpfproxy.backends.ebpf.services.record import (
+    NOTHING,
+    Netns,
+    Range,
+    Record,
+    full,
+    service_key,
+    service_value,
+)
+from ebpfproxy.backends.ebpf.services.slot_ranges import Ids, Ranges
+from ebpfproxy.errors import TableFull
+from ebpfproxy.model.address import Network
+
+
+class Change(NamedTuple):
+    """`old` is None for a ServicePort that the kernel does not hold."""
+
+    old: Record | None
+    new: Record
+
+
+@dataclasses.dataclass(slots=True)
+class Room:
+    """What a map holds, with what is staged, and how much it can hold. A drop makes room when it is done."""
+
+    map: str
+    used: int
+    capacity: int
+
+    def check(self, key: ServicePortKey, fresh: int) -> None:
+        """Raises TableFull where there is no room for so many entries more."""
+        if self.used + fresh > self.capacity:
+            raise full(self.map, key, self.used + fresh, self.capacity)
+
+
+class Staging:
+    """The changes of one delta, in `changes`. `owned`: the keys of `services` that are there already."""
+
+    def __init__(
+        self,
+        arrays: Arrays,
+        service_ids: Ids,
+        owned: Container[bytes],
+        services: Room,
+        sources: Room,
+        now: float,
+    ) -> None:
+        self.changes: dict[ServicePortKey, Change] = {}
+        self._arrays = arrays
+        self._service_ids = service_ids
+        self._owned = owned
+        self._services = services
+        self._sources = sources
+        self._now = now
+
+    def add(self, key: ServicePortKey, old: Record | None, entry: ServicePortEntry) -> None:
+        """Write all that no reader can find yet. Raises TableFull, with nothing kept."""
+        fresh = sum(service_key(frontend) not in self._owned for frontend in entry.frontends)
+        self._services.check(key, fresh)
+        sources = len(sources_beyond(entry, old.entry if old else None))
+        self._sources.check(key, sources)
+        self.changes[key] = Change(old, self._stage(key, old, entry))
+        self._services.used += fresh
+        self._sources.used += sources
+
+    def _stage(self, key: ServicePortKey, old: Record | None, entry: ServicePortEntry) -> Record:
+        id_ = old.id if old else self._service_ids.allocate(self._now)
+        if id_ is None:
+            raise full("service_names", key, self._service_ids.used + 1, self._service_ids.capacity - 1)
+        new = Record(id_, entry)
+        taken: list[int] = []
+        ranges: list[Range] = []
+        try:
+            self._stage_endpoints(key, old, new, taken)
+            new.cluster = self._stage_list(key, old, new, abi.ENDPOINT_CLUSTER, ranges)
+            new.local = self._stage_list(key, old, new, abi.ENDPOINT_LOCAL, ranges)
+        except TableFull:
+            for endpoint in taken:
+                self._arrays.set_flags(endpoint, 0)
+                self._arrays.endpoint_ids.undo(endpoint)
+            for first, count in ranges:
+                self._arrays.ranges.undo(first, count)
+            if not old:
+                self._service_ids.undo(id_)
+            raise
+        new.services = {service_key(f): service_value(f, new) for f in entry.frontends}
+        return new
+
+    def _stage_endpoints(
+        self, key: ServicePortKey, old: Record | None, new: Record, taken: list[int]
+    ) -> None:
+        former: dict[Netns, int] = old.places() if old else {}
+        ids: list[int] = []
+        for endpoint in new.entry.endpoints:
+            id_ = former.get(endpoint[:2])
+            if id_ is None:
+                id_ = self._arrays.endpoint_ids.allocate(self._now)
+                if id_ is None:
+                    used, capacity = self._arrays.usage()["endpoints"]
+                    fresh = sum(each[:2] not in former for each in new.entry.endpoints)
+                    raise full("endpoints", key, used - len(taken) + fresh, capacity)
+                taken.append(id_)
+                self._arrays.write_endpoint(id_, endpoint, new.id)
+            ids.append(id_)
+        new.ids = tuple(ids)
+
+    def _stage_list(
+        self, key: ServicePortKey, old: Record | None, new: Record, bit: int, ranges: list[Range]
+    ) -> Range:
+        """The range that holds the endpoints with this flag: the old one if it is the same list."""
+        ids = [id_ for (*_, flags), id_ in zip(new.entry.endpoints, new.ids, strict=True) if flags & bit]
+        if not ids:
+            return NOTHING
+        if old:
+            former = old.cluster if bit == abi.ENDPOINT_CLUSTER else old.local
+            if former[1] == len(ids) and list(self._arrays.read_slots(former)) == ids:
+                return former
+        first = self._arrays.ranges.allocate(len(ids), self._now)
+        if first is None:
+            used, capacity = self._arrays.usage()["slots"]
+            raise full("slots", key, used + (1 << Ranges.order_of(len(ids))), capacity)
+        ranges.append((first, len(ids)))
+        self._arrays.write_slots(first, ids)
+        return first, len(ids)
+
+
+def sources_beyond(entry: ServicePortEntry, other: ServicePortEntry | None) -> set[Network]:
+    """The source ranges that `entry` has and `other` has not."""
+    return set(entry.source_ranges).difference(other.source_ranges if other else ())

@@ -1,0 +1,193 @@
+"""What the maps hold for services: entries in, entries out.
+
+How a change comes into force without a reader ever seeing half of it:
+1. endpoints that are new, and the new lists of slots, are written where no service points to, and
+   source ranges and frontends' addresses and ports that are new beside the old ones, as are clients
+   whose pings of an address are answered;
+2. each entry of `services` is replaced, which is one atomic step;
+3. what the old entries alone pointed to is retired: endpoints lose their flags, so that neither
+   affinity nor an unconnected socket goes on using them, and ids and ranges rest for a grace
+   period (ranges.py) before they are used again. Old source ranges, addresses and ports are deleted.
+
+A service's id is given to another one later. What was counted of the packets of the one is zeroed then.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+
+from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.backends.ebpf.entries import ServicePortEntry, ServicePortKey
+from ebpfproxy.backends.ebpf.maps import Maps
+from ebpfproxy.backends.ebpf.services.arrays import Arrays
+from ebpfproxy.backends.ebpf.services.frontend_addresses import FrontendAddresses
+from ebpfproxy.backends.ebpf.services.ports import ServicePorts
+from ebpfproxy.backends.ebpf.services.reading import Reading
+from ebpfproxy.backends.ebpf.services.record import NOTHING, U32, Netns, Record, name_value
+from ebpfproxy.backends.ebpf.services.slot_ranges import Ids
+from ebpfproxy.backends.ebpf.services.source_ranges import SourceRanges
+from ebpfproxy.backends.ebpf.services.staging import Change, Room, Staging, sources_beyond
+from ebpfproxy.errors import KernelError, TableFull
+from ebpfproxy.linux.bpf.bpf import possible_cpus
+
+_NO_TRAFFIC = bytes((abi.TRAFFIC.size + 7) // 8 * 8)
+
+
+class ServiceTable:
+    """All ServicePorts that the kernel knows. After an error of any method: `read`, and go on from there."""
+
+    def __init__(self, maps: Maps, clock: Callable[[], float]) -> None:
+        self._maps = maps
+        self._clock = clock
+        self._arrays = Arrays(maps)
+        self._service_ids = Ids(maps["service_names"].shape.max_entries + 1)
+        self._sources = SourceRanges(maps["source_ranges"])
+        self._addresses = FrontendAddresses(maps["frontend_addresses"])
+        self._ports = ServicePorts(maps["service_ports"])
+        self._no_traffic = _NO_TRAFFIC * possible_cpus()
+        self._records: dict[ServicePortKey, Record] = {}
+        self._owner: dict[bytes, ServicePortKey] = {}
+
+    def close(self) -> None:
+        self._arrays.close()
+        self._ports.close()
+
+    def usage(self) -> dict[str, tuple[int, int]]:
+        """By map: how many entries are in use, and how many it has room for."""
+        return {
+            "services": (len(self._owner), self._maps["services"].shape.max_entries),
+            **self._arrays.usage(),
+            "source_ranges": (self._sources.used, self._sources.capacity),
+        }
+
+    def ids_of(self, key: ServicePortKey) -> tuple[int, Mapping[Netns, int]] | None:
+        """A ServicePort's id and those of its endpoints in force; None where the kernel does not hold it."""
+        record = self._records.get(key)
+        return (record.id, record.places()) if record else None
+
+    def read(self) -> dict[ServicePortKey, ServicePortEntry]:
+        """What the kernel holds. What contradicts itself comes out as something no plan asks for."""
+        found = Reading(self._maps, self._arrays, self._service_ids, self._sources, self._clock)
+        self._records, self._owner = found.records, found.owner
+        self._ports.read(self._owner)
+        self._addresses.read(each for record in self._records.values() for each in record.services.items())
+        return {key: record.entry for key, record in self._records.items()}
+
+    def apply(
+        self, puts: Mapping[ServicePortKey, ServicePortEntry], drops: Iterable[ServicePortKey]
+    ) -> dict[ServicePortKey, KernelError]:
+        """What has no room. Such a ServicePort keeps what it had."""
+        changes, refused = self._stage(puts)
+        dropped = {key: self._records[key] for key in drops if key in self._records}
+        self._commit(changes, dropped)
+        now = self._clock()  # from here on nobody finds what is retired
+        for key, (old, new) in changes.items():
+            self._records[key] = new
+            self._retire(old, new, now)
+        for key, record in dropped.items():
+            del self._records[key]
+            self._retire(record, None, now)
+        self._forget_affinity(
+            {old.id for old, new in changes.values() if old and _loses_affinity(old, new)}
+            | {record.id for record in dropped.values() if _loses_affinity(record, None)}
+        )
+        return refused
+
+    def _stage(
+        self, puts: Mapping[ServicePortKey, ServicePortEntry]
+    ) -> tuple[dict[ServicePortKey, Change], dict[ServicePortKey, KernelError]]:
+        services, sources = (Room(name, *self.usage()[name]) for name in ("services", "source_ranges"))
+        staging = Staging(self._arrays, self._service_ids, self._owner, services, sources, self._clock())
+        refused: dict[ServicePortKey, KernelError] = {}
+        for key, entry in puts.items():
+            try:
+                staging.add(key, self._records.get(key), entry)
+            except TableFull as failure:
+                refused[key] = failure
+        return staging.changes, refused
+
+    def _commit(
+        self, changes: Mapping[ServicePortKey, Change], dropped: Mapping[ServicePortKey, Record]
+    ) -> None:
+        self._prepare(changes)
+        values: list[tuple[bytes, bytes]] = []
+        leaving: list[tuple[bytes, ServicePortKey]] = []
+        for key, (old, new) in changes.items():
+            self._gain_flags(old, new)
+            former = old.services if old else {}
+            for packed, value in new.services.items():
+                if former.get(packed) != value or self._owner.get(packed) != key:
+                    values.append((packed, value))
+                self._owner[packed] = key
+            leaving += [(packed, key) for packed in former if packed not in new.services]
+        for key, record in dropped.items():
+            leaving += [(packed, key) for packed in record.services]
+        self._addresses.extend(values)
+        self._maps["services"].update_all(values)
+        self._addresses.settle(values, self._delete_services(leaving))
+        for record in dropped.values():
+            self._maps["service_names"].delete(U32.pack(record.id))
+
+    def _prepare(self, changes: Mapping[ServicePortKey, Change]) -> None:
+        """What a program looks up beside the entry of `services` is there before that is."""
+        made = [(key, new.id) for key, (old, new) in changes.items() if not old]
+        traffic = self._maps["traffic"]
+        for _, id_ in made:
+            if id_ < traffic.shape.max_entries:
+                traffic.update(U32.pack(id_), self._no_traffic)
+        for old, new in changes.values():
+            self._sources.add(new.id, sources_beyond(new.entry, old.entry if old else None))
+        self._maps["service_names"].update_all([(U32.pack(id_), name_value(key)) for key, id_ in made])
+        packed = {packed for _, new in changes.values() for packed in new.services}
+        self._ports.add({each for each in packed if each not in self._owner})
+
+    def _delete_services(self, leaving: Iterable[tuple[bytes, ServicePortKey]]) -> list[bytes]:
+        """The keys that were deleted."""
+        gone: list[bytes] = []
+        for packed, key in leaving:
+            if self._owner.get(packed) == key:  # not taken over by another ServicePort meanwhile
+                self._maps["services"].delete(packed)
+                del self._owner[packed]
+                self._ports.remove((packed,))
+                gone.append(packed)
+        return gone
+
+    def _gain_flags(self, old: Record | None, new: Record) -> None:
+        """What an endpoint may newly be used for; what it may no longer, it loses when it is retired."""
+        if not old:
+            return
+        for (*_, flags), id_ in zip(new.entry.endpoints, new.ids, strict=True):
+            present = self._arrays.flags(id_)
+            if flags & ~present:
+                self._arrays.set_flags(id_, flags | present)
+
+    def _retire(self, old: Record | None, new: Record | None, now: float) -> None:
+        """Take back what only `old` used."""
+        if not old:
+            return
+        if new:
+            for (*_, flags), id_ in zip(new.entry.endpoints, new.ids, strict=True):
+                if self._arrays.flags(id_) != flags:
+                    self._arrays.set_flags(id_, flags)
+        kept_ids = frozenset(new.ids) if new else frozenset()
+        for id_ in dict.fromkeys(id_ for id_ in old.ids if id_ not in kept_ids):
+            self._arrays.set_flags(id_, 0)
+            self._arrays.endpoint_ids.release(id_, now)
+        for range_, kept in ((old.cluster, new and new.cluster), (old.local, new and new.local)):
+            if range_ != NOTHING and range_ != kept:
+                self._arrays.ranges.release(*range_, now)
+        self._sources.remove(old.id, sources_beyond(old.entry, new.entry if new else None))
+        if not new:
+            self._service_ids.release(old.id, now)
+
+    def _forget_affinity(self, services: set[int]) -> None:
+        """Affinity that is turned off and on again starts anew."""
+        if not services:
+            return
+        affinity = self._maps["affinity"]
+        at = abi.AFFINITY_KEY.offset("service_id")
+        for key, _ in list(affinity.items()):
+            if U32.unpack_from(key, at)[0] in services:
+                affinity.delete(key)
+
+
+def _loses_affinity(old: Record, new: Record | None) -> bool:
+    return bool(old.entry.affinity_timeout and not (new and new.entry.affinity_timeout))

@@ -1,0 +1,1 @@
+"""Sockets that the connect hooks have rewritten."""

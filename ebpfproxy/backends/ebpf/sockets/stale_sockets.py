@@ -1,0 +1,227 @@
+"""The thread that keeps connected UDP sockets working when their endpoint goes, in all network namespaces.
+
+It searches when endpoints went or a Service got its first one, and again while sockets are left that it
+could not reconnect. Those of pods are translated in the packet path (stale_translation.py). With `destroy` it
+destroys the rest: their process gets an error, and has to connect again. Otherwise they keep sending to the
+endpoint that is gone, and are reported.
+"""
+
+import collections
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from ebpfproxy.backends.ebpf.sockets import reconnect
+from ebpfproxy.backends.ebpf.sockets.peers import SocketPeers, StalePeer
+from ebpfproxy.backends.ebpf.sockets.translation import StaleTranslation
+from ebpfproxy.errors import KernelError, NotFound
+from ebpfproxy.linux.sockets import sockets
+from ebpfproxy.log import Logger
+from ebpfproxy.model.address import format_endpoint
+from ebpfproxy.model.socket_counts import SocketCounts
+
+log = Logger(__name__)
+
+RECONNECTED = "Reconnected UDP sockets"
+"""Their endpoint is gone, or their frontend has its first one; their processes noticed nothing."""
+NOT_RECONNECTED = "Failed to reconnect UDP sockets"
+"""They keep sending to the endpoint that is gone. One line for each frontend and reason."""
+TRANSLATED = "Translating packets of stale UDP sockets"
+"""They could not be reconnected: the packet path sends what they send to another endpoint."""
+DESTROYED = "Destroyed stale UDP sockets"
+"""With --ebpf-stale-udp=destroy: those that could not be reconnected."""
+SEARCH_FAILED = "Failed to search stale UDP sockets, retrying"
+"""The search ended before it was complete."""
+STILL_SEARCHING = "Ending while stale UDP sockets are searched"
+"""The agent does not wait any longer for the search."""
+
+_PASSES = 3  # of one search, as endpoints change meanwhile
+_PATIENCE = 5.0  # seconds that an agent's end waits for the search
+_FIRST_RETRY, _LAST_RETRY = 1.0, 60.0  # seconds
+_POLL = 1.0  # seconds between looks for translated sockets that were closed
+_LINES = 10  # of NOT_RECONNECTED in a row
+
+
+class StaleSockets:
+    """A thread of its own, since it enters namespaces, and must not delay a sync.
+
+    `counted` is called in that thread after each search that found stale sockets, and after the first one
+    that finds none again.
+    """
+
+    def __init__(
+        self,
+        maps: Path,
+        proc_root: Path,
+        destroy: bool,
+        counted: Callable[[SocketCounts], object],
+        translation: StaleTranslation,
+    ) -> None:
+        """`translation` is closed with this object. Raises NotFound."""
+        self._peers = SocketPeers(maps)
+        self._translation = translation
+        self._proc_root = str(proc_root)
+        self._destroy = destroy
+        self._counted = counted
+        self._counts = SocketCounts()
+        self._reported: Mapping[tuple[str, str], int] = {}
+        self._retry = 0.0  # seconds; 0: nothing is left
+        self._jobs: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="stale-sockets", daemon=True)
+        self._thread.start()
+
+    def look(self) -> None:
+        """Search soon, in the thread. One search serves all calls made before it begins."""
+        self._jobs.put(True)
+
+    def close(self) -> None:
+        """Finish the search that was asked for, and end. A search longer than 5 s is not waited for."""
+        self._jobs.put(False)
+        self._thread.join(_PATIENCE)
+        if self._thread.is_alive():  # it reads the maps: they stay open until the process ends
+            log.warning(STILL_SEARCHING, seconds=_PATIENCE)
+            return
+        self._translation.close()
+        self._peers.close()
+
+    def _run(self) -> None:
+        more = True
+        while more:
+            asked, more = self._await()
+            if asked:
+                self._search_safely()
+
+    def _await(self) -> tuple[bool, bool]:
+        """Whether to search, and whether to go on after that."""
+        due = time.monotonic() + self._retry
+        while True:
+            timeout = max(0.0, min(due - time.monotonic(), _POLL)) if self._retry else None
+            try:
+                return self._drain(self._jobs.get(timeout=timeout))
+            except queue.Empty:
+                if time.monotonic() >= due:
+                    return True, True
+                self._forget_safely()
+
+    def _drain(self, job: bool) -> tuple[bool, bool]:
+        """As `_await`, of the jobs that are there, `job` being the first."""
+        asked = False
+        while job:
+            asked = True
+            try:
+                job = self._jobs.get_nowait()
+            except queue.Empty:
+                return True, True
+        return asked, False
+
+    def _search_safely(self) -> None:
+        """The thread survives every error: without it no later stale socket would be found."""
+        try:
+            self._search()
+        except KernelError as failure:
+            self._failed(failure.message)
+        except Exception as failure:
+            self._failed(repr(failure))
+
+    def _forget_safely(self) -> None:
+        """As `_search_safely`."""
+        try:
+            if not self._translation.is_empty:
+                self._translation.forget(self._peers)
+        except Exception as failure:
+            self._failed(failure.message if isinstance(failure, KernelError) else repr(failure))
+
+    def _failed(self, reason: str) -> None:
+        self._retry = min(2 * self._retry or _FIRST_RETRY, _LAST_RETRY)
+        log.error(SEARCH_FAILED, reason=reason)
+
+    def _search(self) -> None:
+        """Pass after pass, until nothing is stale or nothing more can be done."""
+        started = time.monotonic()
+        done: set[int] = set()
+        stale = self._peers.stale()
+        outcome = reconnect.Outcome()
+        for _ in range(_PASSES):
+            if not stale:
+                break
+            outcome = reconnect.reconnect(self._proc_root, self._peers, stale)
+            done |= outcome.reconnected
+            # A socket that still waits has a frontend that its own hook offers no endpoint of.
+            found = self._peers.stale().items()
+            stale = {each: peer for each, peer in found if not (peer.waiting and each in done)}
+            if not outcome.reconnected:
+                break
+        if done:
+            log.info(RECONNECTED, sockets=len(done), seconds=round(time.monotonic() - started, 3))
+        failed = {cookie: failure for cookie, failure in outcome.failed.items() if cookie in stale}
+        self._retry = min(2 * self._retry or _FIRST_RETRY, _LAST_RETRY) if stale else 0.0
+        self._give_up(len(done), stale, failed)
+
+    def _give_up(
+        self, reconnected: int, stale: Mapping[int, StalePeer], failed: Mapping[int, KernelError]
+    ) -> None:
+        """What happens to sockets that could not be reconnected: they are translated. The rest is reported,
+        and destroyed where that is wanted and their pod's device will get no programs."""
+        done, pending = self._translation.translate({each: stale[each] for each in failed})
+        left = {cookie: failure for cookie, failure in failed.items() if cookie not in done}
+        counts = SocketCounts(reconnected, left=len(left), translated=len(done))
+        lost = {cookie: failure for cookie, failure in left.items() if cookie not in pending}
+        if pending:
+            self._retry = _FIRST_RETRY
+        if counts.translated > self._counts.translated:
+            reason = failed[min(done)]
+            log.info(TRANSLATED, sockets=counts.translated, reason=reason.message, hint=reason.hint)
+        self._report(stale, lost)
+        if lost and self._destroy:
+            destroyed, not_destroyed = self._destroy_all({each: stale[each] for each in lost})
+            kept = len(left) - len(lost) + not_destroyed
+            counts = counts._replace(destroyed=destroyed, not_destroyed=not_destroyed, left=kept)
+        if any(counts) or self._counts.left or self._counts.translated:
+            self._counted(counts)
+        self._counts = counts
+
+    def _report(self, stale: Mapping[int, StalePeer], failed: Mapping[int, KernelError]) -> None:
+        """Once, not at each retry, unless something changed."""
+        groups: collections.Counter[tuple[str, str]] = collections.Counter()
+        hints: dict[tuple[str, str], tuple[str, str]] = {}
+        for cookie, failure in failed.items():
+            peer = stale[cookie]
+            group = format_endpoint(*peer.frontend), failure.message
+            groups[group] += 1
+            hints.setdefault(group, (self._peers.service_name(peer.service), failure.hint))
+        if groups == self._reported:
+            return
+        self._reported = groups
+        for (frontend, reason), count in groups.most_common(_LINES):
+            service, hint = hints[frontend, reason]
+            log.warning(
+                NOT_RECONNECTED, frontend=frontend, service=service, sockets=count, reason=reason, hint=hint
+            )
+
+    def _destroy_all(self, stale: Mapping[int, StalePeer]) -> tuple[int, int]:
+        """How many were destroyed, and how many could not be."""
+        destroyed = failed = 0
+        with contextlib.closing(reconnect.located_by_namespace(self._proc_root, stale)) as located:
+            for _, found in located:
+                for each in found:
+                    outcome = _destroyed(each)
+                    destroyed += outcome is True
+                    failed += outcome is False
+        log.info(DESTROYED, destroyed=destroyed, failed=failed)
+        return destroyed, failed
+
+
+def _destroyed(found: sockets.DiagSocket) -> bool | None:
+    """None where it is gone: its process has closed it meanwhile."""
+    try:
+        sockets.destroy(found)
+    except NotFound:
+        return None
+    except KernelError as failure:
+        peer = format_endpoint(found.destination, found.destination_port)
+        log.debug("Failed to destroy stale UDP socket", peer=peer, reason=failure.message)
+        return False
+    return True

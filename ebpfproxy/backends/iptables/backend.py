@@ -1,0 +1,72 @@
+"""The iptables dataplane: kube-proxy's chains and rules, by the tools of either flavour."""
+
+import contextlib
+import dataclasses
+from collections.abc import Hashable, Iterable, Mapping
+
+from ebpfproxy.backends.interface import Delta
+from ebpfproxy.backends.iptables import cleanup
+from ebpfproxy.backends.iptables.layout import LAYOUT
+from ebpfproxy.backends.iptables.node_rules import node_entries
+from ebpfproxy.backends.iptables.service_rules import service_entries
+from ebpfproxy.backends.iptables.settings import IptablesSettings
+from ebpfproxy.backends.xtables import tool_backends
+from ebpfproxy.backends.xtables.entries import FILTER, MANGLE, NAT, Entry, Key
+from ebpfproxy.backends.xtables.families import TwoFamilies
+from ebpfproxy.errors import KernelError
+from ebpfproxy.linux import sysctl
+from ebpfproxy.plan.service_plan import NodePlan, ServicePortPlan
+
+_LIBERAL = "net/netfilter/nf_conntrack_tcp_be_liberal"
+
+
+class IptablesBackend:
+    """See `Backend` for the contract. It acts in the calling thread's network namespace.
+
+    A family that this machine has no iptables for is left out: its plans render to nothing.
+    """
+
+    name = "iptables"
+
+    def __init__(self, settings: IptablesSettings, flavour: str = tool_backends.AUTO) -> None:
+        """`flavour`: see `flavours.choose`."""
+        self._settings = settings
+        self._wanted = flavour
+        self._families = TwoFamilies(LAYOUT, (FILTER, NAT, MANGLE), cleanup.leftovers)
+
+    def open(self) -> None:
+        """See `TwoFamilies.open`."""
+        tools = self._families.open(self._wanted)
+        liberal = self._settings.tcp_be_liberal
+        with contextlib.suppress(KernelError):
+            liberal = liberal or sysctl.read(_LIBERAL) != "0"
+        self._told = dataclasses.replace(
+            self._settings,
+            random_fully=self._settings.random_fully and all(tool.has_random_fully() for tool in tools),
+            tcp_be_liberal=liberal,
+        )
+
+    def render(self, plans: Iterable[ServicePortPlan], node: NodePlan | None) -> dict[Key, Entry]:
+        served = self._families.served
+        entries: dict[Key, Entry] = {}
+        if node is not None:
+            for family in served:
+                entries.update(node_entries(node, family, self._told))
+        for plan in plans:
+            if plan.family in served:
+                entries.update(service_entries(plan))
+        return entries
+
+    def read(self) -> dict[Key, Entry]:
+        return self._families.read()
+
+    def apply(self, delta: Delta[Key, Entry]) -> Mapping[Key, KernelError]:
+        """See `TwoFamilies.apply`."""
+        return self._families.apply(delta)
+
+    def generation(self) -> Hashable:
+        """See `TwoFamilies.generation`."""
+        return self._families.generation()
+
+    def close(self) -> None:
+        self._families.close()

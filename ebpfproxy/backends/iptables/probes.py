@@ -1,0 +1,43 @@
+"""What the iptables dataplane needs of this machine, and what it would rather have: see `xtables.probing`."""
+
+from collections.abc import Collection
+
+from ebpfproxy.backends.findings import Finding
+from ebpfproxy.backends.xtables import probing, tool_backends
+from ebpfproxy.backends.xtables.entries import NAT
+from ebpfproxy.backends.xtables.probing import Sort
+from ebpfproxy.model.address import Family
+
+_RECENT = "-m recent --set --name EBPFPROXY --rsource"
+
+_SORTS = (
+    Sort("destination NAT", NAT, "-p tcp -m tcp -j DNAT --to-destination {address}:80", "nft_nat or xt_nat"),
+    probing.MASQUERADING,
+    probing.MARKS,
+    probing.COMMENTS,
+    Sort("choice at random", NAT, "-m statistic --mode random --probability 0.5 -j RETURN", "xt_statistic"),
+    probing.ADDRESS_TYPES,
+    probing.STATES,
+    probing.REFUSING,
+    probing.MANGLING,
+    probing.RANDOM_PORTS,
+    Sort(
+        "recent clients",
+        NAT,
+        f"{_RECENT} -j RETURN",
+        "xt_recent",
+        "Services with sessionAffinity ClientIP are not served",
+    ),
+    Sort(
+        "SCTP",
+        NAT,
+        "-p sctp -m sctp --dport 80 -j DNAT --to-destination {address}:80",
+        "xt_sctp",
+        "ports with the protocol SCTP are not served",
+    ),
+)
+
+
+def probe(flavour: str = tool_backends.AUTO, used: Collection[Family] = ()) -> tuple[Finding, ...]:
+    """See `probing.probe`."""
+    return probing.probe(flavour, _SORTS, used=used)

@@ -1,0 +1,70 @@
+"""What the IPVS dataplane needs of this machine, found by trying it in a network namespace that goes
+again."""
+
+import contextlib
+import errno
+from collections.abc import Callable, Collection, Iterator
+
+from ebpfproxy.backends.findings import Finding
+from ebpfproxy.backends.ipvs import schedulers, sysctls
+from ebpfproxy.backends.ipvs.ip_sets import make_all
+from ebpfproxy.backends.ipvs.settings import DEFAULT_SCHEDULER
+from ebpfproxy.backends.xtables import probing, tool_backends
+from ebpfproxy.backends.xtables.entries import NAT
+from ebpfproxy.backends.xtables.probing import Sort
+from ebpfproxy.errors import AlreadyExists, KernelError
+from ebpfproxy.linux.ipset import ipset
+from ebpfproxy.linux.ipset.messages import IpSet
+from ebpfproxy.linux.ipvs import ipvs
+from ebpfproxy.linux.netlink import dummy
+from ebpfproxy.linux.netlink.dummy import KUBE_IPVS0
+from ebpfproxy.linux.netns import netns
+from ebpfproxy.model.address import Family
+
+_SET = "ebpfproxy-tried"
+
+_SORTS = (
+    Sort("matching ipsets", NAT, f"-m set --match-set {_SET} dst,dst -j RETURN", "xt_set"),
+    probing.MASQUERADING,
+    probing.MARKS,
+    probing.COMMENTS,
+    probing.ADDRESS_TYPES,
+    probing.STATES,
+    probing.REFUSING,
+    probing.MANGLING,
+    probing.RANDOM_PORTS,
+)
+
+
+def probe(
+    scheduler: str = DEFAULT_SCHEDULER, flavour: str = tool_backends.AUTO, used: Collection[Family] = ()
+) -> tuple[Finding, ...]:
+    """What is needed comes first. Raises KernelError where nothing can be tried at all."""
+    own = tuple(_own(scheduler))
+    if any(not each.present for each in own):
+        return own  # rules would be refused for the same reason
+    return own + probing.probe(flavour, _SORTS, _make_set, used)
+
+
+def _own(scheduler: str) -> Iterator[Finding]:
+    with netns.throw_away():
+        yield _tried("IPVS", ipvs.available)
+        yield _tried(f"IPVS: the scheduler {scheduler}", lambda: schedulers.check(scheduler))
+        yield _tried("dummy devices", lambda: dummy.ensure(KUBE_IPVS0))
+        for of in Family:
+            yield _tried(f"ipset for {of.value}", lambda of=of: make_all(of))  # type: ignore[misc]
+    yield _tried("the sysctls of IPVS", sysctls.check)  # of the node's own namespace
+
+
+def _make_set(of: Family) -> None:
+    with contextlib.suppress(AlreadyExists):
+        ipset.create(IpSet(_SET, "hash:ip,port", of, 1024))
+
+
+def _tried(feature: str, action: Callable[[], object]) -> Finding:
+    try:
+        action()
+    except KernelError as failure:
+        number = getattr(failure.__cause__, "errno", None) or errno.EOPNOTSUPP
+        return Finding(feature, number, failure.message, failure.hint)
+    return Finding(feature)

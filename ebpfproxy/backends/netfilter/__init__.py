@@ -1,0 +1,1 @@
+"""What the modes that use the kernel's NAT (nftables, iptables, ipvs) share."""

@@ -1,0 +1,146 @@
+"""The kernel's settings that go with its own NAT: how many connections it tracks, for how long, and whether
+127.0.0.1 can be translated. kube-proxy makes the same ones at its start.
+
+Nothing is set back at the end: other connections than ours live by them by then. None of it is worth not to
+serve for: from a network namespace that is not the initial one the size of the table cannot be set, and in a
+container /proc/sys may be read-only (kubernetes issue 141943).
+
+Sources: pkg/proxy/conntrack/sysctls.go and cmd/kube-proxy/app/server_linux.go of Kubernetes;
+Documentation/networking/nf_conntrack-sysctl.rst; 3183ab8997a4 ("netfilter: conntrack: allow increasing bucket
+size via sysctl too").
+"""
+
+import dataclasses
+import errno
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from ebpfproxy.errors import KernelError
+from ebpfproxy.linux import sysctl
+from ebpfproxy.log import Logger
+from ebpfproxy.plan.node_ports import LOOPBACK, plan_node_ports
+from ebpfproxy.plan.service_plan import PlanContext
+
+log = Logger(__name__)
+
+ONLINE_CPUS = Path("/sys/devices/system/cpu/online")
+
+_CONNTRACK = "net/netfilter/nf_conntrack_"
+_PER_BUCKET = 4
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NetfilterSettings:
+    """What is wished for. 0 leaves a setting as it is.
+
+    The table of connections: `max_per_core` for each CPU of the node, but no less than `min_entries`; 0 for
+    the first leaves it alone, whatever the second. Timeouts in seconds. `tcp_be_liberal`: packets outside of
+    the TCP window are not invalid. `route_localnet`: set ROUTE_LOCALNET, for IPv4 and the mode iptables
+    (`answers_on_loopback`). That is not among what `wanted` gives, since it comes later.
+    """
+
+    max_per_core: int = 32768
+    min_entries: int = 131072
+    tcp_established: int = 24 * 3600
+    tcp_close_wait: int = 3600
+    tcp_be_liberal: bool = False
+    udp: int = 0
+    udp_stream: int = 0
+    route_localnet: bool = False
+
+
+class Sysctl(NamedTuple):
+    """One setting below /proc/sys; `at_least`: a larger value is right, too."""
+
+    name: str
+    value: int
+    at_least: bool = False
+
+
+def wanted(settings: NetfilterSettings, cpus: int) -> tuple[Sysctl, ...]:
+    """What is to be set on a node with that many CPUs.
+
+    The table grows and never shrinks: a node that was given more needs it (kubernetes pull request 142035).
+    It has no upper limit either, as kube-proxy's has since 1.36: entries take memory when they are in use.
+    """
+    return tuple(_wanted(settings, cpus))
+
+
+def _wanted(settings: NetfilterSettings, cpus: int) -> Iterator[Sysctl]:
+    if settings.max_per_core:
+        entries = max(settings.max_per_core * cpus, settings.min_entries)
+        yield Sysctl(f"{_CONNTRACK}max", entries, at_least=True)
+        yield Sysctl(f"{_CONNTRACK}buckets", entries // _PER_BUCKET, at_least=True)
+    for name, seconds in (
+        ("tcp_timeout_established", settings.tcp_established),
+        ("tcp_timeout_close_wait", settings.tcp_close_wait),
+        ("udp_timeout", settings.udp),
+        ("udp_timeout_stream", settings.udp_stream),
+    ):
+        if seconds:
+            yield Sysctl(_CONNTRACK + name, seconds)
+    if settings.tcp_be_liberal:
+        yield Sysctl(f"{_CONNTRACK}tcp_be_liberal", 1)
+
+
+ROUTE_LOCALNET = Sysctl("net/ipv4/conf/all/route_localnet", 1)
+"""Has the kernel route packets from and to 127.0.0.0/8. It opens the node's loopback services to neighbours
+(CVE-2020-8558), so it is set only once the rules that drop such packets are in force."""
+
+
+def answers_on_loopback(context: PlanContext) -> bool:
+    """Whether NodePorts are to answer on 127.0.0.1."""
+    return bool(plan_node_ports(frozenset(LOOPBACK[:1]), None, context))
+
+
+def apply(settings: Iterable[Sysctl]) -> None:
+    """Set what is not right yet, in the calling thread's network namespace; what fails is warned of and left.
+
+    Once the kernel tracks connections at all: before, it has none of these settings. So after the dataplane
+    was opened.
+    """
+    for each in settings:
+        try:
+            changed = (
+                sysctl.ensure_at_least(each.name, each.value)
+                if each.at_least
+                else sysctl.ensure(each.name, str(each.value))
+            )
+        except KernelError as failure:
+            log.warning(
+                "a setting of the kernel stays as it is",
+                file=str(sysctl.ROOT / each.name),
+                value=each.value,
+                errno=_errno_name(failure),
+                hint=failure.hint,
+            )
+        else:
+            if changed:
+                log.info("set a sysctl", name=each.name, value=each.value)
+
+
+def online_cpus() -> int:
+    """The CPUs of the node, be the agent restricted to some of them (kubernetes issue 99225)."""
+    try:
+        return count_cpus(ONLINE_CPUS.read_text())
+    except (OSError, ValueError):
+        return os.cpu_count() or 1
+
+
+def count_cpus(text: str) -> int:
+    """How many there are in a list as the kernel writes it.
+
+    >>> count_cpus("0-3,5,8-9")
+    7
+
+    Raises ValueError.
+    """
+    ranges = [part.partition("-") for part in text.strip().split(",")]
+    return sum(int(last or first) - int(first) + 1 for first, _, last in ranges)
+
+
+def _errno_name(failure: KernelError) -> str:
+    number = getattr(failure.__cause__, "errno", None) or 0
+    return errno.errorcode.get(number, str(number))

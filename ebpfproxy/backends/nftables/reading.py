@@ -1,0 +1,82 @@
+"""What the kernel holds of a table, in entries: equal to those that it was written from."""
+
+from collections.abc import Iterator
+
+from ebpfproxy.backends.nftables.entries import Chain, ChainEntry, Element, ElementEntry, Entry, Key, Map, Set
+from ebpfproxy.linux.nft import replies, types
+from ebpfproxy.linux.nft.decompile import rule_text, verdict_text
+from ebpfproxy.linux.nft.messages import Table
+from ebpfproxy.linux.nft.nft import Session
+from ebpfproxy.linux.nft.replies import ToldChain, ToldSet
+from ebpfproxy.linux.nft.rule import AnonymousSet
+from ebpfproxy.linux.nft.sets import Declaration, SetFlag, declaration_text, intervals
+from ebpfproxy.model.address import Family
+
+_OTHER = "other"
+"""The entry of a set or a map into which something fits that we never put into one. No plan asks for it."""
+
+
+def read(session: Session, table: Table, of: Family) -> dict[Key, Entry]:
+    """Empty where there is no such table. Objects of kinds that we never make (counters, say) are nobody's.
+
+    Raises NotFound where somebody removes what is being read.
+    """
+    found: dict[Key, Entry] = {}
+    told = session.sets(table)
+    for each in told:
+        if not each.is_anonymous:
+            found.update(_container(session, table, of, each))
+    anonymous = _Anonymous(session, table, told)
+    for chain in session.chains(table):
+        rules = [replies.read_rule(each, anonymous.get) for each in session.rules(table, chain.name)]
+        texts = tuple(rule_text(rule, table.family) for rule in rules)
+        found[Chain(of, chain.name)] = ChainEntry(_hook_text(chain), texts)
+    return found
+
+
+class _Anonymous:
+    """The sets that belong to rules, by name: each is read when its rule is."""
+
+    def __init__(self, session: Session, table: Table, told: list[ToldSet]) -> None:
+        self._session = session
+        self._table = table
+        self._declarations = {each.name: each.declaration for each in told if each.is_anonymous}
+
+    def get(self, name: str) -> AnonymousSet | None:
+        """None for others, and for one that is none of ours by what fits into it."""
+        declaration = self._declarations.get(name)
+        if declaration is None:
+            return None
+        return AnonymousSet(declaration, tuple(self._session.elements(self._table, name)))
+
+
+def _container(session: Session, table: Table, of: Family, told: ToldSet) -> Iterator[tuple[Key, Entry]]:
+    """A set or a map, and its elements, but for those that packets make."""
+    if told.declaration is None:
+        yield Set(of, told.name), _OTHER
+        return
+    key = (Map if told.declaration.verdicts else Set)(of, told.name)
+    yield key, declaration_text(told.declaration)
+    if not told.is_dynamic:
+        yield from _elements(session, table, of, told.name, told.declaration)
+
+
+def _elements(
+    session: Session, table: Table, of: Family, name: str, declaration: Declaration
+) -> Iterator[tuple[Key, Entry]]:
+    elements = session.elements(table, name)
+    if SetFlag.INTERVAL in declaration.flags:
+        for interval in intervals(elements):
+            yield Element(of, name, types.interval_text(declaration.key[0], interval)), ElementEntry()
+        return
+    for each in elements:
+        verdict = verdict_text(each.verdict) if each.verdict else ""
+        key = Element(of, name, types.key_text(declaration.key, each.key))
+        yield key, ElementEntry(verdict, each.comment)
+
+
+def _hook_text(chain: ToldChain) -> str:
+    if chain.hook is None:
+        return ""
+    policy = "accept" if chain.accepts else "drop"
+    return f"type {chain.hook.type} hook {chain.hook.hook} priority {chain.hook.priority}; policy {policy};"

@@ -1,0 +1,50 @@
+"""Setups of a node's uplinks in which clients get no answer, whatever the mode."""
+
+import errno
+from collections.abc import Iterator
+
+from ebpfproxy.backends.findings import Finding
+from ebpfproxy.errors import KernelError
+from ebpfproxy.linux.netlink import links, routing
+from ebpfproxy.model.address import Address, Family, family, parse_address
+from ebpfproxy.model.device import ETHERNET, Device
+from ebpfproxy.plan.devices import uplinks
+
+CLIENT: Address = parse_address("192.0.2.1")
+"""Reached by the default route: no host has an address of this network (RFC 5737)."""
+
+
+def probe() -> tuple[Finding, ...]:
+    """For each uplink that the default route does not use, whether requests of such clients are accepted.
+
+    Empty where one uplink is all there is, or where there is no default route. IPv6 has no reverse path
+    filter.
+    """
+    try:
+        return tuple(_uplinks())
+    except KernelError as failure:
+        number = getattr(failure.__cause__, "errno", None) or -1
+        return (Finding("routes of uplinks", number, failure.message, failure.hint, needed=False),)
+
+
+def _uplinks() -> Iterator[Finding]:
+    devices = links.read()
+    leaving = routing.device_to(CLIENT)
+    names = {device.ifindex: device.name for device in devices}
+    for device in uplinks(devices):
+        own = next((each for each in device.addresses if family(each) is Family.IPV4), None)
+        if own and leaving and leaving != device.ifindex and device.link_type == ETHERNET:
+            yield _requests_by(device, own, names.get(leaving, ""))
+
+
+def _requests_by(device: Device, own: Address, leaving: str) -> Finding:
+    feature = f"requests by {device.name}"
+    if routing.accepts(device.ifindex, CLIENT, own):
+        return Finding(feature, needed=False)
+    return Finding(
+        feature,
+        errno.EXDEV,
+        f"the reverse path filter drops IPv4 clients whose replies leave by {leaving}",
+        f"route these clients by {device.name}, or sysctl -w net.ipv4.conf.{device.name}.rp_filter=2",
+        needed=False,
+    )

@@ -1,0 +1,130 @@
+"""The tables of one family: read as entries, and changed by deltas."""
+
+from collections.abc import Callable, Collection
+
+from ebpfproxy.backends.delta import diff
+from ebpfproxy.backends.interface import Delta
+from ebpfproxy.backends.xtables import rejections, saved, script
+from ebpfproxy.backends.xtables.entries import Entry, Key, Rule, SharedChain
+from ebpfproxy.backends.xtables.layout import Layout
+from ebpfproxy.backends.xtables.rejections import Refused
+from ebpfproxy.backends.xtables.saved import Held
+from ebpfproxy.backends.xtables.script import Script
+from ebpfproxy.errors import KernelError, Rejected
+from ebpfproxy.linux.xtables.iptables import Iptables, LinesRefused
+from ebpfproxy.model.address import Family
+
+_ATTEMPTS = 6
+_OF_FORMER_STATE = ("-D ", "-N ", "-X ")
+
+
+class Tables:
+    """By one flavour of the tools, in the network namespace of the calling thread."""
+
+    def __init__(
+        self, tool: Iptables, layout: Layout, prepare: Callable[[Family], None] = rejections.nothing
+    ) -> None:
+        """`prepare`: see `refusals.try_sorts`."""
+        self._prepare = prepare
+        self._layout = layout
+        self._tool = tool
+        self._block = script.block_for(tool.flavour)
+        self._held: Held | None = None  # None: not known, so read it
+        self._fresh: dict[Key, Entry] | None = None  # what was read, until the next change
+        self._refused: dict[Key, tuple[Entry, KernelError]] = {}  # what could not be put
+        self._causes: frozenset[Key] = frozenset()  # what of it by itself, and not for what it leads to
+
+    def read(self) -> dict[Key, Entry]:
+        """What is there of ours. Raises KernelError."""
+        self._held = None
+        found, self._held = saved.parse(self._tool.family, self._tool.save(), self._layout)
+        self._fresh = found
+        return found
+
+    def apply(self, delta: Delta[Key, Entry]) -> Refused:
+        """Bring it in; what was refused, by key. Raises KernelError, and then nothing is known.
+
+        Where a line is refused, that may be for what somebody else has done since we have read: so everything
+        is read again. What is refused then is left out, with all that leads to it, and so on.
+        """
+        held, self._held = self._held or self._read_held(), None
+        causes, refused = self._presumed(delta)
+        for attempt in range(_ATTEMPTS):
+            left = _without(delta, refused)
+            lines = script.compose(left, held, self._layout, self._block)
+            try:
+                if lines:
+                    self._tool.restore(lines.text)
+                break
+            except LinesRefused as failure:
+                if attempt == _ATTEMPTS - 1:
+                    raise
+                held = self._read_held()
+                delta = diff(self._fresh or {}, delta.puts, delta.puts.keys() | delta.drops)
+                causes = causes | self._blamed(delta, lines, failure)
+                refused = rejections.with_dependents(causes, delta, self._fresh or {}, self._layout)
+        self._note(left, held)
+        self._causes = frozenset(causes)
+        self._refused = {key: (delta.puts[key], why) for key, why in refused.items() if key in delta.puts}
+        return refused | _in_use(left, held)
+
+    def _read_held(self) -> Held:
+        self.read()
+        assert self._held is not None
+        return self._held
+
+    def _blamed(self, delta: Delta[Key, Entry], lines: Script, failure: LinesRefused) -> Refused:
+        """What of that which is still to be put was refused by itself, or is of a sort that would be."""
+        at_fault = [n for n in failure.lines if not lines.line(n).startswith(_OF_FORMER_STATE)]
+        blamed = rejections.try_sorts(self._tool, delta.puts, self._prepare) if at_fault else {}
+        for number in at_fault:
+            owner = lines.owner(number)
+            if owner and owner in delta.puts:
+                blamed[owner] = rejections.not_taken(owner, failure, number)
+        return blamed
+
+    def _presumed(self, delta: Delta[Key, Entry]) -> tuple[Refused, Refused]:
+        """What was refused before, and is put again unchanged: what by itself, and what altogether.
+
+        A proxier puts it again with every change. After a reading the sorts are tried once more, elsewhere.
+        """
+        again = {key: why for key, (entry, why) in self._refused.items() if delta.puts.get(key) == entry}
+        causes = {key: again[key] for key in self._causes if key in again}
+        if causes and self._fresh is not None:
+            tried = {key: delta.puts[key] for key in causes}
+            causes = rejections.try_sorts(self._tool, tried, self._prepare)
+            return causes, rejections.with_dependents(causes, delta, self._fresh, self._layout)
+        if len(causes) < len(self._causes):  # what depended on the others is to be tried
+            return causes, causes
+        return causes, again
+
+    def _note(self, applied: Delta[Key, Entry], held: Held) -> None:
+        for key in applied.puts:
+            if isinstance(key, Rule):
+                held.copies[key] = 1
+            elif isinstance(key, SharedChain):
+                held.shared.add(key)
+        for key in applied.drops:
+            if isinstance(key, Rule):
+                held.copies.pop(key, None)
+            elif isinstance(key, SharedChain) and key not in held.foreign:
+                held.shared.discard(key)
+        self._held, self._fresh = held, None
+
+
+def _without(delta: Delta[Key, Entry], refused: Collection[Key]) -> Delta[Key, Entry]:
+    if not refused:
+        return delta
+    puts = {key: entry for key, entry in delta.puts.items() if key not in refused}
+    return Delta(puts, delta.drops.difference(refused))
+
+
+def _in_use(delta: Delta[Key, Entry], held: Held) -> Refused:
+    """Chains that could not be dropped."""
+    return {
+        key: Rejected(
+            f"{key} cannot be removed: a rule of somebody else is in it, or leads to it: {held.foreign[key]}",
+            "delete that rule",
+        )
+        for key in delta.drops & held.foreign.keys()
+    }

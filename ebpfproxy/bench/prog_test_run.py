@@ -1,0 +1,172 @@
+"""Nanoseconds that our classifiers take for a packet, by the kernel's own clock (BPF_PROG_TEST_RUN).
+
+The kernel runs a program many times on one packet, each time on what the last run left of it. All is hot
+in the caches then, as in a stream; of what a packet costs that comes alone it says nothing.
+
+Programs are compiled anew here, since a mark that lasts from one test run's begin to its end has to be
+in skb->cb, not in skb->tc_index, and with programs of packet.c beside them; maps are those of an agent.
+"""
+
+import struct
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from socket import IPPROTO_TCP, if_nametoindex, ntohs
+from typing import NamedTuple
+
+from ebpfproxy.backends.ebpf import abi, features
+from ebpfproxy.backends.ebpf.flows.state import Flow, unit_now
+from ebpfproxy.backends.ebpf.hooks import SCHED_CLS, TAIL_CALLS
+from ebpfproxy.backends.ebpf.maps import Maps, MapSizes
+from ebpfproxy.backends.ebpf.pins import Pins
+from ebpfproxy.bench import workload
+from ebpfproxy.bench.frames import HERE, Tuple, frame, tuple_of
+from ebpfproxy.bench.load import LoadFailed
+from ebpfproxy.bench.modes import EBPF
+from ebpfproxy.bench.packet_cases import (
+    FLOOR_OF_NEW_FLOW,
+    NEW_FLOW,
+    PROGRAMS,
+    Case,
+    cases,
+    node_addresses,
+)
+from ebpfproxy.bench.samples import Samples
+from ebpfproxy.bench.sides import PATIENCE, Progress, start
+from ebpfproxy.lab import Lab
+from ebpfproxy.linux.bpf.bpf import Program
+from ebpfproxy.linux.bpf.compiler import ProgramSpec, build
+from ebpfproxy.linux.bpf.test_run import TestRuns
+from ebpfproxy.linux.netns import netns
+from ebpfproxy.model.address import parse_address
+
+_BESIDE = Path(__file__).with_name("packet.c")
+_PASS_ON = -1
+_NEW_FLOWS = 20_000
+"""In all rounds together: the table of half-open flows has room for 32 768, so none is evicted."""
+_U32 = struct.Struct("=I")
+
+
+class Size(NamedTuple):
+    """Each figure is the mean of `runs` runs, and there are `rounds` of them, in which cases take turns."""
+
+    services: int
+    endpoints: int
+    runs: int
+    rounds: int
+
+
+def run(size: Size, samples: Samples, progress: Progress) -> None:
+    """Every case: see `cases` and `_measure_new_flows`. Nothing is subtracted but what it takes to prepare a
+    packet: see `Case.floor`. Raises EbpfProxyError.
+    """
+    with Lab("bench") as lab:
+        maps, programs = _prepare(lab, size)
+        try:
+            with netns.entered(lab.node.netns):
+                _measure(maps, programs, size, samples, progress)
+                _measure_new_flows(programs, size, samples)
+        finally:
+            maps.close()
+            for program in programs.values():
+                program.close()
+
+
+def _prepare(lab: Lab, size: Size) -> tuple[Maps, dict[str, Program]]:
+    """Maps as an agent fills them, which is gone then, so that nobody else writes; and the programs."""
+    workload.write(lab.folder / "manifests", size.services, size.endpoints)
+    lab.ip(lab.node, f"link set eth0 address {HERE}")
+    (agent,) = start(lab, EBPF)
+    agent.await_sync(timeout=PATIENCE)
+    agent.kill()
+    layout = Pins(lab.bpffs).hooked_in()
+    pins = layout / "bench"
+    build(
+        abi.source_directory() / "tc.c",
+        MapSizes().defines() | features.defines() | {"MARK_IN_CB": "1"},
+        tuple(ProgramSpec(name, SCHED_CLS, 0) for name in (*PROGRAMS, *TAIL_CALLS)),
+        layout / "maps",
+        pins,
+        beside=(_BESIDE,),
+        tail_calls=TAIL_CALLS,
+    )
+    return Maps(layout / "maps"), {name: Program.pinned(pins / name) for name in PROGRAMS}
+
+
+def _measure(
+    maps: Maps, programs: Mapping[str, Program], size: Size, samples: Samples, progress: Progress
+) -> None:
+    uplink = if_nametoindex("eth0")
+    every = list(cases())
+    tests = [
+        TestRuns(programs[case.program], ifindex=uplink, ingress_ifindex=uplink if case.forwarded else 0)
+        for case in every
+    ]
+    floors = [TestRuns(programs[case.floor], ifindex=uplink) if case.floor else None for case in every]
+    _write_device(maps, uplink)
+    for case, test in zip(every, tests, strict=True):
+        for flow in case.flows:
+            _write_flow(maps, flow)
+        _check(case, test)
+    for number in range(size.rounds):
+        progress(f"test runs, round {number + 1} of {size.rounds}")
+        for case, test, floor in zip(every, tests, floors, strict=True):
+            took = test.measure(case.frame, size.runs).duration_ns
+            if floor:
+                took -= floor.measure(case.frame, size.runs).duration_ns
+            samples.add(EBPF, case.path, case.metric, number, [took])
+
+
+def _write_device(maps: Maps, uplink: int) -> None:
+    """Its addresses are those by which flows are masqueraded."""
+    *_, flags, _ = abi.DEVICE.unpack(maps["devices"].lookup(_U32.pack(uplink)) or bytes(abi.DEVICE.size))
+    maps["devices"].update(_U32.pack(uplink), abi.DEVICE.pack(*node_addresses(), flags, 0))
+
+
+def _write_flow(maps: Maps, flow: Flow) -> None:
+    """Both entries, and the uses of its ports."""
+    now = unit_now(time.monotonic_ns())
+    flow = flow._replace(client_seen=now, endpoint_seen=now)
+    maps["flows"].update(*flow.entry())
+    maps["replies"].update(*flow.reply_entry())
+    for port, use in ((flow.frontend_port, "PORT_OF_FRONTEND"), (flow.endpoint_port, "PORT_OF_ENDPOINT")):
+        line, at = divmod(ntohs(port), abi.PORT_USES.size)
+        key = _U32.pack(abi.CONSTANTS["PORTS_TCP"] * abi.CONSTANTS["FLOW_PORT_LINE"] + line)
+        uses = bytearray(maps["flow_ports"].lookup(key) or bytes(abi.PORT_USES.size))
+        uses[at] |= abi.CONSTANTS[use]
+        maps["flow_ports"].update(key, bytes(uses))
+
+
+def _check(case: Case, test: TestRuns) -> None:
+    """What is measured has to be what is meant: a translation at each run, or none."""
+    once, twice = test.measure(case.frame, 1), test.measure(case.frame, 2)
+    moved = tuple_of(once.packet) != tuple_of(case.frame)
+    expected = tuple_of(once.packet if case.floor else case.frame)
+    if once.verdict != _PASS_ON or moved != bool(case.flows) or tuple_of(twice.packet) != expected:
+        raise LoadFailed(f"{case.metric} at {case.path}: the program does something else than is measured")
+
+
+def _measure_new_flows(programs: Mapping[str, Program], size: Size, samples: Samples) -> None:
+    """- new_flow_ns: a client's first packet, where the table has room;
+    - new_flow_full_ns: where another flow has to go for each.
+
+    Each run is of another client. What it takes to make its packet is measured, too, and taken off.
+    """
+    client = Tuple(parse_address("192.0.2.6"), 4000, parse_address(workload.cluster_ip(0)), workload.PORT)
+    first = frame(client, IPPROTO_TCP, syn=True)
+    uplink = if_nametoindex("eth0")
+    new, floor = (
+        TestRuns(programs[name], ifindex=uplink, ingress_ifindex=uplink)
+        for name in (NEW_FLOW, FLOOR_OF_NEW_FLOW)
+    )
+    if client.destination[12:] in new.measure(first).packet:
+        raise LoadFailed("new_flow_ns: the program opens no flow")
+
+    def sample(metric: str, count: int) -> None:
+        for number in range(size.rounds):
+            took = new.measure(first, count).duration_ns - floor.measure(first, count).duration_ns
+            samples.add(EBPF, "ingress-v4", metric, number, [took])
+
+    sample("new_flow_ns", max(1, min(size.runs, _NEW_FLOWS // size.rounds)))
+    new.measure(first, size.runs)
+    sample("new_flow_full_ns", size.runs)

@@ -1,0 +1,198 @@
+"""Where a process runs: a network namespace and a cgroup. Commands and Python functions run there."""
+
+import os
+import pickle
+import select
+import signal
+import subprocess
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Generic, NoReturn, TypeVar
+
+from ebpfproxy.linux.netns import netns
+
+T = TypeVar("T")
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Call(Generic[T]):
+    """A function that runs in a forked child; `result` awaits it."""
+
+    def __init__(self, pid: int, outcome: int) -> None:
+        self.pid = pid
+        self._outcome = outcome
+        self._reaped = False
+
+    def result(self, timeout: float = 60.0) -> T:
+        """What the function returned; what it raised is raised here, with its traceback as a note.
+
+        Raises TimeoutError after `timeout` seconds, and ends the child. To be called once.
+        """
+        raw = self._read(time.monotonic() + timeout)
+        status = self._reap()
+        if not raw:
+            raise ChildProcessError(f"process {self.pid} ended without a result, with status {status}")
+        ok, value = pickle.loads(raw)
+        if ok:
+            return value  # type: ignore[no-any-return]
+        raise value
+
+    def kill(self) -> None:
+        """End it, whatever it does; once more does nothing."""
+        if not self._reaped:
+            os.kill(self.pid, signal.SIGKILL)
+            self._reap()
+
+    def _read(self, deadline: float) -> bytes:
+        poll, raw = select.poll(), b""
+        poll.register(self._outcome, select.POLLIN)
+        while True:
+            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                self.kill()
+                raise TimeoutError(f"process {self.pid} did not end in time")
+            chunk = os.read(self._outcome, 1 << 16)
+            if not chunk:
+                return raw
+            raw += chunk
+
+    def _reap(self) -> int:
+        self._reaped = True
+        os.close(self._outcome)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+class Netns:
+    """A network namespace and a cgroup. `name` is what people call it."""
+
+    def __init__(self, name: str, namespace: str, cgroup: Path) -> None:
+        self.name = name
+        self.namespace = namespace
+        self.cgroup = cgroup
+        self._children: list[Call[Any] | subprocess.Popen[Any]] = []
+
+    @property
+    def netns(self) -> Path:
+        """Where the network namespace is: /run/netns/..."""
+        return netns.path(self.namespace)
+
+    def popen(self, arguments: Sequence[str | Path], **options: Any) -> "subprocess.Popen[Any]":
+        """Start a command here. It is in a process group of its own: a Ctrl-C is ours alone.
+
+        `options` are those of subprocess.Popen. The lab ends it at the latest.
+        """
+        child = subprocess.Popen(arguments, preexec_fn=self._move, process_group=0, **options)
+        self._children.append(child)
+        return child
+
+    def run(
+        self, arguments: Sequence[str | Path], *, timeout: float = 60.0, check: bool = True, stdin: str = ""
+    ) -> "subprocess.CompletedProcess[str]":
+        """Run a command here to its end, and return what it wrote.
+
+        Raises subprocess.CalledProcessError where `check`, with its standard error as a note, and
+        subprocess.TimeoutExpired.
+        """
+        try:
+            return subprocess.run(
+                arguments,
+                preexec_fn=self._move,
+                process_group=0,
+                timeout=timeout,
+                check=check,
+                input=stdin,
+                capture_output=True,
+                text=True,
+            )
+        except subprocess.CalledProcessError as error:
+            error.add_note(str(error.stderr))
+            raise
+
+    def start(self, function: Callable[[], T]) -> Call[T]:
+        """Run a Python function here in a forked child; closures are fine, the result is pickled."""
+        # Blocked around the fork: a Ctrl-C must not unwind the parent's stack in the child.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        try:
+            reading, writing = os.pipe()
+            pid = os.fork()
+            if not pid:
+                self._be_child(function, writing, mask)
+            os.close(writing)
+            call: Call[T] = Call(pid, reading)
+            self._children.append(call)
+            return call
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    def start_until_ready(self, function: Callable[[int], T]) -> Call[T]:
+        """As `start`, for what goes on: returns once the function has written to its file descriptor.
+
+        Raises what it raises before that.
+        """
+        waiting, ready = os.pipe()
+
+        def child() -> T:
+            os.close(waiting)
+            return function(ready)
+
+        try:
+            call = self.start(child)
+        finally:
+            os.close(ready)
+        with open(waiting, "rb") as pipe:
+            if not pipe.read(1):
+                call.result()
+        return call
+
+    def call(self, function: Callable[[], T], timeout: float = 60.0) -> T:
+        """Run a Python function here to its end; see `Call.result`."""
+        return self.start(function).result(timeout)
+
+    def reap(self) -> None:
+        """Collect the children, which somebody has ended."""
+        for child in self._children:
+            child.kill()
+            if isinstance(child, subprocess.Popen):
+                child.wait()
+        self._children.clear()
+
+    def _move(self) -> None:
+        """In the child: into the cgroup first, since a socket belongs to the cgroup it was made in."""
+        (self.cgroup / "cgroup.procs").write_text("0")
+        namespace = os.open(self.netns, os.O_RDONLY | os.O_CLOEXEC)
+        netns.enter(namespace)
+        os.close(namespace)
+
+    def _be_child(
+        self, function: Callable[[], object], writing: int, mask: set[int | signal.Signals]
+    ) -> NoReturn:
+        try:
+            os.setpgid(0, 0)
+            for number in _SIGNALS:
+                signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            self._move()
+            _write(writing, _outcome(function))
+        finally:
+            # Not sys.exit: the parent's buffers, handlers and context managers are not ours to close.
+            os._exit(0)
+
+
+def _outcome(function: Callable[[], object]) -> bytes:
+    try:
+        return pickle.dumps((True, function()))
+    except BaseException as error:
+        # As a note: a traceback cannot be pickled.
+        error.add_note("in the forked child:\n" + "".join(traceback.format_exception(error)))
+        try:
+            return pickle.dumps((False, error))
+        except Exception:
+            return pickle.dumps((False, RuntimeError("".join(traceback.format_exception(error)))))
+
+
+def _write(descriptor: int, raw: bytes) -> None:
+    view = memoryview(raw)
+    while view:
+        view = view[os.write(descriptor, view) :]

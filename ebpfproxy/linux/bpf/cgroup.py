@@ -1,0 +1,141 @@
+"""Attaching programs to a cgroup of version 2: by links where the kernel has them, by PROG_ATTACH before; and
+a cgroup of our own to try them in."""
+
+import ctypes
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from ebpfproxy.errors import KernelError, NotFound, Rejected
+from ebpfproxy.linux.bpf.bpf import PROG_ATTACH, PROG_DETACH, PROG_QUERY, Link, Program, bpf
+
+_ALLOW_MULTI, _REPLACE = 2, 4  # BPF_F_ALLOW_MULTI, BPF_F_REPLACE
+_QUERY_EFFECTIVE = 1  # BPF_F_QUERY_EFFECTIVE
+_CONNECT = (  # "0" is whoever writes it; the hooks are run before the socket is looked at
+    "import socket, sys\n"
+    "open(sys.argv[1], 'w').write('0')\n"
+    "socket.socket(socket.AF_INET, socket.SOCK_DGRAM).connect_ex(('127.0.0.1', 9))\n"
+)
+_TEMPORARY = "ebpfproxy-temporary-"
+_ROOM = 1024  # programs: BPF_CGROUP_MAX_PROGS (64) of each cgroup from here to the root
+
+
+@contextmanager
+def opened(cgroup: Path) -> Iterator[int]:
+    """A file descriptor of the cgroup's folder. Raises NotFound."""
+    try:
+        fd = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as failure:
+        raise NotFound(f"cgroup {cgroup}: {failure.strerror}") from failure
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def programs(cgroup: Path, attach_type: int, effective: bool = False) -> list[int]:
+    """The ids of the programs at this cgroup; `effective`: those of its ancestors, too, in running order."""
+    ids = (ctypes.c_uint32 * _ROOM)()
+    with opened(cgroup) as fd:
+        flags = _QUERY_EFFECTIVE if effective else 0
+        attr = struct.pack("=IIIIQI4x", fd, attach_type, flags, 0, ctypes.addressof(ids), _ROOM)
+        _, result = bpf(PROG_QUERY, attr, f"cannot list the programs of {cgroup}")
+    return list(ids[: struct.unpack_from("=I", result, 24)[0]])
+
+
+def attach_link(program: Program, cgroup: Path, attach_type: int, pin: Path) -> None:
+    """Attach by a link pinned at `pin`; where there is one, replace its program in one step.
+
+    A link whose cgroup is gone or another one (calico #12801: ENOLINK) is unpinned and made anew.
+    Raises Unsupported where the kernel has no cgroup links.
+    """
+    with opened(cgroup) as fd:
+        if _replaced(program, os.fstat(fd).st_ino, pin):
+            return
+        fresh = pin.with_name(f"{pin.name}_new")
+        fresh.unlink(missing_ok=True)
+        link = Link.create(program, fd, attach_type)
+        try:
+            link.pin(fresh)
+            fresh.rename(pin)  # what was there stays in force until now
+        finally:
+            link.close()
+
+
+def _replaced(program: Program, cgroup_id: int, pin: Path) -> bool:
+    """Whether a link of that cgroup was there, and runs `program` now. Whatever else is there is no use."""
+    try:
+        link = Link.pinned(pin)
+    except KernelError:
+        return False
+    try:
+        if link.cgroup_id != cgroup_id:
+            return False
+        link.replace(program)
+    except KernelError:
+        return False
+    finally:
+        link.close()
+    return True
+
+
+def attach_multi(program: Program, cgroup: Path, attach_type: int, former: Program | None) -> None:
+    """Attach beside others' programs, without a link; in `former`'s place where that is attached."""
+    with opened(cgroup) as fd:
+        if former is not None and former.id in programs(cgroup, attach_type):
+            flags, old = _ALLOW_MULTI | _REPLACE, former.fd
+        else:
+            flags, old = _ALLOW_MULTI, 0
+        attr = struct.pack("=IIIII", fd, program.fd, attach_type, flags, old)
+        bpf(PROG_ATTACH, attr, f"cannot attach {program.name} to {cgroup}")
+
+
+def detach(program: Program, cgroup: Path, attach_type: int) -> bool:
+    """Undo `attach_multi`; whether it was attached so."""
+    with opened(cgroup) as fd:
+        attr = struct.pack("=IIIII", fd, program.fd, attach_type, 0, 0)
+        try:
+            bpf(PROG_DETACH, attr, f"cannot detach {program.name} from {cgroup}")
+        except NotFound:
+            return False
+    return True
+
+
+@contextmanager
+def temporary(parent: Path) -> Iterator[Path]:
+    """A cgroup below `parent` within the block. What is attached to it goes with it. Raises Rejected."""
+    try:
+        made = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=parent))
+    except OSError as failure:
+        hint = "mount it writable" if parent.is_dir() else "name the root of cgroup v2 with --cgroup-root"
+        raise Rejected(f"no cgroup can be made below {parent}: {failure.strerror}", hint) from failure
+    try:
+        yield made
+    finally:
+        made.rmdir()
+
+
+def remove_temporary(parent: Path, dry_run: bool = False) -> list[str]:
+    """The names of those that a process left behind which was killed; with a process in it one stays."""
+    removed = []
+    for left in sorted(parent.glob(f"{_TEMPORARY}*")):
+        with suppress(OSError):
+            if not dry_run:
+                left.rmdir()
+            removed.append(left.name)
+    return removed
+
+
+def connect_in(cgroup: Path) -> None:
+    """Have a process in that cgroup, and in the calling thread's network namespace, call connect(2). It
+    connects a datagram's socket to loopback: no packet is sent. Raises Rejected."""
+    command = [sys.executable, "-I", "-S", "-c", _CONNECT, str(cgroup / "cgroup.procs")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        why = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+        raise Rejected(f"no process can be run in cgroup {cgroup}: {why}")

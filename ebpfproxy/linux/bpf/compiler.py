@@ -1,0 +1,311 @@
+"""Compiling C and loading programs with bcc, in a child process that ends when that is done.
+
+`build` is what others call; it runs this module as a program. The child alone imports bcc, so that the memory
+of clang and LLVM (130 MB) goes with it. What it made lasts by its pins:
+
+    <maps>/NAME          every map that the source declares, pinned by the source itself (PIN_DIR)
+    <programs>/NAME      every program, appearing all at once
+    <programs>/tail_calls  the map of that name, with the programs that others continue in: it is emptied by
+                           the kernel when nothing but programs refers to it (prog_array_map_clear())
+
+The child writes nothing to its standard output, unless the kernel does not load a program: then that is its
+report, one JSON object (see `_Rejection`). Messages of clang and of Python go to its standard error.
+
+bcc comes from the distribution (python3-bpfcc), never from PyPI, where that name is another project's.
+"""
+
+import contextlib
+import ctypes
+import errno
+import json
+import os
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ebpfproxy.errors import ProgramRejected, Rejected, Unsupported
+from ebpfproxy.linux.bpf import verifier_log
+
+_FLAGS = ("-Wall", "-Werror=implicit-function-declaration", "-I/usr/include", "-g0")
+"""-g0: bcc asks for debug information, which takes a fifth of the compiler's time, and is used by nobody."""
+_PR_SET_PDEATHSIG = 1
+_CLANG_ERROR = ": error: "  # after the file, line and column
+TAIL_CALLS = "tail_calls"
+_U32 = struct.Struct("=I")
+_LOCAL_INCLUDE = re.compile(r'#include "([^"/]+)"')
+
+
+class ProgramSpec(NamedTuple):
+    """A function of the source, and the kernel's BPF_PROG_TYPE_* and attach type (bpf_attach_type) for it."""
+
+    name: str
+    type: int
+    attach_type: int
+
+
+def build(
+    source: Path,
+    defines: Mapping[str, str],
+    programs: tuple[ProgramSpec, ...],
+    map_pins: Path,
+    program_pins: Path,
+    kept_open: tuple[int, ...] = (),
+    beside: tuple[Path, ...] = (),
+    tail_calls: tuple[str, ...] = (),
+) -> None:
+    """Compile `source`, load `programs`, pin them below `program_pins`, which must not exist yet.
+
+    Sources `beside` it are compiled as one text with it, so that clang runs once, and maps that are not
+    pinned are shared. Maps that are pinned, or linked, already below `map_pins` are used, without a check of
+    their shape; `map_pins` may be inside NAME_partial, which becomes `program_pins` (NAME). `tail_calls`:
+    which of `programs` are put into the map `tail_calls`, in this order. The child has the file descriptors
+    `kept_open`, too, so that a lock among them lasts as long as it runs; it ends with us, and leaves signals
+    of the terminal to us.
+    Raises Unsupported where bcc is missing or another package, ProgramRejected where the kernel does not load
+    a program, Rejected where clang fails or the kernel does not make a map.
+    """
+    pins = {"maps": str(map_pins), "pins": str(program_pins)}
+    _build((source, *beside), defines, programs, pins, kept_open, tail_calls)
+
+
+def try_to_load(sources: Sequence[Path], defines: Mapping[str, str], programs: Sequence[ProgramSpec]) -> None:
+    """Compile `sources` and load `programs`, and pin nothing: programs and maps are gone when it returns.
+
+    The sources have to make maps without pins where PIN_DIR is not defined. Raises as `build`.
+    """
+    _build(sources, defines, programs, {"maps": "", "pins": ""}, ())
+
+
+def _build(
+    sources: Sequence[Path],
+    defines: Mapping[str, str],
+    programs: Sequence[ProgramSpec],
+    pins: Mapping[str, str],
+    kept_open: tuple[int, ...],
+    tail_calls: Sequence[str] = (),
+) -> None:
+    request = {
+        "sources": list(map(str, sources)),
+        "defines": dict(defines),
+        "programs": [list(program) for program in programs],
+        **pins,
+        "tail_calls": list(tail_calls),
+    }
+    code, report, messages = _run(json.dumps(request), kept_open)
+    if code:
+        raise _failure(code, report, messages, sources)
+
+
+def _failure(code: int, report: str, messages: str, sources: Sequence[Path]) -> Rejected | Unsupported:
+    """The error that an exit code of the child, what it reported and its messages stand for."""
+    if code == _REJECTED:
+        return _rejection(_Rejection(**json.loads(report)))
+    lines = [line for line in messages.splitlines() if line.strip()]
+    ends = lines[-1] if lines else f"the compiler ended with {code}"
+    reason = next((line for line in lines if _CLANG_ERROR in line), ends)
+    if code == _NO_BCC:
+        hint = "apt-get install python3-bpfcc, and make the venv with --system-site-packages"
+        return Unsupported(reason, hint)
+    names = ", ".join(path.name for path in sources)
+    failure = Rejected(f"cannot load the programs of {names}: {reason}", "-v=4 shows the whole log")
+    failure.add_note(messages)
+    return failure
+
+
+def _rejection(found: "_Rejection") -> ProgramRejected:
+    """The message has the verifier's reason in it, so that one line says it."""
+    lines = verifier_log.last_lines(found.log)
+    said = os.strerror(found.errno) if found.errno else found.message
+    reason = f"{said}: {lines[-1]}" if lines else said
+    message = f"cannot load BPF program {found.program}: {reason}"
+    hint = _hint(found.errno, bool(lines))
+    failure = ProgramRejected(message, hint, found.program, found.errno, lines)
+    failure.add_note(found.log)
+    return failure
+
+
+def _hint(number: int, by_verifier: bool) -> str:
+    if by_verifier:
+        return "use another --proxy-mode, or another kernel; -v=4 shows the verifier's log"
+    if number in (errno.EPERM, errno.EACCES):
+        return "run as root, or with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON, and without a seccomp filter"
+    return "use another --proxy-mode; -v=4 shows the log of the compiler"
+
+
+def _run(request: str, kept_open: tuple[int, ...]) -> tuple[int, str, str]:
+    """The exit code of the child, its standard output and its standard error. It is born with the signals
+    that end us blocked: a Ctrl-C goes to the whole process group, and it is for us to say what becomes of
+    it."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        child = subprocess.Popen(
+            [sys.executable, "-m", __name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            pass_fds=kept_open,
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    report, messages = child.communicate(request)
+    return child.returncode, report, messages
+
+
+def expand(*sources: Path) -> str:
+    """The sources as one, with our own headers put in place, each once: bcc rewrites the main file only.
+
+    `#line` keeps the messages of clang and of the verifier true.
+    """
+    seen: set[Path] = set()
+    return "\n".join(line for source in sources for line in _expanded(source, seen)) + "\n"
+
+
+def _expanded(path: Path, seen: set[Path]) -> list[str]:
+    lines = [f'#line 1 "{path.name}"']
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        include = _LOCAL_INCLUDE.match(line)
+        if include:
+            header = path.parent / include[1]
+            if header not in seen:
+                seen.add(header)
+                lines += _expanded(header, seen)
+            lines.append(f'#line {number + 1} "{path.name}"')
+        else:
+            lines.append("" if line.strip() == "#pragma once" else line)
+    return lines
+
+
+_NO_BCC, _REJECTED = 9, 10  # exit codes of the child
+
+
+class _Rejection(NamedTuple):
+    """What the child reports of a program that the kernel did not load. `errno`: 0 where bcc did not ask the
+    kernel. `log`: what the verifier and bcc wrote meanwhile."""
+
+    program: str
+    errno: int
+    message: str
+    log: str
+
+
+class _NotLoadedError(Exception):
+    def __init__(self, rejection: _Rejection) -> None:
+        super().__init__(rejection.message)
+        self.rejection = rejection
+
+
+def _import_bcc() -> Any:
+    try:
+        import bcc
+    except ImportError as failure:
+        sys.stderr.write(f"bcc cannot be imported by {sys.executable}: {failure}\n")
+        sys.exit(_NO_BCC)
+    if not hasattr(bcc, "BPF"):
+        where = getattr(bcc, "__file__", "?")
+        sys.stderr.write(f"{where} is PyPI's bcc, an unrelated package: remove it\n")
+        sys.exit(_NO_BCC)
+    return bcc
+
+
+def _end_with_parent() -> None:
+    """prctl(2): a compiler whose agent was killed would be in the next one's way."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _load(request: dict[str, Any]) -> None:
+    """Raises _NotLoadedError where the kernel does not load a program."""
+    sources = [Path(source) for source in request["sources"]]
+    # bcc asks for kernel headers, which a node need not have; these stand-ins are all it uses.
+    os.environ["BCC_KERNEL_SOURCE"] = str(sources[0].parent / "include")
+    bcc = _import_bcc()
+    cflags = [*_FLAGS, f"-I/usr/include/{sysconfig.get_config_var('MULTIARCH')}"]
+    cflags += [f"-D{name}={value}" for name, value in request["defines"].items()]
+    if request["maps"]:
+        cflags += [f'-DPIN_DIR="{request["maps"]}"']
+    compiled = bcc.BPF(text=expand(*sources), cflags=cflags)
+    specs = [ProgramSpec(*program) for program in request["programs"]]
+    if request["pins"]:
+        partial = _emptied(Path(f"{request['pins']}_partial"), Path(request["maps"]))
+        _pin_all(compiled, specs, request["tail_calls"], partial)
+        partial.rename(request["pins"])
+    else:
+        for spec in specs:
+            _load_one(compiled, spec)
+
+
+def _emptied(partial: Path, maps: Path) -> Path:
+    """The folder, with nothing in it that a child left which was killed, but `maps`."""
+    partial.mkdir(parents=True, exist_ok=True)
+    for path in partial.iterdir():
+        if path != maps:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return partial
+
+
+def _pin_all(compiled: Any, specs: Sequence[ProgramSpec], tail_calls: Sequence[str], folder: Path) -> None:
+    """Load each program, and pin it in `folder`."""
+    from ebpfproxy.linux.bpf.bpf import Map, Program
+
+    loaded = {spec.name: _load_one(compiled, spec) for spec in specs}
+    for name, fd in loaded.items():
+        Program(fd, name).pin(folder / name)
+    if tail_calls:
+        called = Map(compiled[TAIL_CALLS.encode()].map_fd, TAIL_CALLS)
+        for index, name in enumerate(tail_calls):
+            called.update(_U32.pack(index), _U32.pack(loaded[name]))
+        called.pin(folder / TAIL_CALLS)
+
+
+def _load_one(compiled: Any, spec: ProgramSpec) -> int:
+    """The file descriptor of the loaded program, which bcc keeps. Raises _NotLoadedError."""
+    with _standard_error() as log:
+        ctypes.set_errno(0)
+        try:
+            return int(compiled.load_func(spec.name.encode(), spec.type, attach_type=spec.attach_type).fd)
+        except Exception as failure:  # bcc has no other type for it
+            number = ctypes.get_errno()  # of bcc's last call, which was the one to load it
+            log.seek(0)
+            said = log.read().decode(errors="replace")
+            raise _NotLoadedError(_Rejection(spec.name, number, str(failure), said)) from failure
+
+
+@contextlib.contextmanager
+def _standard_error() -> Iterator[Any]:
+    """A file that has what is written to standard error within the block, by the C library, too: bcc prints
+    the verifier's log there, and has no way to return it."""
+    former = os.dup(2)
+    try:
+        with os.fdopen(os.memfd_create("verifier-log"), "w+b") as log:
+            os.dup2(log.fileno(), 2)
+            try:
+                yield log
+            finally:
+                os.dup2(former, 2)
+    finally:
+        os.close(former)
+
+
+def _main() -> int:
+    _end_with_parent()
+    report = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # nobody else writes to the report
+    try:
+        _load(json.load(sys.stdin))
+    except _NotLoadedError as failure:
+        with report:
+            json.dump(failure.rejection._asdict(), report)
+        return _REJECTED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

@@ -1,0 +1,325 @@
+"""Programs at a device's ingress and egress: bpf filters of tc, in direct action mode, below clsact.
+
+A filter of this agent is known by its kind and name, so it is found again, replaced, and removed without
+regard to other filters of the same device. Reading is done with raw netlink, since pyroute2 does not know
+TCA_BPF_ID; changing with pyroute2. Everything here acts in the network namespace of the calling thread. A
+device that is gone has no filters; only for `attach` is that an error.
+
+Filters run in the order of their priorities, 1 first. All filters of one priority have one kind and one
+protocol, and of the bpf filters of one priority the newest runs first (cls_bpf_change() of
+net/sched/cls_bpf.c, list_add_rcu); a filter that is replaced keeps its place (list_replace_rcu). So a filter
+gets to the first place when it is added at priority 1, whichever bpf filters are there. A filter without a
+priority gets 49152 or less from the kernel (tcf_auto_prio() of net/sched/cls_api.c).
+
+A qdisc `ingress` (its own kind, older than clsact) has the same parent and has ingress only, but accepts
+filters "at egress" and runs them at ingress (ingress_tcf_block() of net/sched/sch_ingress.c does not look at
+the class). So egress is never read from it, and no program is attached to egress there.
+
+Sources: tc(8), tc-bpf(8); include/uapi/linux/{rtnetlink,pkt_sched,pkt_cls}.h; net/sched/cls_api.c;
+1f211a1b929c ("net, sched: add clsact qdisc", 4.5).
+"""
+
+import contextlib
+import enum
+import errno
+import itertools
+import socket
+import struct
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from ebpfproxy.errors import AlreadyExists, KernelError, NotFound, Rejected, Unsupported
+from ebpfproxy.linux.bpf.bpf import Program
+from ebpfproxy.linux.netlink import iproute, netlink
+
+NAME = "ebpfproxy"
+FIRST = 1
+"""The priority that runs first. Priority 0 stands for one that the kernel chooses."""
+
+HANDLES = range(0xEB, 0xEB + 64)
+"""Handles of the agent's filters. A new filter gets a free one."""
+
+RTM_NEWQDISC, RTM_GETQDISC = 36, 38
+RTM_NEWTFILTER, RTM_GETTFILTER = 44, 46
+ETH_P_ALL = 3
+TCA_KIND, TCA_OPTIONS, TCA_CHAIN = 1, 2, 11
+TCA_BPF_FD, TCA_BPF_NAME, TCA_BPF_FLAGS, TCA_BPF_ID = 6, 7, 8, 11
+TCA_BPF_FLAG_ACT_DIRECT = 1
+_TC_H_INGRESS = 0xFFFFFFF1  # where both clsact and ingress stand
+_NO_CLASS = 0xFFFF0000  # the qdisc itself: clsact has filters only at its two classes, ingress here too
+_U32 = struct.Struct("=I")
+_TCMSG = struct.Struct("=BxxxiIII")  # struct tcmsg: family, ifindex, handle, parent, info
+
+CLSACT = "clsact"
+INGRESS_ONLY = "ingress"
+
+
+class Side(enum.IntEnum):
+    """TC_H_MIN_INGRESS and TC_H_MIN_EGRESS below TC_H_CLSACT: ffff:fff2 and ffff:fff3."""
+
+    INGRESS = 0xFFFFFFF2
+    EGRESS = 0xFFFFFFF3
+
+
+class Filter(NamedTuple):
+    """One filter. `protocol` is an Ethernet type in host order, ETH_P_ALL (3) for all.
+
+    `name` and `program_id` are of the kind bpf, "" and 0 for all others.
+    """
+
+    priority: int
+    handle: int
+    protocol: int
+    kind: str
+    name: str
+    program_id: int
+    chain: int = 0
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is a filter of ebpfproxy, of this version or of one before it."""
+        return (self.chain, self.kind, self.name) == (0, "bpf", NAME)
+
+    @property
+    def shares_priority(self) -> bool:
+        """Whether a bpf filter for all protocols can be added at its priority."""
+        return (self.kind, self.protocol) == ("bpf", ETH_P_ALL)
+
+    def __str__(self) -> str:
+        """
+        >>> str(Filter(1, 1, 3, "bpf", "cil_from_netdev-eth0", 12))
+        'cil_from_netdev-eth0 (bpf filter, priority 1, program 12)'
+        >>> str(Filter(7, 0x800, 3, "u32", "", 0))
+        'u32 filter, priority 7'
+        """
+        if self.kind == "bpf":
+            name = self.name or "unnamed"
+            return f"{name} (bpf filter, priority {self.priority}, program {self.program_id})"
+        return f"{self.kind} filter, priority {self.priority}"
+
+
+def filters(ifindex: int, side: Side) -> list[Filter]:
+    """All filters there, in the order in which they see a packet; of every chain, anybody's.
+
+    Raises Rejected.
+    """
+    return [one for one in map(_filter, _filters(ifindex, side)) if one.handle]
+
+
+def program_id(ifindex: int, side: Side) -> int | None:
+    """The id of the program of the agent's filter that runs first; None without such a filter. Raises
+    Rejected."""
+    return next((one.program_id for one in filters(ifindex, side) if one.is_ours), None)
+
+
+def before(found: Iterable[Filter]) -> list[Filter]:
+    """Those of `filters` that see a packet before the agent's filter does: others of chain 0."""
+    return list(itertools.takewhile(lambda one: not one.is_ours, (one for one in found if not one.chain)))
+
+
+def can_advance(found: Iterable[Filter]) -> bool:
+    """Whether the agent's filter is not at the first place that it can have; of `filters`."""
+    found = [one for one in found if not one.chain]
+    best = _best_priority(one for one in found if not one.is_ours)
+    at_best = [one for one in found if one.priority == best]
+    return not (at_best and at_best[0].is_ours)
+
+
+def has_clsact(ifindex: int) -> bool:
+    """Whether the device has one, whoever made it. Raises Rejected."""
+    return _qdisc(ifindex) == CLSACT
+
+
+def attach(ifindex: int, side: Side, program: Program) -> bool:
+    """Have `program` run there at the first place that can be had; make clsact if needed.
+
+    Where the agent's filter has that place already, the kernel changes from the old program to the new one
+    between two packets (cls_bpf_change(), list_replace_rcu()). Otherwise a new filter is added there, and
+    then the old one is removed: a packet in between meets both. Filters of others are never changed. Those
+    of another kind, or of one protocol only, can have priority 1 to themselves; then the next priority is
+    the first place that can be had.
+
+    Returns whether it made the clsact. Raises NotFound where the device is gone; Unsupported where the kernel
+    has no clsact or no bpf filters, or the device has a qdisc on which `side` cannot be served; Rejected.
+    """
+    what = f"cannot attach to {side.name.lower()} of {iproute.device_name(ifindex)}"
+    found = [one for one in filters(ifindex, side) if not one.chain]
+    made = _ensure_qdisc(ifindex, side, what)
+    own = next((one for one in found if one.is_ours), None)
+    try:
+        with _opened(ifindex, what) as changes:
+            if own and not can_advance(found):
+                where = _where(side, own.priority, own.handle)
+                changes.tc("replace-filter", "bpf", ifindex, fd=program.fd, direct_action=True, **where)
+            else:
+                priority = _best_priority(one for one in found if not one.is_ours)
+                where = _where(side, priority, _free_handle(found, priority))
+                changes.tc("add-filter", "bpf", ifindex, fd=program.fd, direct_action=True, **where)
+                own = None
+    except KernelError:
+        if made:
+            remove_clsact(ifindex)
+        raise
+    _remove(ifindex, side, [one for one in found if one.is_ours and one != own], what)
+    return made
+
+
+def _best_priority(others: Iterable[Filter]) -> int:
+    """The lowest one at which the agent's filter can be; `others` are of chain 0."""
+    taken = {one.priority for one in others if not one.shares_priority}
+    return next(priority for priority in itertools.count(FIRST) if priority not in taken)
+
+
+def _free_handle(found: Iterable[Filter], priority: int) -> int:
+    """Raises AlreadyExists where all are taken."""
+    taken = {one.handle for one in found if one.priority == priority}
+    for handle in HANDLES:
+        if handle not in taken:
+            return handle
+    raise AlreadyExists(f"all handles of ebpfproxy are taken at priority {priority}", "remove those filters")
+
+
+def detach(ifindex: int, side: Side) -> bool:
+    """Remove the agent's filters; the clsact stays. Whether there was one. Raises Rejected."""
+    what = f"cannot detach from {side.name.lower()} of {iproute.device_name(ifindex)}"
+    own = [one for one in filters(ifindex, side) if one.is_ours]
+    return _remove(ifindex, side, own, what)
+
+
+def _remove(ifindex: int, side: Side, own: list[Filter], what: str) -> bool:
+    """Whether any was removed; not so where another process was faster, or the device is gone."""
+    removed = False
+    for one in own:
+        try:
+            with iproute.opened(what) as changes:
+                changes.tc("del-filter", "bpf", ifindex, **_where(side, one.priority, one.handle))
+            removed = True
+        except KernelError:
+            if one in filters(ifindex, side):
+                raise
+    return removed
+
+
+def remove_clsact(ifindex: int) -> bool:
+    """Remove it if nobody has a filter on either side; whether it was removed. Raises Rejected.
+
+    A filter that somebody adds between our look and the removal goes with it: the kernel has no way to
+    remove an empty one only.
+    """
+    if not has_clsact(ifindex) or any(_filters(ifindex, side) for side in Side):
+        return False
+    try:
+        with iproute.opened(f"cannot remove clsact from {iproute.device_name(ifindex)}") as changes:
+            changes.tc("del", CLSACT, ifindex)
+    except KernelError:
+        if has_clsact(ifindex):
+            raise
+        return False
+    return True
+
+
+def try_out(ifindex: int, program: Program) -> None:
+    """Make a clsact on a device that has none, and have `program` run at both of its sides.
+
+    For a device that is about to go: nothing is undone where it fails. By raw netlink, since pyroute2 takes
+    longer to load than all of this. Raises OSError with the kernel's errno.
+    """
+    create = netlink.NLM_F_CREATE | netlink.NLM_F_EXCL
+    qdisc = _TCMSG.pack(0, ifindex, _NO_CLASS, _TC_H_INGRESS, 0) + _kind(CLSACT)
+    netlink.change(socket.NETLINK_ROUTE, RTM_NEWQDISC, qdisc, create)
+    options = netlink.attribute(TCA_BPF_FD, _U32.pack(program.fd))
+    options += netlink.attribute(TCA_BPF_NAME, NAME.encode() + b"\0")
+    options += netlink.attribute(TCA_BPF_FLAGS, _U32.pack(TCA_BPF_FLAG_ACT_DIRECT))
+    place = FIRST << 16 | socket.htons(ETH_P_ALL)
+    for side in Side:
+        body = _TCMSG.pack(0, ifindex, HANDLES[0], side, place) + _kind("bpf")
+        body += netlink.attribute(TCA_OPTIONS, options)
+        netlink.change(socket.NETLINK_ROUTE, RTM_NEWTFILTER, body, create)
+
+
+def _kind(name: str) -> bytes:
+    return netlink.attribute(TCA_KIND, name.encode() + b"\0")
+
+
+def _where(side: Side, priority: int, handle: int) -> dict[str, Any]:
+    """What identifies a filter of the agent on a device."""
+    return {"name": NAME, "handle": handle, "prio": priority, "protocol": ETH_P_ALL, "parent": int(side)}
+
+
+@contextlib.contextmanager
+def _opened(ifindex: int, what: str) -> Iterator[Any]:
+    """As iproute.opened; for a kernel that lacks the parts it says ENOENT, as for much else."""
+    try:
+        with iproute.opened(what) as changes:
+            yield changes
+    except NotFound as failure:
+        if not iproute.exists(ifindex):
+            raise
+        hint = "it takes CONFIG_NET_SCH_INGRESS and CONFIG_NET_CLS_BPF"
+        raise Unsupported(f"{failure.message}: this kernel lacks clsact or bpf filters", hint) from failure
+
+
+def _ensure_qdisc(ifindex: int, side: Side, what: str) -> bool:
+    """Have a qdisc that takes filters at `side`; whether it was made."""
+    if not _qdisc(ifindex):
+        with contextlib.suppress(AlreadyExists):  # somebody else was faster
+            with _opened(ifindex, what) as changes:
+                changes.tc("add", CLSACT, ifindex)
+            return True
+    if side is Side.EGRESS and _qdisc(ifindex) == INGRESS_ONLY:
+        raise Unsupported(
+            f"{what}: there is an ingress qdisc of somebody else",
+            "have its owner use clsact, which serves both ways (tc qdisc add dev ... clsact)",
+        )
+    return False
+
+
+def _qdisc(ifindex: int) -> str:
+    """The kind of qdisc in the place of clsact; "" where there is none, or no such device."""
+    request = _TCMSG.pack(0, ifindex, 0, _TC_H_INGRESS, 0)
+    try:
+        answers = netlink.get(socket.NETLINK_ROUTE, RTM_GETQDISC, request)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENODEV):
+            return ""
+        raise _reading_failed(ifindex, error) from error
+    return netlink.text(dict(netlink.attributes(answers[0], _TCMSG.size)).get(TCA_KIND)) if answers else ""
+
+
+def _filters(ifindex: int, side: Side) -> list[bytes]:
+    """Messages about filters there, and one for each priority in use; see above for the qdisc `ingress`."""
+    found = _dump_filters(ifindex, side)
+    if side is Side.EGRESS and found and _dump_filters(ifindex, _NO_CLASS):
+        return []
+    return found
+
+
+def _dump_filters(ifindex: int, parent: int) -> list[bytes]:
+    request = _TCMSG.pack(0, ifindex, 0, parent, 0)
+    try:
+        return netlink.dump(socket.NETLINK_ROUTE, RTM_GETTFILTER, request)
+    except OSError as error:
+        if error.errno in (errno.ENODEV, errno.EINVAL):  # the device, or its qdisc, went meanwhile
+            return []
+        raise _reading_failed(ifindex, error) from error
+
+
+def _filter(message: bytes) -> Filter:
+    """From struct tcmsg and its attributes; of a priority as such the handle is 0."""
+    _, _, handle, _, info = _TCMSG.unpack_from(message)
+    attributes = dict(netlink.attributes(message, _TCMSG.size))
+    kind = netlink.text(attributes.get(TCA_KIND))
+    options = dict(netlink.attributes(attributes.get(TCA_OPTIONS, b""), 0)) if kind == "bpf" else {}
+    return Filter(
+        priority=info >> 16,
+        handle=handle,
+        protocol=socket.ntohs(info & 0xFFFF),
+        kind=kind,
+        name=netlink.text(options.get(TCA_BPF_NAME)),
+        program_id=netlink.number(options.get(TCA_BPF_ID)),
+        chain=netlink.number(attributes.get(TCA_CHAIN)),
+    )
+
+
+def _reading_failed(ifindex: int, error: OSError) -> KernelError:
+    return Rejected(f"cannot read the filters of {iproute.device_name(ifindex)}: {error.strerror or error}")

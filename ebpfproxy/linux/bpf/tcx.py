@@ -1,0 +1,204 @@
+"""Programs at a device's ingress and egress by tcx links: Linux 6.6.
+
+Each side of a device has one ordered list of programs, which run before all tc filters of that side. A
+program that returns TCX_NEXT (-1) passes the packet to the next one in the list, and after the last one to
+the filters. TCX_PASS (0) ends both.
+
+A link of the agent is pinned. It ends with its pin and with its device. The kernel cannot move a link within
+the list, and one program cannot be in a list twice. `attach` documents how a link gets to the head without a
+packet that passes in between.
+
+Everything here acts in the network namespace of the calling thread.
+
+Sources: e420bed02507 ("bpf: Add fd-based tcx multi-prog infra with link support", 6.6); kernel/bpf/tcx.c,
+kernel/bpf/mprog.c; include/uapi/linux/bpf.h.
+"""
+
+import contextlib
+import ctypes
+import errno
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from ebpfproxy.errors import AlreadyExists, KernelError, NotFound, Rejected
+from ebpfproxy.linux.bpf.bpf import PROG_QUERY, Link, Map, Program, bpf, errno_of
+from ebpfproxy.linux.bpf.tc import Side
+from ebpfproxy.linux.netlink import iproute
+
+_ATTACH_TYPE = {Side.INGRESS: 46, Side.EGRESS: 47}  # BPF_TCX_INGRESS, BPF_TCX_EGRESS
+_ROOM = 64  # BPF_MPROG_MAX, programs in a list
+_LOOPBACK = 1
+_SCHED_CLS = 3  # BPF_PROG_TYPE_SCHED_CLS
+_PROG_ARRAY = 3  # BPF_MAP_TYPE_PROG_ARRAY
+
+
+class Placed(NamedTuple):
+    """`link_id` is 0 for a program that was attached without a link."""
+
+    program_id: int
+    link_id: int
+
+
+def is_supported() -> bool:
+    """Whether this kernel has tcx, found by asking for the programs of loopback. Raises Rejected."""
+    try:
+        _query(_LOOPBACK, Side.INGRESS)
+    except Rejected as failure:
+        if errno_of(failure) == errno.EINVAL:  # an attach type, or fields, that it does not know
+            return False
+        if errno_of(failure) != errno.ENODEV:
+            raise
+    return True
+
+
+def programs(ifindex: int, side: Side) -> tuple[Placed, ...]:
+    """All programs there, in running order; none where the device is gone. Raises Rejected."""
+    try:
+        return _query(ifindex, side)
+    except Rejected as failure:
+        if errno_of(failure) == errno.ENODEV:
+            return ()
+        raise
+
+
+def attach(ifindex: int, side: Side, program: Program, pin: Path) -> None:
+    """Have `program` run there first, by the link that is pinned at `pin`, or by a new one.
+
+    Where the link is at the head of the list, its program is replaced in one step. Where another program is
+    at the head, a new link is made there, whose program calls `program`. Then the old link is detached, and
+    the new one gets `program` itself. Each packet meets `program` throughout; between two of the steps a
+    packet meets it twice.
+
+    Raises NotFound where the device is gone; KernelError.
+    """
+    _finish(pin, ifindex, side)
+    with _pinned(pin) as link:
+        placed = programs(ifindex, side) if link else ()
+        position = _position(link, placed)
+        if link and position is not None:
+            if placed[position].program_id != program.id:
+                link.replace(program)
+            if position:
+                _advance(ifindex, side, program, pin, link)
+            return
+    _remove(pin)
+    with contextlib.closing(_create(program, ifindex, side)) as made:
+        made.pin(pin)
+
+
+def _advance(ifindex: int, side: Side, program: Program, pin: Path, former: Link) -> None:
+    """A process that is killed after the detachment leaves a link whose program calls nothing any more, since
+    the kernel empties an array of programs that nobody has open. `_finish` repairs that."""
+    with contextlib.ExitStack() as stack:
+        caller = stack.enter_context(_caller(program))
+        made = _create(caller, ifindex, side)
+        stack.callback(made.close)
+        made.pin(_fresh(pin))
+        former.detach()
+        made.replace(program)
+        _fresh(pin).rename(pin)
+
+
+@contextlib.contextmanager
+def _caller(program: Program) -> Iterator[Program]:
+    """A program that calls `program`, and returns TCX_NEXT where that fails, for as long as the block."""
+    with contextlib.closing(Map.create(_PROG_ARRAY, 4, 4, 1)) as array:
+        array.update(bytes(4), struct.pack("=I", program.fd))
+        code = b"".join(
+            struct.pack("=BBhi", *instruction)
+            for instruction in (
+                (0x18, 1 << 4 | 2, 0, array.fd),  # r2 = the array (BPF_PSEUDO_MAP_FD)
+                (0, 0, 0, 0),
+                (0xB7, 3, 0, 0),  # r3 = 0, the index
+                (0x85, 0, 0, 12),  # bpf_tail_call(ctx, array, index)
+                (0xB7, 0, 0, -1),  # r0 = TCX_NEXT
+                (0x95, 0, 0, 0),
+            )
+        )
+        with contextlib.closing(Program.load(_SCHED_CLS, 0, code)) as caller:
+            yield caller
+
+
+def _finish(pin: Path, ifindex: int, side: Side) -> None:
+    """End what a process began that was killed in `_advance`."""
+    fresh = _fresh(pin)
+    with _pinned(fresh) as left:
+        if left is None:
+            return
+        with _pinned(pin) as link:
+            if _position(link, programs(ifindex, side)) is None:
+                fresh.rename(pin)
+                return
+    _remove(fresh)
+
+
+def detach(pin: Path) -> bool:
+    """Detach the link that is pinned there, at once, and unpin it; whether it was attached. Raises
+    KernelError."""
+    attached = False
+    for path in (_fresh(pin), pin):
+        attached = _remove(path) or attached
+    return attached
+
+
+def _remove(path: Path) -> bool:
+    """Unpinning alone detaches some time later: the kernel puts off what a link's last user began."""
+    attached = False
+    with _pinned(path) as link:
+        if link:
+            attached = link.ifindex != 0
+            link.detach()
+    path.unlink(missing_ok=True)
+    return attached
+
+
+def link_id(pin: Path) -> int | None:
+    """The id of the link that is pinned there; None where there is none."""
+    with _pinned(pin) as link:
+        return link.id if link else None
+
+
+def _position(link: Link | None, placed: tuple[Placed, ...]) -> int | None:
+    """None where the link is not in the list: its device is gone, or in another network namespace."""
+    ids = [each.link_id for each in placed]
+    return ids.index(link.id) if link and link.id in ids else None
+
+
+def _fresh(pin: Path) -> Path:
+    return pin.with_name(f"{pin.name}_new")
+
+
+@contextlib.contextmanager
+def _pinned(pin: Path) -> Iterator[Link | None]:
+    try:
+        link = Link.pinned(pin)
+    except NotFound:
+        yield None
+        return
+    with contextlib.closing(link):
+        yield link
+
+
+def _create(program: Program, ifindex: int, side: Side) -> Link:
+    what = f"cannot attach to {side.name.lower()} of {iproute.device_name(ifindex)}"
+    try:
+        return Link.create_first(program, ifindex, _ATTACH_TYPE[side])
+    except AlreadyExists as failure:
+        hint = "another link has this very program there: its pin was removed a moment ago, or moved"
+        raise AlreadyExists(f"{what}: {failure.message}", hint) from failure
+    except KernelError as failure:
+        kind = NotFound if errno_of(failure) == errno.ENODEV else Rejected
+        raise kind(f"{what}: {failure.message}", failure.hint) from failure.__cause__
+
+
+def _query(ifindex: int, side: Side) -> tuple[Placed, ...]:
+    ids, links = (ctypes.c_uint32 * _ROOM)(), (ctypes.c_uint32 * _ROOM)()
+    where = (ifindex, _ATTACH_TYPE[side], 0, 0)
+    attr = struct.pack(
+        "=IIIIQIIQQQQ", *where, ctypes.addressof(ids), _ROOM, 0, 0, ctypes.addressof(links), 0, 0
+    )
+    _, result = bpf(PROG_QUERY, attr, f"cannot list the tcx programs of {iproute.device_name(ifindex)}")
+    count = struct.unpack_from("=I", result, 24)[0]
+    return tuple(map(Placed, ids[:count], links[:count]))

@@ -1,0 +1,1 @@
+"""ipset by netlink."""

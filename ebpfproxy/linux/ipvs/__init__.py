@@ -1,0 +1,1 @@
+"""IPVS by generic netlink."""

@@ -1,0 +1,1 @@
+"""rtnetlink, generic netlink and conntrack."""

@@ -1,0 +1,28 @@
+"""Generic netlink: the number by which the kernel knows a family today, and requests to it.
+
+Sources: include/uapi/linux/genetlink.h; net/netlink/genetlink.c, which loads the module of a family that is
+asked for (net-pf-16-proto-16-family-NAME).
+"""
+
+import struct
+
+from ebpfproxy.linux.netlink import netlink
+
+NETLINK_GENERIC = 16
+HEAD = struct.Struct("=BBxx")  # struct genlmsghdr: cmd, version
+
+_CONTROLLER = 0x10  # GENL_ID_CTRL
+_GET_FAMILY = 3  # CTRL_CMD_GETFAMILY
+_FAMILY_ID, _FAMILY_NAME = 1, 2  # CTRL_ATTR_*
+_U16 = struct.Struct("=H")
+
+
+def family(name: str) -> int:
+    """The type of the messages to and from it. It changes where its module is unloaded and loaded again.
+
+    Raises OSError, with ENOENT where the kernel has no such family.
+    """
+    wanted = netlink.attribute(_FAMILY_NAME, name.encode() + b"\0")
+    answers = netlink.get(NETLINK_GENERIC, _CONTROLLER, HEAD.pack(_GET_FAMILY, 1) + wanted)
+    (number,) = _U16.unpack(dict(netlink.attributes(answers[0], HEAD.size))[_FAMILY_ID])
+    return int(number)

@@ -1,0 +1,98 @@
+"""rtnetlink(7) of links, addresses and routes: the messages, what is in them, and what is asked for by them.
+
+Numbers are of include/uapi/linux/{rtnetlink,if_link,if_addr}.h. A payload is what follows struct nlmsghdr,
+as `netlink` gives it. Errors leave as OSError with the kernel's errno; the module that knows what is read
+words them.
+"""
+
+import errno
+import socket
+import struct
+from typing import NamedTuple
+
+from ebpfproxy.linux.netlink import netlink
+
+RTM_GETLINK = 18
+RTM_NEWADDR, RTM_DELADDR, RTM_GETADDR = 20, 21, 22
+RTM_NEWROUTE, RTM_DELROUTE, RTM_GETROUTE = 24, 25, 26
+
+IFF_UP = 0x1
+IFLA_ADDRESS, IFLA_IFNAME, IFLA_MTU, IFLA_LINK, IFLA_MASTER = 1, 3, 4, 5, 10
+IFLA_LINKINFO, IFLA_STATS64, IFLA_EXT_MASK, IFLA_LINK_NETNSID = 18, 23, 29, 37
+IFLA_INFO_KIND = 1
+
+IFA_ADDRESS, IFA_LOCAL, IFA_FLAGS = 1, 2, 8
+IFA_F_NODAD, IFA_F_NOPREFIXROUTE = 0x2, 0x200
+
+RT_TABLE_MAIN, RT_TABLE_LOCAL = 254, 255
+RTN_UNICAST, RTN_LOCAL = 1, 2
+RTA_DST, RTA_OIF, RTA_MULTIPATH, RTA_TABLE = 1, 4, 9, 15
+
+LINK = struct.Struct("=BxHiII")  # struct ifinfomsg: family, type, index, flags, change
+ADDRESS = struct.Struct("=BBBBI")  # struct ifaddrmsg: family, prefixlen, flags, scope, index
+# struct rtmsg: family, dst_len, src_len, tos, table, protocol, scope, type, flags
+ROUTE = struct.Struct("=BBBBBBBBI")
+# Of struct nlmsghdr the type; then of struct rtmsg the length of the destination and the table.
+_REPORT = struct.Struct("=4xH10xxB2xB")
+
+
+class Link(NamedTuple):
+    """`type` is ARPHRD_*; `kind` is IFLA_INFO_KIND, "" for hardware and for loopback."""
+
+    ifindex: int
+    type: int
+    kind: str
+    up: bool
+    attributes: dict[int, bytes]
+
+
+class ReportedRoute(NamedTuple):
+    """The length of its destination, in bits of its own family, and its table."""
+
+    length: int
+    table: int
+
+
+def link(payload: bytes) -> Link:
+    """Of an RTM_NEWLINK."""
+    _, type_, ifindex, flags, _ = LINK.unpack_from(payload)
+    attributes = dict(netlink.attributes(payload, LINK.size))
+    info = dict(netlink.attributes(attributes.get(IFLA_LINKINFO, b""), 0))
+    return Link(ifindex, type_, netlink.text(info.get(IFLA_INFO_KIND)), bool(flags & IFF_UP), attributes)
+
+
+def link_named(name: str) -> Link | None:
+    """None where there is no device of that name. Raises OSError."""
+    wanted = netlink.attribute(IFLA_IFNAME, name.encode() + b"\0")
+    try:
+        answers = netlink.get(socket.NETLINK_ROUTE, RTM_GETLINK, LINK.pack(0, 0, 0, 0, 0) + wanted)
+    except OSError as error:
+        if error.errno == errno.ENODEV:
+            return None
+        raise
+    return link(answers[0]) if answers else None
+
+
+def routes(table: int, kind: int) -> list[bytes]:
+    """The payloads of the routes of both families in `table` (RT_TABLE_*) that are of `kind` (RTN_*).
+
+    A kernel before 4.20 tells all that there are: see `netlink.dump`. Raises OSError.
+    """
+    found: list[bytes] = []
+    for family in (socket.AF_INET, socket.AF_INET6):
+        request = ROUTE.pack(family, 0, 0, 0, table, 0, 0, kind, 0)
+        try:
+            found += netlink.dump(socket.NETLINK_ROUTE, RTM_GETROUTE, request, strict=True)
+        except OSError as error:
+            if error.errno != errno.ENOENT:  # a table does not exist before its first route does
+                raise
+    return found
+
+
+def reported_route(report: bytes) -> ReportedRoute | None:
+    """What route a report is about, struct nlmsghdr included; None for a report about anything else, or
+    one that is too short to tell."""
+    if len(report) < _REPORT.size:
+        return None
+    kind, length, table = _REPORT.unpack_from(report)
+    return ReportedRoute(length, table) if kind in (RTM_NEWROUTE, RTM_DELROUTE) else None

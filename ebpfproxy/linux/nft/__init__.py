@@ -1,0 +1,1 @@
+"""nf_tables by netlink: messages, expressions, rules as text."""

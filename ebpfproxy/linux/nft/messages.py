@@ -1,0 +1,240 @@
+"""The objects of nf_tables as messages: what the kernel may be asked for.
+
+Sources: include/uapi/linux/netfilter/nf_tables.h; nf_tables_api.c for what is required of a message; for the
+userdata, which only those read who list tables: include/libnftnl/udata.h of libnftnl.
+"""
+
+import enum
+import functools
+import itertools
+import secrets
+import struct
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from ebpfproxy.linux.netlink.netlink import NLM_F_CREATE, attribute
+from ebpfproxy.linux.nft import types
+from ebpfproxy.linux.nft.encoding import encode_all, encode_verdict, name, nested, u32
+from ebpfproxy.linux.nft.expressions import Expression, Lookup
+from ebpfproxy.linux.nft.rule import Rule
+from ebpfproxy.linux.nft.sets import Declaration, SetElement, SetFlag
+
+HEAD = struct.Struct(">BBH")  # struct nfgenmsg: family, version, res_id
+_NLM_F_APPEND = 0x800
+VERDICTS = 0xFFFFFF00  # NFT_DATA_VERDICT, in place of the number of a type
+_VERDICT_LENGTH = 16
+INTERVAL_END = 1  # NFT_SET_ELEMINTERVAL_END
+_DORMANT = 1  # NFT_TABLE_F_DORMANT
+_ACCEPT = 1
+_ELEMENTS_IN_A_MESSAGE = 100  # each has 600 bytes at most
+_FAMILIES = {"ip": 2, "ip6": 10}
+
+HOOKS = {"prerouting": 0, "input": 1, "forward": 2, "output": 3, "postrouting": 4}
+
+# userdata: a type and a length, each of one byte, and the value
+COMMENT, _KEY_ORDER, _ELEMENT_FLAGS = 0, 0, 1
+_HOST_ORDER = (1).to_bytes(4, sys.byteorder)
+_OPEN = (1).to_bytes(4, sys.byteorder)
+
+
+class Kind(enum.IntEnum):
+    """NFT_MSG_*."""
+
+    NEW_TABLE = 0
+    GET_TABLE = 1
+    DELETE_TABLE = 2
+    NEW_CHAIN = 3
+    GET_CHAIN = 4
+    DELETE_CHAIN = 5
+    NEW_RULE = 6
+    GET_RULE = 7
+    DELETE_RULE = 8
+    NEW_SET = 9
+    GET_SET = 10
+    DELETE_SET = 11
+    NEW_ELEMENT = 12
+    GET_ELEMENT = 13
+    DELETE_ELEMENT = 14
+    NEW_GENERATION = 15
+    GET_GENERATION = 16
+
+
+class Table(NamedTuple):
+    """`family` is "ip" or "ip6"."""
+
+    family: str
+    name: str
+
+    @property
+    def number(self) -> int:
+        """NFPROTO_*."""
+        return _FAMILIES[self.family]
+
+    def __str__(self) -> str:
+        return f"{self.family} {self.name}"
+
+
+class Operation(NamedTuple):
+    """One message of a transaction. `flags` are NLM_F_*, `family` is an NFPROTO_*."""
+
+    kind: Kind
+    flags: int
+    family: int
+    body: bytes
+
+
+class Hook(NamedTuple):
+    """Where a base chain is called from. `type` is "filter", "nat" or "route"."""
+
+    type: str
+    hook: str
+    priority: int
+
+
+class SetNames:
+    """Numbers and names for sets, of which none is given twice, by any process.
+
+    A set that belongs to a rule could have a name of the kernel's choice; but to choose one, the kernel looks
+    at the names of all sets that there are (nf_tables_set_alloc_name()).
+    """
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._of_ours = secrets.token_hex(4)
+
+    def number(self) -> int:
+        """One that only has to be another than those of this transaction."""
+        return next(self._numbers)
+
+    def name(self, number: int) -> str:
+        """For a set that belongs to a rule."""
+        return f"__{self._of_ours}-{number}"
+
+
+def _operation(kind: Kind, table: Table, *parts: bytes) -> Operation:
+    return Operation(kind, NLM_F_CREATE, table.number, b"".join(parts))
+
+
+@functools.lru_cache(maxsize=8)
+def _of(table: Table) -> bytes:
+    """The first attribute of every message: the table's name, NFTA_TABLE_NAME, NFTA_CHAIN_TABLE and so on."""
+    return name(1, table.name)
+
+
+# To add what is there already is no error; to delete what is not there is one, ENOENT.
+
+
+def add_table(table: Table, dormant: bool = False) -> Operation:
+    """`dormant`: no packet ever comes to its chains."""
+    return _operation(Kind.NEW_TABLE, table, _of(table), u32(2, _DORMANT) if dormant else b"")
+
+
+def delete_table(table: Table) -> Operation:
+    """With all that is in it."""
+    return _operation(Kind.DELETE_TABLE, table, _of(table))
+
+
+def add_chain(table: Table, chain: str, hook: Hook | None = None) -> Operation:
+    """A base chain where there is a `hook`; it then lets pass what no rule decides on."""
+    parts = [_of(table), name(3, chain)]
+    if hook:
+        place = u32(1, HOOKS[hook.hook]), attribute(2, struct.pack(">i", hook.priority))
+        parts += [nested(4, *place), u32(5, _ACCEPT), name(7, hook.type)]
+    return _operation(Kind.NEW_CHAIN, table, *parts)
+
+
+def flush_chain(table: Table, chain: str) -> Operation:
+    return _operation(Kind.DELETE_RULE, table, _of(table), name(2, chain))
+
+
+def delete_chain(table: Table, chain: str) -> Operation:
+    """Refused with EBUSY where anything goes to it."""
+    return _operation(Kind.DELETE_CHAIN, table, _of(table), name(3, chain))
+
+
+def add_rule(table: Table, chain: str, rule: Rule, names: SetNames) -> Iterator[Operation]:
+    """At the end of the chain, behind the sets that belong to it."""
+    numbers = [names.number() for _ in rule.sets]
+    for number, each in zip(numbers, rule.sets, strict=True):
+        yield add_set(table, names.name(number), each.declaration, number)
+        yield from add_elements(table, names.name(number), each.elements, number)
+    expressions = rule.expressions
+    if numbers:
+        expressions = tuple(_looking_into(each, numbers, names) for each in expressions)
+    parts = [_of(table), name(2, chain), nested(4, encode_all(expressions))]
+    if rule.comment:
+        parts.append(attribute(7, _comment(rule.comment)))
+    yield Operation(Kind.NEW_RULE, NLM_F_CREATE | _NLM_F_APPEND, table.number, b"".join(parts))
+
+
+def _looking_into(each: Expression, numbers: Sequence[int], names: SetNames) -> Expression:
+    """Where it looks into a set that belongs to the rule, into that one."""
+    if not isinstance(each, Lookup) or not each.set_id:
+        return each
+    number = numbers[each.set_id - 1]
+    return each._replace(set_name=names.name(number), set_id=number)
+
+
+def add_set(table: Table, set_name: str, declaration: Declaration, number: int) -> Operation:
+    """`number` is one that no other set of this transaction has. Refused with EEXIST where it is declared
+    otherwise."""
+    flags = declaration.flags | (SetFlag.MAP if declaration.verdicts or declaration.values else 0)
+    parts = [_of(table), name(2, set_name), u32(3, flags)]
+    parts += [u32(4, types.key_number(declaration.key)), u32(5, types.key_length(declaration.key))]
+    if declaration.verdicts:
+        parts += [u32(6, VERDICTS), u32(7, _VERDICT_LENGTH)]
+    if declaration.values:
+        values = declaration.values
+        parts += [u32(6, types.key_number(values)), u32(7, types.key_length(values))]
+    if declaration.size:
+        parts.append(nested(9, u32(1, declaration.size)))
+    parts.append(u32(10, number))
+    if declaration.key == (types.INTEGER,):
+        parts.append(attribute(13, _userdata(_KEY_ORDER, _HOST_ORDER)))
+    return _operation(Kind.NEW_SET, table, *parts)
+
+
+def delete_set(table: Table, set_name: str) -> Operation:
+    """With its elements. Refused with EBUSY where a rule looks into it."""
+    return _operation(Kind.DELETE_SET, table, _of(table), name(2, set_name))
+
+
+def add_elements(
+    table: Table, set_name: str, elements: Sequence[SetElement], number: int = 0
+) -> Iterator[Operation]:
+    """In as many messages as it takes, for the length of an attribute is a u16. Refused with EBUSY where one
+    says otherwise already. `number`: that of a set of this transaction.
+    """
+    of_set = u32(4, number) if number else name(2, set_name)  # a number is found without a walk over all sets
+    for first in range(0, len(elements), _ELEMENTS_IN_A_MESSAGE):
+        part = elements[first : first + _ELEMENTS_IN_A_MESSAGE]
+        yield _operation(Kind.NEW_ELEMENT, table, _of(table), of_set, nested(3, *map(_element, part)))
+
+
+def delete_elements(table: Table, set_name: str, elements: Iterable[SetElement]) -> Operation:
+    listed = nested(3, *map(_element, elements))
+    return _operation(Kind.DELETE_ELEMENT, table, _of(table), name(2, set_name), listed)
+
+
+def _element(each: SetElement) -> bytes:
+    parts = [nested(1, attribute(1, each.key))]
+    if each.verdict:
+        parts.append(nested(2, encode_verdict(each.verdict)))
+    if each.value:
+        parts.append(nested(2, attribute(1, each.value)))
+    if each.is_end:
+        parts.append(u32(3, INTERVAL_END))
+    data = _comment(each.comment) if each.comment else b""
+    data += _userdata(_ELEMENT_FLAGS, _OPEN) if each.is_open else b""
+    if data:
+        parts.append(attribute(6, data))
+    return nested(1, *parts)
+
+
+def _userdata(kind: int, value: bytes) -> bytes:
+    return bytes((kind, len(value))) + value
+
+
+def _comment(remark: str) -> bytes:
+    return _userdata(COMMENT, remark.encode()[:254] + b"\0")

@@ -1,0 +1,1 @@
+"""Sockets of this node: sock_diag, duplicates of descriptors."""

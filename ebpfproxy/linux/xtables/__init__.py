@@ -1,0 +1,1 @@
+"""iptables by its own tools."""

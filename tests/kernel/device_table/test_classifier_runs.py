@@ -1,0 +1,328 @@
+"""What one run leaves on devices, and the next makes of it: map sizes, crashes, removed pins."""
+
+import contextlib
+import dataclasses
+import shutil
+import socket
+import time
+from typing import Any
+
+import pytest
+
+from ebpfproxy.backends.delta import diff
+from ebpfproxy.backends.ebpf import backend as module
+from ebpfproxy.backends.ebpf import cleanup
+from ebpfproxy.backends.ebpf.backend import EbpfBackend
+from ebpfproxy.backends.ebpf.entries import DeviceKey, Entry, Key
+from ebpfproxy.backends.ebpf.maps import MapSizes
+from ebpfproxy.backends.ebpf.migration.migrate import Migration
+from ebpfproxy.backends.ebpf.pins import Pins
+from ebpfproxy.backends.ebpf.programs import Programs
+from ebpfproxy.backends.ebpf.settings import EbpfSettings
+from ebpfproxy.errors import AlreadyExists, Rejected
+from ebpfproxy.linux.bpf import tc, tcx
+from ebpfproxy.linux.bpf.bpf import Map, Program
+from ebpfproxy.linux.bpf.compiler import TAIL_CALLS
+from ebpfproxy.linux.locks import FolderLock
+from ebpfproxy.plan.service_plan import DeviceRole, NodePlan
+from tests.kernel.device_table.plane import (
+    CLSACT_ONLY,
+    NOBODY,
+    OTHER_SIZES,
+    SIZES,
+    attaching,
+    bring,
+    device,
+    in_step,
+    plan,
+    programs,
+    refuse,
+    running,
+)
+from tests.support.flows import a_flow, entries
+from tests.support.namespace import Namespace
+
+pytestmark = pytest.mark.kernel
+
+
+@pytest.mark.parametrize("sizes", [SIZES, OTHER_SIZES], ids=["same sizes", "other sizes"])
+def test_the_next_run_takes_over_and_remembers_whose_the_clsact_is(
+    settings: EbpfSettings, node: Namespace, sizes: MapSizes
+) -> None:
+    with running(settings) as first:
+        bring(first, plan("net", "pod"))
+        before = programs("net")
+    assert programs("net") == before, "an agent that ends leaves all in place"
+    with running(dataclasses.replace(settings, sizes=sizes)) as second:
+        assert programs("net") == before, "nor does the next one change anything by coming"
+        assert not bring(second, plan("net"))
+        assert None not in programs("net")
+        assert (programs("net") == before) is (sizes == SIZES)
+        assert not tc.has_clsact(socket.if_nametoindex("pod"))
+        bring(second, NOBODY)
+        assert not tc.has_clsact(socket.if_nametoindex("net"))
+
+
+@CLSACT_ONLY
+def test_a_device_that_refuses_keeps_former_programs_only_while_it_runs_one(
+    settings: EbpfSettings, node: Namespace
+) -> None:
+    with running(settings) as first:
+        bring(first, plan("net"))
+        (former,) = settings.bpffs_root.glob("programs-*")
+    node.tc("qdisc add dev pod ingress")
+    with running(dataclasses.replace(settings, sizes=OTHER_SIZES)) as second:
+        assert bring(second, plan("net", "pod"))
+        assert not former.exists()
+        assert (settings.bpffs_root / "current").resolve().is_dir()
+        bring(second, NOBODY)
+
+
+@pytest.mark.parametrize("sizes", [SIZES, OTHER_SIZES], ids=["same sizes", "other sizes"])
+def test_the_next_run_is_told_at_once_which_pods_were_served_or_seen_to_bypass(
+    settings: EbpfSettings, node: Namespace, sizes: MapSizes
+) -> None:
+    with running(settings) as first:
+        bring(first, NodePlan(devices=(device("net"), device("pod", DeviceRole.POD))))
+        with contextlib.closing(
+            Map.pinned(next(settings.bpffs_root.glob("programs-*/maps")) / "bypassing")
+        ) as seen:
+            seen.update((1000).to_bytes(4, "little"), bytes(8))
+    told: list[frozenset[int]] = []
+    with running(dataclasses.replace(settings, sizes=sizes), told.append) as second:
+        assert told == [{socket.if_nametoindex("pod"), 1000}]
+        bring(second, NOBODY)
+    cleanup.remove(settings.bpffs_root, settings.cgroup_root)  # what bypasses is never forgotten
+
+
+@CLSACT_ONLY
+def test_who_ends_before_a_clsact_is_used_leaves_none_that_nobody_owns(
+    settings: EbpfSettings, node: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = attaching().attach
+
+    def attach(*given: Any) -> None:
+        real(*given)
+        raise KeyboardInterrupt
+
+    with running(settings) as first, monkeypatch.context() as patch:
+        patch.setattr(attaching(), "attach", attach)
+        with pytest.raises(KeyboardInterrupt):
+            bring(first, plan("net"))
+    assert tc.has_clsact(socket.if_nametoindex("net"))
+    with running(settings) as second:
+        bring(second, NOBODY)
+        assert not tc.has_clsact(socket.if_nametoindex("net"))
+
+
+@CLSACT_ONLY
+def test_a_device_that_refuses_leaves_no_clsact_that_counts_as_ours(
+    dataplane: EbpfBackend, node: Namespace
+) -> None:
+    node.tc("qdisc add dev pod ingress")
+    assert bring(dataplane, plan("pod"))
+    node.tc("qdisc del dev pod ingress", "qdisc add dev pod clsact")
+    bring(dataplane, NOBODY)
+    assert tc.has_clsact(socket.if_nametoindex("pod")), "it is theirs"
+
+
+def test_a_device_that_goes_on_refusing_has_nothing_copied_again(
+    settings: EbpfSettings, node: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be hundreds of thousands of entries, and a sync comes at each change."""
+    copies: list[Migration] = []
+    with running(settings) as first:
+        bring(first, plan("net"))
+    monkeypatch.setattr(Migration, "copy", lambda self: copies.append(self))
+    with running(dataclasses.replace(settings, sizes=OTHER_SIZES)) as second:
+        with monkeypatch.context() as patch:
+            patch.setattr(attaching(), "attach", refuse)
+            assert bring(second, plan("net"))
+            assert len(copies) == 3
+            for _ in range(2):
+                desired: dict[Key, Entry] = second.render((), plan("net"))
+                again = [key for key in desired if isinstance(key, DeviceKey)]
+                assert second.apply(diff({}, desired, again))
+            assert len(copies) == 3
+        assert not bring(second, plan("net"))
+        assert len(copies) == 4
+        assert len(set(map(id, copies))) == 1
+        assert len(list(settings.bpffs_root.glob("programs-*"))) == 1
+        bring(second, NOBODY)
+
+
+def test_while_former_programs_run_the_new_ones_look_up_their_flows(
+    settings: EbpfSettings, node: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the first device is switched, and until the last is, also when the agent is killed meanwhile."""
+    lookups: list[bool] = []
+    real = attaching().attach
+
+    def attach(*given: Any) -> None:
+        lookups.append(looks_up_former(settings))
+        real(*given)
+
+    def attach_one(*given: Any) -> None:
+        lookups.append(looks_up_former(settings))
+        if given[0] == socket.if_nametoindex("pod"):
+            refuse()
+        real(*given)
+
+    with running(settings) as first:
+        bring(first, plan("net", "pod"))
+    others = dataclasses.replace(settings, sizes=OTHER_SIZES)
+    with running(others) as second, monkeypatch.context() as patch:
+        patch.setattr(attaching(), "attach", attach_one)
+        assert bring(second, plan("net", "pod"))
+        assert looks_up_former(settings)
+    with running(others) as third:
+        assert looks_up_former(settings)
+        monkeypatch.setattr(attaching(), "attach", attach)
+        assert not bring(third, plan("net", "pod"))
+        assert not looks_up_former(settings)
+        bring(third, NOBODY)
+    assert lookups
+    assert all(lookups)
+
+
+def looks_up_former(settings: EbpfSettings) -> bool:
+    """Whether programs look up flows in another map than theirs."""
+    (pin,) = settings.bpffs_root.glob("maps/former_flows-*")
+    with contextlib.closing(Map.pinned(pin)) as opened:
+        return opened.lookup(bytes(4)) is not None
+
+
+@pytest.mark.parametrize("way", ["killed", "device is let go", "device vanishes"])
+def test_flows_are_migrated_also_where_nothing_is_left_to_replace(
+    settings: EbpfSettings, node: Namespace, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """The agent was killed when all was replaced; or a device that kept a former filter is gone."""
+    others = dataclasses.replace(settings, sizes=OTHER_SIZES)
+    real_attach, real_finish = attaching().attach, Migration.finish_flows
+
+    def attach(*given: Any) -> None:
+        if way != "killed" and given[0] == pod:
+            refuse()
+        real_attach(*given)
+
+    def finish_flows(self: Migration) -> None:
+        if way == "killed":
+            raise KeyboardInterrupt
+        real_finish(self)
+
+    pod = socket.if_nametoindex("pod")
+    with running(settings) as first:
+        bring(first, plan("net", "pod"))
+    former = Map.pinned(next(settings.bpffs_root.glob("programs-*/maps")) / "flows")
+    with contextlib.ExitStack() as stack:
+        stack.callback(former.close)
+        second = stack.enter_context(running(others))
+        with monkeypatch.context() as patch:
+            patch.setattr(attaching(), "attach", attach)
+            patch.setattr(Migration, "finish_flows", finish_flows)
+            with contextlib.suppress(KeyboardInterrupt):
+                assert bring(second, plan("net", "pod"))
+        assert looks_up_former(settings)
+        former.update_all(list(entries(a_flow(last_seen=time.monotonic_ns())).items()))
+        if way == "killed":
+            second.close()
+            second = stack.enter_context(running(others))
+        elif way == "device vanishes":
+            node.ip("link del pod")
+        assert not bring(second, plan("net"))
+        assert not looks_up_former(settings)
+        with contextlib.closing(Map.pinned(settings.bpffs_root / "current/maps/flows")) as present:
+            assert len(list(present.items())) == 1
+        bring(second, NOBODY)
+
+
+def test_a_hook_that_refuses_does_not_delay_the_migration_of_flows(
+    settings: EbpfSettings, node: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Programs of the cgroup write none."""
+    with running(settings) as first:
+        bring(first, plan("net"))
+    with running(dataclasses.replace(settings, sizes=OTHER_SIZES)) as second:
+        with monkeypatch.context() as patch:
+            patch.setattr(Programs, "_attach", refuse)
+            assert bring(second, plan("net"))
+        assert len(list(settings.bpffs_root.glob("programs-*"))) == 2
+        assert not looks_up_former(settings)
+        assert not bring(second, plan("net"))
+        assert len(list(settings.bpffs_root.glob("programs-*"))) == 1
+        bring(second, NOBODY)
+
+
+def as_of_version_0_1(settings: EbpfSettings) -> None:
+    """Maps and programs in force are pinned as version 0.1 did."""
+    root = settings.bpffs_root
+    former = root / "v2-0123456789"
+    for name in ("maps", "programs_1"):
+        (former / name).mkdir(parents=True)
+    for path in (root / "current").iterdir():
+        if not path.is_dir() and path.name != TAIL_CALLS:
+            with contextlib.closing(Program.pinned(path)) as program:
+                program.pin(former / "programs_1" / path.name)
+    for path in (root / "current" / "maps").iterdir():
+        with contextlib.closing(Map.pinned(path)) as opened:
+            opened.pin(former / "maps" / path.name)
+    for path in (*root.glob("programs-*"), root / "maps"):
+        shutil.rmtree(path)
+    Pins(root).set_current(former)
+
+
+def test_programs_of_version_0_1_are_replaced_and_its_devices_recognized(
+    settings: EbpfSettings, node: Namespace
+) -> None:
+    with running(settings) as first:
+        bring(first, NodePlan(devices=(device("net"), device("pod", DeviceRole.POD))))
+        before = programs("net"), first.read()
+    as_of_version_0_1(settings)
+    told: list[frozenset[int]] = []
+    with running(settings, told.append) as second:
+        assert told == [{socket.if_nametoindex("pod")}]
+        assert not bring(second, plan("net"))
+        assert in_step(second, plan("net"))
+        assert programs("net") != before[0]
+        assert programs("pod") == (None, None)
+        assert {path.name for path in settings.bpffs_root.glob("v*-*")} == set()
+        assert not tc.has_clsact(socket.if_nametoindex("pod"))
+        bring(second, NOBODY)
+        assert not tc.has_clsact(socket.if_nametoindex("net"))
+
+
+def test_cleanup_removes_what_version_0_1_left(settings: EbpfSettings, node: Namespace) -> None:
+    with running(settings) as first:
+        bring(first, plan("net"))
+    as_of_version_0_1(settings)
+    removed = cleanup.remove(settings.bpffs_root, settings.cgroup_root)
+    assert "pins v2-0123456789" in removed
+    assert ("clsact of net" in removed) is not tcx.is_supported()
+    left = {path.name for path in settings.bpffs_root.iterdir()}
+    assert left <= {"maps.debug", "progs.debug"}, "the kernel has those in each bpffs"
+
+
+# Pins that go
+
+
+@pytest.mark.parametrize("part", ["Programs", "Maps", "NodeEntry", "FlowCollector", "Readings"])
+def test_a_loading_anew_that_fails_half_way_is_done_by_the_next_reading(
+    settings: EbpfSettings, node: Namespace, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    with running(settings) as dataplane:
+        bring(dataplane, plan("net"))
+        shutil.rmtree(next(settings.bpffs_root.glob("programs-*")))
+        shutil.rmtree(settings.bpffs_root / "maps")
+        with monkeypatch.context() as patch:
+            patch.setattr(module, part, refuse)
+            for _ in range(2):
+                with pytest.raises(Rejected, match="for once"):
+                    dataplane.read()
+            FolderLock(settings.bpffs_root).release()
+        assert not bring(dataplane, plan("net"))
+        assert in_step(dataplane, plan("net"))
+        with pytest.raises(AlreadyExists):
+            FolderLock(settings.bpffs_root)
+        assert dataplane.counters()
+        bring(dataplane, NOBODY)
+        assert not tc.has_clsact(socket.if_nametoindex("net"))

@@ -1,0 +1,105 @@
+"""One node whose NodePorts a client outside floods, and whose connections it attacks with spoofed packets.
+
+Three pods serve. The third counts as another node's, so clients are masqueraded there in every mode.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyroute2.netlink.nfnetlink.nfctsocket import NFCTSocket
+
+from ebpfproxy.lab import Lab, Pod
+from ebpfproxy.model.address import Protocol
+from tests.kernel.cluster import (
+    SERVICE_NETWORKS,
+    TCP_TARGET,
+    UDP_TARGET,
+    Cluster,
+    Exposed,
+    PodEndpoint,
+    elsewhere,
+)
+from tests.kernel.floods import endpoints
+from tests.support.flood import NETWORKS
+
+LAB_NUMBER = 91
+FLOWS_MAX = 16_384
+"""Entries for flows in the short form: fewer than its floods have packets."""
+SHORT = 40_000
+"""Packets of a flood in the short form."""
+
+_AT_ONCE = "--iptables-min-sync-period=0s"
+MODES: Mapping[str, tuple[str, ...]] = {
+    "ebpf": (),
+    "nftables": (_AT_ONCE,),
+    "iptables": (_AT_ONCE, "--iptables-flavour=legacy"),
+    "ipvs": ("--iptables-flavour=legacy",),
+}
+"""By mode: flags of the agent."""
+
+both_families = pytest.mark.parametrize("family", ["v4", "v6"])
+
+
+class Target(Cluster):
+    """As `Cluster`. No way leads to the clients of a flood: what is sent to them is lost in silence."""
+
+    def __init__(self, lab: Lab, mode: str) -> None:
+        super().__init__(lab, mode)
+        lab.ip(lab.outside, *(f"route add blackhole {network}" for network in NETWORKS.values()))
+
+    def route(self) -> None:
+        """The client outside reaches the addresses of Services. What the node sends back there, because
+        nothing translates it, is lost."""
+        for network in SERVICE_NETWORKS:
+            self.lab.ip(self.lab.outside, f"route add blackhole {network} table 100")
+            family = "-6" if ":" in network else "-4"
+            rule = ["rule", "add", "iif", "eth0", "to", network, "lookup", "100"]
+            self.lab.outside.run(["ip", family, *rule])
+
+    @staticmethod
+    def serve(pod: Pod) -> None:
+        endpoints.serve_streams(pod, TCP_TARGET)
+        pod.serve(Protocol.UDP, UDP_TARGET, lambda client, port: f"{pod.name} {client} {port}")
+
+    @property
+    def backends(self) -> tuple[PodEndpoint, ...]:
+        return PodEndpoint(self.a), PodEndpoint(self.b), elsewhere(self.c)
+
+    def has_room_for(self, flows: int) -> bool:
+        """Whether a new client connects while so many flows are half open or unreplied. Modes other than ebpf
+        have nf_conntrack_max entries for flows of all kinds. Only the initial namespace may write it. A full
+        table drops the first packet of a flow unless it finds one in a few buckets which it may evict
+        (early_drop() of nf_conntrack_core.c), as with kube-proxy."""
+        if self.mode == "ebpf":
+            return True
+        return flows < int(Path("/proc/sys/net/netfilter/nf_conntrack_max").read_text())
+
+    def forget_connections(self) -> None:
+        """Empty the node's connection tracking, so that what an earlier flood left does not count."""
+        self.node.call(_flush)
+
+    def node_port(self, **spec: Any) -> Exposed:
+        """A Service with a NodePort and all three endpoints."""
+        return self.service(node_port=True, **spec).to(*self.backends)
+
+
+def in_modes(
+    *, ebpf_lacks: str = "", ipvs_lacks: str = ""
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A test of `target` in every mode. `ebpf_lacks`, `ipvs_lacks`: why it fails there; "": it does not."""
+    lacks = {"ebpf": ebpf_lacks, "ipvs": ipvs_lacks}
+    modes = [
+        pytest.param(mode, marks=[pytest.mark.xfail(strict=False, reason=lacks[mode])])
+        if lacks.get(mode)
+        else pytest.param(mode)
+        for mode in MODES
+    ]
+    return pytest.mark.parametrize("target", modes, indirect=True, scope="session")
+
+
+def _flush() -> None:
+    """Of the calling process's network namespace."""
+    with NFCTSocket() as netlink:
+        netlink.flush()

@@ -1,0 +1,198 @@
+"""A dataplane in memory, for tests of what is above: it keeps the invariants that a kernel keeps.
+
+The contract tests run the same cases against it and against the real ones, so it cannot tell lies:
+a frontend leads to one ServicePort at a time, room is limited, a device comes and goes as it likes, an
+error may come in the middle of a delta, and what is there outlives the process that put it there.
+"""
+
+import dataclasses
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Literal, NamedTuple
+
+from ebpfproxy.backends.generation import Generation
+from ebpfproxy.backends.interface import Delta
+from ebpfproxy.errors import KernelError, TableFull
+from ebpfproxy.model.address import Network
+from ebpfproxy.plan.service_plan import (
+    DevicePlan,
+    Frontend,
+    FrontendPlan,
+    NodePlan,
+    PlanKey,
+    ServicePortPlan,
+)
+
+
+class DeviceId(NamedTuple):
+    """A network device, as long as it has this name."""
+
+    ifindex: int
+    name: str
+
+
+Key = PlanKey | Network | DeviceId
+Entry = ServicePortPlan | bool | DevicePlan
+"""For a ServicePort and for a device its plan, for a local Network whether NodePorts answer there."""
+
+Write = tuple[Literal["put", "trim", "drop"], Key]
+"""`trim`: of what was put, the frontends that it no longer has are taken away."""
+
+
+@dataclasses.dataclass(slots=True)
+class FakeKernel:
+    """What lasts. `capacity` is how many frontends fit, None for any number.
+
+    `ports` holds the plans without their frontends, which are in `frontends`, each with its owner.
+    `devices` are those that exist, by ifindex, and `watched` the plans of those that are looked after; who
+    removes a device from the former does so from the latter. A test may change all of it, as a foreign
+    writer would. `writes` tells what was done, in order.
+    """
+
+    capacity: int | None = None
+    ports: dict[PlanKey, ServicePortPlan] = dataclasses.field(default_factory=dict)
+    frontends: dict[Frontend, tuple[PlanKey, FrontendPlan]] = dataclasses.field(default_factory=dict)
+    networks: dict[Network, bool] = dataclasses.field(default_factory=dict)
+    devices: dict[int, str] = dataclasses.field(default_factory=dict)
+    watched: dict[int, DevicePlan] = dataclasses.field(default_factory=dict)
+    writes: list[Write] = dataclasses.field(default_factory=list)
+
+
+class FakeBackend:
+    """See `Backend` for the contract. Two of them over one kernel are two runs of the agent."""
+
+    name = "fake"
+
+    def __init__(self, kernel: FakeKernel | None = None) -> None:
+        self.kernel = kernel or FakeKernel()
+        self._generation = Generation(lambda: repr(dataclasses.replace(self.kernel, writes=[])))
+        self._opened = False
+        self._read_failure: KernelError | None = None
+        self._apply_failure: tuple[int, KernelError | None] = 0, None
+
+    def fail_next_read(self, failure: KernelError) -> None:
+        """The next `read` raises it."""
+        self._read_failure = failure
+
+    def fail_next_apply(self, failure: KernelError | None, after: int = 0) -> None:
+        """The next `apply` raises it before its write number `after`, or at its end where those are fewer.
+
+        None: it does not fail after all.
+        """
+        self._apply_failure = after, failure
+
+    def open(self) -> None:
+        self._opened = True
+
+    def close(self) -> None:
+        self._opened = False
+
+    def render(self, plans: Iterable[ServicePortPlan], node: NodePlan | None) -> dict[Key, Entry]:
+        entries: dict[Key, Entry] = {plan.key: _sorted(plan) for plan in plans}
+        if node is not None:
+            for network in node.local_networks | node.node_port_networks:
+                entries[network] = network in node.node_port_networks
+            entries.update({DeviceId(each.ifindex, each.name): each for each in node.devices})
+        return entries
+
+    def generation(self) -> Hashable:
+        return self._generation.value()
+
+    def read(self) -> dict[Key, Entry]:
+        """What contradicts itself comes out as something no plan asks for."""
+        self._check_open()
+        failure, self._read_failure = self._read_failure, None
+        if failure:
+            raise failure
+        self._generation.reading()
+        own: dict[PlanKey, list[FrontendPlan]] = {key: [] for key in self.kernel.ports}
+        stray: set[PlanKey] = set()
+        for key, plan in self.kernel.frontends.values():
+            if key in own:
+                own[key].append(plan)
+            else:
+                stray.add(key)
+        found: dict[Key, Entry] = dict(self.kernel.networks.items())
+        for ifindex, device in self.kernel.watched.items():
+            name = self.kernel.devices[ifindex]
+            found[DeviceId(ifindex, name)] = device._replace(name=name)
+        for key, port in self.kernel.ports.items():
+            found[key] = _sorted(dataclasses.replace(port, frontends=tuple(own[key])))
+        return found | dict.fromkeys(stray, False)
+
+    def apply(self, delta: Delta[Key, Entry]) -> Mapping[Key, KernelError]:
+        """All puts, then what they made superfluous, then the drops: so room is freed last."""
+        self._check_open()
+        with self._generation.ours():
+            return self._apply(delta)
+
+    def _apply(self, delta: Delta[Key, Entry]) -> Mapping[Key, KernelError]:
+        budget, failure = self._apply_failure
+        self._apply_failure = 0, None
+        refused: dict[Key, KernelError] = {}
+        order: list[Write] = [("put", key) for key in delta.puts]
+        order += [("trim", key) for key in delta.puts] + [("drop", key) for key in delta.drops]
+        for done, (kind, key) in enumerate(order):
+            if failure and done == budget:
+                raise failure
+            if kind == "put":
+                try:
+                    self._put(key, delta.puts[key])
+                except TableFull as full:
+                    refused[key] = full
+                    continue
+            elif kind == "drop":
+                self._drop(key)
+            elif key not in refused:
+                self._trim(key, delta.puts[key])
+            self.kernel.writes.append((kind, key))
+        if failure:
+            raise failure
+        return refused
+
+    def _put(self, key: Key, entry: Entry) -> None:
+        kernel = self.kernel
+        if isinstance(key, Network):
+            kernel.networks[key] = bool(entry)
+            return
+        if isinstance(key, DeviceId):
+            assert isinstance(entry, DevicePlan)
+            if key.ifindex in kernel.devices:  # else it will be planned away
+                kernel.watched[key.ifindex] = entry
+            return
+        assert isinstance(entry, ServicePortPlan)
+        fresh = sum(each.frontend not in kernel.frontends for each in entry.frontends)
+        needed = len(kernel.frontends) + fresh
+        if kernel.capacity is not None and fresh and needed > kernel.capacity:
+            raise TableFull(f"{key[0]}: room for {kernel.capacity} frontends, {needed} are needed")
+        kernel.ports[key] = dataclasses.replace(entry, frontends=())
+        kernel.frontends |= {each.frontend: (key, each) for each in entry.frontends}
+
+    def _trim(self, key: Key, entry: Entry) -> None:
+        if isinstance(entry, ServicePortPlan) and not isinstance(key, Network | DeviceId):
+            self._drop_frontends(key, keep={each.frontend for each in entry.frontends})
+
+    def _drop(self, key: Key) -> None:
+        if isinstance(key, Network):
+            self.kernel.networks.pop(key, None)
+        elif isinstance(key, DeviceId):
+            if key.ifindex in self.kernel.watched and self.kernel.watched[key.ifindex].name == key.name:
+                del self.kernel.watched[key.ifindex]
+        else:
+            self.kernel.ports.pop(key, None)
+            self._drop_frontends(key, keep=set())
+
+    def _drop_frontends(self, of: PlanKey, keep: set[Frontend]) -> None:
+        """Only those that `of` owns: one that another took over since is that one's."""
+        for frontend, (owner, _) in list(self.kernel.frontends.items()):
+            if owner == of and frontend not in keep:
+                del self.kernel.frontends[frontend]
+
+    def _check_open(self) -> None:
+        if not self._opened:
+            raise KernelError("the dataplane is not open")
+
+
+def _sorted(plan: ServicePortPlan) -> ServicePortPlan:
+    """The order of frontends means nothing, and no kernel keeps it."""
+    frontends = sorted(plan.frontends, key=lambda each: each.frontend)
+    return dataclasses.replace(plan, frontends=tuple(frontends))

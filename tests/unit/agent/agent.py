@@ -1,0 +1,72 @@
+"""Tracker, proxier and the fake dataplane, as the daemon has them, for tests."""
+
+from ebpfproxy.agent.reconciler import Reconciler, SyncResult
+from ebpfproxy.api.event import AddressesChanged, Event, ServiceChanged, SliceChanged
+from ebpfproxy.api.tracker import Tracker
+from ebpfproxy.model.address import Family, Protocol
+from ebpfproxy.model.endpoint import EndpointSlice
+from ebpfproxy.model.service import Service, ServicePortName
+from ebpfproxy.plan.service_plan import PlanContext, PlanKey
+from tests.support.build import CONTEXT, endpoint, name, networks, service, slice_of
+from tests.support.fake_backend import Entry, FakeBackend, FakeKernel, Key
+
+LOCAL = AddressesChanged(frozenset(networks(("127.0.0.0/8", "192.0.2.10/32"))))
+
+
+class Agent:
+    """Tracker, proxier and fake, as the daemon has them."""
+
+    def __init__(
+        self,
+        kernel: FakeKernel | None = None,
+        plane: FakeBackend | None = None,
+        context: PlanContext = CONTEXT,
+    ) -> None:
+        self.plane = plane or FakeBackend(kernel)
+        self.plane.open()
+        self.kernel = self.plane.kernel
+        self.tracker = Tracker(started=0.0)
+        self.proxier: Reconciler[Key, Entry] = Reconciler(self.plane, context)
+
+    def tell(self, *told: Service | EndpointSlice | Event) -> None:
+        for each in told:
+            if isinstance(each, Service):
+                self.tracker.fold(ServiceChanged(each.name, each))
+            elif isinstance(each, EndpointSlice):
+                self.tracker.fold(SliceChanged(each.name, each))
+            else:
+                self.tracker.fold(each)
+
+    def plan(self) -> None:
+        drained = self.tracker.drain()
+        self.proxier.plan(
+            drained.state,
+            drained.services,
+            node_changed=drained.node_changed,
+            host_changed=drained.host_changed,
+        )
+
+    def sync(self, *told: Service | EndpointSlice | Event, verify: bool = False) -> SyncResult:
+        """Take these in and sync; what was written is all that is in `kernel.writes` afterwards."""
+        self.tell(*told)
+        self.plan()
+        self.kernel.writes.clear()
+        return self.proxier.sync(verify)
+
+    def served(self) -> set[str]:
+        return {str(key[0]) for key in self.kernel.ports}
+
+
+def key(called: str, family: Family = Family.IPV4, label: str = "") -> PlanKey:
+    owner = name(called)
+    return ServicePortName(owner.namespace, owner.name, label, Protocol.TCP), family
+
+
+def gone(called: str) -> ServiceChanged:
+    return ServiceChanged(name(called), None)
+
+
+WEB = service("web", ips=["10.96.0.1"])
+API = service("api", ips=["10.96.0.2"])
+WEB_SLICE = slice_of("web", endpoint("10.1.0.1"))
+API_SLICE = slice_of("api", endpoint("10.1.0.2"))

@@ -1,0 +1,239 @@
+"""What changes of the node, of its addresses and of its devices lead to."""
+
+import dataclasses
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from ebpfproxy.agent import reconciler
+from ebpfproxy.agent.reconciler import Reconciler, SyncResult
+from ebpfproxy.api.event import AddressesChanged, DevicesChanged, NodeChanged, PodsBypass
+from ebpfproxy.model.address import Protocol, parse_address, parse_network
+from ebpfproxy.model.device import ETHERNET, Device
+from ebpfproxy.model.node import Node
+from ebpfproxy.model.service import Service, ServiceType
+from ebpfproxy.plan import exposure, node_plan
+from ebpfproxy.plan.service_plan import DetectLocal, Frontend, NodePlan, ServicePortPlan
+from tests.support.build import CONTEXT, HERE, endpoint, networks, node, port, service, slice_of
+from tests.support.fake_backend import Entry, FakeBackend, Key
+from tests.unit.agent.agent import API, API_SLICE, LOCAL, WEB, WEB_SLICE, Agent, gone, key
+
+
+def test_a_change_of_the_node_plans_everything_anew(agent: Agent) -> None:
+    local = service(
+        "web",
+        port(80, node_port=30080),
+        balancer=["203.0.113.1"],
+        type_=ServiceType.LOAD_BALANCER,
+        ranges=["192.0.2.0/24"],
+    )
+    zoned = slice_of("api", endpoint("10.1.0.1", zones=["a"]), endpoint("10.1.0.2", zones=["b"]))
+    agent.sync(local, API, zoned, LOCAL)
+    before = dict(agent.kernel.frontends)
+    done = agent.sync(NodeChanged(node(zone="a", addresses=["192.0.2.10"])))
+    assert done.put == 2
+    balancer = Frontend(parse_address("203.0.113.1"), 80, Protocol.TCP)
+    assert not before[balancer][1].node_admitted
+    assert agent.kernel.frontends[balancer][1].node_admitted
+    assert [e.cluster for e in agent.kernel.ports[key("api")].endpoints if e.cluster] == [True]
+
+
+@dataclasses.dataclass
+class Work:
+    """What a proxier did: of which Services plans were made, how often one of the node."""
+
+    services: list[str] = dataclasses.field(default_factory=list)
+    nodes: int = 0
+
+
+@pytest.fixture
+def work(monkeypatch: pytest.MonkeyPatch) -> Work:
+    done = Work()
+
+    def plan_service(service_: Service, *rest: Any) -> tuple[ServicePortPlan, ...]:
+        done.services.append(service_.name.name)
+        return exposure.plan_service(service_, *rest)
+
+    def plan_node(*given: Any) -> NodePlan:
+        done.nodes += 1
+        return node_plan.plan_node(*given)
+
+    monkeypatch.setattr(reconciler, "plan_service", plan_service)
+    monkeypatch.setattr(reconciler, "plan_node", plan_node)
+    return done
+
+
+def test_a_new_pods_local_address_plans_the_node_and_no_service(agent: Agent, work: Work) -> None:
+    """Each Pod's veth brings an fe80:: address: planning all Services for that takes 400 ms at 10 000."""
+    agent.sync(WEB, API, WEB_SLICE, API_SLICE, LOCAL, NodeChanged(node(zone="a")))
+    assert work == Work(work.services, 1)
+    assert sorted(work.services) == ["api", "web"]
+    work.services.clear()
+    more = LOCAL.networks.union(networks(["fe80::1/128"]))
+    assert agent.sync(AddressesChanged(more)) == SyncResult(1, 0, 0, 0)
+    assert work == Work([], 2)
+    assert set(agent.kernel.networks) == more
+
+
+def test_what_a_change_of_the_node_and_one_of_a_service_ask_for_is_planned_once(
+    agent: Agent, work: Work
+) -> None:
+    agent.sync(WEB, API, LOCAL)
+    work.services.clear()
+    agent.sync(WEB_SLICE, NodeChanged(node(zone="b")), AddressesChanged(frozenset()))
+    assert (sorted(work.services), work.nodes) == (["api", "web"], 2)
+
+
+def ranged(called: str, number: int, *ranges: str) -> Service:
+    balancer = [f"203.0.113.{number}"]
+    kind = ServiceType.LOAD_BALANCER
+    return service(called, ips=[f"10.96.0.{number}"], balancer=balancer, type_=kind, ranges=ranges)
+
+
+ETH0 = Device(2, "eth0", "", ETHERNET, up=True, default_route=True)
+VETHS = tuple(Device(number, f"veth{number}", "veth", ETHERNET, up=True) for number in (8, 9))
+
+
+class Recorded(FakeBackend):
+    """Remembers the devices of each plan of the node that it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.devices: list[set[str]] = []
+
+    def render(self, plans: Iterable[ServicePortPlan], node: NodePlan | None) -> dict[Key, Entry]:
+        if node is not None:
+            self.devices.append({each.name for each in node.devices})
+        return super().render(plans, node)
+
+
+@pytest.fixture
+def recorded() -> Recorded:
+    return Recorded()
+
+
+@pytest.fixture
+def host(recorded: Recorded) -> Agent:
+    """An agent on a node with an uplink and two pods."""
+    agent = Agent()
+    agent.plane = recorded
+    recorded.open()
+    agent.proxier = Reconciler(recorded, CONTEXT)
+    agent.sync(DevicesChanged((ETH0, *VETHS)), LOCAL)
+    assert recorded.devices == [{"eth0"}]
+    recorded.devices.clear()
+    return agent
+
+
+def test_pods_devices_are_taken_once_a_service_needs_their_packets(host: Agent, recorded: Recorded) -> None:
+    host.sync(ranged("ranged", 8, "198.51.100.0/24"))
+    host.sync(WEB, ranged("other", 9, "198.51.100.0/24"))
+    assert (recorded.devices, host.proxier.needing_pods) == ([{"eth0", "veth8", "veth9"}], 2)
+    host.sync(gone("ranged"))
+    host.sync(ranged("other", 9))
+    assert (len(recorded.devices), host.proxier.needing_pods) == (1, 0)
+
+
+def test_pods_that_were_served_stay_so_when_nothing_needs_them_and_new_ones_are_left_alone(
+    host: Agent, recorded: Recorded
+) -> None:
+    host.sync(ranged("ranged", 8, "198.51.100.0/24"))
+    host.sync(gone("ranged"))
+    newcomer = VETHS[0]._replace(ifindex=10, name="veth10")
+    host.sync(DevicesChanged((ETH0, *VETHS, newcomer)))
+    assert recorded.devices == [{"eth0", "veth8", "veth9"}]
+    host.sync(DevicesChanged((ETH0, VETHS[1], newcomer)))
+    host.sync(DevicesChanged((ETH0, *VETHS, newcomer)))
+    assert recorded.devices[1:] == [{"eth0", "veth9"}], "its life ended, so it is another one"
+
+
+def test_a_device_with_the_index_of_one_that_was_served_and_another_name_is_another_one(
+    host: Agent, recorded: Recorded
+) -> None:
+    host.sync(ranged("ranged", 8, "198.51.100.0/24"))
+    host.sync(gone("ranged"))
+    host.sync(DevicesChanged((ETH0, VETHS[0]._replace(name="other"), VETHS[1])))
+    assert recorded.devices[1:] == [{"eth0", "veth9"}]
+
+
+def test_what_the_first_services_need_is_in_the_first_plan_of_the_node() -> None:
+    agent, recorded = Agent(), Recorded()
+    recorded.open()
+    agent.proxier = Reconciler(recorded, CONTEXT)
+    agent.tell(ranged("ranged", 8, "198.51.100.0/24"), DevicesChanged((ETH0, *VETHS)))
+    agent.plan()
+    assert recorded.devices == [{"eth0", "veth8", "veth9"}]
+
+
+def test_the_device_of_a_pod_that_bypasses_is_taken(host: Agent, recorded: Recorded) -> None:
+    host.sync(PodsBypass(frozenset({9})))
+    assert recorded.devices == [{"eth0", "veth9"}]
+
+
+def test_a_device_that_means_nothing_here_leaves_the_entries_alone(host: Agent, recorded: Recorded) -> None:
+    """With sockets looked at, a pod's veth is one of those."""
+    for veths in (VETHS[:1], (*VETHS, VETHS[0]._replace(ifindex=10, name="veth10"))):
+        assert host.sync(DevicesChanged((ETH0, *veths))) == SyncResult(0, 0, 0, 0)
+    assert recorded.devices == []
+    host.sync(DevicesChanged(VETHS))
+    assert recorded.devices == [set()]
+
+
+def test_a_service_that_goes_as_the_node_changes_is_gone(agent: Agent) -> None:
+    agent.sync(WEB, API)
+    agent.sync(gone("web"), NodeChanged(node(zone="b")))
+    assert agent.served() == {"default/api"}
+
+
+def test_a_node_that_has_no_local_address_is_planned_in_the_first_sync_too(agent: Agent, work: Work) -> None:
+    """What it asks for besides its networks is there to be attached."""
+    agent.sync(WEB)
+    assert work.nodes == 1
+    agent.sync(API)
+    assert work.nodes == 1
+
+
+def test_local_networks_come_and_go_with_the_nodes_addresses(agent: Agent) -> None:
+    agent.sync(WEB, LOCAL)
+    more = networks(("127.0.0.0/8", "192.0.2.11/32"))
+    done = agent.sync(AddressesChanged(frozenset(more)))
+    assert set(agent.kernel.networks) == set(more)
+    assert (done.put, done.dropped) == (1, 1)
+
+
+def test_one_that_is_not_there_any_more_is_not_missed() -> None:
+    """The node's own entries go when the node knows no networks any more."""
+    agent = Agent()
+    agent.sync(LOCAL, NodeChanged(Node(HERE)))
+    agent.sync(AddressesChanged(frozenset()))
+    assert agent.kernel.networks == {}
+
+
+def test_that_pods_cannot_be_told_is_said_once_and_that_they_can_be_at_last(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, reconciler.__name__)
+    agent = Agent(context=dataclasses.replace(CONTEXT, detect_local=DetectLocal.NODE_CIDR))
+    agent.sync(LOCAL, NodeChanged(node()))
+    agent.sync(NodeChanged(node("zone-a")))
+    given = dataclasses.replace(node("zone-a"), pod_cidrs=networks(["10.1.0.0/24"]))
+    agent.sync(NodeChanged(given))
+    assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
+        ("WARNING", "pods cannot be told from others"),
+        ("INFO", "pods are told from others now"),
+    ]
+
+
+def test_services_are_planned_anew_when_the_node_is_given_its_pods_networks() -> None:
+    """kubernetes issue 111321."""
+    agent = Agent(context=dataclasses.replace(CONTEXT, detect_local=DetectLocal.NODE_CIDR))
+    agent.sync(LOCAL, NodeChanged(node()), WEB, WEB_SLICE)
+    agent.proxier.take_changed()
+    given = dataclasses.replace(node(), pod_cidrs=networks(["10.1.0.0/24"]))
+    agent.sync(NodeChanged(given))
+    (plan,) = agent.proxier.take_changed().values()
+    assert plan is not None
+    assert plan.local_traffic is not None
+    assert plan.local_traffic.network == parse_network("10.1.0.0/24")

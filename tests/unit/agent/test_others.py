@@ -1,0 +1,162 @@
+"""What is in the kernel that this run did not write: what an earlier one left, and what somebody else did."""
+
+import logging
+
+import pytest
+
+from ebpfproxy.agent.reconciler import Reconciler, SyncResult
+from ebpfproxy.api.event import NodeChanged
+from ebpfproxy.backends.interface import Delta
+from ebpfproxy.errors import KernelError
+from ebpfproxy.model.service import ServicePortName
+from ebpfproxy.plan.service_plan import ServicePortPlan
+from tests.support.build import CONTEXT, endpoint, node, slice_of
+from tests.support.fake_backend import Entry, FakeBackend, FakeKernel, Key
+from tests.unit.agent.agent import API, API_SLICE, LOCAL, WEB, WEB_SLICE, Agent, gone, key
+
+# What an earlier run left
+
+
+class Counted(FakeBackend):
+    """Counts the deltas that it was given."""
+
+    deltas = 0
+
+    def apply(self, delta):  # type: ignore[no-untyped-def]
+        self.deltas += 1
+        return super().apply(delta)
+
+
+class CountedAgent(Agent):
+    plane: Counted
+
+    def __init__(self, kernel: FakeKernel | None = None) -> None:
+        super().__init__(kernel)
+        self.plane = Counted(self.kernel)
+        self.plane.open()
+        self.proxier = Reconciler(self.plane, CONTEXT)
+
+
+def test_what_an_earlier_run_left_that_nobody_wants_is_told_once() -> None:
+    first = Agent()
+    first.sync(WEB, API, NodeChanged(node()), LOCAL)
+    again = Agent(first.kernel)
+    again.sync(WEB, NodeChanged(node()), LOCAL)
+    left = again.proxier.take_left_over()
+    assert {str(each[0]) for each in left if isinstance(each[0], ServicePortName)} == {"default/api"}
+    assert not again.proxier.take_left_over()
+    again.sync(gone("web"))
+    assert not again.proxier.take_left_over()
+
+
+def test_what_an_earlier_run_left_is_told_though_it_went_with_a_sync_that_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = Agent()
+    first.sync(WEB, API, NodeChanged(node()), LOCAL)
+    again = Agent(first.kernel)
+    apply = FakeBackend.apply
+
+    def apply_and_fail(plane: FakeBackend, delta: Delta[Key, Entry]) -> None:
+        apply(plane, delta)
+        raise KernelError("only half of it is known")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(FakeBackend, "apply", apply_and_fail)
+        with pytest.raises(KernelError):
+            again.sync(WEB, NodeChanged(node()), LOCAL)
+    again.sync()
+    assert again.proxier.take_left_over()
+
+
+def test_a_restart_that_finds_nothing_to_do_lets_the_dataplane_settle() -> None:
+    before = CountedAgent()
+    before.sync(WEB, WEB_SLICE, LOCAL, verify=True)
+    again = CountedAgent(before.kernel)
+    assert again.sync(WEB, WEB_SLICE, LOCAL, verify=True) == SyncResult(0, 0, 0, 0)
+    assert again.plane.deltas == 1
+    assert again.kernel.writes == []
+
+
+def test_a_sync_that_has_nothing_to_do_and_is_no_verification_asks_the_dataplane_for_nothing() -> None:
+    agent = CountedAgent()
+    agent.sync(WEB)
+    agent.sync()
+    assert agent.plane.deltas == 1
+
+
+def test_what_another_run_left_and_nobody_wants_is_dropped_in_the_first_sync(agent: Agent) -> None:
+    agent.sync(WEB, API, WEB_SLICE)
+    again = Agent(agent.kernel)
+    done = again.sync(WEB, WEB_SLICE)
+    assert (done.put, done.dropped, done.drifted) == (0, 1, 0)
+    assert again.served() == {"default/web"}
+    assert agent.kernel.writes == [("drop", key("api"))]
+
+
+# What others do to the kernel
+
+
+def test_a_kernel_that_nobody_touches_is_not_disturbed(agent: Agent) -> None:
+    assert not agent.proxier.is_disturbed()
+    agent.sync(WEB, WEB_SLICE)
+    agent.sync(API)
+    assert not agent.proxier.is_disturbed()
+
+
+def test_a_kernel_that_somebody_else_changed_is_disturbed_until_it_is_verified(agent: Agent) -> None:
+    agent.sync(WEB, WEB_SLICE)
+    agent.kernel.ports.clear()
+    assert agent.proxier.is_disturbed()
+    agent.sync(verify=True)
+    assert not agent.proxier.is_disturbed()
+
+
+def test_what_somebody_else_changed_is_not_forgotten_by_a_sync_of_ours(agent: Agent) -> None:
+    agent.sync(WEB, WEB_SLICE)
+    agent.kernel.ports.clear()
+    agent.sync(API)
+    assert agent.proxier.is_disturbed()
+    agent.sync()
+    assert agent.proxier.is_disturbed()
+    agent.sync(verify=True)
+    assert not agent.proxier.is_disturbed()
+
+
+def test_what_somebody_else_changed_is_not_forgotten_by_a_sync_that_has_nothing_to_do(agent: Agent) -> None:
+    agent.sync(WEB, WEB_SLICE)
+    agent.kernel.ports.clear()
+    agent.sync()
+    assert agent.proxier.is_disturbed()
+
+
+def test_what_a_foreign_writer_did_is_counted_and_repaired(
+    agent: Agent, caplog: pytest.LogCaptureFixture
+) -> None:
+    agent.sync(WEB, API, WEB_SLICE, API_SLICE, LOCAL)
+    agent.kernel.networks.clear()
+    del agent.kernel.ports[key("web")]
+    with caplog.at_level(logging.WARNING, logger="ebpfproxy"):
+        assert agent.sync().drifted == 0  # not looked for
+        done = agent.sync(verify=True)
+        assert agent.sync(verify=True).drifted == 0
+    assert done.drifted == 3
+    assert agent.served() == {"default/web", "default/api"}
+    assert set(agent.kernel.networks) == LOCAL.networks
+    assert [record.getMessage() for record in caplog.records] == ["the kernel had drifted, and is repaired"]
+
+
+def test_a_change_of_ours_is_not_taken_for_drift(agent: Agent) -> None:
+    agent.sync(WEB, WEB_SLICE)
+    done = agent.sync(API, slice_of("web", endpoint("10.1.0.9")), verify=True)
+    assert done == SyncResult(put=2, dropped=0, refused=0, drifted=0)
+
+
+def test_the_first_sync_and_one_after_a_failure_have_nothing_to_compare_with(agent: Agent) -> None:
+    first = Agent(FakeKernel(ports={key("x"): ServicePortPlan(*key("x"), (), (), otherwise=None)}))  # type: ignore[arg-type]
+    assert first.sync(WEB, verify=True).drifted == 0
+    agent.sync(WEB)
+    agent.plane.fail_next_apply(KernelError("no"))
+    with pytest.raises(KernelError):
+        agent.sync(API)
+    assert agent.sync(verify=True).drifted == 0

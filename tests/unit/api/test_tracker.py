@@ -1,0 +1,541 @@
+"""What the tracker calls a change, and that nothing it handed out changes afterwards."""
+
+import dataclasses
+import logging
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ebpfproxy.api.event import (
+    ENDPOINT_SLICE,
+    SERVICE,
+    AddressesChanged,
+    DevicesChanged,
+    Event,
+    Invalid,
+    NodeChanged,
+    PodsBypass,
+    ServiceChanged,
+    SliceChanged,
+    Synced,
+)
+from ebpfproxy.api.tracker import AWAITED, Tracker
+from ebpfproxy.model.address import Network, parse_address
+from ebpfproxy.model.device import ETHERNET, Device
+from ebpfproxy.model.endpoint import EndpointSlice
+from ebpfproxy.model.service import NamespacedName
+from tests.support.build import endpoint, name, networks, node, service, slice_of
+
+WEB, API = name("web"), name("api")
+STARTED = 1000.0
+
+
+def put_service(called: str = "web", ip: str = "10.96.0.10") -> ServiceChanged:
+    return ServiceChanged(name(called), service(called, ips=[ip]))
+
+
+def put_slice(
+    of: str = "web", ip: str = "10.1.0.1", at: float | None = None, called: str = "s"
+) -> SliceChanged:
+    made = slice_of(of, endpoint(ip), called=called)
+    return SliceChanged(
+        made.name, EndpointSlice(made.name, made.service, made.family, made.ports, made.endpoints, at)
+    )
+
+
+def drop_slice(called: str = "s") -> SliceChanged:
+    return SliceChanged(name(called), None)
+
+
+def tracker_with(*events: Event) -> Tracker:
+    """One that has drained these events."""
+    tracker = Tracker(STARTED)
+    for event in events:
+        tracker.fold(event)
+    tracker.drain()
+    return tracker
+
+
+def local(*texts: str) -> AddressesChanged:
+    return AddressesChanged(frozenset(networks(texts)))
+
+
+def eth(ifindex: int, *, up: bool = True) -> Device:
+    return Device(ifindex, f"eth{ifindex}", "", ETHERNET, up)
+
+
+def host(*ifindexes: int) -> DevicesChanged:
+    return DevicesChanged(tuple(map(eth, ifindexes)))
+
+
+def bypass(*ifindexes: int) -> PodsBypass:
+    return PodsBypass(frozenset(ifindexes))
+
+
+# --- Synced ---
+
+
+@pytest.mark.parametrize("last", sorted(AWAITED))
+def test_it_is_synced_when_all_kinds_are(last: str) -> None:
+    tracker = Tracker(STARTED)
+    for event in (local("192.0.2.1/32"), host(1), bypass(1), NodeChanged(node())):
+        tracker.fold(event)
+    for kind in AWAITED - {last}:
+        tracker.fold(Synced(kind))
+        assert not tracker.synced
+    assert tracker.lacking == {last}
+    tracker.fold(Synced(last))
+    assert tracker.synced
+    tracker.fold(Synced(SERVICE))
+    assert tracker.synced
+
+
+# --- What is a change ---
+
+
+def test_nothing_is_pending_at_first_nor_after_a_drain() -> None:
+    tracker = Tracker(STARTED)
+    assert not tracker.pending
+    tracker.fold(put_service())
+    assert tracker.pending
+    assert tracker.drain().services == {WEB}
+    assert not tracker.pending
+    empty = tracker.drain()
+    assert (empty.services, empty.node_changed, empty.host_changed) == (frozenset(), False, False)
+    assert empty.service_changes == 0
+    assert empty.state.services == {WEB: put_service().service}
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        put_service(),
+        put_slice(),
+        NodeChanged(node("zone-a")),
+        local("10.0.0.1/32"),
+        host(1, 2),
+        host(2, 1),
+        bypass(1),
+        bypass(),
+    ],
+)
+def test_an_equal_value_is_no_change(event: Event) -> None:
+    tracker = tracker_with(
+        put_service(),
+        put_slice(),
+        NodeChanged(node("zone-a")),
+        local("10.0.0.1/32"),
+        host(1, 2),
+        bypass(1),
+    )
+    tracker.fold(event)
+    assert not tracker.pending
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        ServiceChanged(API, None),
+        drop_slice("other"),
+        NodeChanged(None),
+        AddressesChanged(frozenset()),
+        DevicesChanged(()),
+    ],
+)
+def test_removing_what_was_never_there_is_no_change(event: Event) -> None:
+    tracker = tracker_with(put_service())
+    tracker.fold(event)
+    assert not tracker.pending
+
+
+@pytest.mark.parametrize(
+    ("there", "back"),
+    [
+        (put_service(ip="10.96.0.99"), put_service()),
+        (ServiceChanged(WEB, None), put_service()),
+        (put_service("api"), ServiceChanged(API, None)),
+        (put_slice(ip="10.1.0.9"), put_slice()),
+        (drop_slice(), put_slice()),
+        (put_slice("api"), put_slice()),
+        (put_slice("api", called="t"), drop_slice("t")),
+        (NodeChanged(None), NodeChanged(node("zone-a"))),
+        (local(), local("10.0.0.1/32")),
+        (host(1, 2), host(1)),
+    ],
+)
+def test_changes_that_cancel_each_other_out_are_none(there: Event, back: Event) -> None:
+    tracker = tracker_with(
+        put_service(), put_slice(), NodeChanged(node("zone-a")), local("10.0.0.1/32"), host(1)
+    )
+    before = tracker.drain().state
+    tracker.fold(there)
+    assert tracker.pending
+    tracker.fold(back)
+    assert not tracker.pending
+    drained = tracker.drain()
+    assert (drained.services, drained.node_changed, drained.host_changed) == (frozenset(), False, False)
+    assert drained.state == before
+
+
+def test_a_change_that_was_drained_is_not_cancelled_by_its_opposite() -> None:
+    tracker = tracker_with(put_service())
+    tracker.fold(put_service(ip="10.96.0.99"))
+    tracker.drain()
+    tracker.fold(put_service())
+    assert tracker.drain().services == {WEB}
+
+
+def test_heartbeats_of_the_node_change_nothing_and_its_zone_changes_the_node() -> None:
+    tracker = tracker_with(NodeChanged(node("zone-a")))
+    for _ in range(3):
+        tracker.fold(NodeChanged(node("zone-a")))
+    assert not tracker.pending
+    tracker.fold(NodeChanged(node("zone-b")))
+    drained = tracker.drain()
+    assert (drained.node_changed, drained.host_changed) == (True, False)
+    assert drained.services == frozenset()
+    assert drained.state.node == node("zone-b")
+
+
+def test_an_address_of_the_node_changes_the_node() -> None:
+    tracker = tracker_with(NodeChanged(node("zone-a")))
+    tracker.fold(NodeChanged(node("zone-a", addresses=["192.0.2.11"])))
+    drained = tracker.drain()
+    assert (drained.node_changed, drained.host_changed) == (True, False)
+
+
+def test_a_node_that_is_to_go_away_is_planned_no_differently() -> None:
+    """That is for load balancers, who ask the health server: no plan depends on it."""
+    tracker = tracker_with(NodeChanged(node("zone-a")))
+    leaving = dataclasses.replace(node("zone-a"), eligible=False)
+    tracker.fold(NodeChanged(leaving))
+    assert not tracker.pending
+    drained = tracker.drain()
+    assert not drained.node_changed
+    assert drained.state.node == leaving
+
+
+def test_networks_of_pods_that_come_after_the_node_change_the_node() -> None:
+    """kubernetes issue 111321: a Node may be given its podCIDRs long after it was made."""
+    tracker = tracker_with(NodeChanged(node()))
+    given = dataclasses.replace(node(), pod_cidrs=networks(["10.1.0.0/24"]))
+    tracker.fold(NodeChanged(given))
+    assert tracker.pending
+    drained = tracker.drain()
+    assert (drained.node_changed, drained.state.node) == (True, given)
+
+
+def test_a_node_that_is_gone_keeps_its_addresses_and_loses_its_zone() -> None:
+    """What it runs on is still there, and serves."""
+    whole = dataclasses.replace(
+        node("zone-a"),
+        external_addresses=(parse_address("198.51.100.1"),),
+        pod_cidrs=networks(["10.1.0.0/24"]),
+    )
+    tracker = tracker_with(NodeChanged(whole))
+    tracker.fold(NodeChanged(None))
+    drained = tracker.drain()
+    assert drained.node_changed
+    assert drained.state.node == dataclasses.replace(whole, zone="")
+
+
+def test_a_node_that_is_gone_is_no_change_where_it_had_no_zone() -> None:
+    tracker = tracker_with(NodeChanged(node()))
+    tracker.fold(NodeChanged(None))
+    assert not tracker.pending
+
+
+def test_a_node_that_registers_again_keeps_what_it_has_not_been_given_yet() -> None:
+    whole = dataclasses.replace(node("zone-a"), pod_cidrs=networks(["10.1.0.0/24"]))
+    tracker = tracker_with(NodeChanged(whole))
+    tracker.fold(NodeChanged(None))
+    tracker.fold(NodeChanged(node("zone-a", addresses=[])))
+    assert not tracker.pending
+    moved = dataclasses.replace(node("zone-a", addresses=["192.0.2.11"]), pod_cidrs=networks(["10.2.0.0/24"]))
+    tracker.fold(NodeChanged(moved))
+    assert tracker.drain().state.node == moved
+
+
+def test_a_new_local_address_changes_the_networks_and_not_the_node() -> None:
+    tracker = tracker_with(local("192.0.2.1/32"))
+    tracker.fold(local("192.0.2.1/32", "192.0.2.2/32"))
+    assert tracker.pending
+    drained = tracker.drain()
+    assert (drained.node_changed, drained.host_changed) == (False, True)
+    assert drained.state.local_networks == frozenset(networks(["192.0.2.1/32", "192.0.2.2/32"]))
+
+
+def test_a_device_that_comes_goes_or_changes_changes_the_host_and_not_the_node() -> None:
+    tracker = tracker_with(host(1))
+    for told in (host(2, 1), DevicesChanged((eth(1), eth(2, up=False))), host()):
+        tracker.fold(told)
+        assert tracker.pending
+        drained = tracker.drain()
+        assert (drained.node_changed, drained.host_changed) == (False, True)
+        assert drained.state.devices == tuple(sorted(told.devices))
+
+
+def test_a_pod_that_was_seen_to_bypass_does_so_as_long_as_its_device_exists() -> None:
+    tracker = tracker_with(host(1, 2))
+    tracker.fold(bypass(1))
+    drained = tracker.drain()
+    assert drained.host_changed
+    assert drained.state.bypassing == {1}
+    tracker.fold(bypass(2))
+    assert tracker.drain().state.bypassing == {1, 2}
+    for told in (bypass(), host(1, 2), host(1, 2, 3)):
+        tracker.fold(told)
+        assert tracker.drain().state.bypassing == {1, 2}
+    tracker.fold(host(1))
+    assert tracker.drain().state.bypassing == {1}
+    tracker.fold(host(1, 2))
+    assert tracker.drain().state.bypassing == {1}
+
+
+def test_a_pod_may_bypass_before_its_device_is_known() -> None:
+    tracker = tracker_with(host(1))
+    tracker.fold(bypass(2))
+    assert not tracker.pending
+    assert tracker.drain().state.bypassing == frozenset()
+    tracker.fold(host(1, 3))
+    tracker.fold(host(1, 2))
+    assert tracker.drain().state.bypassing == {2}
+
+
+# --- Slices and Services ---
+
+
+def test_a_slice_that_moves_to_another_service_leaves_the_first() -> None:
+    tracker = tracker_with(put_slice("web"))
+    tracker.fold(put_slice("api"))
+    drained = tracker.drain()
+    assert drained.services == {WEB, API}
+    assert drained.state.slices_of(WEB) == {}
+    assert WEB not in drained.state.slices
+    assert list(drained.state.slices_of(API)) == [name("s")]
+
+
+def test_slices_outlive_their_service_and_wait_for_it() -> None:
+    tracker = tracker_with(put_service(), put_slice())
+    tracker.fold(ServiceChanged(WEB, None))
+    drained = tracker.drain()
+    assert drained.services == {WEB}
+    assert drained.state.services == {}
+    assert drained.state.slices_of(WEB)
+    tracker.fold(put_service())
+    assert tracker.drain().state.slices_of(WEB)
+
+
+def test_a_service_outlives_its_slices() -> None:
+    tracker = tracker_with(put_service(), put_slice(), put_slice(ip="10.1.0.2", called="t"))
+    tracker.fold(drop_slice())
+    assert list(tracker.drain().state.slices_of(WEB)) == [name("t")]
+    tracker.fold(drop_slice("t"))
+    state = tracker.drain().state
+    assert WEB in state.services
+    assert WEB not in state.slices
+
+
+def test_a_slice_that_no_longer_belongs_to_a_service_is_gone() -> None:
+    tracker = tracker_with(put_service(), put_slice())
+    tracker.fold(drop_slice())
+    drained = tracker.drain()
+    assert drained.services == {WEB}
+    assert drained.state.slices == {}
+
+
+# --- Trigger times ---
+
+
+def test_trigger_times_are_those_of_changes_since_the_start() -> None:
+    tracker = Tracker(STARTED)
+    tracker.fold(put_slice(ip="10.1.0.1", at=STARTED - 1))
+    tracker.fold(put_slice(ip="10.1.0.2", at=STARTED))
+    tracker.fold(put_slice(ip="10.1.0.3", at=STARTED + 1))
+    tracker.fold(put_slice(ip="10.1.0.4", at=None))
+    tracker.fold(put_slice(ip="10.1.0.5", at=STARTED + 2))
+    tracker.fold(put_slice("api", at=STARTED + 3, called="t"))
+    assert tracker.drain().trigger_times == (STARTED + 1, STARTED + 2, STARTED + 3)
+    assert tracker.drain().trigger_times == ()
+
+
+def test_a_new_trigger_time_alone_is_no_change() -> None:
+    tracker = tracker_with(put_slice(at=STARTED + 1))
+    tracker.fold(put_slice(at=STARTED + 2))
+    assert not tracker.pending
+    assert tracker.drain().trigger_times == ()
+
+
+def test_the_removal_of_any_slice_drops_the_trigger_times_of_its_service() -> None:
+    """kubernetes PR 81360: a removal has no trigger time of its own, and would be given an old one."""
+    tracker = tracker_with(
+        put_slice(called="s"), put_slice(called="t", ip="10.1.0.2"), put_slice("api", called="u")
+    )
+    tracker.fold(put_slice(called="s", ip="10.1.0.3", at=STARTED + 1))
+    tracker.fold(put_slice("api", called="u", ip="10.1.0.4", at=STARTED + 2))
+    tracker.fold(drop_slice("t"))
+    assert tracker.drain().trigger_times == (STARTED + 2,)
+
+
+def test_changes_that_cancel_each_other_out_have_no_trigger_times() -> None:
+    tracker = tracker_with(put_slice())
+    tracker.fold(put_slice(ip="10.1.0.9", at=STARTED + 1))
+    tracker.fold(put_slice(at=STARTED + 2))
+    assert tracker.drain().trigger_times == ()
+    tracker.fold(put_slice("api", called="t"))
+    assert tracker.drain().trigger_times == ()
+
+
+# --- Counts and logs ---
+
+
+def test_all_events_are_counted_and_only_real_changes_are_pending() -> None:
+    tracker = tracker_with(put_service(), put_slice())
+    for event in (
+        put_service(),
+        put_service(ip="10.96.0.2"),
+        put_slice(),
+        put_slice(),
+        put_slice(ip="10.1.0.2"),
+    ):
+        tracker.fold(event)
+    assert (tracker.pending_services, tracker.pending_slices) == (1, 1)
+    drained = tracker.drain()
+    assert (drained.service_changes, drained.slice_changes) == (2, 3)
+    assert (tracker.pending_services, tracker.pending_slices) == (0, 0)
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, dict[str, Any]]]:
+    return [(record.getMessage(), record.__dict__["values"]) for record in caplog.records]
+
+
+def test_an_invalid_object_keeps_its_last_value_is_counted_and_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tracker = tracker_with(put_service())
+    with caplog.at_level(logging.WARNING):
+        for reason in ("broken", "broken", "worse", "broken"):
+            tracker.fold(Invalid(SERVICE, "default/web", reason))
+        tracker.fold(Invalid(ENDPOINT_SLICE, "default/web", "broken"))
+    assert tracker.invalid == {SERVICE: 4, ENDPOINT_SLICE: 1}
+    assert not tracker.pending
+    assert tracker.drain().state.services == {WEB: put_service().service}
+    expected = {"kind": SERVICE, "name": "default/web", "reason": "broken"}
+    assert lines(caplog) == [
+        ("skipped", expected),
+        ("skipped", expected | {"reason": "worse"}),
+        ("skipped", expected | {"kind": ENDPOINT_SLICE}),
+    ]
+
+
+def test_a_complaint_is_logged_once_for_each_object_until_that_is_gone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tracker, complaining = Tracker(STARTED), put_service()._replace(complaints=("a port is junk",))
+    with caplog.at_level(logging.WARNING):
+        tracker.fold(complaining)
+        tracker.fold(complaining)
+        tracker.fold(put_slice()._replace(complaints=("a port is junk",)))
+    assert [values["kind"] for _, values in lines(caplog)] == [SERVICE, ENDPOINT_SLICE]
+    with caplog.at_level(logging.WARNING):
+        tracker.fold(ServiceChanged(WEB, None))
+        tracker.fold(complaining)
+    assert len(caplog.records) == 3
+
+
+# --- Snapshots ---
+
+NAMES = st.sampled_from(("a", "b"))
+IPS = st.sampled_from(("10.1.0.1", "10.1.0.2"))
+EVENTS = st.one_of(
+    st.builds(put_service, NAMES, IPS),
+    st.builds(lambda called: ServiceChanged(name(called), None), NAMES),
+    st.builds(put_slice, NAMES, IPS, st.sampled_from((None, 1.0, 2000.0)), st.sampled_from(("s", "t", "u"))),
+    st.builds(drop_slice, st.sampled_from(("s", "t", "u"))),
+    st.builds(lambda zone: NodeChanged(node(zone)), NAMES),
+    st.builds(
+        lambda nets: AddressesChanged(frozenset(nets)),
+        st.sets(st.sampled_from(networks(["::1/128", "10.0.0.0/8"]))),
+    ),
+    st.builds(lambda indexes: host(*indexes), st.lists(st.integers(1, 3), unique=True)),
+    st.builds(lambda indexes: bypass(*indexes), st.sets(st.integers(1, 3))),
+    st.just(None),
+)
+
+
+class Model:
+    """The same bookkeeping in the plainest way: the last value of everything."""
+
+    def __init__(self) -> None:
+        self.services: dict[NamespacedName, Any] = {}
+        self.slices: dict[NamespacedName, Any] = {}
+        self.node: Any = None
+        self.networks: frozenset[Network] = frozenset()
+        self.devices: frozenset[Device] = frozenset()
+        self.seen: set[int] = set()
+
+    def fold(self, event: Event) -> None:
+        match event:
+            case ServiceChanged(key, value):
+                self.services[key] = value
+            case SliceChanged(key, value):
+                self.slices[key] = value
+            case NodeChanged(value):
+                self.node = value
+            case AddressesChanged(value):
+                self.networks = value
+            case DevicesChanged(value):
+                self.seen -= {each.ifindex for each in self.devices - set(value)}
+                self.devices = frozenset(value)
+            case PodsBypass(value):
+                self.seen |= value
+
+    @property
+    def host(self) -> tuple[Any, ...]:
+        return self.networks, self.devices, self.seen & {each.ifindex for each in self.devices}
+
+    def facts(self) -> set[Any]:
+        """What plans depend on, each with the Service that it is about."""
+        found: set[Any] = {(key, value) for key, value in self.services.items() if value}
+        for key, one in self.slices.items():
+            if one:
+                found.add((one.service, key, one.family, one.ports, one.endpoints))
+        return found
+
+
+@given(st.lists(EVENTS, max_size=40))
+def test_any_history_gives_the_last_values_and_names_exactly_what_changed(
+    history: list[Event | None],
+) -> None:
+    tracker, model, known = Tracker(STARTED), Model(), set[Any]()
+    zone, was = "", Model().host
+    handed_out: list[tuple[Any, Any]] = []
+    for event in [*history, None]:
+        if event is not None:
+            tracker.fold(event)
+            model.fold(event)
+            continue
+        facts = model.facts()
+        pending = tracker.pending
+        drained = tracker.drain()
+        assert isinstance(drained.services, frozenset)
+        assert drained.services == {fact[0] for fact in facts ^ known}
+        model_zone = model.node.zone if model.node else ""
+        assert drained.node_changed is (zone != model_zone)
+        assert drained.host_changed is (was != model.host)
+        assert pending is bool(drained.services or drained.node_changed or drained.host_changed)
+        state = drained.state
+        assert (state.local_networks, frozenset(state.devices), state.bypassing) == model.host
+        inner = [(key, s) for of in state.slices.values() for key, s in of.items()]
+        assert {(s.service, key, s.family, s.ports, s.endpoints) for key, s in inner} | set(
+            state.services.items()
+        ) == facts
+        assert all(s.service == owner for owner, of in state.slices.items() for s in of.values())
+        assert all(state.slices.values())
+        copied = (dict(state.services), {key: dict(of) for key, of in state.slices.items()})
+        handed_out.append((state, copied))
+        known, zone, was = facts, model_zone, model.host
+    for state, copied in handed_out:
+        assert (dict(state.services), {key: dict(of) for key, of in state.slices.items()}) == copied

@@ -1,0 +1,37 @@
+"""When the collector walks again."""
+
+import pytest
+
+from ebpfproxy.backends.ebpf.flows.collector import Collected, following
+from ebpfproxy.backends.ebpf.flows.sweep import Swept
+
+
+@pytest.mark.parametrize(
+    ("swept", "interval", "expected"),
+    [
+        (Swept(), 10, 20),
+        (Swept(entries=1000, expired=10), 20, 40),
+        (Swept(entries=1000, expired=10), 40, 60),
+        (Swept(entries=900, expired=51), 60, 10),
+        (Swept(entries=900, retired=51), 60, 10),
+        (Swept(entries=900, orphaned=51), 60, 10),
+        (Swept(entries=7600, expired=10), 60, 10),
+        (Swept(entries=100, replies=7600), 60, 10),
+    ],
+    ids=[
+        *("empty", "little to do", "at most a minute", "much over", "much retired", "many orphans"),
+        *("crowded", "crowded with replies"),
+    ],
+)
+def test_the_less_there_is_to_remove_the_rarer_are_walks(
+    swept: Swept, interval: float, expected: float
+) -> None:
+    assert following(swept, 10_000, interval) == expected
+
+
+def test_what_was_collected_adds_up_and_what_is_left_is_of_the_last_walk() -> None:
+    first = Swept(entries=100, half_open=7, expired=10, retired=5, replies=110, orphaned=2, busy=1)
+    second = Swept(entries=90, half_open=3, expired=20, orphaned=1)
+    assert Collected().plus(first).plus(second) == Collected(
+        entries=90, half_open=3, expired=30, retired=5, orphaned=3, busy=1
+    )

@@ -1,0 +1,256 @@
+"""Plans become entries: what each flag stands for, and that nothing else has a part in it."""
+
+import dataclasses
+import itertools
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.backends.ebpf.entries import (
+    ATTACHED,
+    EndpointEntry,
+    FrontendEntry,
+    HookKey,
+    Key,
+    ServicePortEntry,
+    ServicePortKey,
+    render,
+)
+from ebpfproxy.backends.ebpf.hooks import SOCKET_HOOKS
+from ebpfproxy.model.address import Address, Family, Network, Protocol, contains, parse_address, parse_network
+from ebpfproxy.model.endpoint import EndpointSlice
+from ebpfproxy.model.node import Node
+from ebpfproxy.model.service import Service, ServicePortName
+from ebpfproxy.plan.exposure import plan_service
+from ebpfproxy.plan.service_plan import (
+    Frontend,
+    FrontendKind,
+    FrontendPlan,
+    NodePlan,
+    Otherwise,
+    PlanContext,
+    PlannedEndpoint,
+    Scope,
+    ServicePortPlan,
+    Treatment,
+)
+from tests.support.strategies import CONTEXTS, NODES, exposed_services
+
+CLUSTER, LOCAL = Treatment(Scope.CLUSTER, False), Treatment(Scope.LOCAL, False)
+PLAIN = FrontendPlan(
+    Frontend(parse_address("10.96.0.10"), 80, Protocol.TCP),
+    FrontendKind.CLUSTER_IP,
+    CLUSTER,
+    CLUSTER,
+    CLUSTER,
+)
+NAME = ServicePortName("default", "web", "http", Protocol.TCP)
+
+
+def plan(*frontends: FrontendPlan, otherwise: Otherwise = Otherwise.DROP) -> ServicePortPlan:
+    return ServicePortPlan(NAME, Family.IPV4, frontends, (), otherwise)
+
+
+def flags_of(frontend: FrontendPlan, otherwise: Otherwise = Otherwise.DROP) -> int:
+    (entry,) = render((plan(frontend, otherwise=otherwise),), None, ()).values()
+    assert isinstance(entry, ServicePortEntry)
+    return entry.frontends[0].flags
+
+
+def test_a_plain_frontend_has_no_flags() -> None:
+    assert flags_of(PLAIN) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "flags"),
+    [
+        ({"pod": LOCAL}, abi.SERVICE_INTERNAL_LOCAL),
+        ({"outside": LOCAL}, abi.SERVICE_EXTERNAL_LOCAL),
+        ({"pod": Treatment(Scope.CLUSTER, True)}, abi.SERVICE_MASQUERADE_POD),
+        ({"node": Treatment(Scope.CLUSTER, True)}, abi.SERVICE_MASQUERADE_NODE),
+        ({"outside": Treatment(Scope.CLUSTER, True)}, abi.SERVICE_MASQUERADE_OUTSIDE),
+        ({"restricted": True}, abi.SERVICE_RESTRICTED | abi.SERVICE_NODE_ADMITTED),
+        ({"restricted": True, "node_admitted": False}, abi.SERVICE_RESTRICTED),
+    ],
+)
+def test_each_property_of_a_frontend_has_its_flag(change: dict[str, object], flags: int) -> None:
+    assert flags_of(PLAIN._replace(**change)) == flags  # type: ignore[arg-type]
+
+
+def test_a_service_that_has_no_endpoint_anywhere_is_to_refuse() -> None:
+    assert flags_of(PLAIN, Otherwise.REJECT) == abi.SERVICE_REJECT
+
+
+@pytest.mark.parametrize("kind", FrontendKind)
+def test_the_kinds_are_those_of_the_header(kind: FrontendKind) -> None:
+    (entry,) = render((plan(PLAIN._replace(kind=kind)),), None, ()).values()
+    assert isinstance(entry, ServicePortEntry)
+    assert abi.KINDS[entry.frontends[0].kind] == kind.value
+
+
+def test_an_entry_tells_the_whole_plan() -> None:
+    node_port = FrontendPlan(
+        Frontend(parse_address("0.0.0.0"), 30080, Protocol.TCP),
+        FrontendKind.NODE_PORT,
+        CLUSTER,
+        CLUSTER,
+        LOCAL,
+    )
+    endpoints = (
+        PlannedEndpoint(parse_address("10.1.0.1"), 8080, cluster=True, local=False, on_node=False),
+        PlannedEndpoint(parse_address("10.1.0.2"), 8080, cluster=False, local=True, on_node=True),
+        PlannedEndpoint(parse_address("10.1.0.3"), 8080, cluster=False, local=False, on_node=False),
+    )
+    full = dataclasses.replace(plan(PLAIN, node_port), endpoints=endpoints, affinity_timeout=600)
+    assert render((full,), None, ()) == {
+        ServicePortKey("default/web:http", Protocol.TCP, Family.IPV4): ServicePortEntry(
+            (
+                FrontendEntry(parse_address("0.0.0.0"), 30080, 6, 2, abi.SERVICE_EXTERNAL_LOCAL),
+                FrontendEntry(parse_address("10.96.0.10"), 80, 6, 1, 0),
+            ),
+            (
+                EndpointEntry(parse_address("10.1.0.1"), 8080, abi.ENDPOINT_LISTED | abi.ENDPOINT_CLUSTER),
+                EndpointEntry(
+                    parse_address("10.1.0.2"),
+                    8080,
+                    abi.ENDPOINT_LISTED | abi.ENDPOINT_LOCAL | abi.ENDPOINT_ON_NODE,
+                ),
+                EndpointEntry(parse_address("10.1.0.3"), 8080, abi.ENDPOINT_LISTED),
+            ),
+            600,
+        )
+    }
+
+
+def test_without_frontends_there_is_no_affinity_to_keep() -> None:
+    """The maps hold the timeout with each frontend: what cannot be read back looks like drift for good."""
+    lost = dataclasses.replace(plan(), affinity_timeout=600)
+    (entry,) = render((lost,), None, ()).values()
+    assert entry == ServicePortEntry((), (), 0)
+
+
+def test_one_port_number_of_two_protocols_is_two_entries() -> None:
+    """Regression, kubernetes-sigs/kpng: a key without the protocol made one of 53/TCP and 53/UDP."""
+    tcp = plan(PLAIN)
+    udp = dataclasses.replace(tcp, name=NAME._replace(protocol=Protocol.UDP))
+    assert len(render((tcp, udp), None, ())) == 2
+
+
+def test_both_families_of_a_port_are_two_entries() -> None:
+    assert len(render((plan(), dataclasses.replace(plan(), family=Family.IPV6)), None, ())) == 2
+
+
+def test_nothing_gives_nothing() -> None:
+    assert render((), None, SOCKET_HOOKS) == {}
+
+
+def test_a_node_asks_for_every_hook_and_its_networks() -> None:
+    host, loopback = parse_network("192.0.2.10/32"), parse_network("127.0.0.0/8")
+    node = NodePlan(frozenset({host, loopback}), frozenset({host}))
+    wanted: dict[Key, object] = {HookKey(hook.name): ATTACHED for hook in SOCKET_HOOKS}
+    wanted[host] = abi.NETWORK_LOCAL | abi.NETWORK_NODE_PORTS
+    wanted[loopback] = abi.NETWORK_LOCAL
+    assert render((), node, SOCKET_HOOKS) == wanted
+
+
+def test_an_address_inside_a_network_of_node_ports_answers_them_too() -> None:
+    """The longest match decides in the kernel: 127.0.0.1/32 in the local table would hide 127.0.0.0/8."""
+    one, all_ = parse_network("127.0.0.1/32"), parse_network("127.0.0.0/8")
+    found = render((), NodePlan(frozenset({one, all_}), frozenset({all_})), ())
+    assert found[one] == found[all_] == abi.NETWORK_LOCAL | abi.NETWORK_NODE_PORTS
+
+
+def test_a_network_around_one_of_node_ports_does_not_answer_them() -> None:
+    one, all_ = parse_network("127.0.0.0/32"), parse_network("127.0.0.0/8")
+    found = render((), NodePlan(frozenset({one, all_}), frozenset({one})), ())
+    assert found == {one: abi.NETWORK_LOCAL | abi.NETWORK_NODE_PORTS, all_: abi.NETWORK_LOCAL}
+
+
+def test_a_network_of_the_other_family_has_no_part_in_it() -> None:
+    four, six = parse_network("0.0.0.0/0"), Network(Address(bytes(16)), 0)
+    found = render((), NodePlan(frozenset({four}), frozenset({four})), ())
+    assert found == {four: abi.NETWORK_LOCAL | abi.NETWORK_NODE_PORTS}
+    assert render((), NodePlan(frozenset({six}), frozenset()), ()) == {six: abi.NETWORK_LOCAL}
+
+
+def many_networks(prefix: int, count: int = 4200) -> frozenset[Network]:
+    addresses = (bytes([0xFE, prefix, *bytes(12), *divmod(number, 256)]) for number in range(count))
+    return frozenset(Network(Address(address), 128) for address in addresses)
+
+
+@pytest.mark.parametrize("answering", [many_networks(0x80), many_networks(0x90)])
+def test_thousands_of_local_networks_are_not_compared_each_with_each(answering: frozenset[Network]) -> None:
+    """A node has an address for each of its Pods and more: that took 8 s for these."""
+    local = many_networks(0x80)
+    calls = itertools.count()
+    sys.setprofile(lambda _frame, event, _function: event in ("call", "c_call") and next(calls))
+    try:
+        found = render((), NodePlan(local, answering), ())
+    finally:
+        sys.setprofile(None)
+    assert len(found) == len(local | answering)
+    assert 0 < next(calls) < 100 * len(found)
+
+
+NETWORK_TEXTS = (
+    "0.0.0.0/0",
+    "::/0",
+    "10.0.0.0/8",
+    "10.1.0.0/16",
+    "10.1.0.1/32",
+    "10.2.0.1/32",
+    "fd00::/8",
+    "fd00::1/128",
+    "::ffff:0:0/90",
+)
+SOME_NETWORKS = st.frozensets(st.sampled_from([parse_network(text) for text in NETWORK_TEXTS]))
+
+
+@given(SOME_NETWORKS, SOME_NETWORKS)
+def test_a_network_answers_node_ports_exactly_where_one_of_them_holds_it(
+    local: frozenset[Network], ports: frozenset[Network]
+) -> None:
+    for net, flags in render((), NodePlan(local, ports), ()).items():
+        assert isinstance(net, Network)
+        held = any(each.length <= net.length and contains(each, net.address) for each in ports)
+        assert flags == abi.NETWORK_LOCAL | (abi.NETWORK_NODE_PORTS if held else 0)
+
+
+@given(exposed_services(), NODES, CONTEXTS)
+@settings(max_examples=100, deadline=None)
+def test_each_plan_is_one_entry_of_its_own_whatever_is_rendered_with_it(
+    exposed: tuple[Service, tuple[EndpointSlice, ...]], node: Node | None, context: PlanContext
+) -> None:
+    service, slices = exposed
+    plans = plan_service(service, slices, node, context)
+    together = render(plans, None, SOCKET_HOOKS)
+    assert len(together) == len(plans)
+    alone = [render((each,), None, ()) for each in plans]
+    assert all(len(each) == 1 for each in alone)
+    merged = {key: entry for each in reversed(alone) for key, entry in each.items()}
+    assert merged == together == render(reversed(plans), None, SOCKET_HOOKS)
+    for entry in together.values():
+        assert isinstance(entry, ServicePortEntry)
+        assert list(entry.frontends) == sorted(set(entry.frontends))
+        assert list(entry.endpoints) == sorted(set(entry.endpoints))
+
+
+@given(st.sets(st.integers(0, 5), max_size=6), st.sets(st.integers(0, 5), max_size=6))
+def test_the_nodes_entries_do_not_depend_on_the_order_of_sets(one: set[int], two: set[int]) -> None:
+    texts = ("10.0.0.0/8", "10.0.0.1/32", "192.0.2.0/24", "::/0", "fd00::1/128", "127.0.0.0/8")
+    local = [parse_network(texts[i]) for i in sorted(one)]
+    ports = [parse_network(texts[i]) for i in sorted(two)]
+    there = NodePlan(frozenset(local), frozenset(ports))
+    back = NodePlan(frozenset(reversed(local)), frozenset(reversed(ports)))
+    assert render((), there, ()) == render((), back, ())
+    assert render((), there, ()).keys() == {*local, *ports}
+
+
+def test_what_the_log_names_reads_as_an_operator_would_write_it() -> None:
+    assert str(PLAIN.frontend) == "10.96.0.10:80/TCP"
+    assert str(ServicePortKey("default/web:http", Protocol.TCP, Family.IPV4)) == "default/web:http/TCP/IPv4"
+    assert str(HookKey("connect4")) == "connect4"
+    assert str(parse_network("10.0.0.0/8")) == "10.0.0.0/8"

@@ -1,0 +1,70 @@
+"""Which folders of programs are there, which of them ever had programs attached, and which maps they use."""
+
+from pathlib import Path
+
+from ebpfproxy.backends.ebpf.pins import Pins
+
+
+def make(root: Path, *folders: str) -> Pins:
+    for name in folders:
+        (root / name).mkdir(parents=True)
+    return Pins(root)
+
+
+def link(pins: Pins, folder: str, pin: str) -> None:
+    """The programs of this folder use this map."""
+    links = pins.root / folder / "maps"
+    links.mkdir(parents=True, exist_ok=True)
+    pins.maps.mkdir(exist_ok=True)
+    (pins.maps / pin).touch()
+    (links / pin.split("-")[0]).symlink_to(f"../../maps/{pin}")
+
+
+def test_programs_that_were_not_finished_are_not_loaded(tmp_path: Path) -> None:
+    pins = make(tmp_path, "programs-a", "programs-b_partial", "v2-c/programs_1", "v2-d/maps", "links", "maps")
+    (tmp_path / "v2-e" / "programs_1_partial").mkdir(parents=True)
+    assert [path.name for path in pins.folders()] == [
+        "programs-a",
+        "programs-b_partial",
+        "v2-c",
+        "v2-d",
+        "v2-e",
+    ]
+    assert [path.name for path in pins.loaded()] == ["programs-a", "v2-c"]
+
+
+def test_without_a_folder_there_is_none(tmp_path: Path) -> None:
+    pins = Pins(tmp_path / "missing")
+    assert list(pins.loaded()) == []
+    assert pins.in_force() is None
+    assert pins.maps_of(None) == {}
+
+
+def test_every_shape_of_a_map_is_found_and_no_other_map(tmp_path: Path) -> None:
+    pins = make(tmp_path, "v2-a/maps")
+    link(pins, "programs-a", "flows-1-1")
+    link(pins, "programs-b", "flows-1-2")
+    link(pins, "programs-b", "former_flows-1-1")
+    (tmp_path / "v2-a" / "maps" / "flows").touch()
+    found = [str(path.relative_to(tmp_path)) for path in pins.pinned_maps("flows")]
+    assert found == ["maps/flows-1-1", "maps/flows-1-2", "v2-a/maps/flows"]
+
+
+def test_what_only_other_programs_use_is_removed_with_them(tmp_path: Path) -> None:
+    pins = make(tmp_path, "v2-a/maps")
+    for folder, pin in (("programs-a", "flows-1-1"), ("programs-b", "flows-1-2")):
+        link(pins, folder, pin)
+        link(pins, folder, f"node-1-{folder[-1]}")
+    (tmp_path / "programs-a" / "maps" / "devices").symlink_to("../../maps/devices-1-1")
+    link(pins, "programs-b", "devices-1-1")
+    pins.remove_others(tmp_path / "programs-b")
+    assert {path.name for path in pins.folders()} == {"programs-b"}
+    assert {path.name for path in pins.maps.iterdir()} == {"flows-1-2", "node-1-b", "devices-1-1"}
+
+
+def test_the_folder_in_force_is_the_one_that_is_linked_and_there(tmp_path: Path) -> None:
+    pins = make(tmp_path, "programs-a")
+    pins.set_current(tmp_path / "programs-a")
+    assert pins.in_force() == tmp_path / "programs-a"
+    pins.set_current(tmp_path / "programs-b")
+    assert pins.in_force() is None

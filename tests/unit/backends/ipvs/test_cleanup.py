@@ -1,0 +1,50 @@
+"""Which chains are this mode's to remove."""
+
+from ebpfproxy.backends.iptables import cleanup as removal_of_iptables
+from ebpfproxy.backends.ipvs import cleanup
+from ebpfproxy.backends.ipvs.layout import LAYOUT
+from ebpfproxy.backends.ipvs.node_entries import node_entries
+from ebpfproxy.backends.ipvs.sets import NAMES
+from ebpfproxy.backends.ipvs.settings import IpvsSettings
+from ebpfproxy.backends.xtables.entries import NAT, Chain, Rule, SharedChain
+from ebpfproxy.model.address import Family
+from ebpfproxy.plan.service_plan import NodePlan
+
+OURS: dict[tuple[str, str], list[str]] = {
+    (key.table, key.name): [str(rule) for rule in entry] if isinstance(entry, tuple) else []
+    for key, entry in node_entries(NodePlan(), Family.IPV4, IpvsSettings()).items()
+    if isinstance(key, Chain | SharedChain)
+}
+OF_A_SERVICE = (NAT, "KUBE-SVC-XPGD46QRK7WJZT7O")
+IPTABLES: dict[tuple[str, str], list[str]] = {
+    (NAT, "KUBE-SERVICES"): ["-j KUBE-NODEPORTS"],
+    (NAT, "KUBE-MARK-MASQ"): [],
+    OF_A_SERVICE: [],
+}
+
+
+def test_while_this_mode_serves_the_mode_iptables_leaves_it_its_chains() -> None:
+    chains = OURS | {OF_A_SERVICE: []}
+    assert removal_of_iptables.leftovers(chains) == {OF_A_SERVICE}
+    assert cleanup.leftovers(chains) == OURS.keys()
+
+
+def test_while_the_mode_iptables_serves_this_one_leaves_it_its_chains() -> None:
+    chains = (
+        OURS | IPTABLES | {key: [] for key in OURS if key[1] in ("KUBE-POSTROUTING", "KUBE-PROXY-FIREWALL")}
+    )
+    assert cleanup.leftovers(chains).isdisjoint(IPTABLES)
+    assert (NAT, "KUBE-LOAD-BALANCER") in cleanup.leftovers(chains)
+
+
+def test_all_that_the_node_has_is_known_as_ours() -> None:
+    for key in node_entries(NodePlan(), Family.IPV6, IpvsSettings()):
+        if isinstance(key, Chain | SharedChain):
+            assert LAYOUT.chain_key(key.family, key.table, key.name) == key
+        elif isinstance(key, Rule):
+            assert LAYOUT.is_ours(key)
+
+
+def test_no_two_sets_have_one_name_and_none_is_too_long() -> None:
+    assert len(NAMES) == 40
+    assert max(map(len, NAMES)) <= 31

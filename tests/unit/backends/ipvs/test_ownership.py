@@ -1,0 +1,72 @@
+"""Whose virtual servers are whose."""
+
+import pytest
+
+from ebpfproxy.backends.ipvs import sets
+from ebpfproxy.backends.ipvs.entries import Key, Member, Set
+from ebpfproxy.backends.ipvs.ownership import ownership
+from ebpfproxy.model.address import Family, Protocol, parse_address, parse_network
+from ebpfproxy.plan.service_plan import Frontend
+
+V4 = Family.IPV4
+NODE = "192.0.2.1"
+FOUND: tuple[Key, ...] = (
+    Set(V4, sets.NODE_PORT_IP),
+    Member(V4, sets.NODE_PORT_IP, NODE),
+    Member(V4, sets.NODE_PORT[Protocol.TCP], "30080"),
+    Member(V4, sets.CLUSTER_IP, "10.96.0.1,tcp:80"),
+)
+KUBE_PROXYS = FOUND[2:]
+
+
+def frontend(address: str, port: int, protocol: Protocol = Protocol.TCP) -> Frontend:
+    return Frontend(parse_address(address), port, protocol)
+
+
+def is_ours(
+    dialled: Frontend,
+    found: tuple[Key, ...] = FOUND,
+    excluded: tuple[str, ...] = (),
+    device: str = "10.96.0.9",
+) -> bool:
+    owned = ownership(
+        found,
+        frozenset({parse_address(device)}),
+        [parse_network("192.0.2.1/32"), parse_network("127.0.0.0/8")],
+        tuple(map(parse_network, excluded)),
+    )
+    return owned.is_ours(dialled)
+
+
+@pytest.mark.parametrize(
+    ("dialled", "ours"),
+    [
+        (frontend("10.96.0.1", 80), True),
+        (frontend("10.96.0.1", 80, Protocol.UDP), False),
+        (frontend("10.96.0.1", 81), False),
+        (frontend("10.96.0.9", 81), True),
+        (frontend(NODE, 30080), True),
+        (frontend(NODE, 30080, Protocol.UDP), False),
+        (frontend(NODE, 443), False),
+        (frontend("198.51.100.1", 30080), False),
+    ],
+)
+def test_ours_is_what_stands_in_our_sets_or_has_an_address_on_our_device(
+    dialled: Frontend, ours: bool
+) -> None:
+    assert is_ours(dialled) is ours
+
+
+def test_node_ports_of_kube_proxy_which_has_no_set_of_addresses_are_ours_on_all_of_the_nodes() -> None:
+    assert is_ours(frontend(NODE, 30080), KUBE_PROXYS)
+    assert not is_ours(frontend(NODE, 30080), KUBE_PROXYS, excluded=("192.0.2.0/24",))
+
+
+def test_in_excluded_networks_only_what_is_known_to_the_port_is_ours() -> None:
+    assert not is_ours(frontend("10.96.0.9", 81), excluded=("10.96.0.0/16",))
+    assert is_ours(frontend("10.96.0.1", 80), excluded=("10.96.0.0/16",))
+    assert is_ours(frontend(NODE, 30080), excluded=("192.0.2.0/24",))
+
+
+def test_where_nothing_of_ours_is_nothing_is_ours() -> None:
+    assert not is_ours(frontend(NODE, 30080), (), device="203.0.113.1")

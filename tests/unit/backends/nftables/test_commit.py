@@ -1,0 +1,148 @@
+"""What comes about of a transaction that the kernel refuses parts of: with a kernel of few words."""
+
+import errno
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import pytest
+
+from ebpfproxy.backends.nftables.commit import Done, committed
+from ebpfproxy.backends.nftables.entries import Chain, Element, Key
+from ebpfproxy.backends.nftables.steps import Step
+from ebpfproxy.errors import NotFound, Rejected, Unsupported
+from ebpfproxy.linux.nft import messages
+from ebpfproxy.linux.nft.messages import Kind, Operation, Table
+from ebpfproxy.linux.nft.nft import Refusal, Session
+from ebpfproxy.model.address import Family
+
+TABLE = Table("ip", "kube-proxy")
+A, B, C = (Chain(Family.IPV4, name) for name in "abc")
+FRONTEND = Element(Family.IPV4, "service-ips", "10.96.0.1 . tcp . 80")
+
+Verdicts = Callable[[Sequence[Operation]], dict[int, int]]
+
+
+class Kernel:
+    """Refuses the operations at the positions that `verdicts` gives, each with an errno."""
+
+    def __init__(self, verdicts: Verdicts, tables: Sequence[Table] = (TABLE,)) -> None:
+        self._verdicts = verdicts
+        self._tables = list(tables)
+        self.attempts: list[list[Operation]] = []
+
+    def commit(self, operations: Sequence[Operation]) -> list[Refusal]:
+        self.attempts.append(list(operations))
+        found = self._verdicts(operations)
+        return [Refusal(position, number, "") for position, number in sorted(found.items())]
+
+    def tables(self) -> list[Table]:
+        return self._tables
+
+
+def put(key: Chain) -> Step:
+    return Step(messages.add_chain(TABLE, key.name), key)
+
+
+def flush(key: Chain) -> Step:
+    return Step(messages.flush_chain(TABLE, key.name), key, needless=True)
+
+
+def drop(key: Chain) -> Step:
+    return Step(messages.delete_chain(TABLE, key.name), key, needless=True)
+
+
+def run(kernel: Kernel, *steps: Step, **options: Any) -> Done:
+    return committed(cast(Session, kernel), TABLE, steps, **options)
+
+
+def refusing(*refused: tuple[Kind, Key, int]) -> Verdicts:
+    """These operations on chains of these names."""
+    by_body = {
+        (kind, put(key).operation.body if kind is Kind.NEW_CHAIN else drop(key).operation.body): number
+        for kind, key, number in refused
+        if isinstance(key, Chain)
+    }
+    return lambda operations: {
+        position: by_body[each.kind, each.body]
+        for position, each in enumerate(operations)
+        if (each.kind, each.body) in by_body
+    }
+
+
+def test_what_is_all_taken_is_committed_once() -> None:
+    kernel = Kernel(refusing())
+    assert run(kernel, put(A), put(B)) == Done({}, [], False)
+    assert len(kernel.attempts) == 1
+
+
+def test_of_what_is_refused_nothing_is_committed_and_of_all_else_everything() -> None:
+    kernel = Kernel(refusing((Kind.NEW_CHAIN, B, errno.EINVAL)))
+    done = run(kernel, flush(A), flush(B), put(A), put(B), put(C))
+    assert {key: str(error) for key, error in done.refused.items()} == {
+        B: "nftables: ip chain b: Invalid argument"
+    }
+    assert isinstance(done.refused[B], Rejected)
+    assert kernel.attempts[-1] == [each.operation for each in (flush(A), put(A), put(C))]
+
+
+def test_what_is_not_there_need_not_be_deleted() -> None:
+    kernel = Kernel(refusing((Kind.DELETE_CHAIN, A, errno.ENOENT)))
+    assert run(kernel, drop(A), put(B)) == Done({}, [], False)
+    assert kernel.attempts[-1] == [put(B).operation]
+
+
+def test_a_kernel_that_cannot_delete_a_chain_yet_empties_it() -> None:
+    kernel = Kernel(refusing((Kind.DELETE_CHAIN, A, errno.EBUSY), (Kind.DELETE_CHAIN, B, errno.ENOENT)))
+    assert run(kernel, flush(A), put(C), drop(A), drop(B)) == Done({}, ["a"], False)
+    assert kernel.attempts[-1] == [each.operation for each in (flush(A), put(C))]
+
+
+def test_a_chain_that_a_refused_one_may_go_to_is_left_as_it_is() -> None:
+    kernel = Kernel(refusing((Kind.DELETE_CHAIN, A, errno.EBUSY), (Kind.NEW_CHAIN, B, errno.EINVAL)))
+    done = run(kernel, flush(A), flush(B), put(B), put(C), drop(A))
+    assert done.refused.keys() == {A, B}
+    assert done.emptied == []
+    assert kernel.attempts[-1] == [put(C).operation]
+
+
+def test_a_chain_that_one_refused_before_may_go_to_is_left_as_it_is() -> None:
+    kernel = Kernel(refusing((Kind.DELETE_CHAIN, A, errno.EBUSY)))
+    assert run(kernel, flush(A), put(C), drop(A), without=[B]).refused.keys() == {A}
+    assert kernel.attempts[-1] == [put(C).operation]
+
+
+def test_of_refusals_of_the_whole_only_the_first_is_blamed() -> None:
+    """After the rule with which chains no longer fit together, none does any more."""
+
+    def verdicts(operations: Sequence[Operation]) -> dict[int, int]:
+        bad = [position for position, each in enumerate(operations) if each.body == put(B).operation.body]
+        return dict.fromkeys(range(bad[0], len(operations)), errno.EOPNOTSUPP) if bad else {}
+
+    done = run(Kernel(verdicts), put(A), put(B), put(C))
+    assert done.refused.keys() == {B}
+    assert isinstance(done.refused[B], Unsupported)
+
+
+def test_a_new_chain_that_is_refused_is_taken_away_so_that_nothing_leads_there() -> None:
+    kernel = Kernel(refusing((Kind.NEW_CHAIN, A, errno.EINVAL)))
+    done = run(kernel, put(A), put(B), abandoning=True)
+    assert done.refused.keys() == {A}
+    assert kernel.attempts[-1] == [each.operation for each in (drop(A), put(B))]
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.EBUSY, errno.EEXIST])
+def test_a_refusal_that_may_come_of_somebody_elses_change_is_surprising(number: int) -> None:
+    kernel = Kernel(refusing((Kind.NEW_CHAIN, A, number)))
+    assert run(kernel, put(A), put(B)).is_surprising
+
+
+def test_without_the_table_nothing_is_known() -> None:
+    kernel = Kernel(refusing((Kind.NEW_CHAIN, A, errno.ENOENT)), tables=())
+    with pytest.raises(NotFound, match="table ip kube-proxy is gone"):
+        run(kernel, put(A))
+
+
+def test_a_table_that_cannot_be_made_is_an_error() -> None:
+    step = Step(messages.add_table(TABLE), None)
+    with pytest.raises(Rejected, match="table ip kube-proxy: Invalid"):
+        run(Kernel(lambda operations: {0: errno.EINVAL}), step, put(A))

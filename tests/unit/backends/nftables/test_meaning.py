@@ -1,0 +1,181 @@
+"""What the rules do with packets is what the plan says, for random Services; worked out from their text."""
+
+import itertools
+import re
+from collections.abc import Container, Iterator
+
+import pytest
+from hypothesis import given, settings
+
+from ebpfproxy.backends.nftables.entries import Chain, ChainEntry, Element, ElementEntry, Entry, Key
+from ebpfproxy.backends.nftables.rendering import render
+from ebpfproxy.backends.nftables.settings import NftablesSettings
+from ebpfproxy.model.address import Address, Family, Protocol, format_endpoint, parse_address, parse_network
+from ebpfproxy.model.endpoint import EndpointSlice
+from ebpfproxy.model.node import Node
+from ebpfproxy.model.service import Service
+from ebpfproxy.plan.service_plan import (
+    FrontendPlan,
+    NodePlan,
+    Otherwise,
+    PlanContext,
+    Scope,
+    ServicePortPlan,
+    Treatment,
+)
+from tests.golden.nftables_text import entries_of
+from tests.golden.situation import load
+from tests.support.iptables_walk import Fate, Packet
+from tests.support.nftables_walk import Ruleset
+from tests.support.strategies import CONTEXTS, NODES, exposed_services
+from tests.unit.backends.iptables.test_meaning import (
+    NODE_PLAN,
+    TOLD_BY_RULES,
+    Client,
+    admitted,
+    clients,
+    dialled,
+    packet,
+    settled,
+)
+
+SETTINGS = NftablesSettings()
+RESTRICTED = NodePlan(NODE_PLAN.local_networks, NODE_PLAN.node_port_networks, (), frozenset())
+CLIENT, OWN = parse_address("203.0.113.77"), parse_address("192.0.2.10")
+
+Netns = tuple[Address, Protocol, int]
+Exposed = tuple[Service, tuple[EndpointSlice, ...]]
+
+
+@pytest.mark.parametrize("node_plan", [NODE_PLAN, RESTRICTED], ids=["everywhere", "on some addresses"])
+@given(exposed_services(), NODES, TOLD_BY_RULES)
+@settings(max_examples=150, deadline=None)
+def test_a_packet_is_treated_as_planned(
+    node_plan: NodePlan, exposed: Exposed, node: Node | None, context: PlanContext
+) -> None:
+    plans = settled(exposed, node, context)
+    for family in Family:
+        rules = Ruleset(render(plans, node_plan, SETTINGS, [family]))
+        here = {place for plan in plans for place in on_this_node(plan)}
+        for plan, frontend in dialled(plans, family):
+            for client in clients(plan, frontend):
+                found = rules.fates(packet(plan, frontend, client))
+                assert found == expected(plan, frontend, client, here), (plan, frontend, client)
+
+
+@given(exposed_services(), NODES, CONTEXTS)
+@settings(max_examples=100, deadline=None)
+def test_chains_are_there_where_something_leads_to_them_and_nowhere_else(
+    exposed: Exposed, node: Node | None, context: PlanContext
+) -> None:
+    shared = {key.name for key in render((), NODE_PLAN, SETTINGS) if isinstance(key, Chain)}
+    for plan in settled(exposed, node, context):
+        entries = render((plan,), None, SETTINGS)
+        own = {key.name for key in entries if isinstance(key, Chain)}
+        assert own == targets(entries) - shared
+
+
+@given(exposed_services(), NODES, CONTEXTS)
+@settings(max_examples=100, deadline=None)
+def test_two_plans_have_no_key_in_common_but_their_cluster_ip_and_their_endpoints(
+    exposed: Exposed, node: Node | None, context: PlanContext
+) -> None:
+    for one, other in itertools.combinations(settled(exposed, node, context), 2):
+        mine, theirs = (render((plan,), None, SETTINGS) for plan in (one, other))
+        for key in mine.keys() & theirs.keys():
+            assert isinstance(key, Element)
+            assert key.container in ("cluster-ips", "hairpin-connections")
+            assert mine[key] == theirs[key]
+
+
+@pytest.mark.parametrize("protocol", ["tcp", "udp", "sctp", "icmp"])
+@pytest.mark.parametrize("device", ["", "eth0", "cali1"])
+def test_a_port_of_a_cluster_ip_that_no_service_has_is_refused(protocol: str, device: str) -> None:
+    unused = Packet(CLIENT, parse_address("10.96.0.10"), protocol, 81, device)
+    assert rules_of("cluster_ip").fates(unused) == {Fate("REJECT", False)}
+
+
+def test_an_address_that_no_service_has_is_let_through() -> None:
+    passing = Packet(CLIENT, parse_address("10.96.0.11"), "tcp", 80)
+    assert rules_of("cluster_ip").fates(passing) == {Fate("", False)}
+
+
+def test_a_connection_to_oneself_that_is_none_of_a_service_is_let_through() -> None:
+    """Though there is a Service by which the endpoint might reach itself."""
+    own = parse_address("10.1.0.1")
+    assert rules_of("cluster_ip").fates(Packet(own, own, "tcp", 8080)) == {Fate("", False)}
+
+
+def test_other_ports_of_an_external_ip_are_let_through() -> None:
+    passing = Packet(CLIENT, parse_address("203.0.113.1"), "tcp", 81)
+    assert rules_of("external_ip").fates(passing) == {Fate("", False)}
+
+
+def test_a_node_port_is_not_served_on_loopback() -> None:
+    loopback = parse_address("127.0.0.1")
+    dialled = Packet(loopback, loopback, "tcp", 30080, "", source_local=True, destination_local=True)
+    assert rules_of("node_port").fates(dialled) == {Fate("", False)}
+
+
+def test_a_node_port_is_not_served_on_an_address_that_is_not_the_nodes() -> None:
+    passing = Packet(CLIENT, parse_address("192.0.2.11"), "tcp", 30080)
+    assert rules_of("node_port").fates(passing) == {Fate("", False)}
+
+
+def test_a_node_port_is_served_on_the_addresses_that_the_options_name_and_no_others() -> None:
+    rules = rules_of("node_port_addresses_one_family")
+    named = Packet(CLIENT, OWN, "tcp", 30080, destination_local=True)
+    assert {fate.verdict for fate in rules.fates(named)} == {"DNAT 10.1.0.1:8080", "DNAT 10.1.0.2:8080"}
+    other = named._replace(destination=parse_address("198.51.100.10"))
+    assert rules.fates(other) == {Fate("", False)}
+
+
+def test_a_node_port_is_served_on_all_of_a_network_that_is_local() -> None:
+    networks = frozenset({parse_network("198.51.100.0/24"), parse_network("198.51.100.7/32")})
+    plan = NodePlan(networks, networks, (), frozenset())
+    entries = entries_of(load("node_port"))
+    entries = {key: entry for key, entry in entries.items() if key not in render((), NODE_PLAN, SETTINGS)}
+    rules = Ruleset(entries | render((), plan, SETTINGS, [Family.IPV4]))
+    for text in ("198.51.100.7", "198.51.100.0/24"):
+        address = parse_network(text).address if "/" in text else parse_address(text)
+        dialled = Packet(CLIENT, address, "tcp", 30080, destination_local=True)
+        assert {fate.verdict for fate in rules.fates(dialled)} == {"DNAT 10.1.0.1:8080", "DNAT 10.1.0.2:8080"}
+
+
+def rules_of(case: str) -> Ruleset:
+    return Ruleset({k: e for k, e in entries_of(load(case)).items() if k.family is Family.IPV4})
+
+
+def on_this_node(plan: ServicePortPlan) -> Iterator[Netns]:
+    """Where its connections may go to on this node, or nobody knows: only those may come back to where they
+    came from."""
+    for each in plan.endpoints:
+        if plan.frontends and each.on_node is not False and (each.cluster or each.local):
+            yield each.address, plan.name.protocol, each.port
+
+
+def expected(
+    plan: ServicePortPlan, frontend: FrontendPlan, client: Client, here: Container[Netns]
+) -> set[Fate]:
+    if frontend.restricted and not admitted(frontend, client):
+        return {Fate("DROP", False)}
+    treatment: Treatment = getattr(frontend, client.source)
+    local = treatment.scope is Scope.LOCAL
+    usable = [each for each in plan.endpoints if (each.local if local else each.cluster)]
+    if not usable:
+        return {Fate("DROP" if plan.otherwise is Otherwise.DROP else "REJECT", False)}
+    return {
+        Fate(
+            f"DNAT {format_endpoint(each.address, each.port)}",
+            treatment.masquerade
+            or (each.address == client.address and (each.address, plan.name.protocol, each.port) in here),
+        )
+        for each in usable
+    }
+
+
+def targets(entries: dict[Key, Entry]) -> set[str]:
+    """The chains that rules and elements lead to."""
+    texts = [entry.verdict for entry in entries.values() if isinstance(entry, ElementEntry)]
+    texts += [rule for entry in entries.values() if isinstance(entry, ChainEntry) for rule in entry.rules]
+    return {name for text in texts for name in re.findall(r"(?:goto|jump) ([^ ,]+)", text)}

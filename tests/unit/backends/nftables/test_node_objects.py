@@ -1,0 +1,163 @@
+"""What a node's tables have in common, whatever its Services."""
+
+import pytest
+
+from ebpfproxy.backends.nftables.entries import Chain, ChainEntry, Element, Entry, Key, Set
+from ebpfproxy.backends.nftables.rendering import render
+from ebpfproxy.backends.nftables.settings import NftablesSettings
+from ebpfproxy.model.address import Family, parse_network
+from ebpfproxy.plan.service_plan import NodePlan
+
+SETTINGS = NftablesSettings()
+
+CHAINS = {
+    "filter-prerouting-pre-dnat": """
+        type filter hook prerouting priority -110; policy accept;
+        ct state new jump firewall-check""",
+    "filter-output-pre-dnat": """
+        type filter hook output priority -110; policy accept;
+        ct state new jump firewall-check""",
+    "filter-input": """
+        type filter hook input priority 0; policy accept;
+        ct state new jump nodeport-endpoints-check
+        ct state new jump service-endpoints-check""",
+    "filter-forward": """
+        type filter hook forward priority 0; policy accept;
+        ct state new jump service-endpoints-check
+        ct state new jump cluster-ips-check""",
+    "filter-output": """
+        type filter hook output priority 0; policy accept;
+        ct state new jump service-endpoints-check
+        ct state new jump cluster-ips-check""",
+    "nat-prerouting": """
+        type nat hook prerouting priority -100; policy accept;
+        jump services""",
+    "nat-output": """
+        type nat hook output priority -100; policy accept;
+        jump services""",
+    "nat-postrouting": """
+        type nat hook postrouting priority 100; policy accept;
+        jump masquerading""",
+    "services": """
+        ip daddr . meta l4proto . th dport vmap @service-ips
+        fib daddr type local ip daddr != 127.0.0.0/8 meta l4proto . th dport vmap @service-nodeports""",
+    "service-endpoints-check": """
+        ip daddr . meta l4proto . th dport vmap @no-endpoint-services""",
+    "nodeport-endpoints-check": """
+        ip daddr != 127.0.0.0/8 meta l4proto . th dport vmap @no-endpoint-nodeports""",
+    "firewall-check": """
+        ip daddr . meta l4proto . th dport vmap @firewall-ips""",
+    "cluster-ips-check": """
+        ip daddr @cluster-ips reject comment "Reject traffic to invalid ports of ClusterIPs\"""",
+    "reject-chain": """
+        reject""",
+    "mark-for-masquerade": """
+        meta mark set meta mark | 0x00004000""",
+    "masquerading": """
+        meta mark & 0x00004000 != 0x00000000 meta mark set meta mark ^ 0x00004000 masquerade fully-random
+        ct status dnat {connection} @hairpin-connections masquerade fully-random""".format(
+        connection="ip saddr . ip daddr . meta l4proto . th dport"
+    ),
+}
+
+CONTAINERS = {
+    "set cluster-ips": "type ipv4_addr;",
+    "set hairpin-connections": "type ipv4_addr . ipv4_addr . inet_proto . inet_service;",
+    "map service-ips": "type ipv4_addr . inet_proto . inet_service : verdict;",
+    "map service-nodeports": "type inet_proto . inet_service : verdict;",
+    "map no-endpoint-services": "type ipv4_addr . inet_proto . inet_service : verdict;",
+    "map no-endpoint-nodeports": "type inet_proto . inet_service : verdict;",
+    "map firewall-ips": "type ipv4_addr . inet_proto . inet_service : verdict;",
+}
+
+
+def chains(entries: dict[Key, Entry]) -> dict[str, list[str]]:
+    """By name: the hook, if there is one, and the rules."""
+    return {
+        key.name: [*filter(None, [entry.hook]), *entry.rules]
+        for key, entry in entries.items()
+        if isinstance(key, Chain) and isinstance(entry, ChainEntry)
+    }
+
+
+def lines(text: str) -> list[str]:
+    return [line.strip() for line in text.strip().splitlines()]
+
+
+def test_the_table_has_the_chains_of_kube_proxy() -> None:
+    found = chains(render((), NodePlan(), SETTINGS, [Family.IPV4]))
+    assert found == {name: lines(text) for name, text in CHAINS.items()}
+
+
+def test_the_table_has_the_containers_of_kube_proxy() -> None:
+    entries = render((), NodePlan(), SETTINGS, [Family.IPV4])
+    found = {
+        f"{key.kind} {key.name}": entry
+        for key, entry in entries.items()
+        if not isinstance(key, Chain | Element)
+    }
+    assert found == CONTAINERS
+
+
+def test_the_table_of_ipv6_differs_by_the_words_of_its_family_alone() -> None:
+    four = render((), NodePlan(), SETTINGS, [Family.IPV4])
+    six = render((), NodePlan(), SETTINGS, [Family.IPV6])
+    translated = (
+        str(list(four.items()))
+        .replace("ip daddr", "ip6 daddr")
+        .replace("ip saddr", "ip6 saddr")
+        .replace("ipv4_addr", "ipv6_addr")
+        .replace("127.0.0.0/8", "::1")
+        .replace(repr(Family.IPV4), repr(Family.IPV6))
+    )
+    assert translated == str(list(six.items()))
+
+
+def test_without_families_there_is_nothing() -> None:
+    assert render((), NodePlan(), SETTINGS, []) == {}
+
+
+@pytest.mark.parametrize(("bit", "mark"), [(0, "0x00000001"), (14, "0x00004000"), (31, "0x80000000")])
+def test_one_bit_of_the_mark_says_that_a_packet_shall_be_masqueraded(bit: int, mark: str) -> None:
+    found = chains(render((), NodePlan(), NftablesSettings(bit), [Family.IPV4]))
+    assert found["mark-for-masquerade"] == [f"meta mark set meta mark | {mark}"]
+    masquerade = f"meta mark & {mark} != 0x00000000 meta mark set meta mark ^ {mark} masquerade fully-random"
+    assert found["masquerading"][0] == masquerade
+
+
+NODE_PORT = "meta l4proto . th dport vmap @service-nodeports"
+NO_ENDPOINT = "meta l4proto . th dport vmap @no-endpoint-nodeports"
+
+
+def restricted(*texts: str) -> dict[Key, Entry]:
+    networks = frozenset(map(parse_network, texts))
+    return render((), NodePlan(networks, networks, (), frozenset()), SETTINGS, [Family.IPV4])
+
+
+def elements(entries: dict[Key, Entry], container: str) -> list[str]:
+    return [key.key for key in entries if isinstance(key, Element) and key.container == container]
+
+
+def test_node_ports_answer_on_the_addresses_that_the_plan_names() -> None:
+    entries = restricted("192.0.2.10/32", "127.0.0.0/8", "127.0.0.1/32", "::1/128", "2001:db8::1/128")
+    assert elements(entries, "nodeport-ips") == ["192.0.2.10"]
+    assert entries[Set(Family.IPV4, "nodeport-ips")] == "type ipv4_addr;"
+    assert chains(entries)["services"][1:] == [f"ip daddr @nodeport-ips {NODE_PORT}"]
+    assert chains(entries)["nodeport-endpoints-check"] == [f"ip daddr @nodeport-ips {NO_ENDPOINT}"]
+    assert Set(Family.IPV4, "nodeport-networks") not in entries
+
+
+def test_local_networks_of_many_addresses_have_a_set_of_their_own() -> None:
+    entries = restricted("192.0.2.10/32", "198.51.100.0/24", "198.51.100.0/25", "198.51.101.0/24")
+    assert elements(entries, "nodeport-ips") == ["192.0.2.10"]
+    assert elements(entries, "nodeport-networks") == ["198.51.100.0/23"]
+    assert entries[Set(Family.IPV4, "nodeport-networks")] == "type ipv4_addr; flags interval;"
+    sets = ("nodeport-ips", "nodeport-networks")
+    assert chains(entries)["services"][1:] == [f"ip daddr @{name} {NODE_PORT}" for name in sets]
+    assert chains(entries)["nodeport-endpoints-check"] == [f"ip daddr @{name} {NO_ENDPOINT}" for name in sets]
+
+
+def test_node_ports_that_answer_nowhere_have_an_empty_set() -> None:
+    entries = restricted()
+    assert elements(entries, "nodeport-ips") == []
+    assert chains(entries)["services"][1:] == [f"ip daddr @nodeport-ips {NODE_PORT}"]

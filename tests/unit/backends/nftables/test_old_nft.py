@@ -1,0 +1,74 @@
+"""Where `auto` takes nftables: on nodes whose own nft can live with our tables, as kube-proxy has it."""
+
+from pathlib import Path
+
+import pytest
+
+from ebpfproxy.backends.nftables import old_nft
+from ebpfproxy.linux.nft import tool
+from ebpfproxy.linux.nft.tool import Version
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only one of PATH, with no tool in it; the kernel is a recent one."""
+    monkeypatch.setattr(tool, "_FOLDERS", str(tmp_path))
+    monkeypatch.delenv(old_nft.SKIP, raising=False)
+    kernel(monkeypatch, (6, 1, 0))
+    return tmp_path
+
+
+def kernel(monkeypatch: pytest.MonkeyPatch, version: Version) -> None:
+    monkeypatch.setattr(tool, "linux", lambda: version)
+
+
+def install(folder: Path, *lines: str) -> None:
+    """A tool that prints these lines."""
+    tool = folder / "nft"
+    tool.write_text("#!/bin/sh\n" + "\n".join(lines) + "\n")
+    tool.chmod(0o755)
+
+
+def test_without_the_tool_the_kernel_alone_decides(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tool.installed() is None
+    assert old_nft.finding().present
+    kernel(monkeypatch, (5, 12, 19))
+    found = old_nft.finding()
+    assert (found.present, found.needed) == (False, True)
+    assert "Linux 5.12.19" in found.missing
+    assert old_nft.SKIP in found.remedy
+    kernel(monkeypatch, (5, 13, 0))
+    assert old_nft.finding().present
+
+
+def test_kube_proxys_variable_skips_the_version_of_the_kernel(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel(monkeypatch, (4, 18, 0))
+    monkeypatch.setenv(old_nft.SKIP, "")
+    assert not old_nft.finding().present
+    monkeypatch.setenv(old_nft.SKIP, "1")
+    assert old_nft.finding().present
+
+
+@pytest.mark.parametrize(
+    ("version", "present"),
+    [("0.9.8", False), ("1.0.0", False), ("1.0.1", True), ("1.0.6", True), ("1.1", True)],
+)
+def test_a_tool_before_1_0_1_is_in_the_way_on_any_kernel(
+    version: str, present: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(folder, f"echo 'nftables v{version} (Lester Gooch #5)'")
+    monkeypatch.setenv(old_nft.SKIP, "1")
+    found = old_nft.finding()
+    assert found.present is present
+    if not present:
+        assert f"nft {version}" in found.missing
+        assert "1.0.1" in found.remedy
+
+
+@pytest.mark.parametrize("lines", [("exit 1",), ("echo nonsense",), ("kill -9 $$",)])
+def test_a_tool_that_does_not_say_its_version_is_none(lines: tuple[str, ...], folder: Path) -> None:
+    install(folder, *lines)
+    assert tool.installed() is None
+    assert old_nft.finding().present

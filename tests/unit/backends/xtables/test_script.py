@@ -1,0 +1,285 @@
+"""What iptables-restore is given, run by a model of it that knows what the real one refuses."""
+
+import copy
+import hashlib
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ebpfproxy.backends.delta import diff
+from ebpfproxy.backends.interface import Delta
+from ebpfproxy.backends.iptables.layout import LAYOUT
+from ebpfproxy.backends.xtables.entries import (
+    FILTER,
+    MANGLE,
+    NAT,
+    Chain,
+    Entry,
+    Key,
+    Rule,
+    RulePosition,
+    SharedChain,
+)
+from ebpfproxy.backends.xtables.saved import BUILT_IN, Held, leads_to, parse
+from ebpfproxy.backends.xtables.script import compose
+from ebpfproxy.model.address import Family
+
+V4 = Family.IPV4
+
+Tables = dict[str, dict[str, list[str]]]
+
+
+class Kernel:
+    """The tables, and what they were after each COMMIT."""
+
+    def __init__(self) -> None:
+        self.tables: Tables = {table: {name: [] for name in BUILT_IN} for table in (FILTER, NAT, MANGLE)}
+        self.commits: list[Tables] = []
+
+    def restore(self, text: str) -> None:
+        table = ""
+        pending: dict[str, list[str]] = {}
+        for line in text.splitlines():
+            if line.startswith("*"):
+                table = line[1:]
+                pending = copy.deepcopy(self.tables[table])
+            elif line == "COMMIT":
+                self.tables[table] = pending
+                self.commits.append(copy.deepcopy(self.tables))
+            else:
+                self._run(line, pending)
+
+    def saved(self) -> str:
+        lines = []
+        for table, chains in self.tables.items():
+            lines.append(f"*{table}")
+            lines += [f":{name} {'ACCEPT' if name in BUILT_IN else '-'} [0:0]" for name in chains]
+            lines += [f"-A {name} {rule}" for name, rules in chains.items() for rule in rules]
+            lines.append("COMMIT")
+        return "\n".join(lines) + "\n"
+
+    @staticmethod
+    def _run(line: str, chains: dict[str, list[str]]) -> None:
+        command, _, rest = line.partition(" ")
+        name, _, rule = rest.partition(" ")
+        if line.startswith(":"):
+            assert rest == "- [0:0]"
+            chains[command[1:]] = []
+        elif command == "-N":
+            assert name not in chains, line
+            chains[name] = []
+        elif command == "-X":
+            assert not chains.pop(name), f"{line}: not empty"
+            assert not any(leads_to(each) == name for rules in chains.values() for each in rules), line
+        elif command == "-D":
+            chains[name].remove(rule)
+        else:
+            assert not leads_to(rule).startswith("KUBE-") or leads_to(rule) in chains, (
+                f"{line}: leads nowhere"
+            )
+            chains[name].insert(0 if command == "-I" else len(chains[name]), rule)
+
+
+NODE: dict[Key, Entry] = {
+    SharedChain(V4, NAT, "KUBE-SERVICES"): (),
+    SharedChain(V4, NAT, "KUBE-NODEPORTS"): (),
+    SharedChain(V4, FILTER, "KUBE-SERVICES"): (),
+    SharedChain(V4, FILTER, "KUBE-EXTERNAL-SERVICES"): (),
+    Chain(V4, NAT, "KUBE-MARK-MASQ"): ("-j MARK --set-xmark 0x4000/0x4000",),
+    Chain(V4, MANGLE, "KUBE-PROXY-CANARY"): (),
+    Rule(V4, NAT, "PREROUTING", "-j KUBE-SERVICES"): RulePosition.FIRST,
+    Rule(V4, FILTER, "FORWARD", "-j KUBE-SERVICES"): RulePosition.FIRST,
+    Rule(V4, FILTER, "FORWARD", "-j KUBE-EXTERNAL-SERVICES"): RulePosition.FIRST,
+    Rule(V4, NAT, "KUBE-SERVICES", "-m addrtype --dst-type LOCAL -j KUBE-NODEPORTS"): RulePosition.LAST,
+}
+
+
+def serving(name: str, endpoints: frozenset[int], external: bool) -> dict[Key, Entry]:
+    """What a Service has, in the shape that real ones have."""
+    svc, ext = f"KUBE-SVC-{name}", f"KUBE-EXT-{name}"
+    if not endpoints:
+        return {Rule(V4, FILTER, "KUBE-SERVICES", f"-d {name} -j REJECT"): RulePosition.ANYWHERE}
+    seps = [f"KUBE-SEP-{name}{number}" for number in sorted(endpoints)]
+    entries: dict[Key, Entry] = {
+        Rule(V4, NAT, "KUBE-SERVICES", f"-d {name} -j {svc}"): RulePosition.ANYWHERE,
+        Chain(V4, NAT, svc): ("-s 10.1.0.0/16 -j KUBE-MARK-MASQ", *(f"-j {sep}" for sep in seps)),
+    }
+    for sep in seps:
+        entries[Chain(V4, NAT, sep)] = ("-j KUBE-MARK-MASQ", f"-j DNAT --to-destination {sep}")
+    if external:
+        entries[Rule(V4, NAT, "KUBE-NODEPORTS", f"-p {name} -j {ext}")] = RulePosition.ANYWHERE
+        entries[Chain(V4, NAT, ext)] = ("-j KUBE-MARK-MASQ", f"-j {svc}")
+    return entries
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> dict[Key, Entry]:
+    entries = dict(NODE)
+    for name in draw(st.frozensets(st.sampled_from("ABCDE"))):
+        endpoints = draw(st.frozensets(st.integers(0, 4)))
+        entries |= serving(name, endpoints, draw(st.booleans()))
+    return entries
+
+
+def bring(kernel: Kernel, wanted: Mapping[Key, Entry], block: int | None) -> None:
+    entries, held = parse(V4, kernel.saved(), LAYOUT)
+    kernel.restore(compose(diff(entries, wanted), held, LAYOUT, block).text)
+
+
+@given(st.lists(clusters(), min_size=1, max_size=5), st.sampled_from([None, 1, 2, 3, 300]))
+def test_any_history_ends_where_the_last_state_is(history: list[dict[Key, Entry]], block: int | None) -> None:
+    """Nothing is refused on the way, with pieces of any size."""
+    kernel = Kernel()
+    for wanted in history:
+        bring(kernel, wanted, block)
+        assert parse(V4, kernel.saved(), LAYOUT)[0] == wanted
+
+
+@given(clusters(), clusters(), st.sampled_from([None, 1, 2, 300]))
+def test_no_packet_meets_a_chain_that_is_half_of_what_it_was_or_will_be(
+    before: dict[Key, Entry], after: dict[Key, Entry], block: int | None
+) -> None:
+    kernel = Kernel()
+    bring(kernel, before, block)
+    kernel.commits.clear()
+    bring(kernel, after, block)
+    for tables in kernel.commits:
+        for table, chains in tables.items():
+            for name in reachable(chains):
+                key = Chain(V4, table, name)
+                assert tuple(chains[name]) in (before.get(key), after.get(key))
+
+
+@given(clusters(), clusters(), st.sampled_from([None, 1, 300]))
+def test_what_is_dialled_is_led_to_an_endpoint_or_refused_at_every_moment(
+    before: dict[Key, Entry], after: dict[Key, Entry], block: int | None
+) -> None:
+    """Where that is so before and after. In between it may be both: then it is led to the endpoint."""
+    kernel = Kernel()
+    bring(kernel, before, block)
+    kernel.commits.clear()
+    served = dialled(kernel.tables)
+    bring(kernel, after, block)
+    served &= dialled(kernel.tables)
+    for tables in kernel.commits:
+        assert served <= dialled(tables)
+
+
+def dialled(tables: Tables) -> set[str]:
+    rules = [rule for table in (NAT, FILTER) for rule in tables[table].get("KUBE-SERVICES", ())]
+    return {rule.split()[1] for rule in rules if rule.startswith("-d ")}
+
+
+def reachable(chains: Mapping[str, list[str]]) -> set[str]:
+    """Chains of one plan alone that a packet may come to."""
+    found: set[str] = set()
+    left = [*BUILT_IN]
+    while left:
+        targets = {leads_to(rule) for rule in chains[left.pop()]} & chains.keys() - found
+        found |= targets
+        left += targets
+    return {name for name in found if name.startswith(("KUBE-SVC", "KUBE-SEP", "KUBE-EXT"))}
+
+
+def lines(delta: Delta[Key, Entry], held: Held | None = None, block: int | None = None) -> list[str]:
+    return compose(delta, held or Held(set(), {}, {}), LAYOUT, block).text.split("\n")
+
+
+def test_nothing_is_nothing() -> None:
+    assert not compose(Delta({}, frozenset()), Held(set(), {}, {}), LAYOUT, None)
+
+
+def test_iptables_nft_is_told_of_chains_in_no_order_of_the_alphabet() -> None:
+    """It sorts them by a recursion that takes the first as the middle, and its stack has an end."""
+    names = sorted(f"KUBE-SEP-{hashlib.sha256(b'%d' % n).hexdigest()[:16].upper()}" for n in range(5000))
+    puts: dict[Key, Entry] = {Chain(V4, NAT, name): () for name in names}
+    told = [line.split()[0] for line in lines(Delta(puts, frozenset()), block=300) if line.startswith(":")]
+    assert sorted(told) == [f":{name}" for name in names]
+    assert depth(told) < 60
+
+
+def test_who_is_masqueraded_changes_with_who_is_sent_where() -> None:
+    """A chain of mode ipvs' name masquerades what that mode sends until its rules are gone."""
+    names = [f"KUBE-SEP-{n:016X}" for n in range(30)]
+    puts: dict[Key, Entry] = {
+        Chain(V4, NAT, name): () for name in ["KUBE-POSTROUTING", "KUBE-SERVICES", *names]
+    }
+    told = lines(Delta(puts, frozenset()), block=10)
+    last = told[[at for at, line in enumerate(told) if line == "*nat"][-1] :]
+    assert {":KUBE-POSTROUTING - [0:0]", ":KUBE-SERVICES - [0:0]"} < set(last)
+    assert told.count("COMMIT") > 1
+
+
+def depth(names: list[str]) -> int:
+    deepest, left = 0, [(names, 1)]
+    while left:
+        (middle, *rest), level = left.pop()
+        deepest = max(deepest, level)
+        sides = [each for each in rest if each < middle], [each for each in rest if each > middle]
+        left += [(side, level + 1) for side in sides if side]
+    return deepest
+
+
+def test_only_tables_with_a_change_are_in_it() -> None:
+    chain = Chain(V4, NAT, "KUBE-SEP-A")
+    assert lines(Delta({chain: ("-j RETURN",)}, frozenset())) == [
+        "*nat",
+        ":KUBE-SEP-A - [0:0]",
+        "-A KUBE-SEP-A -j RETURN",
+        "COMMIT",
+        "",
+    ]
+
+
+def test_filter_refuses_before_nat_lets_go_and_lets_go_after_nat_leads() -> None:
+    refusing = Rule(V4, FILTER, "KUBE-SERVICES", "-d A -j REJECT")
+    leading = Rule(V4, NAT, "KUBE-SERVICES", "-d B -j KUBE-SVC-B")
+    held = Held(set(), {Rule(V4, FILTER, "KUBE-SERVICES", "-d B -j REJECT"): 1}, {})
+    puts: dict[Key, Entry] = {refusing: RulePosition.ANYWHERE, leading: RulePosition.ANYWHERE}
+    tables = [line for line in lines(Delta(puts, frozenset(held.copies)), held) if line.startswith("*")]
+    assert tables == ["*filter", "*nat", "*filter"]
+
+
+def test_an_existing_shared_chain_is_not_emptied() -> None:
+    shared = SharedChain(V4, NAT, "KUBE-SERVICES")
+    assert lines(Delta({shared: ()}, frozenset()), Held({shared}, {}, {})) == [""]
+
+
+def test_a_rule_that_is_there_more_than_once_goes_as_often() -> None:
+    rule = Rule(V4, NAT, "KUBE-SERVICES", "-d A -j KUBE-SVC-A")
+    gone = lines(Delta({}, frozenset({rule})), Held(set(), {rule: 3}, {}))
+    assert gone.count(f"-D KUBE-SERVICES {rule.text}") == 3
+
+
+def test_a_rule_that_is_not_there_is_not_removed() -> None:
+    rule = Rule(V4, NAT, "KUBE-SERVICES", "-d A -j KUBE-SVC-A")
+    assert lines(Delta({}, frozenset({rule}))) == [""]
+
+
+@pytest.mark.parametrize("foreign", [True, False])
+def test_a_chain_that_others_lead_to_is_emptied_and_stays(foreign: bool) -> None:
+    chain = Chain(V4, NAT, "KUBE-SVC-A")
+    held = Held(set(), {}, {chain: "-A MINE -j KUBE-SVC-A"} if foreign else {})
+    gone = lines(Delta({}, frozenset({chain})), held)
+    assert ":KUBE-SVC-A - [0:0]" in gone
+    assert ("-X KUBE-SVC-A" in gone) is not foreign
+
+
+def test_a_line_is_owned_by_the_entry_it_is_of() -> None:
+    chain, rule = Chain(V4, NAT, "KUBE-SVC-A"), Rule(V4, NAT, "KUBE-SERVICES", "-d A -j KUBE-SVC-A")
+    script = compose(
+        Delta({chain: ("-j RETURN",), rule: RulePosition.ANYWHERE}, frozenset()),
+        Held(set(), {}, {}),
+        LAYOUT,
+        1,
+    )
+    owners = {text: script.owner(number) for number, text in enumerate(script.text.splitlines(), start=1)}
+    assert owners == {
+        "*nat": None,
+        ":KUBE-SVC-A - [0:0]": chain,
+        "-A KUBE-SVC-A -j RETURN": chain,
+        f"-I KUBE-SERVICES {rule.text}": rule,
+        "COMMIT": None,
+    }

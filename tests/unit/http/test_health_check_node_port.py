@@ -1,0 +1,209 @@
+"""What load balancers are answered at healthCheckNodePorts, by real sockets."""
+
+import contextlib
+import http.client
+import logging
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from ebpfproxy.http.health_check_node_port import ServiceHealthServer
+from ebpfproxy.model.address import parse_address
+from ebpfproxy.model.service import NamespacedName
+from ebpfproxy.plan.health import HealthCheck
+from tests.unit.http.http_client import Answer, ask
+from tests.unit.http.test_server import needs_ipv6
+
+V4, V6, LOOPBACK = map(parse_address, ("0.0.0.0", "::", "127.0.0.1"))
+WEB, API = NamespacedName("default", "web"), NamespacedName("default", "api")
+
+
+class Server:
+    def __init__(self) -> None:
+        self.healthy = True
+        self.of = ServiceHealthServer(lambda: self.healthy, retry_seconds=0.01)
+        self.of.start()
+
+    def has(self, port: int, endpoints: int = 1, service: NamespacedName = WEB, *addresses: str) -> None:
+        places = [parse_address(address) for address in addresses] or [LOOPBACK]
+        self.of.tell([HealthCheck(service, port, endpoints)], places)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    yield made
+    made.of.stop()
+
+
+@pytest.fixture
+def port() -> int:
+    """One that is free."""
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        return int(held.getsockname()[1])
+
+
+def asked(port: int, host: str = "127.0.0.1") -> Answer:
+    """As soon as somebody answers there."""
+    return eventually(lambda: ask(port, "/", host=host))
+
+
+def eventually(get: Callable[[], Answer]) -> Answer:
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            return get()
+        except OSError:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)  # between two attempts
+
+
+def refused(port: int, host: str = "127.0.0.1") -> bool:
+    with contextlib.suppress(ConnectionResetError, http.client.HTTPException):
+        try:
+            ask(port, "/", host=host)
+        except ConnectionRefusedError:
+            return True
+    return False
+
+
+def await_refused(port: int) -> None:
+    deadline = time.monotonic() + 10
+    while not refused(port):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)  # between two attempts
+
+
+def values(caplog: pytest.LogCaptureFixture) -> list[dict[str, str]]:
+    """Of each line of the log."""
+    return [record.__dict__["values"] for record in caplog.records]
+
+
+def test_a_service_with_endpoints_here_is_told_of_in_kube_proxys_words(server: Server, port: int) -> None:
+    server.has(port, endpoints=2)
+    answer = asked(port)
+    assert (answer.code, answer.body.decode()) == (
+        200,
+        '{\n\t"service": {\n\t\t"namespace": "default",\n\t\t"name": "web"\n\t},\n'
+        '\t"localEndpoints": 2,\n\t"serviceProxyHealthy": true\n}',
+    )
+    assert answer.headers["Content-Type"] == "application/json"
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert answer.headers["X-Load-Balancing-Endpoint-Weight"] == "2"
+
+
+def test_any_path_is_answered(server: Server, port: int) -> None:
+    server.has(port)
+    asked(port)
+    assert ask(port, "/any/path?at=all").code == 200
+
+
+def test_without_endpoints_here_the_node_is_to_be_left_out(server: Server, port: int) -> None:
+    server.has(port, endpoints=0)
+    answer = asked(port)
+    assert answer.code == 503
+    assert answer.headers["X-Load-Balancing-Endpoint-Weight"] == "0"
+    assert b'"localEndpoints": 0,\n\t"serviceProxyHealthy": true' in answer.body
+
+
+def test_a_proxy_that_is_behind_says_so(server: Server, port: int) -> None:
+    """Regression: kubernetes issues 111661, 115825: a proxy that had stalled went on to be sent traffic."""
+    server.has(port)
+    server.healthy = False
+    answer = asked(port)
+    assert answer.code == 503
+    assert b'"localEndpoints": 1,\n\t"serviceProxyHealthy": false' in answer.body
+
+
+def test_a_change_is_told_on_connections_that_are_open(server: Server, port: int) -> None:
+    server.has(port)
+    asked(port)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    with contextlib.closing(connection):
+        connection.request("GET", "/")
+        response = connection.getresponse()
+        response.read()
+        assert response.status == 200
+        server.has(port, endpoints=0)
+        connection.request("GET", "/")
+        assert connection.getresponse().status == 503
+
+
+def test_a_port_is_closed_with_its_service_and_free_for_others(server: Server, port: int) -> None:
+    server.has(port)
+    asked(port)
+    server.of.tell([], [LOOPBACK])
+    await_refused(port)
+    with socket.create_server(("127.0.0.1", port)):
+        pass
+
+
+def test_a_port_that_changes_moves(server: Server, port: int) -> None:
+    server.has(port)
+    asked(port)
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        other = held.getsockname()[1]
+    server.has(other)
+    assert asked(other).code == 200
+    await_refused(port)
+
+
+def test_a_port_that_is_taken_is_named_once_and_had_once_it_is_free(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.ERROR), socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+        server.has(port)
+        deadline = time.monotonic() + 10
+        while not caplog.records:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        server.of.tell([HealthCheck(WEB, port, 3)], [LOOPBACK])
+    assert asked(port).headers["X-Load-Balancing-Endpoint-Weight"] == "3"
+    (told,) = values(caplog)
+    assert (told["service"], told["address"]) == ("default/web", f"127.0.0.1:{port}")
+
+
+def test_one_port_that_is_taken_keeps_no_other_from_being_answered(server: Server, port: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        taken = held.getsockname()[1]
+        server.of.tell([HealthCheck(API, taken, 1), HealthCheck(WEB, port, 1)], [LOOPBACK])
+        assert b'"name": "web"' in asked(port).body
+
+
+def test_of_two_services_with_one_port_the_first_by_name_has_it(
+    server: Server, port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    both = [HealthCheck(WEB, port, 1), HealthCheck(API, port, 2)]
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            server.of.tell(both, [LOOPBACK])
+        assert b'"name": "api"' in asked(port).body
+    (told,) = values(caplog)
+    assert (told["served"], told["refused"]) == ("default/api", "default/web")
+    server.of.tell(both[:1], [LOOPBACK])
+    assert b'"name": "web"' in asked(port).body
+
+
+@needs_ipv6
+def test_both_families_have_sockets_of_their_own(server: Server, port: int) -> None:
+    """Regression: kubernetes issue 114702: sockets of one family got in the way of the other's."""
+    server.of.tell([HealthCheck(WEB, port, 1)], [V4, V6])
+    for host in ("127.0.0.1", "::1"):
+        assert asked(port, host).code == 200
+    server.of.tell([HealthCheck(WEB, port, 1)], [V6])
+    await_refused(port)
+    assert asked(port, "::1").code == 200
+
+
+def test_other_addresses_than_those_of_node_ports_do_not_answer(server: Server, port: int) -> None:
+    """Regression: kubernetes issue 82163."""
+    server.has(port, 1, WEB, "127.0.0.2")
+    assert asked(port, "127.0.0.2").code == 200
+    assert refused(port)
+
+
+def test_it_may_be_stopped_before_it_was_started() -> None:
+    ServiceHealthServer(lambda: True).stop()

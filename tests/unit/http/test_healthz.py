@@ -1,0 +1,239 @@
+"""Health, and its bodies byte for byte as kube-proxy's."""
+
+import json
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from ebpfproxy.http.healthz import HealthServer, ProxierHealth
+from ebpfproxy.http.metrics import Metrics
+from ebpfproxy.model.device_side import DeviceSide
+from tests.unit.http.http_client import Answer, ask
+
+PERIOD = 30.0
+WALL = 1_714_557_600_000_000_000
+
+
+class Clock:
+    """Seconds since the server began at 1000, as both clocks show them: 2024-05-01 10:00:00 UTC."""
+
+    def __init__(self) -> None:
+        self.passed = 0.0
+
+    def monotonic(self) -> float:
+        return 1000.0 + self.passed
+
+    def wall(self) -> int:
+        return WALL + round(self.passed * 1e9)
+
+
+@pytest.fixture(autouse=True)
+def _utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def health() -> ProxierHealth:
+    return ProxierHealth(PERIOD)
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics()
+
+
+@pytest.fixture
+def server(clock: Clock, health: ProxierHealth, metrics: Metrics) -> Iterator[HealthServer]:
+    one = HealthServer(("127.0.0.1", 0), health, metrics, monotonic=clock.monotonic, wall=clock.wall)
+    one.start()
+    yield one
+    one.stop()
+
+
+def answers(server: HealthServer) -> tuple[Answer, Answer]:
+    return ask(server.port, "/healthz"), ask(server.port, "/livez")
+
+
+def test_before_the_first_change_it_is_healthy(health: ProxierHealth) -> None:
+    assert health.at(1e9) == (True, None, True)
+
+
+def test_it_is_healthy_until_a_change_has_waited_for_two_periods(health: ProxierHealth) -> None:
+    health.queued(100.0)
+    assert (health.at(159.9).healthy, health.at(160.0).healthy) == (True, False)
+
+
+def test_another_sync_period_counts_from_then_on(health: ProxierHealth) -> None:
+    health.queued(100.0)
+    health.keep_to(2 * PERIOD)
+    assert (health.at(219.9).healthy, health.at(220.0).healthy) == (True, False)
+
+
+def test_it_is_the_oldest_change_that_counts(health: ProxierHealth) -> None:
+    health.queued(100.0)
+    health.queued(159.0)
+    assert not health.at(160.0).healthy
+
+
+def test_a_sync_makes_it_healthy_again_for_as_long_as_nothing_changes(health: ProxierHealth) -> None:
+    health.queued(100.0)
+    health.updated(170.0)
+    assert health.at(1e9) == (True, 170.0, True)
+
+
+def test_a_change_after_a_sync_begins_a_new_wait(health: ProxierHealth) -> None:
+    health.queued(100.0)
+    health.updated(150.0)
+    health.queued(200.0)
+    assert (health.at(259.9).healthy, health.at(260.0).healthy) == (True, False)
+
+
+def test_eligibility_is_apart_from_health(health: ProxierHealth) -> None:
+    health.node_eligible(False)
+    assert health.at(0.0) == (True, None, False)
+
+
+def test_healthy_bodies_say_that_now_is_the_last_update(
+    server: HealthServer, clock: Clock, health: ProxierHealth
+) -> None:
+    health.updated(clock.monotonic())
+    clock.passed = 90.5
+    healthz, livez = answers(server)
+    now = "2024-05-01 10:01:30.5 +0000 UTC m=+90.500000000"
+    assert (healthz.code, livez.code) == (200, 200)
+    assert healthz.body.decode() == f'{{"lastUpdated": "{now}","currentTime": "{now}", "nodeEligible": true}}'
+    assert livez.body.decode() == f'{{"lastUpdated": "{now}","currentTime": "{now}"}}'
+
+
+def test_unhealthy_bodies_tell_the_last_update(
+    server: HealthServer, clock: Clock, health: ProxierHealth
+) -> None:
+    clock.passed = 1.25
+    health.updated(clock.monotonic())
+    health.queued(clock.monotonic())
+    clock.passed = 61.25
+    healthz, livez = answers(server)
+    then = "2024-05-01 10:00:01.25 +0000 UTC m=+1.250000000"
+    now = "2024-05-01 10:01:01.25 +0000 UTC m=+61.250000000"
+    assert (healthz.code, livez.code) == (503, 503)
+    assert (
+        healthz.body.decode() == f'{{"lastUpdated": "{then}","currentTime": "{now}", "nodeEligible": true}}'
+    )
+    assert livez.body.decode() == f'{{"lastUpdated": "{then}","currentTime": "{now}"}}'
+
+
+def test_never_updated_reads_as_gos_zero_time(
+    server: HealthServer, clock: Clock, health: ProxierHealth
+) -> None:
+    health.queued(clock.monotonic())
+    clock.passed = 60.0
+    body = ask(server.port, "/livez").body.decode()
+    now = "2024-05-01 10:01:00 +0000 UTC m=+60.000000000"
+    assert body == f'{{"lastUpdated": "0001-01-01 00:00:00 +0000 UTC","currentTime": "{now}"}}'
+
+
+def test_a_node_that_is_to_go_fails_healthz_and_lives(
+    server: HealthServer, clock: Clock, health: ProxierHealth
+) -> None:
+    health.node_eligible(False)
+    health.updated(clock.monotonic())
+    clock.passed = 5.0
+    healthz, livez = answers(server)
+    then = "2024-05-01 10:00:00 +0000 UTC m=+0.000000000"
+    now = "2024-05-01 10:00:05 +0000 UTC m=+5.000000000"
+    assert (healthz.code, livez.code) == (503, 200)
+    assert (
+        healthz.body.decode() == f'{{"lastUpdated": "{then}","currentTime": "{now}", "nodeEligible": false}}'
+    )
+    assert livez.body.decode() == f'{{"lastUpdated": "{now}","currentTime": "{now}"}}'
+
+
+def test_a_proxier_that_never_synced_lives_and_is_not_ready(
+    server: HealthServer, clock: Clock, health: ProxierHealth
+) -> None:
+    """As one that does not reach the API server."""
+    assert (ask(server.port, "/livez").code, ask(server.port, "/readyz").code) == (200, 503)
+    health.queued(clock.monotonic())
+    health.updated(clock.monotonic())
+    health.node_eligible(False)
+    assert ask(server.port, "/readyz").code == 200
+    health.queued(clock.monotonic())
+    clock.passed = 60.0
+    assert ask(server.port, "/readyz").code == 503
+
+
+def test_the_headers_are_kube_proxys(server: HealthServer) -> None:
+    for answer in answers(server):
+        answer.headers.pop("Date")
+        assert answer.headers == {
+            "Content-Type": "application/json",
+            "X-Content-Type-Options": "nosniff",
+            "Content-Length": str(len(answer.body)),
+        }
+
+
+@pytest.mark.parametrize("path", ["/", "/healthz/", "/livez/ping", "/metrics", "/ready"])
+def test_any_other_path_is_not_found(server: HealthServer, path: str) -> None:
+    answer = ask(server.port, path)
+    assert (answer.code, answer.body) == (404, b"404 page not found\n")
+
+
+def test_answers_are_counted_by_code(
+    server: HealthServer, clock: Clock, health: ProxierHealth, metrics: Metrics
+) -> None:
+    answers(server)
+    answers(server)
+    health.queued(clock.monotonic())
+    clock.passed = 60.0
+    answers(server)
+    ask(server.port, "/elsewhere")
+    for name in ("kubeproxy_proxy_healthz_total", "kubeproxy_proxy_livez_total"):
+        counts = [metrics.registry.get_sample_value(name, {"code": code}) for code in ("200", "503", "404")]
+        assert counts == [2.0, 1.0, None]
+
+
+BEHIND = DeviceSide("eth0", "ingress", ("cil_from_netdev (tcx program 7)",))
+
+
+@pytest.mark.parametrize(
+    ("side", "code"),
+    [
+        (BEHIND, 200),
+        (BEHIND._replace(contested=True), 503),
+        (DeviceSide("eth0", "egress", unreached=True), 503),
+    ],
+    ids=["behind", "contested", "unreached"],
+)
+def test_a_node_is_not_ready_while_packets_bypass_the_programs_and_names_the_device(
+    clock: Clock, health: ProxierHealth, metrics: Metrics, side: DeviceSide, code: int
+) -> None:
+    health.updated(clock.monotonic())
+    server = HealthServer(
+        ("127.0.0.1", 0),
+        health,
+        metrics,
+        bypassed=lambda: (side,),
+        monotonic=clock.monotonic,
+        wall=clock.wall,
+    )
+    server.start()
+    try:
+        answer = ask(server.port, "/readyz")
+        assert answer.code == code
+        (shown,) = json.loads(answer.body)["devices"]
+        assert (shown["device"], shown["side"], shown["position"]) == (side.device, side.side, side.position)
+        assert (tuple(shown["before"]), shown["contested"], shown["unreached"]) == side[2:]
+        assert {ask(server.port, path).code for path in ("/healthz", "/livez")} == {200}
+        assert b"devices" not in ask(server.port, "/healthz").body
+    finally:
+        server.stop()

@@ -1,0 +1,278 @@
+"""Metrics: names, types, labels, buckets, and the server that shows them."""
+
+import gzip
+import math
+from collections.abc import Iterator, Mapping
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+
+from ebpfproxy import __version__
+from ebpfproxy.errors import NotFound
+from ebpfproxy.http.metrics import MapUse, Metrics, MetricsServer, State
+from ebpfproxy.model.address import Family
+from ebpfproxy.model.socket_counts import SocketCounts
+from tests.unit.http.http_client import ask
+
+KUBE_PROXYS = {
+    "kubeproxy_sync_proxy_rules_duration_seconds": "histogram",
+    "kubeproxy_network_programming_duration_seconds": "histogram",
+    "kubeproxy_sync_proxy_rules_last_timestamp_seconds": "gauge",
+    "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds": "gauge",
+    "kubeproxy_sync_proxy_rules_service_changes_pending": "gauge",
+    "kubeproxy_sync_proxy_rules_service_changes_total": "counter",
+    "kubeproxy_sync_proxy_rules_endpoint_changes_pending": "gauge",
+    "kubeproxy_sync_proxy_rules_endpoint_changes_total": "counter",
+    "kubeproxy_sync_proxy_rules_no_local_endpoints_total": "gauge",
+    "kubeproxy_proxy_healthz_total": "counter",
+    "kubeproxy_proxy_livez_total": "counter",
+    "kubeproxy_conntrack_reconciler_sync_duration_seconds": "histogram",
+    "kubeproxy_conntrack_reconciler_deleted_entries_total": "counter",
+}
+OURS = {
+    "ebpfproxy_info": "gauge",
+    "ebpfproxy_build_info": "gauge",
+    "ebpfproxy_services": "gauge",
+    "ebpfproxy_endpoints": "gauge",
+    "ebpfproxy_refused_entries": "gauge",
+    "ebpfproxy_frontend_conflicts": "gauge",
+    "ebpfproxy_device_position": "gauge",
+    "ebpfproxy_device_unreached": "gauge",
+    "ebpfproxy_bypassed_device_sides": "gauge",
+    "ebpfproxy_map_entries": "gauge",
+    "ebpfproxy_map_capacity": "gauge",
+    "ebpfproxy_services_left_out": "gauge",
+    "ebpfproxy_datapath_events_total": "counter",
+    "ebpfproxy_service_packets_total": "counter",
+    "ebpfproxy_service_bytes_total": "counter",
+    "ebpfproxy_service_new_flows_total": "counter",
+    "ebpfproxy_sync_failures_total": "counter",
+    "ebpfproxy_invalid_objects_total": "counter",
+    "ebpfproxy_source_relists_total": "counter",
+    "ebpfproxy_source_watch_errors_total": "counter",
+    "ebpfproxy_repairs_total": "counter",
+    "ebpfproxy_sockets_destroyed_total": "counter",
+    "ebpfproxy_sockets_reconnected_total": "counter",
+    "ebpfproxy_sockets_stale": "gauge",
+    "ebpfproxy_sockets_translated": "gauge",
+    "ebpfproxy_sockets_destroy_failed_total": "counter",
+    "ebpfproxy_leftovers_removed_total": "counter",
+    "ebpfproxy_mode_moves_failed_total": "counter",
+}
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics()
+
+
+@pytest.fixture
+def server(metrics: Metrics) -> Iterator[MetricsServer]:
+    one = MetricsServer(("127.0.0.1", 0), metrics, lambda: "ebpf")
+    one.start()
+    yield one
+    one.stop()
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(name, labels)
+
+
+def bounds(metrics: Metrics, name: str) -> list[float]:
+    for family in metrics.registry.collect():
+        if family.name == name:
+            return [float(s.labels["le"]) for s in family.samples if s.name.endswith("_bucket")]
+    raise AssertionError(name)
+
+
+def test_every_metric_has_its_name_and_type(server: MetricsServer) -> None:
+    text = ask(server.port, "/metrics").body.decode()
+    types = dict(line.split()[2:4] for line in text.splitlines() if line.startswith("# TYPE"))
+    assert {n: t for n, t in types.items() if n.startswith("kubeproxy_")} == KUBE_PROXYS
+    assert {n: t for n, t in types.items() if n.startswith("ebpfproxy_")} == OURS
+    assert {"process_resident_memory_bytes", "python_info"} <= set(types)
+
+
+def test_no_series_tells_when_a_counter_was_made(server: MetricsServer) -> None:
+    assert b"_created" not in ask(server.port, "/metrics").body
+
+
+def test_the_buckets_of_the_sync_double_from_a_millisecond(metrics: Metrics) -> None:
+    expected = [0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512]
+    expected += [1.024, 2.048, 4.096, 8.192, 16.384, math.inf]
+    assert bounds(metrics, "kubeproxy_sync_proxy_rules_duration_seconds") == expected
+
+
+def test_the_buckets_of_network_programming_are_fine_for_a_minute(metrics: Metrics) -> None:
+    found = bounds(metrics, "kubeproxy_network_programming_duration_seconds")
+    assert found[:4] == [0.25, 0.5, 1.0, 2.0]
+    assert found[60:63] == [59.0, 60.0, 65.0]
+    assert found[-9:] == [115.0, 120.0, 150.0, 180.0, 210.0, 240.0, 270.0, 300.0, math.inf]
+    assert len(found) == 81
+
+
+def test_changes_are_pending_until_the_sync_that_takes_them(metrics: Metrics) -> None:
+    name = "kubeproxy_sync_proxy_rules_{}_changes_{}"
+    metrics.changes(services=2, slices=3)
+    metrics.changes(services=1, slices=0)
+    assert value(metrics, name.format("service", "pending")) == 3
+    assert value(metrics, name.format("endpoint", "pending")) == 3
+    metrics.synced(0.01, 1000.0, [], State())
+    assert value(metrics, name.format("service", "pending")) == 0
+    assert value(metrics, name.format("endpoint", "pending")) == 0
+    assert value(metrics, name.format("service", "total")) == 3
+    assert value(metrics, name.format("endpoint", "total")) == 3
+
+
+def test_a_sync_tells_how_long_it_took_and_what_is_in_force(metrics: Metrics) -> None:
+    metrics.queued(1000.0)
+    state = State(services=5, endpoints=7, no_local_internal=1, no_local_external=2, refused=3, conflicts=4)
+    metrics.synced(0.3, 1001.0, [1000.6, 990.0], state)
+    assert value(metrics, "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds") == 1000.0
+    assert value(metrics, "kubeproxy_sync_proxy_rules_last_timestamp_seconds") == 1001.0
+    assert value(metrics, "kubeproxy_sync_proxy_rules_duration_seconds_sum") == 0.3
+    assert value(metrics, "kubeproxy_network_programming_duration_seconds_count") == 2
+    assert value(metrics, "kubeproxy_network_programming_duration_seconds_bucket", le="0.5") == 1
+    assert value(metrics, "kubeproxy_network_programming_duration_seconds_bucket", le="11.0") == 2
+    no_local = "kubeproxy_sync_proxy_rules_no_local_endpoints_total"
+    assert value(metrics, no_local, traffic_policy="internal") == 1
+    assert value(metrics, no_local, traffic_policy="external") == 2
+    assert value(metrics, "ebpfproxy_services") == 5
+    assert value(metrics, "ebpfproxy_endpoints") == 7
+    assert value(metrics, "ebpfproxy_refused_entries") == 3
+    assert value(metrics, "ebpfproxy_frontend_conflicts") == 4
+
+
+def test_a_failed_sync_is_counted_and_leaves_changes_pending(metrics: Metrics) -> None:
+    metrics.changes(services=1, slices=0)
+    metrics.sync_failed(0.5)
+    assert value(metrics, "ebpfproxy_sync_failures_total") == 1
+    assert value(metrics, "kubeproxy_sync_proxy_rules_duration_seconds_count") == 1
+    assert value(metrics, "kubeproxy_sync_proxy_rules_last_timestamp_seconds") == 0
+    assert value(metrics, "kubeproxy_sync_proxy_rules_service_changes_pending") == 1
+
+
+def test_only_the_mode_in_force_is_shown(metrics: Metrics) -> None:
+    metrics.mode("ebpf")
+    metrics.mode("iptables")
+    assert value(metrics, "ebpfproxy_info", version=__version__, mode="iptables") == 1
+    assert value(metrics, "ebpfproxy_info", version=__version__, mode="ebpf") is None
+
+
+def test_what_else_happens_is_counted_by_its_label(metrics: Metrics) -> None:
+    metrics.invalid("Service")
+    metrics.relisted("EndpointSlice")
+    metrics.watch_failed("Node")
+    metrics.repaired("entries", 3)
+    metrics.repaired("links")
+    metrics.sockets_destroyed(5, 1)
+    assert value(metrics, "ebpfproxy_invalid_objects_total", kind="Service") == 1
+    assert value(metrics, "ebpfproxy_source_relists_total", kind="EndpointSlice") == 1
+    assert value(metrics, "ebpfproxy_source_watch_errors_total", kind="Node") == 1
+    assert value(metrics, "ebpfproxy_repairs_total", what="entries") == 3
+    assert value(metrics, "ebpfproxy_repairs_total", what="links") == 1
+    metrics.retired("iptables", 49)
+    metrics.move_failed("nftables")
+    assert value(metrics, "ebpfproxy_leftovers_removed_total", mode="iptables") == 49
+    assert value(metrics, "ebpfproxy_mode_moves_failed_total", mode="nftables") == 1
+    assert value(metrics, "ebpfproxy_sockets_destroyed_total") == 5
+    assert value(metrics, "ebpfproxy_sockets_destroy_failed_total") == 1
+
+
+def test_sockets_that_are_left_are_those_of_the_last_search(metrics: Metrics) -> None:
+    metrics.sockets_counted(SocketCounts(reconnected=3, left=2))
+    metrics.sockets_counted(SocketCounts(reconnected=1, destroyed=1, not_destroyed=1, left=1, translated=4))
+    assert value(metrics, "ebpfproxy_sockets_reconnected_total") == 4
+    assert value(metrics, "ebpfproxy_sockets_stale") == 1
+    assert value(metrics, "ebpfproxy_sockets_translated") == 4
+    assert value(metrics, "ebpfproxy_sockets_destroyed_total") == 1
+    assert value(metrics, "ebpfproxy_sockets_destroy_failed_total") == 1
+
+
+def test_maps_are_read_at_each_scrape_and_not_before() -> None:
+    reads: list[int] = []
+
+    def maps() -> Mapping[str, MapUse]:
+        reads.append(1)
+        return {"services": MapUse(len(reads), 64)}
+
+    metrics = Metrics(maps)
+    assert not reads
+    for scrape in (1, 2):
+        families = {family.name: family for family in metrics.registry.collect()}
+        assert families["ebpfproxy_map_entries"].samples[0].value == scrape
+        assert families["ebpfproxy_map_capacity"].samples[0].value == 64
+
+
+def test_maps_that_cannot_be_read_leave_the_rest_of_the_scrape() -> None:
+    def maps() -> Mapping[str, MapUse]:
+        raise NotFound("no pinned map services")
+
+    metrics = Metrics(maps)
+    metrics.invalid("Service")
+    assert value(metrics, "ebpfproxy_invalid_objects_total", kind="Service") == 1
+
+
+def test_two_metrics_share_nothing() -> None:
+    one, other = Metrics(), Metrics()
+    one.invalid("Service")
+    assert value(other, "ebpfproxy_invalid_objects_total", kind="Service") is None
+
+
+def test_metrics_are_the_text_format_that_every_prometheus_reads(server: MetricsServer) -> None:
+    answer = ask(server.port, "/metrics")
+    assert answer.code == 200
+    assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+    families = text_string_to_metric_families(answer.body.decode())
+    assert "kubeproxy_proxy_livez" in {family.name for family in families}
+
+
+def test_openmetrics_is_given_where_it_is_asked_for(server: MetricsServer) -> None:
+    answer = ask(server.port, "/metrics", Accept="application/openmetrics-text; version=1.0.0")
+    assert answer.headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert answer.body.endswith(b"# EOF\n")
+    families = parse_openmetrics(answer.body.decode())  # type: ignore[no-untyped-call]
+    assert "kubeproxy_sync_proxy_rules_duration_seconds" in {family.name for family in families}
+
+
+def test_metrics_are_compressed_where_that_is_asked_for(server: MetricsServer) -> None:
+    answer = ask(server.port, "/metrics", Accept_Encoding="deflate, gzip;q=0.9")
+    assert answer.headers["Content-Encoding"] == "gzip"
+    assert b"ebpfproxy_build_info" in gzip.decompress(answer.body)
+
+
+def test_the_proxy_mode_is_its_name_alone(server: MetricsServer) -> None:
+    answer = ask(server.port, "/proxyMode")
+    assert (answer.code, answer.body) == (200, b"ebpf")
+    assert answer.headers["Content-Type"] == "text/plain; charset=utf-8"
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+
+
+def test_the_proxy_mode_is_asked_for_each_time(metrics: Metrics) -> None:
+    modes = iter(["auto", "ebpf"])
+    server = MetricsServer(("127.0.0.1", 0), metrics, lambda: next(modes))
+    server.start()
+    try:
+        assert [ask(server.port, "/proxyMode").body for _ in range(2)] == [b"auto", b"ebpf"]
+    finally:
+        server.stop()
+
+
+def test_healthz_of_the_metrics_server_is_always_ok(server: MetricsServer) -> None:
+    answer = ask(server.port, "/healthz")
+    assert (answer.code, answer.body) == (200, b"ok")
+
+
+@pytest.mark.parametrize("path", ["/", "/livez", "/metrics/", "/configz", "/proxymode"])
+def test_any_other_path_is_not_found(server: MetricsServer, path: str) -> None:
+    answer = ask(server.port, path)
+    assert (answer.code, answer.body) == (404, b"404 page not found\n")
+
+
+def test_a_look_at_tracked_flows_is_told_by_family(metrics: Metrics) -> None:
+    metrics.flows_looked_at(Family.IPV6, 3, 0.002)
+    name = "kubeproxy_conntrack_reconciler"
+    assert value(metrics, f"{name}_deleted_entries_total", ip_family="IPv6") == 3
+    assert value(metrics, f"{name}_sync_duration_seconds_count", ip_family="IPv6") == 1
+    assert value(metrics, f"{name}_deleted_entries_total", ip_family="IPv4") is None

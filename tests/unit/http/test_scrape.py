@@ -1,0 +1,97 @@
+"""What the datapath counted, as metrics."""
+
+import logging
+from collections.abc import Collection
+
+import pytest
+
+from ebpfproxy.errors import NotFound
+from ebpfproxy.http import scrape
+from ebpfproxy.http.metrics import MapUse, Metrics
+from ebpfproxy.model.device_side import DeviceSide
+from ebpfproxy.model.traffic import ServiceTraffic
+
+WEB = ServiceTraffic("default/web:http", "TCP", "IPv4", 1, 2, 300, 4, 500)
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(name, labels)
+
+
+def carried(*traffic: ServiceTraffic) -> Metrics:
+    return Metrics(traffic=lambda: traffic)
+
+
+def names(metrics: Metrics) -> set[str]:
+    """The services that are shown."""
+    return {
+        sample.labels["service"]
+        for family in metrics.registry.collect()
+        if family.name == "ebpfproxy_service_packets"
+        for sample in family.samples
+    }
+
+
+def test_events_are_counted_by_reason_and_read_anew_at_each_scrape() -> None:
+    counts = {"source_refused": 3}
+    metrics = Metrics(events=lambda: counts)
+    assert value(metrics, "ebpfproxy_datapath_events_total", reason="source_refused") == 3
+    counts["source_refused"] = 4
+    assert value(metrics, "ebpfproxy_datapath_events_total", reason="source_refused") == 4
+
+
+def test_traffic_of_a_service_by_direction() -> None:
+    metrics = carried(WEB)
+    labels = {"namespace": "default", "service": "web", "port": "http", "protocol": "TCP", "family": "IPv4"}
+    assert value(metrics, "ebpfproxy_service_new_flows_total", **labels) == 1
+    assert value(metrics, "ebpfproxy_service_packets_total", **labels, direction="in") == 2
+    assert value(metrics, "ebpfproxy_service_bytes_total", **labels, direction="in") == 300
+    assert value(metrics, "ebpfproxy_service_packets_total", **labels, direction="out") == 4
+    assert value(metrics, "ebpfproxy_service_bytes_total", **labels, direction="out") == 500
+    assert value(metrics, "ebpfproxy_services_left_out") == 0
+
+
+def test_an_unnamed_port_has_an_empty_label() -> None:
+    metrics = carried(WEB._replace(service="default/web"))
+    labels = {"namespace": "default", "service": "web", "port": "", "protocol": "TCP", "family": "IPv4"}
+    assert value(metrics, "ebpfproxy_service_new_flows_total", **labels) == 1
+
+
+def test_of_too_many_services_the_busiest_are_shown_and_the_others_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scrape, "BUSIEST", 2)
+    metrics = carried(
+        WEB._replace(service="a/idle", packets_in=1, packets_out=0),
+        WEB._replace(service="a/answers", packets_in=0, packets_out=50),
+        WEB._replace(service="a/asks", packets_in=9, packets_out=0),
+    )
+    assert names(metrics) == {"answers", "asks"}
+    assert value(metrics, "ebpfproxy_services_left_out") == 1
+
+
+def test_a_reading_that_fails_leaves_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    def closed() -> Collection[ServiceTraffic]:
+        raise NotFound("map traffic is closed")
+
+    metrics = Metrics(lambda: {"flows": MapUse(1, 2)}, lambda: {"connect": 7}, closed)
+    assert value(metrics, "ebpfproxy_map_entries", map="flows") == 1
+    assert value(metrics, "ebpfproxy_datapath_events_total", reason="connect") == 7
+    with caplog.at_level(logging.WARNING):
+        assert names(metrics) == set()
+    assert caplog.messages == ["a scrape cannot read the maps"]
+
+
+def test_devices_where_another_program_is_first_and_those_that_are_bypassed() -> None:
+    sides = [
+        DeviceSide("eth0", "ingress", ("cil_from_netdev (tcx program 7)",)),
+        DeviceSide("eth1", "egress", ("one", "two"), contested=True),
+        DeviceSide("eth1", "egress", unreached=True),
+    ]
+    metrics = Metrics(bypassed=lambda: sides)
+    assert value(metrics, "ebpfproxy_device_position", device="eth0", side="ingress") == 2
+    assert value(metrics, "ebpfproxy_device_position", device="eth1", side="egress") == 3
+    assert value(metrics, "ebpfproxy_device_unreached", device="eth1", side="egress") == 1
+    assert value(metrics, "ebpfproxy_device_unreached", device="eth0", side="ingress") is None
+    assert value(metrics, "ebpfproxy_bypassed_device_sides") == 1
+    assert value(Metrics(), "ebpfproxy_bypassed_device_sides") == 0

@@ -1,0 +1,209 @@
+"""The manners of the HTTP server: methods, connections, families, and addresses that are not to be had."""
+
+import contextlib
+import http.client
+import logging
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from ebpfproxy.errors import ConfigError
+from ebpfproxy.http.server import Listener, Request, Response, plain
+from tests.unit.http.http_client import ask
+
+
+def echo(request: Request) -> Response:
+    if request.path == "/fault":
+        raise RuntimeError("a bug in a handler")
+    return plain(200, request.path)
+
+
+@contextlib.contextmanager
+def listening(host: str = "127.0.0.1") -> Iterator[int]:
+    listener = Listener("test", "--test-address", (host, 0), echo)
+    listener.start()
+    try:
+        assert listener.port
+        yield listener.port
+    finally:
+        listener.stop()
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    with listening() as number:
+        yield number
+
+
+@pytest.fixture
+def taken() -> Iterator[socket.socket]:
+    """A socket that listens on loopback: its port is not to be had."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback")
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE", "OPTIONS", "FROB"])
+def test_any_method_is_answered(port: int, method: str) -> None:
+    answer = ask(port, "/a", method)
+    assert (answer.code, answer.body) == (200, b"/a")
+
+
+def exchange(port: int, request: bytes) -> bytes:
+    """All that comes back until the server closes, which the request has to ask for."""
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        client.sendall(request)
+        answer = b""
+        with contextlib.suppress(ConnectionResetError):  # a body that was never read
+            while part := client.recv(4096):
+                answer += part
+        return answer
+
+
+def test_head_is_answered_without_the_body_but_with_its_length(port: int) -> None:
+    head, _, body = exchange(port, b"HEAD /abc HTTP/1.1\r\nConnection: close\r\n\r\n").partition(b"\r\n\r\n")
+    assert b"Content-Length: 4" in head.splitlines()
+    assert body == b""
+
+
+def test_the_headers_are_those_of_go_and_no_others(port: int) -> None:
+    headers = ask(port, "/a").headers
+    assert headers.pop("Date").endswith(" GMT")
+    assert headers == {
+        "Content-Type": "text/plain; charset=utf-8",
+        "X-Content-Type-Options": "nosniff",
+        "Content-Length": "2",
+    }
+
+
+@pytest.mark.parametrize("path", ["/a?verbose=1", "/%61", "http://elsewhere/a"])
+def test_the_path_is_decoded_and_has_no_query(port: int, path: str) -> None:
+    assert ask(port, path).body == b"/a"
+
+
+def test_a_connection_is_kept_for_the_next_request(port: int) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection.request("GET", "/1")
+    assert connection.getresponse().read() == b"/1"
+    kept = connection.sock
+    connection.request("GET", "/2")
+    assert connection.getresponse().read() == b"/2"
+    assert kept is not None
+    assert connection.sock is kept
+    connection.close()
+
+
+def test_a_body_is_not_taken_for_the_next_request(port: int) -> None:
+    body = b"GET /smuggled HTTP/1.1\r\n\r\n"
+    answer = exchange(port, b"POST /a HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+    assert answer.count(b"HTTP/1.1") == 1
+    assert b"Connection: close\r\n" in answer
+
+
+def test_a_fault_in_a_handler_closes_that_connection_alone(
+    port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.ERROR), pytest.raises(http.client.RemoteDisconnected):
+        ask(port, "/fault")
+    assert [record.message for record in caplog.records] == ["a request failed"]
+    assert ask(port, "/a").code == 200
+
+
+def test_a_slow_client_does_not_hold_up_the_others(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port)) as slow:
+        slow.sendall(b"GET /a")
+        assert ask(port, "/b").body == b"/b"
+
+
+@needs_ipv6
+@pytest.mark.parametrize("unspecified", ["0.0.0.0", "::"])
+def test_an_unspecified_address_is_both_families(unspecified: str) -> None:
+    with listening(unspecified) as port:
+        assert ask(port, "/a", host="127.0.0.1").body == b"/a"
+        assert ask(port, "/a", host="::1").body == b"/a"
+
+
+@needs_ipv6
+def test_ipv6_loopback_alone_is_no_ipv4() -> None:
+    with listening("::1") as port:
+        assert ask(port, "/a", host="::1").code == 200
+        with pytest.raises(ConnectionRefusedError):
+            ask(port, "/a", host="127.0.0.1")
+
+
+def test_after_stop_the_port_is_free_and_can_be_listened_on_again() -> None:
+    first = Listener("test", "--test-address", ("127.0.0.1", 0), echo)
+    first.start()
+    port = first.port
+    assert port is not None
+    ask(port, "/a")
+    first.stop()
+    assert first.port is None
+    with pytest.raises(ConnectionRefusedError):
+        ask(port, "/a")
+    second = Listener("test", "--test-address", ("127.0.0.1", port), echo, hard_fail=True)
+    second.start()
+    second.stop()
+
+
+def test_no_thread_is_left_after_stop() -> None:
+    before = set(threading.enumerate())
+    with listening():
+        assert set(threading.enumerate()) - before
+    assert set(threading.enumerate()) <= before
+
+
+def test_a_taken_address_is_fatal_where_that_is_asked_for(taken: socket.socket) -> None:
+    address = taken.getsockname()
+    listener = Listener("test", "--test-address", address, echo, hard_fail=True)
+    with pytest.raises(ConfigError) as caught:
+        listener.start()
+    assert caught.value.message == f"test: cannot listen on 127.0.0.1:{address[1]}: Address already in use"
+    assert "--test-address" in caught.value.hint
+    listener.stop()
+
+
+def test_a_taken_address_is_tried_again_until_it_is_free(
+    taken: socket.socket, caplog: pytest.LogCaptureFixture
+) -> None:
+    address = taken.getsockname()
+    listener = Listener("test", "--test-address", address, echo, retry_seconds=0.01)
+    listening_now = threading.Event()
+
+    class Notice(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.getMessage() == "listening":
+                listening_now.set()
+
+    logger, notice = logging.getLogger("ebpfproxy.http.server"), Notice()
+    logger.addHandler(notice)
+    try:
+        with caplog.at_level(logging.INFO, "ebpfproxy"):
+            listener.start()
+            assert listener.port is None
+            taken.close()
+            assert listening_now.wait(10)
+        assert ask(address[1], "/a").code == 200
+        assert caplog.records[0].message == "cannot listen, will try again"
+    finally:
+        logger.removeHandler(notice)
+        listener.stop()
+
+
+def test_stop_ends_the_trying(taken: socket.socket) -> None:
+    listener = Listener("test", "--test-address", taken.getsockname(), echo, retry_seconds=3600.0)
+    listener.start()
+    listener.stop()  # does not come back before the hour is over if it waited
+    assert listener.port is None

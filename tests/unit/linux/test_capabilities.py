@@ -1,0 +1,50 @@
+"""What /proc says of the calling thread's rights."""
+
+from pathlib import Path
+
+import pytest
+
+from ebpfproxy.linux import capabilities
+
+
+@pytest.fixture
+def status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "status"
+    monkeypatch.setattr(capabilities, "_STATUS", path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("mask", "held"),
+    [
+        ("0000000000000000", set()),
+        ("0000000000001000", {capabilities.NET_ADMIN}),
+        ("0000000000200000", {capabilities.SYS_ADMIN}),
+        ("0000000000080000", {capabilities.SYS_PTRACE}),
+        ("000000c000000000", {capabilities.BPF, capabilities.PERFMON}),
+        (
+            "000001ffffffffff",
+            {
+                capabilities.BPF,
+                capabilities.NET_ADMIN,
+                capabilities.PERFMON,
+                capabilities.SYS_ADMIN,
+                capabilities.SYS_PTRACE,
+            },
+        ),
+    ],
+)
+def test_the_capabilities_in_force(status: Path, mask: str, held: set[str]) -> None:
+    status.write_text(f"CapInh:\t000001ffffffffff\nCapEff:\t{mask}\nCapBnd:\t000001ffffffffff\n")
+    assert capabilities.capabilities() == held
+
+
+@pytest.mark.parametrize(("line", "filtered"), [("0", False), ("1", False), ("2", True)])
+def test_a_seccomp_filter(status: Path, line: str, filtered: bool) -> None:
+    status.write_text(f"NoNewPrivs:\t0\nSeccomp:\t{line}\nSeccomp_filters:\t9\n")
+    assert capabilities.is_filtered() == filtered
+
+
+def test_a_kernel_without_seccomp_filters_nothing(status: Path) -> None:
+    status.write_text("CapEff:\t0000000000000000\n")
+    assert not capabilities.is_filtered()

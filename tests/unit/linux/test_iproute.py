@@ -1,0 +1,41 @@
+"""What pyroute2's errors become, without asking the kernel for anything."""
+
+import errno
+
+import pytest
+from pyroute2.netlink.exceptions import NetlinkError
+
+from ebpfproxy.errors import AlreadyExists, KernelError, NotFound, Rejected, Unsupported
+from ebpfproxy.linux.netlink import iproute
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        (errno.ENODEV, NotFound),
+        (errno.ENOENT, NotFound),
+        (errno.EEXIST, AlreadyExists),
+        (errno.EOPNOTSUPP, Unsupported),
+        (errno.EINVAL, Rejected),
+        (errno.EPERM, Rejected),
+    ],
+)
+def test_a_refusal_becomes_ours_with_what_was_meant_and_why_not(number: int, kind: type[KernelError]) -> None:
+    with pytest.raises(kind) as raised, iproute.opened("cannot do it to n0"):
+        raise NetlinkError(number, "Filter block is shared")
+    assert raised.value.message == "cannot do it to n0: Filter block is shared"
+    assert type(raised.value) is kind
+    assert ("CAP_NET_ADMIN" in raised.value.hint) == (number == errno.EPERM)
+
+
+def test_a_failure_of_the_socket_becomes_ours_too() -> None:
+    with pytest.raises(Rejected, match="cannot do it: No buffer space"), iproute.opened("cannot do it"):
+        raise OSError(errno.ENOBUFS, "No buffer space available")
+
+
+def test_a_device_that_is_gone_is_called_by_its_number() -> None:
+    assert iproute.device_name(1) == "lo"
+    assert iproute.exists(1)
+    for gone in (0, 2**31 - 1, 2**40):
+        assert iproute.device_name(gone) == f"device number {gone}"
+        assert not iproute.exists(gone)

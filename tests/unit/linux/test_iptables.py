@@ -1,0 +1,220 @@
+"""What is made of what iptables' tools print, and which of them are taken: tools made for it stand in."""
+
+import fcntl
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ebpfproxy.errors import KernelError, Rejected, Unsupported
+from ebpfproxy.linux.xtables import iptables, legacy, lock_file
+from ebpfproxy.linux.xtables.iptables import Flavour, LinesRefused
+from ebpfproxy.linux.xtables.lock_file import XtablesLock
+from ebpfproxy.model.address import Family
+
+V4 = Family.IPV4
+LEGACY, NFT, OLD = "iptables v1.8.9 (legacy)", "iptables v1.8.9 (nf_tables)", "iptables v1.6.1"
+
+Install = Callable[..., None]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Make tools called so, which say that they are this version; `save` and `restore` are what they do."""
+    monkeypatch.setattr(iptables, "_FOLDERS", str(tmp_path))
+
+    def made(name: str, version: str, restore: str = "", save: str = "") -> None:
+        for suffix, body in (("", f"echo '{version}'"), ("-save", save), ("-restore", restore)):
+            file = tmp_path / f"{name}{suffix}"
+            file.write_text(f"#!/bin/sh\n{body}\n")
+            file.chmod(0o755)
+
+    return made
+
+
+def test_a_tool_with_the_flavour_in_its_name_goes_before_the_plain_one(install: Install) -> None:
+    install("iptables", "iptables v1.6.2")
+    install("iptables-legacy", LEGACY)
+    assert iptables.find(V4, Flavour.LEGACY).version == "1.8.9"
+
+
+@pytest.mark.parametrize(
+    ("version", "flavour"),
+    [(LEGACY, Flavour.LEGACY), (NFT, Flavour.NFT), ("iptables v1.6.1", Flavour.LEGACY)],
+)
+def test_a_plain_tool_is_of_the_flavour_that_it_says(
+    version: str, flavour: Flavour, install: Install
+) -> None:
+    install("iptables", version)
+    assert iptables.plain_flavour(V4) is flavour
+    assert iptables.find(V4, flavour).flavour is flavour
+    (other,) = set(Flavour) - {flavour}
+    with pytest.raises(Unsupported, match=f"no iptables of the flavour {other}"):
+        iptables.find(V4, other)
+
+
+def test_a_tool_that_is_not_complete_is_none(install: Install, tmp_path: Path) -> None:
+    install("iptables", LEGACY)
+    (tmp_path / "iptables-restore").unlink()
+    assert iptables.plain_flavour(V4) is None
+
+
+def test_without_any_tool_what_to_install_is_told(install: Install) -> None:
+    with pytest.raises(Unsupported) as failure:
+        iptables.find(Family.IPV6, Flavour.NFT)
+    assert "apt-get install iptables" in failure.value.hint
+
+
+def test_what_a_tool_says_is_the_reason(install: Install) -> None:
+    install("iptables", LEGACY, save="echo 'iptables-save v1.8.9 (legacy): Cannot: it rains' >&2; exit 1")
+    with pytest.raises(KernelError, match=r"^iptables-legacy cannot read the tables: Cannot: it rains$"):
+        iptables.find(V4, Flavour.LEGACY).save()
+
+
+def test_a_tool_that_says_nothing_is_told_by_its_code(install: Install) -> None:
+    install("iptables", LEGACY, save="exit 7")
+    with pytest.raises(KernelError, match="it ended with 7"):
+        iptables.find(V4, Flavour.LEGACY).save()
+
+
+def test_a_tool_that_crashes_is_told_by_the_signal(install: Install) -> None:
+    install("iptables", LEGACY, save="kill -SEGV $$")
+    with pytest.raises(KernelError, match="it was ended by SIGSEGV"):
+        iptables.find(V4, Flavour.LEGACY).save()
+
+
+def test_without_rights_the_remedy_is_root(install: Install) -> None:
+    said = "echo 'iptables-save v1.8.9 (legacy): Cannot initialize: Permission denied (you must be root)' >&2"
+    install("iptables", LEGACY, save=f"{said}; exit 4")
+    with pytest.raises(Rejected) as failure:
+        iptables.find(V4, Flavour.LEGACY).save()
+    assert "run as root" in failure.value.hint
+
+
+def test_a_tool_that_hangs_is_ended(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(iptables, "TIMEOUT", 0.2)
+    install("iptables", LEGACY, save="exec sleep 600")
+    with pytest.raises(KernelError, match="has not ended"):
+        iptables.find(V4, Flavour.LEGACY).save()
+
+
+def test_messages_are_asked_for_in_english(install: Install) -> None:
+    install("iptables", LEGACY, save='echo "$LC_ALL"')
+    assert iptables.find(V4, Flavour.LEGACY).save() == "C\n"
+
+
+@pytest.mark.parametrize(
+    ("errors", "lines"),
+    [
+        ("", {}),
+        ("Ignoring deprecated --wait-interval option.\n", {}),
+        (
+            "iptables-restore v1.8.9 (legacy): Couldn't load target `X':No such file or directory\n\n"
+            "Error occurred at line: 7\nTry `iptables-restore -h' or ... for more information.\n",
+            {7: "Couldn't load target `X':No such file or directory"},
+        ),
+        (
+            "iptables-nft-restore v1.8.9 (nf_tables): \n"
+            "line 3: RULE_APPEND failed (Invalid argument): rule in chain A\n"
+            "line 14: RULE_APPEND failed (Invalid argument): rule in chain B\n",
+            {
+                3: "RULE_APPEND failed (Invalid argument): rule in chain A",
+                14: "RULE_APPEND failed (Invalid argument): rule in chain B",
+            },
+        ),
+        ("iptables-nft-restore: line 2 failed: Chain already exists.\n", {2: "Chain already exists."}),
+        ("Bad argument `foo'\nError occurred at line: 2\n", {2: "Bad argument `foo'"}),
+    ],
+)
+def test_lines_are_found_in_what_is_said_of_them(errors: str, lines: dict[int, str]) -> None:
+    assert iptables.refused_lines(errors) == lines
+
+
+def test_a_refusal_names_the_line_and_its_text(install: Install) -> None:
+    install("iptables", NFT, restore="cat >/dev/null; echo 'line 2: no' >&2; exit 4")
+    with pytest.raises(LinesRefused, match="iptables-nft refused line 2, :ONE - : no"):
+        iptables.find(V4, Flavour.NFT).restore("*nat\n:ONE - \nCOMMIT\n")
+
+
+def test_a_text_comes_from_a_file_since_an_alarm_would_cut_a_pipe_short(
+    install: Install, tmp_path: Path
+) -> None:
+    """That of iptables-legacy, when the text takes longer than the wait for the lock might have."""
+    given = tmp_path / "given"
+    install("iptables", LEGACY, restore=f"[ -p /dev/stdin ] && exit 1; cat >{given}")
+    text = "*nat\n" + "-A ONE -j ACCEPT\n" * 100_000 + "COMMIT\n"
+    iptables.find(V4, Flavour.LEGACY).restore(text)
+    assert given.read_text() == text
+
+
+# The lock
+
+
+@pytest.fixture(autouse=True)
+def address(monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """Of these tests' own: nobody is to wait for them."""
+    own = b"\0xtables-test-%d" % os.getpid()
+    monkeypatch.setattr(lock_file, "_ADDRESS", own)
+    return own
+
+
+ANY_WAIT = "cat >/dev/null"
+ONLY_W = "cat >/dev/null; for each; do [ $each = -W ] && exit 2; done; [ $# -gt 0 ]"
+NO_WAIT = "cat >/dev/null; for each; do [ $each = -w ] && exit 2; done; [ $# -gt 0 ]"
+
+
+@pytest.mark.parametrize(
+    ("restore", "options"), [(ANY_WAIT, ("-w", "5", "-W", "100000")), (ONLY_W, ("-w", "5")), (NO_WAIT, None)]
+)
+def test_a_tool_is_told_to_wait_for_the_lock_as_far_as_it_can(
+    restore: str, options: tuple[str, ...] | None, install: Install
+) -> None:
+    install("iptables", LEGACY, restore=restore)
+    assert iptables.find(V4, Flavour.LEGACY)._waiting == options
+
+
+def test_for_a_tool_that_takes_no_lock_it_is_held(
+    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = tmp_path / "xtables.lock"
+    monkeypatch.setattr(lock_file, "FILE", lock)
+    monkeypatch.setattr(iptables, "LOCK_PATIENCE", 0)
+    held = f"flock -n {lock} true && exit 1"
+    install(
+        "iptables", "iptables v1.6.1", restore=f"{NO_WAIT}; [ $# = 1 ] && [ -e {lock} ] && {held}; exit 0"
+    )
+    tool = iptables.find(V4, Flavour.LEGACY)
+    tool.restore("*nat\nCOMMIT\n")
+    with lock.open() as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(Rejected, match="another process holds"):
+            tool.restore("*nat\nCOMMIT\n")
+    tool.restore("*nat\nCOMMIT\n")
+
+
+def test_the_lock_is_both_the_file_and_the_address_of_former_versions(tmp_path: Path, address: bytes) -> None:
+    file = tmp_path / "xtables.lock"
+    with XtablesLock(0, file), pytest.raises(Rejected), XtablesLock(0, file):
+        pass
+    with XtablesLock(0, file), socket.socket(socket.AF_UNIX) as other, pytest.raises(OSError, match="in use"):
+        other.bind(address)
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(address)
+        with pytest.raises(Rejected, match="another process"), XtablesLock(0, file):
+            pass
+    with XtablesLock(0, file):
+        pass
+
+
+def test_a_lock_that_cannot_be_made_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(Rejected, match="No such file"), XtablesLock(0, tmp_path / "missing/xtables.lock"):
+        pass
+
+
+def test_a_kernel_without_ip_tables_has_no_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = legacy._PLACES[V4]._replace(names=tmp_path / "ip_tables_names")
+    monkeypatch.setitem(legacy._PLACES, V4, place)
+    assert legacy.tables(V4) == frozenset()
+    assert legacy.fingerprint(V4, "nat") == b""

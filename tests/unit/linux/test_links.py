@@ -1,0 +1,147 @@
+"""Devices, from messages as the kernel sends them."""
+
+import errno
+import socket
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ebpfproxy.errors import Rejected
+from ebpfproxy.linux.netlink import links, netlink, rtnetlink_watch
+from ebpfproxy.model.address import format_address
+from ebpfproxy.model.device import Device
+
+INET, INET6 = 2, 10
+SECONDARY, OPTIMISTIC, DADFAILED, DEPRECATED, TENTATIVE = 0x01, 0x04, 0x08, 0x20, 0x40
+
+
+def number(value: int) -> bytes:
+    return struct.pack("=I", value)
+
+
+def link(index: int, name: str, kind: str = "", master: int = 0, up: bool = True, type_: int = 1) -> bytes:
+    head = struct.pack("=BxHiII", 0, type_, index, int(up), 0)
+    message = head + netlink.attribute(3, name.encode() + b"\0")
+    if master:
+        message += netlink.attribute(10, number(master))
+    if kind:  # IFLA_LINKINFO, with NLA_F_NESTED as new kernels say it
+        message += netlink.attribute(18 | 0x8000, netlink.attribute(1, kind.encode() + b"\0"))
+    return message
+
+
+def address(index: int, raw: bytes, flags: int = 0, scope: int = 0) -> bytes:
+    family = INET if len(raw) == 4 else INET6
+    head = struct.pack("=BBBBI", family, 24, flags & 0xFF, scope, index)
+    return head + netlink.attribute(1, raw) + netlink.attribute(8, number(flags))
+
+
+def route(*attributes: bytes, family: int = INET, length: int = 0, table: int = 254, kind: int = 1) -> bytes:
+    return struct.pack("=BBBBBBBBI", family, length, 0, 0, table, 3, 0, kind, 0) + b"".join(attributes)
+
+
+def hop(index: int, gateway: bytes) -> bytes:
+    attributes = netlink.attribute(5, gateway)
+    return struct.pack("=HBBi", 8 + len(attributes), 0, 0, index) + attributes
+
+
+OIF, MULTIPATH, TABLE = 4, 9, 15
+
+
+def owned(*messages: bytes) -> list[str]:
+    device = links.devices([link(1, "n0")], messages, [])[0]
+    return [format_address(one) for one in device.addresses]
+
+
+def test_a_device_is_what_its_message_says_and_its_master_is_looked_up() -> None:
+    found = links.devices([link(7, "eth0", master=3, up=False), link(3, "br0", "bridge")], [], [])
+    assert found == (
+        Device(3, "br0", "bridge", 1, True),
+        Device(7, "eth0", "", 1, False, 3, "bridge"),
+    )
+
+
+def test_a_master_that_is_gone_already_has_no_kind() -> None:
+    assert links.devices([link(7, "eth0", master=3)], [], []) == (Device(7, "eth0", "", 1, True, 3, ""),)
+
+
+def test_addresses_of_a_device_that_is_gone_already_are_nobodys() -> None:
+    assert links.devices([], [address(9, bytes([10, 0, 0, 1]))], []) == ()
+
+
+def test_what_the_kernel_would_not_choose_comes_last_and_what_it_may_not_choose_not_at_all() -> None:
+    assert owned(
+        address(1, bytes([10, 0, 0, 4]), DEPRECATED | SECONDARY),
+        address(1, bytes([10, 0, 0, 3]), DEPRECATED),
+        address(1, bytes([10, 0, 0, 2]), SECONDARY),
+        address(1, bytes([10, 0, 0, 1])),
+        address(1, bytes([10, 0, 0, 9]), scope=253),  # link
+        address(1, bytes([127, 0, 0, 1]), scope=254),  # host
+        address(1, b"\xfd" + bytes(14) + b"\7", TENTATIVE),
+        address(1, b"\xfd" + bytes(14) + b"\6", DADFAILED | TENTATIVE | OPTIMISTIC),
+        address(1, b"\xfd" + bytes(14) + b"\5", TENTATIVE | OPTIMISTIC),
+    ) == ["10.0.0.1", "fd00::5", "10.0.0.2", "10.0.0.3", "10.0.0.4"]
+
+
+def test_the_local_address_is_taken_where_the_other_is_the_peers() -> None:
+    local = netlink.attribute(2, bytes([10, 0, 0, 1]))
+    assert owned(address(1, bytes([10, 0, 0, 9])) + local) == ["10.0.0.1"]
+
+
+def test_default_routes_lead_to_their_device_or_to_each_of_their_hops() -> None:
+    assert links.default_devices(
+        [
+            route(netlink.attribute(OIF, number(4))),
+            route(netlink.attribute(MULTIPATH, hop(5, bytes(4)) + hop(6, bytes(16)))),
+            route(netlink.attribute(OIF, number(7)), netlink.attribute(TABLE, number(254)), family=INET6),
+        ]
+    ) == {4, 5, 6, 7}
+
+
+def test_routes_to_somewhere_or_nowhere_and_of_other_tables_do_not_count() -> None:
+    oif = netlink.attribute(OIF, number(4))
+    assert (
+        links.default_devices(
+            [
+                route(oif, length=8),
+                route(oif, table=255),
+                route(oif, netlink.attribute(TABLE, number(1000)), table=252),  # RT_TABLE_COMPAT
+                route(oif, kind=7),  # RTN_UNREACHABLE
+                route(),
+            ]
+        )
+        == set()
+    )
+
+
+def test_a_malformed_hop_ends_the_list() -> None:
+    broken = struct.pack("=HBBi", 0, 0, 0, 6)
+    assert links.default_devices([route(netlink.attribute(MULTIPATH, hop(5, bytes(4)) + broken))]) == {5}
+
+
+@given(st.binary(max_size=120), st.binary(max_size=120), st.binary(max_size=120))
+def test_junk_in_the_attributes_is_survived(one: bytes, two: bytes, three: bytes) -> None:
+    links.devices([link(1, "n0") + one], [address(1, bytes(4)) + two], [route(three)])
+
+
+def test_only_reports_that_can_concern_devices_are_relevant() -> None:
+    def report(kind: int, body: bytes) -> bytes:
+        return netlink.message(kind, 0, 0, body)[: rtnetlink_watch.REPORT_BYTES]
+
+    assert links._is_relevant(report(24, route()))
+    assert links._is_relevant(report(25, route(family=INET6)))
+    assert not links._is_relevant(report(24, route(length=24)))
+    assert not links._is_relevant(report(25, route(table=255)))
+    assert links._is_relevant(report(16, link(1, "n0")))  # RTM_NEWLINK
+    assert links._is_relevant(report(20, address(1, bytes(4))))  # RTM_NEWADDR
+    assert links._is_relevant(b"")
+
+
+def test_names_that_cannot_be_read_are_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(socket, "if_nameindex", fail)
+    with pytest.raises(Rejected, match="devices cannot be read: Too many open files"):
+        links.names()
