@@ -160,7 +160,7 @@ def test_the_calls_are_there() -> None:
 
 def test_without_the_capability_it_is_not_permitted(child: Child) -> None:
     code = (
-        "import sys\nfrom ebpfproxy.kernel import pidfd\nfrom ebpfproxy.errors import Unsupported\n"
+        "import sys\nfrom ebpfproxy.linux.sockets import pidfd\nfrom ebpfproxy.errors import Unsupported\n"
         "process = pidfd.open_process(int(sys.argv[1]))\n"
         "try:\n    pidfd.duplicate(process, int(sys.argv[2]))\n"
         "except Unsupported as failure:\n    print(failure.hint)\n"

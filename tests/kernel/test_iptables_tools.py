@@ -49,10 +49,9 @@ def test_what_is_restored_is_saved(tool: Iptables) -> None:
 
 _AS_NOBODY = """
 from ebpfproxy.errors import KernelError
-from ebpfproxy.linux.xtables import iptables
-from ebpfproxy.linux.xtables import legacy
+from ebpfproxy.linux.xtables import iptables, legacy
 from ebpfproxy.model.address import Family
-xtables_legacy.tables = lambda family: {"nat"}
+legacy.tables = lambda family: {"nat"}
 for flavour in iptables.Flavour:
     try:
         print(iptables.find(Family.IPV4, flavour).show("nat", "ONE"))

@@ -17,7 +17,7 @@ def with_rejected_program(folder: Path) -> Path:
     Started in the folder that is returned, `python -m ebpfproxy` is that copy.
     """
     copy = folder / "altered"
-    shutil.copytree(_PACKAGE, copy / "ebpfproxy", ignore=shutil.ignore_patterns("__pycache__", "bpf"))
+    shutil.copytree(_PACKAGE, copy / "ebpfproxy", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(_PACKAGE.parent / "bpf", copy / "bpf")
     reject(copy / "bpf")
     return copy
