@@ -1,21 +1,22 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
  *
- * What the C programs and the Python control plane share: every struct, enum and limit, once.
- * ebpfproxy/backends/ebpf/abi.py reads this very file for its packing, so its shapes are plain:
- * scalar types, structs declared above, arrays of constant size, enums with explicit values.
- * Structs have no implicit padding; `pad` is always zero, since keys are compared bytewise.
+ * Structs, enums and limits that the C programs and the Python control plane share.
+ * ebpfproxy/backends/ebpf/abi.py parses this file, so its shapes are plain: scalar types, structs
+ * declared above, arrays of constant size, enums with explicit values. Structs have no implicit
+ * padding. The kernel compares keys bytewise, so `pad` is always zero.
  *
- * Byte order: __be16 and __be32 are in network order, all other integers in the machine's own.
+ * Byte order: __be16 and __be32 are in network byte order, all other integers in host byte order.
  */
 #pragma once
 
-/* IPv6, or IPv4 a.b.c.d as ::ffff:a.b.c.d: one code path for both families. */
+/* IPv6, or IPv4 a.b.c.d as ::ffff:a.b.c.d, so that one code path handles both families. */
 struct address {
 	__be32 word[4];
 };
 
-/* Key of `services`: what a client dials. A NodePort has the unspecified address of its family
- * (:: or ::ffff:0.0.0.0) and stands for every local address that answers NodePorts.
+/* Key of `services`: the address, port and protocol of a frontend. A NodePort has the unspecified
+ * address of its family (:: or ::ffff:0.0.0.0). It represents every local address that serves
+ * NodePorts.
  */
 struct service_key {
 	struct address address;
@@ -24,10 +25,10 @@ struct service_key {
 	__u8 pad;
 };
 
-/* `service_ports` has a bit for each port that a frontend has, by protocol: 64 in a word, the
- * lowest port in the lowest bit, and a line of 1024 words for each protocol. NodePorts have lines
- * of their own behind those of the other frontends. Most ports are no frontend's, so most packets
- * need no lookup in a hash map, and most others one.
+/* `service_ports` has one bit for each port and protocol, which is set if a frontend uses the port.
+ * A word holds 64 ports, with the lowest port in the lowest bit. Each protocol has a line of 1024
+ * words. NodePorts have separate lines after those of the other frontends. Most packets use a port
+ * without a frontend and need no hash lookup. Most of the other packets need one.
  */
 #define SERVICE_PORT_LINE  1024
 #define SERVICE_PORT_WORDS 6144
@@ -38,18 +39,18 @@ enum port_line {
 	PORTS_SCTP = 2,
 };
 
-/* `count` entries of `slots`, from `first` on; each is the id of an endpoint. */
+/* `count` entries of `slots`, starting at `first`. Each entry is an endpoint id. */
 struct slot_range {
 	__u32 first;
 	__u32 count;
 };
 
 enum service_flag {
-	SERVICE_INTERNAL_LOCAL = 1, /* `internal` holds the endpoints of scope Local */
-	SERVICE_EXTERNAL_LOCAL = 2, /* `external` does */
-	SERVICE_REJECT = 4,	    /* an empty range: refuse; without it: drop */
-	SERVICE_RESTRICTED = 8,	    /* has source ranges: not decided on the socket path for pods */
-	SERVICE_NODE_ADMITTED = 16, /* but the node itself may */
+	SERVICE_INTERNAL_LOCAL = 1,  /* `internal` has the endpoints for traffic policy Local */
+	SERVICE_EXTERNAL_LOCAL = 2,  /* `external` has the endpoints for traffic policy Local */
+	SERVICE_REJECT = 4,	     /* no-endpoint action: reject; if not set: drop */
+	SERVICE_RESTRICTED = 8,	     /* has source ranges: the packet path decides for pods */
+	SERVICE_NODE_ADMITTED = 16,  /* the source ranges admit the node itself */
 	SERVICE_MASQUERADE_POD = 32, /* packet path: pods get the node's address */
 	SERVICE_MASQUERADE_NODE = 64,
 	SERVICE_MASQUERADE_OUTSIDE = 128,
@@ -62,10 +63,12 @@ enum service_kind {
 	KIND_LOAD_BALANCER = 4,
 };
 
-/* Value of `services`. All frontends of a ServicePort in one family share `id`, and so affinity. */
+/* Value of `services`. All frontends of a ServicePort in one address family share `id`, and
+ * therefore session affinity.
+ */
 struct service {
-	struct slot_range internal; /* for pods of this node and the node itself */
-	struct slot_range external; /* for everybody else */
+	struct slot_range internal; /* for pods on this node and the node itself */
+	struct slot_range external; /* for all other clients */
 	__u32 id;		    /* never 0 */
 	__u32 affinity_timeout;	    /* seconds; 0: no affinity */
 	__u16 flags;		    /* enum service_flag */
@@ -74,13 +77,13 @@ struct service {
 };
 
 enum ping_client {
-	PING_FROM_INSIDE = 1,  /* pods of this node and the node itself */
-	PING_FROM_OUTSIDE = 2, /* all others */
+	PING_FROM_INSIDE = 1,  /* pods on this node and the node itself */
+	PING_FROM_OUTSIDE = 2, /* all other clients */
 };
 
-/* Value of `frontend_addresses`, by a frontend's address. A client whose packets every frontend of
- * the address would drop gets no answer to a ping; an address without any other client has no
- * entry.
+/* Value of `frontend_addresses`; the key is the address of a frontend. A client gets no reply to a
+ * ping if every frontend of the address would drop its packets. If no client gets a reply, the
+ * address has no entry.
  */
 struct frontend_address {
 	__u32 answered; /* enum ping_client */
@@ -89,7 +92,9 @@ struct frontend_address {
 /* "namespace/name:port", each part at most 63 bytes, NUL-terminated. */
 #define SERVICE_NAME_SIZE 196
 
-/* Value of `service_names`, by service id: for people, not for the programs. */
+/* Value of `service_names`; the key is the service id. The programs do not read it; it is for
+ * display.
+ */
 struct service_name {
 	char text[SERVICE_NAME_SIZE];
 	__u32 protocol;
@@ -97,13 +102,13 @@ struct service_name {
 };
 
 enum endpoint_flag {
-	ENDPOINT_LISTED = 1,  /* in force; without it: retired, kept for readers of an old range */
-	ENDPOINT_CLUSTER = 2, /* new connections of scope Cluster may use it */
-	ENDPOINT_LOCAL = 4,   /* those of scope Local may */
+	ENDPOINT_LISTED = 1,  /* in use; if not set: draining, kept for readers of an old range */
+	ENDPOINT_CLUSTER = 2, /* usable for new connections with traffic policy Cluster */
+	ENDPOINT_LOCAL = 4,   /* usable for new connections with traffic policy Local */
 	ENDPOINT_ON_NODE = 8, /* it runs on this node */
 };
 
-/* Value of `endpoints`, by endpoint id. An id belongs to one service. */
+/* Value of `endpoints`; the key is the endpoint id. An id belongs to one service. */
 struct endpoint {
 	struct address address;
 	__be16 port;
@@ -112,8 +117,8 @@ struct endpoint {
 };
 
 enum client_kind {
-	CLIENT_ADDRESS = 0, /* `client` is the address it comes from */
-	CLIENT_NETNS = 1,   /* the first 8 bytes of `client` are its network namespace's cookie */
+	CLIENT_ADDRESS = 0, /* `client` is the client's address */
+	CLIENT_NETNS = 1,   /* its first 8 bytes are a network namespace cookie */
 };
 
 /* Key of `affinity`. */
@@ -130,14 +135,13 @@ struct affinity {
 };
 
 enum socket_direction {
-	TO_ENDPOINT = 1, /* key: the frontend dialed; value: where it goes */
-	TO_FRONTEND = 2, /* key: the endpoint; value: what was dialed */
+	TO_ENDPOINT = 1, /* key: the frontend; value: the endpoint */
+	TO_FRONTEND = 2, /* key: the endpoint; value: the frontend */
 };
 
-/* Entry of `socket_peers`: a connected socket, and what it dialed. It stands at its cookie modulo
- * the map's size, or at one of the SOCKET_WAYS - 1 places behind that. A UDP socket that is
- * connected to a frontend without endpoints waits: its peer is the frontend, and `endpoint` is
- * NO_ENDPOINT.
+/* Entry of `socket_peers`: a connected socket and its frontend. The index is the cookie modulo the
+ * map's size, or one of the next SOCKET_WAYS - 1 indexes. A UDP socket that is connected to a
+ * frontend without endpoints waits: its peer is the frontend, and `endpoint` is NO_ENDPOINT.
  */
 #define SOCKET_WAYS 4
 #define NO_ENDPOINT 4294967295
@@ -155,7 +159,7 @@ struct socket_peer {
 	__u64 pad3;	/* 64 bytes: one cache line */
 };
 
-/* Key of `socket_flows`: where an unconnected UDP socket sends to, both ways. */
+/* Key of `socket_flows`: destinations of an unconnected UDP socket, in both directions. */
 struct socket_flow_key {
 	__u64 cookie; /* bpf_get_socket_cookie() */
 	struct address address;
@@ -173,18 +177,22 @@ struct socket_flow {
 	__u32 endpoint;
 };
 
-/* Key of `local_networks`: `length` bits of `address` count, 96 more for IPv4. */
+/* Key of `local_networks`. `length` is the prefix length in bits. For IPv4 it includes the 96 bits
+ * of ::ffff:0:0/96.
+ */
 struct network_key {
 	__u32 length;
 	struct address address;
 };
 
 enum network_flag {
-	NETWORK_LOCAL = 1,	/* this node delivers it to itself */
-	NETWORK_NODE_PORTS = 2, /* NodePorts answer there */
+	NETWORK_LOCAL = 1,	/* the node delivers packets to this network locally */
+	NETWORK_NODE_PORTS = 2, /* NodePorts are served at addresses of this network */
 };
 
-/* Key of `source_ranges`: `length` bits of what follows count, 32 of them the service's id. */
+/* Key of `source_ranges`. `length` is the number of bits that must match in the fields after it,
+ * including the 32 bits of the service id.
+ */
 struct source_range_key {
 	__u32 length;
 	__u32 service_id;
@@ -192,77 +200,81 @@ struct source_range_key {
 };
 
 enum node_flag {
-	NODE_SOCKETS_OF_PODS = 1, /* the socket path serves pods, too, and not the node alone */
-	NODE_REDIRECT = 2,	  /* flows of clients outside skip this node's stack */
+	NODE_SOCKETS_OF_PODS = 1, /* the socket path handles pods in addition to the node */
+	NODE_REDIRECT = 2,	  /* flows of outside clients bypass this node's stack */
 	NODE_NETFILTER_FLOWS = 4, /* `netfilter_flows` has entries */
 	NODE_STALE_SOCKETS = 8,	  /* `stale_sockets` has entries */
 };
 
-/* The one entry of `node`: what holds for all programs. Timeouts in seconds. */
+/* The only entry of `node`: settings for all programs. Timeouts are in seconds. */
 struct node {
-	__u64 netns_cookie; /* of the namespace that counts as the node; 0: none does yet */
+	__u64 netns_cookie; /* the node's network namespace; 0: not known yet */
 	__u32 flags;	    /* enum node_flag */
-	__u32 inlet;	    /* index of the device by which replies reach the node; 0: none */
+	__u32 inlet; /* ifindex of the reinjection veth pair, for replies to the node; 0: none */
 	__u32 tcp_established;
 	__u32 tcp_close_wait; /* one side has closed */
 	__u32 tcp_syn;	      /* not established yet */
-	__u32 tcp_fin;	      /* both sides have closed, or one was reset */
-	__u32 udp;	      /* not answered yet; SCTP, too */
-	__u32 udp_stream;     /* answered */
+	__u32 tcp_fin;	      /* both sides have closed, or one side has sent a reset */
+	__u32 udp;	      /* no reply yet; also for SCTP */
+	__u32 udp_stream;     /* a reply was sent */
 	__u32 icmp_rate;      /* ICMP errors per second; 0: none */
-	__u32 icmp_burst;     /* ICMP errors at once */
+	__u32 icmp_burst;     /* maximum burst of ICMP errors */
 };
 
-/* The one entry of `icmp_budget`. */
+/* The only entry of `icmp_budget`. */
 struct icmp_budget {
 	__u64 refilled; /* bpf_ktime_get_ns() */
-	__u64 errors;	/* that may still be sent */
+	__u64 errors;	/* ICMP errors that may still be sent */
 };
 
 enum device_flag {
-	DEVICE_POD = 1,	   /* what comes in is of a pod of this node; else of somebody outside */
+	DEVICE_POD = 1, /* received packets are from a pod on this node; if not set: from outside */
 	DEVICE_LAYER3 = 2, /* its packets begin with the IP header */
-	DEVICE_CLSACT = 4, /* its clsact qdisc is of our making */
-	DEVICE_PEER = 8,   /* of a pair whose other end is in another network namespace */
+	DEVICE_CLSACT = 4, /* the agent created its clsact qdisc */
+	DEVICE_PEER = 8,   /* one end of a pair; the other end is in another network namespace */
 };
 
-/* Value of `devices`, by interface index: devices that have our programs. */
+/* Value of `devices`; the key is the interface index. The devices are those with attached programs.
+ */
 struct device {
-	struct address v4; /* what is masqueraded there gets; unspecified: there is none */
+	struct address v4; /* masquerade address; unspecified: none */
 	struct address v6;
 	__u32 flags; /* enum device_flag */
 	__u32 pad;
 };
 
-/* `device_packets` counts the packets that reach a classifier: two entries, ingress and egress, for
- * the interface index modulo this.
+/* `device_packets` counts the packets that reach a classifier. Each interface index modulo
+ * DEVICE_SLOTS has two entries, for ingress and egress.
  */
 #define DEVICE_SLOTS   1024
 #define DEVICE_PACKETS 2048
 
-/* A flow is one connection that is translated. It has two entries: one in `flows`, by what its
- * client sends, and one in `replies`, by what its endpoint sends. It is half-open until both sides
- * have been heard: TCP has seen the three-way handshake, a datagram was answered and another one
- * followed. Half-open flows have places, of which there is a limited number, and evict each other
- * there: so nothing that one side sends alone can evict an established flow.
+/* A flow is one translated connection. It has two entries: one in `flows`, found by the client's
+ * packets, and one in `replies`, found by the endpoint's packets. A flow is half-open until packets
+ * of both sides have been seen:
+ * - TCP: the three-way handshake is complete.
+ * - UDP and SCTP: the client has sent another packet after a reply.
  *
- * A flow that is not masqueraded is translated in one step each way. One that is masqueraded and
- * passes the node's stack is translated in two: the stack sees client:reply_port and the endpoint's
- * own address, in both directions.
+ * Half-open flows occupy a limited number of slots in `half_open_flows` and evict each other. So
+ * packets of one side alone cannot evict an established flow.
+ *
+ * A flow without masquerading is translated once in each direction. A masqueraded flow that passes
+ * the node's stack is translated twice in each direction. In both directions the stack sees
+ * client:reply_port and the endpoint's own address.
  */
 enum flow_side {
-	AT_INGRESS = 1, /* `flows`: what a client sends that is not this node */
-	/* `flows`: what the node itself sends; `replies`: to a client whose address the endpoint
-	 * sees
+	AT_INGRESS = 1, /* `flows`: packets of clients other than this node */
+	/* `flows`: host-originated packets. `replies`: packets to a client that is not masqueraded.
 	 */
 	AT_EGRESS = 2,
-	/* `replies`: to an address of this node. `destination` in the key is all zero: the stack
-	 * sees the same reply with the client's address in its place.
+	/* `replies`: packets to an address of this node. `destination` in the key is all zero,
+	 * because the stack sees the same reply with the client's address as destination.
 	 */
 	MASQUERADED = 3,
 };
 
-/* Key of `flows` and `replies`, and of their half-open counterparts: a packet's tuple. */
+/* Key of `flows` and `replies`: the tuple of a packet. `half_open_flows` also contains such keys.
+ */
 struct flow_key {
 	struct address source;
 	struct address destination;
@@ -274,58 +286,61 @@ struct flow_key {
 };
 
 enum flow_flag {
-	FLOW_MASQUERADE = 1,	/* the endpoint sees an address of this node */
-	FLOW_NODE = 2,		/* the client is this node itself */
-	FLOW_REPLIED = 4,	/* the endpoint has sent something; set in the reply alone */
-	FLOW_CLIENT_FIN = 8,	/* TCP: no more from the client */
-	FLOW_ENDPOINT_FIN = 16, /* TCP: nor from the endpoint */
-	FLOW_RESET = 32,    /* TCP: by either, with a sequence number that the other side accepts */
-	FLOW_REDIRECT = 64, /* both directions skip the node's stack */
-	FLOW_DIRECT = 128,  /* of no Service: its address and port were another flow's */
-	FLOW_STALE_SOCKET = 256, /* its client is in `stale_sockets` */
+	FLOW_MASQUERADE = 1,	 /* the endpoint sees an address of this node */
+	FLOW_NODE = 2,		 /* the client is this node itself */
+	FLOW_REPLIED = 4,	 /* the endpoint has sent a packet; set only in `replies` */
+	FLOW_CLIENT_FIN = 8,	 /* TCP: the client has closed its side */
+	FLOW_ENDPOINT_FIN = 16,	 /* TCP: the endpoint has closed its side */
+	FLOW_RESET = 32,	 /* TCP: one side has sent a reset that the other side accepts */
+	FLOW_REDIRECT = 64,	 /* both directions bypass the node's stack */
+	FLOW_DIRECT = 128,	 /* no Service; another flow used its address and port */
+	FLOW_STALE_SOCKET = 256, /* the client is in `stale_sockets` */
 };
 
-/* Value of `flows`: where what the client sends goes. `last_seen` is in units
- * of 2^30 ns (1.07 s) of CLOCK_MONOTONIC, when this side sent last.
+/* Value of `flows`: the endpoint for the client's packets. `last_seen` is the time of the client's
+ * last packet, in units of 2^30 ns (1.07 s) of CLOCK_MONOTONIC. An entry has 64 bytes: one cache
+ * line.
  */
 struct flow {
 	struct address endpoint;
-	struct address masquerade; /* all zero: the client's own, or not chosen yet */
+	struct address masquerade; /* all zero: the client's own address, or not selected yet */
 	__be16 endpoint_port;
 	__be16 reply_port; /* the client's port as the endpoint sees it */
-	__u32 service_id;  /* 0, as endpoint_id: none */
+	__u32 service_id;  /* 0: no Service; then `endpoint_id` is 0, too */
 	__u32 endpoint_id;
 	__u16 flags;	/* enum flow_flag */
-	__u8 half_open; /* a byte of its own: flags change on other CPUs at the same time */
+	__u8 half_open; /* a separate byte: other CPUs change `flags` at the same time */
 	__u8 pad;
 	__u32 last_seen;
-	__u32 sequence_end; /* TCP: of the last segment, behind its last byte */
-	__u32 acknowledged; /* TCP: the last acknowledgment */
-	__u32 place;	    /* row * HALF_OPEN_ROW + column; 64 bytes: one cache line */
+	__u32 sequence_end; /* TCP: the sequence number after the last segment */
+	__u32 acknowledged; /* TCP: the last acknowledgment number */
+	__u32 place;	    /* slot: row * HALF_OPEN_ROW + column */
 };
 
-/* Value of `replies`: where what the endpoint sends goes; otherwise as struct flow. */
+/* Value of `replies`: the client and the frontend for the endpoint's packets. The other fields are
+ * as in struct flow.
+ */
 struct reply {
 	struct address client;
 	struct address frontend;
 	__be16 client_port;
 	__be16 frontend_port;
 	__u32 service_id;
-	__u32 masquerade_digest; /* address_digest() of what the client is masqueraded with; 0: not
-				    yet */
+	/* address_digest() of the masquerade address; 0: not selected yet. */
+	__u32 masquerade_digest;
 	__u16 flags;
 	__u8 half_open;
 	__u8 pad;
 	__u32 last_seen;
 	__u32 sequence_end;
 	__u32 acknowledged;
-	__u32 device; /* the index of the one that the client's first packet came in by; 0: the
-			 client is this node */
+	/* The ifindex on which the client's first packet arrived; 0: the client is this node. */
+	__u32 device;
 };
 
-/* Value of `half_open_flows`: some places in a row. `seen`: when the flow at a place was seen, by
- * about a second, in units of 2^20 ns of CLOCK_MONOTONIC; 0: the place is free. A flow that ends by
- * itself does not free its place.
+/* Value of `half_open_flows`: a row of slots. `seen` is the approximate time (about 1 s) at which
+ * the flow in a slot was last seen, in units of 2^20 ns of CLOCK_MONOTONIC; 0: the slot is free. A
+ * flow that ends without eviction does not free its slot.
  */
 #define HALF_OPEN_ROW 4
 struct half_open_row {
@@ -333,8 +348,8 @@ struct half_open_row {
 	struct flow_key flow[HALF_OPEN_ROW];
 };
 
-/* Value of `flow_ports`, for 64 ports in a row; a line of FLOW_PORT_LINE for each protocol (enum
- * port_line). A byte says how flows have used the port since the map was made.
+/* Value of `flow_ports`, for 64 consecutive ports. Each protocol has a line of FLOW_PORT_LINE
+ * entries (enum port_line). A byte records how flows have used the port since the map was created.
  */
 #define FLOW_PORT_LINE	  1024
 #define FLOW_PORT_ENTRIES 3072
@@ -347,30 +362,31 @@ enum port_use {
 	PORT_OF_ENDPOINT = 2,
 };
 
-/* Key of `fragments`: packets of one datagram, at one side. `protocol` is the one that all of them
- * name: of IPv6 what the fragment header says comes next, which may be another extension header.
+/* Key of `fragments`: the fragments of one datagram, on one side of the stack. `protocol` is
+ * identical in all of them. For IPv6 it is the next header of the fragment header, which can be
+ * another extension header.
  */
 struct fragment_key {
 	struct address source;
 	struct address destination;
-	__u32 id; /* as in the packet, 16 bits of IPv4 or 32 of IPv6 */
+	__u32 id; /* as in the packet: 16 bits for IPv4, 32 for IPv6 */
 	__u8 protocol;
 	__u8 side; /* enum flow_side */
 	__u16 pad;
 };
 
-/* What only the first fragment tells. */
+/* Fields that only the first fragment contains. */
 struct fragment {
 	__be16 source_port;
 	__be16 destination_port;
 	__u8 protocol; /* IPPROTO_TCP, IPPROTO_UDP, IPPROTO_SCTP */
 	__u8 pad;
 	__u16 pad2;
-	__u64 seen; /* as flow.last_seen: ids are used again */
+	__u64 seen; /* as flow.last_seen, but in ns; ids are reused */
 };
 
-/* Value of `traffic`, by service id, for each CPU: what the packet path has carried. Bytes are
- * those of the IP packets; a GSO packet counts as one.
+/* Value of `traffic`, by service id and CPU: traffic of the packet path. Bytes are those of the IP
+ * packets. A GSO packet counts as one packet.
  */
 struct traffic {
 	__u64 new_flows;
@@ -380,33 +396,38 @@ struct traffic {
 	__u64 bytes_out;
 };
 
-/* Index of `counters`, and why a program did what it did. Up to PACKET_NEW of the socket path. */
+/* Index of `counters`: events and the reasons for them. Counters before COUNTER_PACKET_NEW are
+ * those of the socket path. Both paths use COUNTER_INCONSISTENT.
+ */
 enum counter {
-	COUNTER_CONNECT = 0,	     /* connections sent to an endpoint */
-	COUNTER_DATAGRAM = 1,	     /* datagrams of unconnected sockets sent to an endpoint */
-	COUNTER_REJECTED = 2,	     /* no endpoint: refused */
-	COUNTER_DROPPED = 3,	     /* no endpoint by policy: left to time out */
-	COUNTER_RESTRICTED = 4,	     /* source ranges: left to the packet path */
-	COUNTER_BIND_REFUSED = 5,    /* a bind on a NodePort */
-	COUNTER_INCONSISTENT = 6,    /* a service, slot or endpoint that should be there was not */
-	COUNTER_PEERS_FULL = 7,	     /* socket_peers overwrote, or socket_flows refused, an entry */
-	COUNTER_PACKET_NEW = 8,	     /* new flows of the packet path */
-	COUNTER_PACKET_REJECTED = 9, /* no endpoint: refused by a packet of ours */
-	COUNTER_PACKET_DROPPED = 10, /* no endpoint by policy: dropped */
-	COUNTER_SOURCE_REFUSED = 11, /* outside the source ranges: dropped */
+	COUNTER_CONNECT = 0,	  /* connections redirected to an endpoint */
+	COUNTER_DATAGRAM = 1,	  /* datagrams of unconnected sockets redirected to an endpoint */
+	COUNTER_REJECTED = 2,	  /* no endpoint: rejected */
+	COUNTER_DROPPED = 3,	  /* no endpoint by traffic policy: left to time out */
+	COUNTER_RESTRICTED = 4,	  /* source ranges: left to the packet path */
+	COUNTER_BIND_REFUSED = 5, /* bind() to a NodePort, rejected */
+	COUNTER_INCONSISTENT = 6, /* a service, slot or endpoint was missing */
+	COUNTER_PEERS_FULL = 7,	  /* entry of socket_peers evicted, or socket_flows update failed */
+	COUNTER_PACKET_NEW = 8,	  /* new flows of the packet path */
+	COUNTER_PACKET_REJECTED = 9,  /* no endpoint: rejected by a TCP reset or an ICMP error */
+	COUNTER_PACKET_DROPPED = 10,  /* no endpoint by traffic policy: dropped */
+	COUNTER_SOURCE_REFUSED = 11,  /* source address outside the source ranges: dropped */
 	COUNTER_PORTS_EXHAUSTED = 12, /* no free port to masquerade with: dropped */
 	COUNTER_NO_ADDRESS = 13,      /* a device has no address to masquerade with: dropped */
-	COUNTER_FLOWS_FULL = 14,      /* too many established flows: the flow stays half-open */
-	COUNTER_FLOWS_BUSY = 15,      /* a bucket of a flow map was locked: tried again */
-	COUNTER_ICMP_LIMITED = 16,    /* an ICMP error was due, and over the rate limit: dropped */
-	COUNTER_PORT_CHANGED = 17,    /* a client's port was taken between node and endpoint */
-	COUNTER_ICMP_ERROR = 18,      /* ICMP errors translated */
-	COUNTER_ECHO_ANSWERED = 19,   /* pings of a frontend's address answered */
-	COUNTER_FRAGMENT_ORPHAN = 20, /* fragments whose first one is not known: passed on */
+	/* Too many established flows: the flow stays half-open. Or an entry could not be written:
+	 * dropped.
+	 */
+	COUNTER_FLOWS_FULL = 14,
+	COUNTER_FLOWS_BUSY = 15,    /* a bucket of a flow map was locked: retried */
+	COUNTER_ICMP_LIMITED = 16,  /* ICMP error over the rate limit: dropped */
+	COUNTER_PORT_CHANGED = 17,  /* client port in use between node and endpoint: another port */
+	COUNTER_ICMP_ERROR = 18,    /* ICMP errors translated */
+	COUNTER_ECHO_ANSWERED = 19, /* pings to a frontend address answered */
+	COUNTER_FRAGMENT_ORPHAN = 20, /* fragments without a known first fragment: passed on */
 	COUNTER_UNPARSED = 21,	      /* packets that cannot be parsed: passed on */
-	COUNTER_PORT_UNEQUAL = 22,    /* SCTP: the endpoint's port is not the frontend's: dropped */
-	COUNTER_REDIRECTED = 23,      /* packets that skipped the node's stack */
-	COUNTER_NO_ROUTE = 24,	      /* of the node itself: no way to the endpoint, dropped */
-	COUNTER_BYPASSED = 25,	      /* a pod's packets that no program saw before egress */
+	COUNTER_PORT_UNEQUAL = 22,    /* SCTP: endpoint port differs from frontend port: dropped */
+	COUNTER_REDIRECTED = 23,      /* packets that bypassed the node's stack */
+	COUNTER_NO_ROUTE = 24, /* client is this node: no route to the destination, dropped */
+	COUNTER_BYPASSED = 25, /* packets of pods that no program saw before egress */
 	COUNTERS = 26,
 };

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
  *
- * POSTROUTING: what goes out is masqueraded, or gets the address back that its client connected to.
- * For what the node itself sends this is its PREROUTING, too.
+ * The egress program, at the position of POSTROUTING. It masquerades packets to endpoints and
+ * restores the frontend address in replies. For host-originated packets it also does the work of
+ * the ingress program: it selects an endpoint and replaces the destination.
  */
 #pragma once
 
@@ -14,18 +15,20 @@
 #include "route.h"
 #include "socket.h"
 
-/* What a packet at egress is. */
+/* The class of a packet at egress. */
 enum outgoing {
 	OUT_NOTHING,
-	OUT_REPLY,     /* to the client of `scratch->reply` */
-	OUT_FORWARDED, /* of a client to the endpoint of `scratch->reply`, still to be masqueraded
-			*/
-	OUT_OF_NODE,   /* of `scratch->flow`, whose client is this node */
-	OUT_DIRECT,    /* of `scratch->flow`, which is of no Service: it gets another port */
-	OUT_COLLIDES,  /* of no flow, but its reply would be taken for one of `scratch->reply` */
+	OUT_REPLY, /* a reply to the client of `scratch->reply` */
+	/* From a client to the endpoint of `scratch->reply`; egress still has to masquerade it. */
+	OUT_FORWARDED,
+	OUT_OF_NODE,  /* belongs to `scratch->flow`, whose client is this node */
+	OUT_DIRECT,   /* belongs to `scratch->flow`, which has no Service: gets another port */
+	OUT_COLLIDES, /* belongs to no flow, but its replies would match `scratch->reply` */
 };
 
-/* Back in by the device that it was to leave by, as if it had been sent from beyond. */
+/* Redirects the packet to the ingress side of its output device. The node then processes it like a
+ * received packet.
+ */
 static __always_inline int back_in(struct __sk_buff *skb)
 {
 	return bpf_redirect(skb->ifindex, BPF_F_INGRESS);
@@ -68,16 +71,16 @@ static __always_inline enum outgoing look_up_forwarded(struct __sk_buff *skb,
 		return OUT_FORWARDED;
 	if (!reply->client_port || !is_masquerade(reply, &tuple->source))
 		return OUT_NOTHING;
-	/* The flow's own packet, redirected by ingress, and a program before this one took its mark
-	 * off.
+	/* This is the flow's own packet: ingress redirected it, and another program removed its
+	 * mark before this program runs.
 	 */
 	if (reply->flags & FLOW_REDIRECT && skb->ingress_ifindex)
 		return OUT_NOTHING;
 	return OUT_COLLIDES;
 }
 
-/* `scratch->tuple` is looked up as a packet that goes out; `is_error`: it is the reverse of one
- * that an ICMP error quotes.
+/* Classifies `scratch->tuple` as an outgoing packet. `is_error`: the tuple is the reverse of a
+ * packet that an ICMP error quotes.
  */
 static __always_inline enum outgoing look_up_outgoing(struct __sk_buff *skb,
 						      const struct packet *packet, bool is_error,
@@ -99,8 +102,8 @@ static __always_inline enum outgoing look_up_outgoing(struct __sk_buff *skb,
 	return OUT_NOTHING;
 }
 
-/* The entry in `flows` that `scratch->reply` belongs to, which is copied to `scratch->flow`. NULL:
- * it is gone, or is another flow's by now, of the same client and frontend.
+/* Returns the entry in `flows` that belongs to `scratch->reply`, and copies it to `scratch->flow`.
+ * Returns NULL if the entry is gone, or belongs to a newer flow of the same client and frontend.
  */
 static __always_inline struct flow *flow_of_reply(struct scratch *scratch)
 {
@@ -115,14 +118,18 @@ static __always_inline struct flow *flow_of_reply(struct scratch *scratch)
 }
 
 enum masquerading {
-	MASQUERADED_AS, /* `scratch->flow.masquerade` is the address, and the port is the packet's
-			 */
-	CHOOSE_AGAIN,	/* the port is in use with the address: the flow gets another one */
-	NO_ADDRESS,	/* the device has none, which is counted */
-	NOT_ITS_FLOW,	/* the flow that the reply belongs to has ended */
+	/* `scratch->flow.masquerade` is the source address; the source port of the packet is
+	 * correct.
+	 */
+	MASQUERADED_AS,
+	CHOOSE_AGAIN, /* the port is in use with this address: select another port */
+	NO_ADDRESS,   /* the device has no masquerade address; this is counted */
+	NOT_ITS_FLOW, /* the flow that the reply belonged to has ended */
 };
 
-/* The first forwarded packet of a flow: which address it gets is known only now. */
+/* Selects the masquerade address for the first forwarded packet of a flow. It depends on the output
+ * device, which is only known at egress.
+ */
 static __always_inline enum masquerading masquerade_first(struct __sk_buff *skb,
 							  struct scratch *scratch)
 {
@@ -144,8 +151,8 @@ static __always_inline enum masquerading masquerade_first(struct __sk_buff *skb,
 	return MASQUERADED_AS;
 }
 
-/* Which address the client of `scratch->reply` is masqueraded with. That stays as it is for as long
- * as the flow lasts; mostly it is that of the device by which the packet leaves.
+/* Determines the masquerade address for the client of `scratch->reply`. A flow keeps its address.
+ * This is usually the address of the output device, so that address is compared first.
  */
 static __always_inline enum masquerading masquerade(struct __sk_buff *skb, struct scratch *scratch)
 {
@@ -173,9 +180,11 @@ static __always_inline int icmp_egress(struct __sk_buff *skb, struct packet *pac
 	if (outgoing == OUT_NOTHING || outgoing == OUT_COLLIDES ||
 	    !address_equal(&packet->tuple.destination, &as->destination))
 		return PASS_ON;
-	/* The node's own stack complains of what was given back to it, to an address that knows
-	 * nothing of it; or knows of a better way to an endpoint whose address its client never
-	 * saw. A direct flow is known to its endpoint, by the port that it was given.
+	/* Drop errors that the recipient cannot assign to a connection. OUT_OF_NODE: the node's
+	 * stack reports an error about a translated reply to the frontend address, and no host at
+	 * that address has the connection. ICMP redirect: it describes a route to the endpoint,
+	 * whose address the client does not know. Errors about a direct flow are translated,
+	 * because its endpoint knows the changed port.
 	 */
 	if (outgoing == OUT_OF_NODE || is_icmp_redirect(packet))
 		return DROP;
@@ -183,7 +192,9 @@ static __always_inline int icmp_egress(struct __sk_buff *skb, struct packet *pac
 		tuple_set(&scratch->to, &reply->frontend, reply->frontend_port, &reply->client,
 			  reply->client_port);
 	} else {
-		/* What its endpoint never got it cannot have answered. */
+		/* The endpoint has received no packet of this flow, so the quoted packet is not its
+		 * reply.
+		 */
 		if (outgoing == OUT_FORWARDED &&
 		    (!reply->masquerade_digest || !flow_of_reply(scratch)))
 			return PASS_ON;
@@ -194,9 +205,10 @@ static __always_inline int icmp_egress(struct __sk_buff *skb, struct packet *pac
 											: DROP;
 }
 
-/* Whether the stack has routed a reply to another device than the frontend's address would take,
- * and the request came in by that one: where pods are routed by their own addresses, the
- * endpoint's address decides, which the reply has until it is here.
+/* Whether the stack has routed a reply to the wrong device. The request arrived on another device,
+ * and the route from the frontend to the client uses that device. This happens with source-based
+ * routing of pod addresses: the stack routes by the endpoint's address, which egress has not
+ * replaced yet.
  */
 static __always_inline bool leaves_elsewhere(struct __sk_buff *skb, const struct packet *packet,
 					     const struct reply *reply, struct way *way)
@@ -205,8 +217,8 @@ static __always_inline bool leaves_elsewhere(struct __sk_buff *skb, const struct
 	       route(skb, packet, &reply->frontend, &reply->client, way) == reply->device;
 }
 
-/* The endpoint's packet gets the address back that its client connected to. Masqueraded replies
- * were counted at ingress.
+/* Restores the frontend address in a reply. Replies to masqueraded clients are already counted at
+ * ingress.
  */
 static __always_inline int reply_out(struct __sk_buff *skb, struct packet *packet,
 				     struct scratch *scratch)
@@ -224,8 +236,8 @@ static __always_inline int reply_out(struct __sk_buff *skb, struct packet *packe
 		   : PASS_ON;
 }
 
-/* Make `scratch->flow` where a packet of no Service has an address and a port of this node by which
- * the endpoint knows one of our clients: it gets another port.
+/* Initializes the direct flow of a packet without a Service. Without another source port the
+ * endpoint could not distinguish it from a masqueraded client.
  */
 static __always_inline void direct_flow(const struct packet *packet, struct flow *flow)
 {
@@ -236,7 +248,9 @@ static __always_inline void direct_flow(const struct packet *packet, struct flow
 	flow->flags = FLOW_NODE | FLOW_MASQUERADE | FLOW_DIRECT;
 }
 
-/* The endpoint that the socket path chose for this packet of the node; NO_ENDPOINT: none. */
+/* Returns the endpoint that the socket path selected for this host-originated packet, or
+ * NO_ENDPOINT.
+ */
 static __always_inline u32 endpoint_of_socket(struct __sk_buff *skb, const struct packet *packet)
 {
 	struct service_key endpoint = {.address = packet->tuple.destination,
@@ -255,8 +269,9 @@ static __always_inline u32 endpoint_of_socket(struct __sk_buff *skb, const struc
 	return flow ? flow->endpoint : NO_ENDPOINT;
 }
 
-/* Whether the socket of this packet of the node is bound to a frontend's address and connected to a
- * frontend: an endpoint on another node would reply to whichever node has that address.
+/* Whether the socket of this host-originated packet is bound to a frontend address and connected to
+ * an endpoint on another node. Several nodes can have that address, and the endpoint's replies
+ * could reach the wrong one.
  */
 static __always_inline bool is_bound_to_frontend(struct __sk_buff *skb, const struct packet *packet)
 {
@@ -271,9 +286,9 @@ static __always_inline bool is_bound_to_frontend(struct __sk_buff *skb, const st
 	return endpoint && !(endpoint->flags & ENDPOINT_ON_NODE);
 }
 
-/* What a first packet of no flow has to do with flows: the node itself may open one to a Service,
- * and one that collides, or has the address of a frontend, is made a direct flow. SCTP's checksum
- * covers the ports.
+/* Classifies a first packet that belongs to no flow. A host-originated packet can open a flow to a
+ * Service. A packet that collides with a flow, or whose source is a frontend address, opens a
+ * direct flow. Colliding SCTP packets are unchanged, because SCTP's checksum covers the ports.
  */
 static __always_inline enum standing standing_of_first(struct __sk_buff *skb,
 						       const struct packet *packet,
@@ -296,7 +311,9 @@ static __always_inline enum standing standing_of_first(struct __sk_buff *skb,
 		*outgoing = OUT_DIRECT;
 		return choose_masquerade(&scratch->flow, skb->ifindex) ? OPENS : DROPPED;
 	}
-	/* At its own address nobody listens, and the stack says so itself. */
+	/* At an address of this node no socket listens on this port, and the stack rejects the
+	 * packet.
+	 */
 	if (standing == REJECTED && network_flags(&packet->tuple.destination) & NETWORK_LOCAL)
 		return NO_FLOW;
 	if (standing == NO_FLOW && skb->ingress_ifindex)
@@ -304,9 +321,10 @@ static __always_inline enum standing standing_of_first(struct __sk_buff *skb,
 	return standing;
 }
 
-/* By which device a packet of the node's own flow leaves, which is not the one that led to the
- * frontend; 0: there is no way. From ::1 there never is one (rt6_need_strict()), but that is not
- * where the packet will come from.
+/* Returns the output device for a host-originated packet to its endpoint, or 0 if there is no
+ * route. The stack selected a device for the frontend, so the result can differ. From ::1 no route
+ * exists (rt6_need_strict()). The packet gets another source address, so the lookup uses the
+ * unspecified address instead of a loopback address.
  */
 static __always_inline u32 way_to_endpoint(struct __sk_buff *skb, const struct packet *packet,
 					   const struct flow *flow, struct way *way)
@@ -319,9 +337,9 @@ static __always_inline u32 way_to_endpoint(struct __sk_buff *skb, const struct p
 		     &flow->endpoint, way);
 }
 
-/* What is sent at this node goes to the endpoint: around the stack, which has routed it to the
- * frontend. `device`: see way_to_endpoint(). A direct flow is routed already, and needs nothing
- * more at another device.
+/* Sends a host-originated packet to its endpoint. The stack has routed the packet to the frontend,
+ * so it is redirected past the stack. `device`: see way_to_endpoint(). The route of a direct flow
+ * is already correct. Its mark prevents a second translation at another device.
  */
 static __always_inline int from_node(struct __sk_buff *skb, struct packet *packet, bool direct,
 				     u32 device, struct scratch *scratch)
@@ -354,7 +372,7 @@ static __always_inline int forwarded(struct __sk_buff *skb, struct packet *packe
 	return PASS_ON;
 }
 
-/* Everything that may open a flow, or send one to its endpoint. */
+/* Handles packets that can open a flow or that go to the endpoint of a flow. */
 static __always_inline int to_endpoint_out(struct __sk_buff *skb, struct packet *packet,
 					   enum outgoing outgoing, struct scratch *scratch)
 {

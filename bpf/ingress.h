@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
  *
- * PREROUTING: what comes in is given the endpoint's address, or gets its client's back.
+ * The ingress program, at the position of PREROUTING. It replaces a frontend by an endpoint in
+ * packets from clients. It replaces the masquerade address by the client's address in replies.
  */
 #pragma once
 
@@ -11,31 +12,32 @@
 #include "reserve.h"
 #include "route.h"
 
-/* Whether the frame is for this node. At a pod's port of a bridge, frames for the bridge itself are
- * PACKET_OTHERHOST.
+/* Whether the frame is addressed to this node. On a pod's bridge port, frames for the bridge itself
+ * are PACKET_OTHERHOST.
  */
 static __always_inline bool is_for_us(struct __sk_buff *skb)
 {
 	return skb->pkt_type != PACKET_OTHERHOST || class_of(skb) == POD;
 }
 
-/* What a packet at ingress is part of. */
+/* The class of a packet at ingress. */
 enum incoming {
 	IN_NOTHING,
-	IN_FROM_CLIENT,	  /* of `scratch->flow` */
-	IN_FROM_ENDPOINT, /* of `scratch->reply`, whose client is masqueraded */
-	IN_FROM_POD, /* of `scratch->reply`: egress translates it, if it does not skip the stack */
+	IN_FROM_CLIENT,	  /* belongs to `scratch->flow` */
+	IN_FROM_ENDPOINT, /* a reply of `scratch->reply`, whose client is masqueraded */
+	/* A reply of `scratch->reply`. Egress translates it, unless it bypasses the stack. */
+	IN_FROM_POD,
 };
 
-/* Back out by the device that it came in by, as if it had been sent from beyond. */
+/* Sends the packet out of the device on which it arrived. */
 static __always_inline int back_out(struct __sk_buff *skb)
 {
 	mark_set(skb, MARK_DONE);
 	return bpf_redirect(skb->ifindex, 0);
 }
 
-/* The device by which a packet may leave at once, past this node's stack; 0: it is for the stack.
- * `to` is what it becomes then.
+/* Returns the output device if the packet can bypass this node's stack. Returns 0 if the stack must
+ * process it. `to` is the packet's destination after translation.
  */
 static __always_inline u32 way_past_stack(struct __sk_buff *skb, const struct packet *packet,
 					  u16 flow_flags, const struct address *from,
@@ -61,14 +63,14 @@ static __always_inline int leave_past_stack(struct __sk_buff *skb, const struct 
 					    u32 device, struct way *way)
 {
 	count(COUNTER_REDIRECTED);
-	/* way_past_stack() leaves those to the stack that have no hop left. */
+	/* way_past_stack() excludes packets whose TTL is at most 1. */
 	if (!write_ttl(skb, packet, packet->ttl - 1))
 		return DROP;
 	return way->into_pod ? redirect_into_pod(skb, device, way) : redirect_out(skb, device, way);
 }
 
-/* Whether an endpoint of this node sends the packet to a client whose flow skips the stack. From
- * elsewhere than a pod's device anybody could pretend to be the endpoint.
+/* Whether an endpoint on this node sends the packet to a client whose flow bypasses the stack. On
+ * devices that do not belong to a pod, any host could spoof the endpoint's address.
  */
 static __always_inline bool find_reply_of_pod(struct __sk_buff *skb, const struct packet *packet,
 					      struct scratch *scratch)
@@ -82,8 +84,8 @@ static __always_inline bool find_reply_of_pod(struct __sk_buff *skb, const struc
 	return reply_find(scratch, MATCH_KEY, packet) && scratch->reply.flags & FLOW_REDIRECT;
 }
 
-/* `scratch->tuple` is looked up as a packet that comes in. `seen`: the packet itself; NULL where it
- * is an ICMP error about one.
+/* Classifies `scratch->tuple` as an incoming packet. `is_error`: the tuple is the reverse of a
+ * packet that an ICMP error quotes.
  */
 static __always_inline enum incoming look_up_incoming(struct __sk_buff *skb,
 						      const struct packet *packet, bool is_error,
@@ -106,8 +108,9 @@ static __always_inline enum incoming look_up_incoming(struct __sk_buff *skb,
 	return client_find(packet, scratch) ? IN_FROM_CLIENT : IN_NOTHING;
 }
 
-/* What the client sends becomes a packet to the endpoint: from the client's address, as far as the
- * node's stack sees it, from the node's where the packet goes past the stack.
+/* Rewrites a client's packet to the endpoint. If the packet passes the node's stack, its source is
+ * the client's address, and egress masquerades it. If it bypasses the stack, its source is the
+ * masquerade address.
  */
 static __always_inline int to_endpoint(struct __sk_buff *skb, struct packet *packet,
 				       struct scratch *scratch)
@@ -128,8 +131,8 @@ static __always_inline int to_endpoint(struct __sk_buff *skb, struct packet *pac
 	return device ? leave_past_stack(skb, packet, device, &scratch->way) : PASS_ON;
 }
 
-/* To the node itself, whose own flow it is. A direct flow changes a port alone: the packet finds
- * its way by itself.
+/* Delivers a reply to the node, which is the client of the flow. In a direct flow only a port
+ * changes, so the stack accepts the packet without reinjection.
  */
 static __always_inline int to_node(struct __sk_buff *skb, const struct packet *packet,
 				   u16 flow_flags)
@@ -141,8 +144,8 @@ static __always_inline int to_node(struct __sk_buff *skb, const struct packet *p
 	return deliver(skb, packet);
 }
 
-/* What a packet from the endpoint becomes at ingress; `at_once`: it does not pass the node's stack,
- * which sees the endpoint's own address.
+/* Computes the tuple of a reply at ingress. `at_once`: the reply is translated completely, because
+ * no egress program sees it afterwards. Otherwise the stack sees the endpoint's own address.
  */
 static __always_inline void reply_target(struct flow_key *to, const struct flow_key *tuple,
 					 const struct reply *reply, bool at_once)
@@ -155,7 +158,9 @@ static __always_inline void reply_target(struct flow_key *to, const struct flow_
 			  tuple->destination_port);
 }
 
-/* What the endpoint sends to an address of this node goes to the client, in one step or two. */
+/* Translates a reply that was sent to an address of this node. If the reply passes the stack to an
+ * outside client or a pod, egress does the second step.
+ */
 static __always_inline int to_client(struct __sk_buff *skb, struct packet *packet,
 				     struct scratch *scratch)
 {
@@ -175,8 +180,8 @@ static __always_inline int to_client(struct __sk_buff *skb, struct packet *packe
 	return device ? leave_past_stack(skb, packet, device, &scratch->way) : PASS_ON;
 }
 
-/* What an endpoint of this node sends to a client outside leaves at once, if it may. Otherwise
- * egress gives it the frontend's address.
+/* Sends a reply from an endpoint on this node directly to an outside client, if the flow may bypass
+ * the stack. Otherwise egress restores the frontend address.
  */
 static __always_inline int pod_to_client(struct __sk_buff *skb, struct packet *packet,
 					 struct scratch *scratch)
@@ -195,7 +200,7 @@ static __always_inline int pod_to_client(struct __sk_buff *skb, struct packet *p
 		   : DROP;
 }
 
-/* An ICMP error about a packet that this node has sent. */
+/* Handles an ICMP error about a packet that this node has sent. */
 static __always_inline int icmp_ingress(struct __sk_buff *skb, struct packet *packet,
 					enum incoming incoming, struct scratch *scratch)
 {
@@ -218,7 +223,7 @@ static __always_inline int icmp_ingress(struct __sk_buff *skb, struct packet *pa
 	return of_node ? to_node(skb, packet, scratch->reply.flags) : PASS_ON;
 }
 
-/* The first packet of a client opens a flow, where it is to a frontend. */
+/* Opens a flow if the first packet of a client is addressed to a frontend. */
 static __always_inline int open_incoming(struct __sk_buff *skb, struct packet *packet,
 					 struct scratch *scratch)
 {
@@ -254,7 +259,7 @@ static __always_inline int ingress(struct __sk_buff *skb, u32 l3)
 	enum incoming incoming;
 	bool is_error = false;
 
-	if (mark_get(skb)) /* of a device that it left by before */
+	if (mark_get(skb)) /* set at another device that the packet left by before */
 		mark_word(skb) = MARK_NONE;
 	if (!scratch || skb->pkt_type == PACKET_BROADCAST || skb->pkt_type == PACKET_MULTICAST)
 		return PASS_ON;
@@ -287,9 +292,10 @@ static __always_inline int ingress(struct __sk_buff *skb, u32 l3)
 	return is_first(packet) ? open_incoming(skb, packet, scratch) : PASS_ON;
 }
 
-/* Whether a packet of a device without Ethernet begins with something else than its IP header: up
- * to Linux 5.13 tunnels leave there what they took off it ("net: reset MAC header consistently
- * across L3 virtual devices", 5.14). What has no 8 bytes has no such thing either.
+/* Whether a packet on a device without Ethernet starts with something other than its IP header. Up
+ * to Linux 5.13, tunnels do not remove the outer headers of a received packet ("net: reset MAC
+ * header consistently across L3 virtual devices", 5.14). A packet shorter than 8 bytes has no outer
+ * headers.
  */
 static __always_inline bool has_outer_headers(struct __sk_buff *skb)
 {
@@ -299,9 +305,9 @@ static __always_inline bool has_outer_headers(struct __sk_buff *skb)
 	       load_header(skb, 0, &begin, sizeof(begin)) && begin != ip;
 }
 
-/* Let the kernel take those headers off, as it does with whatever is redirected to a device without
- * Ethernet, and see the packet again at the same place. Once: what still has some then goes its
- * way.
+/* Redirects the packet to its own device. For a device without Ethernet, the kernel then removes
+ * the outer headers, and the program sees the packet again. MARK_BARE prevents a second redirect: a
+ * packet that still has outer headers is passed on.
  */
 static __always_inline int come_in_bare(struct __sk_buff *skb)
 {

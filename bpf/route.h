@@ -50,7 +50,8 @@ static __always_inline void mark_set(struct __sk_buff *skb, u32 mark)
 	mark_word(skb) = mark_of_node() | mark;
 }
 
-/* The address of the first device of the pair that the agent makes (linux/netlink/reinjection.py). */
+/* The address of the first device of the pair that the agent makes (linux/netlink/reinjection.py).
+ */
 static const u8 INLET_ETHERNET[6] = {0x02, 0xeb, 0xbf, 0x00, 0x00, 0x01};
 
 /* bcc declares it without the parameters' length (up to 0.37). */

@@ -1,18 +1,20 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
  *
- * The socket path: what happens to the address that a socket dials, and how it is given back.
+ * The socket path. The connect() and sendmsg() hooks replace a frontend by an endpoint. The
+ * recvmsg() and getpeername() hooks replace the endpoint by the frontend. The post_bind hook
+ * protects NodePorts.
  */
 #pragma once
 
 #include "service.h"
 
 enum verdict {
-	PASS,	    /* no service's, or one that is left alone: the address stays */
-	TRANSLATED, /* the address is now an endpoint's */
-	REFUSED,    /* to be failed with ECONNREFUSED */
+	PASS,	    /* the address is unchanged: no frontend, or no redirection */
+	TRANSLATED, /* the address is now that of an endpoint */
+	REFUSED,    /* the system call fails with ECONNREFUSED */
 };
 
-/* The entry of a connected socket; NULL: it has none. */
+/* Returns the entry of a connected socket, or NULL. */
 static __always_inline struct socket_peer *peer_find(u64 cookie)
 {
 #pragma unroll
@@ -26,9 +28,10 @@ static __always_inline struct socket_peer *peer_find(u64 cookie)
 	return NULL;
 }
 
-/* Where the entry of a socket that connects goes: its own, a free one, or else that of a TCP
- * socket, which only loses what getpeername() shows. A UDP socket's entry is also needed to tell
- * when it is stale, so it makes room for another UDP socket alone. NULL: nowhere.
+/* Selects the entry for a socket that connects: its own entry, a free one, or one to evict. For a
+ * TCP socket the entry only affects getpeername(). The agent also needs the entry of a UDP socket
+ * to detect that the socket is stale, so only another UDP socket can evict it. Returns NULL if no
+ * entry can be evicted.
  */
 static __always_inline struct socket_peer *peer_place(u64 cookie, u8 protocol)
 {
@@ -50,8 +53,8 @@ static __always_inline struct socket_peer *peer_place(u64 cookie, u8 protocol)
 	return expendable;
 }
 
-/* The socket dialed `dialed`, and its peer is now `peer`: that of the endpoint `id`, or `dialed`
- * itself where it waits for one (NO_ENDPOINT).
+/* Records that the socket connected to the frontend `dialed`. `peer` is the address of the endpoint
+ * `id`. If the socket waits for an endpoint, `id` is NO_ENDPOINT and `peer` is the frontend.
  */
 static __always_inline void peer_write(u64 cookie, const struct service_key *dialed,
 				       const struct service_key *peer, u32 service_id, u32 id)
@@ -82,7 +85,7 @@ static __always_inline void flow_key(struct socket_flow_key *key, u64 cookie,
 }
 
 enum socket_owner {
-	UNSERVED, /* a pod's socket where those of pods are left alone */
+	UNSERVED, /* a pod's socket, and the socket path does not handle pods */
 	OF_POD,
 	OF_NODE,
 };
@@ -99,7 +102,9 @@ static __always_inline enum socket_owner socket_owner(u64 netns_cookie)
 	return found->flags & NODE_SOCKETS_OF_PODS ? OF_POD : UNSERVED;
 }
 
-/* PASS and REFUSED for what has no endpoint to offer this client; TRANSLATED: go on and choose. */
+/* Returns PASS (drop) or REFUSED if the Service has no endpoint for this client. Returns TRANSLATED
+ * if the caller can select an endpoint.
+ */
 static __always_inline enum verdict socket_admit(const struct service *service)
 {
 	if (service->internal.count)
@@ -117,8 +122,9 @@ static __always_inline u16 usable_flags(const struct service *service)
 	return service->flags & SERVICE_INTERNAL_LOCAL ? ENDPOINT_LOCAL : ENDPOINT_CLUSTER;
 }
 
-/* A new connection's endpoint; a client is its network namespace, since its address is not known
- * yet. */
+/* Selects the endpoint for a new connection. The client's address is not known yet, so session
+ * affinity identifies the client by its network namespace.
+ */
 static __always_inline struct endpoint *socket_choose(const struct service *service,
 						      u64 netns_cookie, u32 *id)
 {
@@ -135,7 +141,7 @@ static __always_inline void redirect(struct service_key *dialed, const struct en
 	dialed->port = endpoint->port;
 }
 
-/* A socket is closed, or connects to an address that is no frontend. */
+/* Frees the entry of a socket that is closed or no longer connected to a frontend. */
 static __always_inline void socket_forget(u64 cookie)
 {
 	struct socket_peer *peer = peer_find(cookie);
@@ -144,7 +150,9 @@ static __always_inline void socket_forget(u64 cookie)
 		peer->cookie = 0;
 }
 
-/* Whether the packet path decides on this client, since its address is not known before. */
+/* Whether the packet path decides on this client. The socket path does not know the client's
+ * address and cannot compare it with the source ranges.
+ */
 static __always_inline bool is_left_to_packets(const struct service *service, bool from_node)
 {
 	if (!(service->flags & SERVICE_RESTRICTED) ||
@@ -154,8 +162,8 @@ static __always_inline bool is_left_to_packets(const struct service *service, bo
 	return true;
 }
 
-/* A UDP socket that is connected to another endpoint of the frontend than before: datagrams of the
- * former one may still be in its receive queue, and have the frontend's address in recvmsg().
+/* A UDP socket reconnects to another endpoint of the same frontend. Its receive queue may still
+ * hold datagrams from the previous endpoint. recvmsg() must report the frontend as their source.
  */
 static __always_inline void keep_former_source(u64 cookie, const struct service_key *dialed)
 {
@@ -179,15 +187,16 @@ static __always_inline void keep_former_source(u64 cookie, const struct service_
 		count(COUNTER_PEERS_FULL);
 }
 
-/* A UDP socket connects to an address that is no frontend. If it was connected to this address when
- * it was one, it waits until it is one again: the control plane connects it then.
+/* A UDP socket connects to an address that is not a frontend. If the address was a frontend at the
+ * previous connect() of this socket, the socket waits. The control plane reconnects it when the
+ * address is a frontend again.
  */
 static __always_inline void datagrams_unserved(u64 cookie, const struct service_key *dialed)
 {
 	struct socket_peer *entry = peer_find(cookie);
 	struct socket_flow_key back;
 
-	/* The same socket may have reached this address through a service before. */
+	/* The socket may have reached this address through a Service before. */
 	flow_key(&back, cookie, dialed, TO_FRONTEND);
 	if (socket_flows.lookup(&back))
 		socket_flows.delete(&back);
@@ -202,9 +211,9 @@ static __always_inline void datagrams_unserved(u64 cookie, const struct service_
 	}
 }
 
-/* No endpoint can be offered to a socket that connects. TCP fails where the service rejects. UDP
- * connects to the frontend itself, whose packets are rejected or dropped, and waits there: the
- * control plane connects it again when there is an endpoint.
+/* Handles connect() to a Service without an endpoint for this client. TCP: connect() fails if the
+ * Service rejects. UDP: the socket connects to the frontend and waits. The packet path rejects or
+ * drops its packets. The control plane reconnects the socket when the Service has an endpoint.
  */
 static __always_inline enum verdict connect_without_endpoint(const struct service_key *dialed,
 							     const struct service *service,
@@ -219,7 +228,7 @@ static __always_inline enum verdict connect_without_endpoint(const struct servic
 	return PASS;
 }
 
-/* A socket connects to `dialed`, which becomes the endpoint's address where TRANSLATED. */
+/* Handles connect(). If it returns TRANSLATED, `dialed` is the endpoint's address. */
 static __always_inline enum verdict socket_connect(struct service_key *dialed, u64 netns_cookie,
 						   u64 cookie)
 {
@@ -231,7 +240,7 @@ static __always_inline enum verdict socket_connect(struct service_key *dialed, u
 	u32 id = 0;
 
 	if (owner == UNSERVED || !service_find(dialed, owner == OF_NODE, &service)) {
-		if (dialed->protocol == IPPROTO_UDP) /* which may connect often; TCP once */
+		if (dialed->protocol == IPPROTO_UDP) /* TCP sockets connect only once */
 			datagrams_unserved(cookie, dialed);
 		return PASS;
 	}
@@ -256,9 +265,11 @@ static __always_inline enum verdict socket_connect(struct service_key *dialed, u
 	return TRANSLATED;
 }
 
-/* A UDP socket sends to `dialed`. It keeps the endpoint that it has for this frontend as long as
- * that one may be used. `connected`: it has a peer nonetheless, be it that of IPv6 whose peer is an
- * IPv4 address, which udpv6_sendmsg() hands on as if that had been named.
+/* Handles sendmsg() of a UDP socket. The socket keeps its endpoint for this frontend while that
+ * endpoint is usable.
+ *
+ * `connected`: the socket has a peer. Connected sockets reach this hook, too: for an IPv6 socket
+ * with an IPv4 peer, udpv6_sendmsg() passes the peer on as an explicit destination.
  */
 static __always_inline enum verdict socket_send(struct service_key *dialed, u64 netns_cookie,
 						u64 cookie, bool connected)
@@ -272,11 +283,11 @@ static __always_inline enum verdict socket_send(struct service_key *dialed, u64 
 	enum verdict verdict;
 
 	if (owner == UNSERVED || !service_find(dialed, owner == OF_NODE, &service)) {
-		/* The same socket may have reached this address through a service before. */
+		/* The socket may have reached this address through a Service before. */
 		flow_key(&back, cookie, dialed, TO_FRONTEND);
 		if (socket_flows.lookup(&back))
 			socket_flows.delete(&back);
-		if (!connected) /* any more: connect() to AF_UNSPEC meets no hook */
+		if (!connected) /* connect() with AF_UNSPEC runs no hook */
 			socket_forget(cookie);
 		return PASS;
 	}
@@ -310,7 +321,7 @@ static __always_inline enum verdict socket_send(struct service_key *dialed, u64 
 	redirect(dialed, endpoint);
 	flow_key(&back, cookie, dialed, TO_FRONTEND);
 	known = socket_flows.lookup(&back);
-	/* Two frontends may share an endpoint: replies are from the one that was sent to last. */
+	/* If two frontends share an endpoint, replies get the address of the frontend used last. */
 	if (!known || known->port != flow.port || known->service_id != flow.service_id ||
 	    !address_equal(&known->address, &flow.address))
 		if (socket_flows.update(&back, &flow))
@@ -319,8 +330,7 @@ static __always_inline enum verdict socket_send(struct service_key *dialed, u64 
 	return TRANSLATED;
 }
 
-/* A datagram's source, or a socket's peer, as the socket sees it: an endpoint becomes what was
- * dialed. */
+/* Replaces an endpoint by the frontend in the source of a datagram or the peer of a socket. */
 static __always_inline bool socket_give_back(struct service_key *peer, u64 cookie, bool datagram)
 {
 	struct socket_flow_key key;
@@ -345,8 +355,9 @@ static __always_inline bool socket_give_back(struct service_key *peer, u64 cooki
 	return true;
 }
 
-/* The node itself binds `bound`: false where a NodePort answers there. An IPv6 socket bound to ::
- * takes IPv4 as well, unless it is IPV6_V6ONLY, which cannot be seen from here.
+/* Returns false if a host socket binds a port that is a NodePort at this address. An IPv6 socket
+ * bound to :: also receives IPv4, unless it is IPV6_V6ONLY. The hook cannot read that option, so it
+ * checks both families.
  */
 static __always_inline bool socket_bind(const struct service_key *bound, u64 netns_cookie)
 {
