@@ -42,7 +42,7 @@ static __always_inline bool address_is_loopback(const struct address *address)
 	       address->word[3] == bpf_htonl(1);
 }
 
-/* The unspecified address of the same family. */
+/* Sets `result` to the unspecified address of the same family. */
 static __always_inline void address_unspecified_like(struct address *result,
 						     const struct address *address)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
  *
- * Who may open a flow, and to which endpoint; and whether a packet goes on with the flow that it
- * finds.
+ * Admission: which client may open a flow, to which endpoint, and whether a packet continues an
+ * existing flow.
  */
 #pragma once
 
@@ -15,13 +15,13 @@ enum client_class {
 	OUTSIDE,
 };
 
-/* What a packet has to do with flows. */
+/* The relation of a packet to flows. */
 enum standing {
 	NO_FLOW,
-	KNOWN,	  /* it is of the flow in the scratch */
-	OPENS,	  /* it opens the flow in the scratch, which has no entries yet */
-	REJECTED, /* its client is told so */
-	DROPPED,  /* its client is told nothing */
+	KNOWN,	  /* the packet belongs to the flow in the scratch */
+	OPENS,	  /* the packet opens the flow in the scratch, which has no entries yet */
+	REJECTED, /* the client gets a TCP reset or an ICMP error */
+	DROPPED,  /* the client gets no reply */
 };
 
 static __always_inline bool is_first(const struct packet *packet)
@@ -41,8 +41,9 @@ static __always_inline bool source_admitted(const struct service *service,
 	return source_ranges.lookup(key) != NULL;
 }
 
-/* A UDP socket of this node that is connected to the sender gets its datagrams, be its port a
- * NodePort or not: the kernel gives such a port out where ip_local_port_range has it.
+/* Whether a connected UDP socket of this node receives the packet. Such a socket takes precedence
+ * over a NodePort with its port: the kernel can assign a NodePort that is within
+ * ip_local_port_range.
  */
 static __always_inline bool is_for_connected_socket(struct __sk_buff *skb,
 						    const struct packet *packet,
@@ -62,7 +63,7 @@ static __always_inline bool is_for_connected_socket(struct __sk_buff *skb,
 #endif
 }
 
-/* What the endpoint is to see of the client: docs/decisions/0011. */
+/* Decides which source address the endpoint sees: docs/decisions/0011. */
 static __always_inline u16 flow_flags(const struct service *service,
 				      const struct endpoint *endpoint, const struct address *client,
 				      enum client_class class)
@@ -87,8 +88,8 @@ static __always_inline u16 flow_flags(const struct service *service,
 	return FLOW_MASQUERADE | redirect;
 }
 
-/* `dialed` becomes the frontend that a pod's stale UDP socket sends to by `tuple`; false: it is no
- * such socket's.
+/* Sets `dialed` to the frontend of a pod's stale UDP socket that sends packets with `tuple`.
+ * Returns false if no stale socket has this tuple.
  */
 static __always_inline bool stale_socket_find(struct flow_key *tuple, struct service_key *dialed)
 {
@@ -104,7 +105,9 @@ static __always_inline bool stale_socket_find(struct flow_key *tuple, struct ser
 	return true;
 }
 
-/* Whether, and to which endpoint, a client may open a flow to what it dials. */
+/* Decides whether a client may open a flow to the destination of the packet, and selects the
+ * endpoint.
+ */
 static __always_inline enum standing admit(struct __sk_buff *skb, const struct packet *packet,
 					   enum client_class class, struct scratch *scratch)
 {
@@ -118,7 +121,9 @@ static __always_inline enum standing admit(struct __sk_buff *skb, const struct p
 	u16 local, usable;
 	u32 id = 0;
 
-	/* What a device overhears; a pod's port of a bridge sees what is for the bridge. */
+	/* The frame is for another host. A pod's bridge port is an exception: frames for the bridge
+	 * itself have this type.
+	 */
 	if (class == OUTSIDE && skb->pkt_type == PACKET_OTHERHOST)
 		return NO_FLOW;
 	if (class != POD || !stale_socket_find(&scratch->tuple, dialed)) {
@@ -171,7 +176,9 @@ static __always_inline enum standing admit(struct __sk_buff *skb, const struct p
 	return OPENS;
 }
 
-/* Ids are given again, so the place is compared, too. A direct flow is no Service's. */
+/* Whether the endpoint of a flow is still in use. Ids are reused, so the address and port are
+ * compared, too. A direct flow has no Service.
+ */
 static __always_inline bool endpoint_is_in_force(const struct flow *flow)
 {
 	u32 id = flow->endpoint_id;
@@ -185,7 +192,7 @@ static __always_inline bool endpoint_is_in_force(const struct flow *flow)
 	       address_equal(&endpoint->address, &flow->endpoint);
 }
 
-/* Whether the frontend is still that Service's. */
+/* Whether the frontend still belongs to the Service of the flow. */
 static __always_inline bool frontend_is_in_force(const struct flow *flow, struct flow_key *flow_key,
 						 struct service_key *dialed)
 {
@@ -207,8 +214,8 @@ static __always_inline bool frontend_is_in_force(const struct flow *flow, struct
 	return service && service->id == flow->service_id;
 }
 
-/* Whether a UDP flow has been idle for so long that its next datagram opens another one. The
- * endpoint may have sent meanwhile, which its own entry knows.
+/* Whether a UDP flow is idle for longer than its timeout. Its next datagram then opens a new flow.
+ * The endpoint may have sent packets in the meantime; only the entry in `replies` records them.
  */
 static __always_inline bool stream_is_over(const struct flow *flow, struct scratch *scratch)
 {
@@ -221,10 +228,11 @@ static __always_inline bool stream_is_over(const struct flow *flow, struct scrat
 	return !reply || has_passed(reply->last_seen, scratch->now, settings->udp_stream);
 }
 
-/* Whether the packet belongs to the established flow that has its tuple, and opens no other. A
- * datagram opens another one where endpoint or frontend are gone, since UDP itself never ends. A
- * SYN does after the end of the connection alone: as long as it may live, its endpoint says so to
- * whoever sent the SYN (RFC 5961, 4).
+/* Whether the packet continues the established flow with its tuple, and does not open a new flow.
+ *
+ * UDP has no end of a connection: a datagram opens a new flow if the endpoint or the frontend is
+ * gone. A SYN opens a new flow only after the connection has ended. While the connection may exist,
+ * the endpoint itself replies to the SYN (challenge ACK, RFC 5961, 4).
  */
 static __always_inline bool goes_on(const struct flow *flow, const struct packet *packet,
 				    struct scratch *scratch)
@@ -239,7 +247,9 @@ static __always_inline bool goes_on(const struct flow *flow, const struct packet
 						     : endpoint_is_in_force(flow);
 }
 
-/* The client of an established flow has sent `packet`: whether that goes on with it. */
+/* Processes a packet from the client of an established flow. Returns whether the packet continues
+ * the flow.
+ */
 static __always_inline bool established_continue(struct flow *flow, const struct packet *packet,
 						 struct scratch *scratch)
 {
@@ -249,15 +259,16 @@ static __always_inline bool established_continue(struct flow *flow, const struct
 	return true;
 }
 
-/* As goes_on(), of a half-open flow. A SYN that is sent again goes to another endpoint where the
- * first one is gone, unless that has answered; a connection that was refused is over.
+/* As goes_on(), for a half-open flow. A retransmitted SYN goes to another endpoint if the first
+ * endpoint is gone and has not replied. A connection that the endpoint has rejected is over.
  */
 static __always_inline bool half_open_goes_on(const struct flow *flow, const struct packet *packet,
 					      const struct reply *reply, struct scratch *scratch)
 {
 	if (half_open_is_over(flow->last_seen, packet->tuple.protocol, scratch->now))
 		return false;
-	if (!reply && is_first(packet)) /* another flow has its place */
+	/* Another flow has its entry in `replies`. */
+	if (!reply && is_first(packet))
 		return false;
 	if (packet->tuple.protocol == IPPROTO_UDP)
 		return endpoint_is_in_force(flow) &&
@@ -269,8 +280,9 @@ static __always_inline bool half_open_goes_on(const struct flow *flow, const str
 	return endpoint_is_in_force(flow) || (reply && reply->flags & FLOW_REPLIED);
 }
 
-/* The client of the half-open `flow` has sent `packet`: whether that goes on with it. It is
- * established where this is the proof that both sides have been heard.
+/* Processes a packet from the client of the half-open `flow`. Returns whether the packet continues
+ * the flow. The flow becomes established if the packet proves that each side has received a packet
+ * from the other.
  */
 static __always_inline bool half_open_continue(struct flow *flow, const struct packet *packet,
 					       struct scratch *scratch)
@@ -289,8 +301,8 @@ static __always_inline bool half_open_continue(struct flow *flow, const struct p
 	return true;
 }
 
-/* What a packet that a client may have sent, by `packet->tuple` at its side, has to do with flows.
- * An entry that ended is removed: what follows this packet would be taken for it.
+/* Finds the flow of a packet that a client may have sent, by `scratch->tuple`. An entry that has
+ * ended is removed, because later packets would match it.
  */
 static __always_inline bool client_find(const struct packet *packet, struct scratch *scratch)
 {
@@ -311,7 +323,7 @@ static __always_inline bool client_find(const struct packet *packet, struct scra
 	return false;
 }
 
-/* As client_find(), for an ICMP error: nothing is written, and nothing ends. */
+/* As client_find(), for a packet that an ICMP error quotes. No entry is written or removed. */
 static __always_inline bool client_find_quoted(struct scratch *scratch)
 {
 	struct flow *flow;

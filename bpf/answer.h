@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
  *
- * Answers that a packet is turned into where it stands: a reset, an ICMP error; echo.h has the
- * third one, an echo reply.
+ * Replies that are built in place from the received packet: a TCP reset and an ICMP error. echo.h
+ * builds the third one, an echo reply.
  */
 #pragma once
 
@@ -10,12 +10,13 @@
 #define TTL 64
 
 #define ICMP_HEADER    8
-#define QUOTED_PAYLOAD 8   /* of the refused packet, as RFC 792 has it */
+#define QUOTED_PAYLOAD 8   /* of the rejected packet, as in RFC 792 */
 #define QUOTED_MAX     124 /* IP header with options or extension headers, and payload */
 
 #define BPF_ADJ_ROOM_AT_MAC 1
 
-/* Whether somebody can be at that address: no answer to what is nobody's, everybody's, or our own.
+/* Whether a host can have this address. No reply is sent to an unspecified, loopback, multicast or
+ * broadcast address.
  */
 static __always_inline bool is_answerable(const struct address *source)
 {
@@ -26,7 +27,7 @@ static __always_inline bool is_answerable(const struct address *source)
 	return *(const u8 *)source != 0xff;
 }
 
-/* Ethernet's two addresses change places, where the device has them. */
+/* Swaps the Ethernet addresses, if the device has them. */
 static __always_inline bool swap_ethernet(struct __sk_buff *skb, u32 l3)
 {
 	u8 from[12] ALIGNED, to[12] ALIGNED;
@@ -43,7 +44,7 @@ static __always_inline bool swap_ethernet(struct __sk_buff *skb, u32 l3)
 	return !bpf_skb_store_bytes(skb, 0, to, 12, 0);
 }
 
-/* Source and destination change places: no checksum notices. The time to live begins anew. */
+/* Swaps source and destination, which changes no checksum, and resets the TTL. */
 static __always_inline bool swap_addresses(struct __sk_buff *skb, struct packet *packet)
 {
 	struct flow_key to;
@@ -60,14 +61,14 @@ struct tcp_header {
 	__be16 destination_port;
 	__be32 sequence;
 	__be32 acknowledged;
-	u8 data_offset; /* in the upper half, in words */
+	u8 data_offset; /* upper 4 bits, in 32-bit words */
 	u8 flags;
 	__be16 window;
 };
 
-/* The reset that a closed port gives to a SYN (RFC 9293, 3.10.7.1). Options and data stay where
- * they are, since to take them out would take the sum over them, which is not known if the checksum
- * was left to a device.
+/* Turns a SYN into the reset that a closed port sends (RFC 9293, 3.10.7.1). Options and data remain
+ * in the packet. Removing them would require the sum over them, which is unknown if the device
+ * computes the checksum.
  */
 static __always_inline bool answer_reset(struct __sk_buff *skb, struct packet *packet)
 {
@@ -88,12 +89,12 @@ static __always_inline bool answer_reset(struct __sk_buff *skb, struct packet *p
 	       !bpf_skb_store_bytes(skb, packet->l4, &new, sizeof(new), 0);
 }
 
-/* Cut the packet off behind its first QUOTED_PAYLOAD bytes of payload, and tell in `bytes` what
- * will then be in it, `quoted` bytes from the IP header on.
+/* Truncates the packet after the first QUOTED_PAYLOAD bytes of payload. Copies the result to
+ * `bytes`: `quoted` bytes, starting at the IP header.
  *
- * A UDP checksum that is left to the device will be filled in later, over what is left, so the ICMP
- * checksum has to count with that. That it is so shows in this: the kernel does not let go of the
- * place where the checksum is to be written (__bpf_skb_min_len()).
+ * If the device computes the UDP checksum, it is written later, over the truncated packet. The ICMP
+ * checksum must include that value. The first truncation detects this case: the kernel does not
+ * remove the bytes that will hold the checksum (__bpf_skb_min_len()), and the helper fails.
  */
 static __always_inline bool quote(struct __sk_buff *skb, struct packet *packet, u8 *bytes,
 				  u64 quoted)
@@ -166,7 +167,7 @@ static __always_inline bool unreachable4(struct __sk_buff *skb, struct packet *p
 	header.ip.checksum =
 	    ~fold((u32)bpf_csum_diff(0, 0, (void *)&header.ip, sizeof(header.ip), 0));
 	header.icmp.type = 3;
-	header.icmp.code = 3; /* port unreachable, as REJECT has it by default */
+	header.icmp.code = 3; /* port unreachable, the default of REJECT */
 	sum = (u32)bpf_csum_diff(0, 0, (void *)&header.icmp, sizeof(header.icmp), 0);
 	hide(quoted);
 	if (quoted > QUOTED_MAX)
@@ -202,8 +203,9 @@ static __always_inline bool unreachable6(struct __sk_buff *skb, struct packet *p
 	       !bpf_skb_store_bytes(skb, packet->l3, &header, sizeof(header), 0);
 }
 
-/* The ICMP error that a closed port gives (RFC 1122, 4.1.3.1; RFC 4443, 3.1); `bytes` is room for
- * 128. False: it cannot be made, and the packet is spoiled.
+/* Turns the packet into the ICMP error that a closed port sends (RFC 1122, 4.1.3.1; RFC 4443, 3.1).
+ * `bytes` has room for 128 bytes. Returns false on failure; the packet is then invalid and must be
+ * dropped.
  */
 static __always_inline bool answer_unreachable(struct __sk_buff *skb, struct packet *packet,
 					       u8 *bytes)
@@ -217,9 +219,9 @@ static __always_inline bool answer_unreachable(struct __sk_buff *skb, struct pac
 	return unreachable6(skb, packet, bytes, quoted);
 }
 
-/* Take one ICMP error from the node's budget, which fills up at the kernel's own rate
- * (net.ipv4.icmp_msgs_per_sec and icmp_msgs_burst, icmp_global_allow()). CPUs that do so at the
- * same time may take one together. False: there is none left, as always with a rate of 0.
+/* Takes one ICMP error from the node's budget. The budget is refilled at the kernel's own rate
+ * (net.ipv4.icmp_msgs_per_sec and icmp_msgs_burst, icmp_global_allow()). Concurrent CPUs may take
+ * the same unit. Returns false if the budget is empty, which is always the case if the rate is 0.
  */
 static __always_inline bool icmp_is_allowed(void)
 {
@@ -251,8 +253,8 @@ static __always_inline bool icmp_is_allowed(void)
 	return true;
 }
 
-/* What the client of a Service without endpoints is told. False: nothing, and the packet is to be
- * dropped.
+/* Turns the packet into the rejection that the client of a Service without endpoints gets. Returns
+ * false if the client gets no reply; the caller then drops the packet.
  */
 static __always_inline bool answer_refusal(struct __sk_buff *skb, struct packet *packet,
 					   struct scratch *scratch)

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
  *
- * Packets of pods to frontends that no program has seen before egress.
+ * Packets from pods to frontends that no program has seen before egress.
  */
 #pragma once
 
 #include "admit.h"
 
-/* A pod's packet to a frontend has bypassed the socket path, and no program is on the pod's device:
- * the agent attaches one. Where the frontend has no endpoint and rejects, no program is needed: the
- * packet of a UDP socket that waits for an endpoint is rejected as well at egress.
+/* A pod's packet to a frontend has bypassed the socket path, and no program is attached to the
+ * pod's device. The entry in `bypassing` causes the agent to attach one. No program is needed if
+ * the frontend rejects because it has no endpoint: egress rejects the packet. A UDP socket that
+ * waits for an endpoint sends such packets.
  */
 static __always_inline enum standing standing_of_bypass(struct __sk_buff *skb,
 							const struct packet *packet)

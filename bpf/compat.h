@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
  *
- * What the kernel's headers would have given and user space's do not.
+ * Definitions that are in the kernel's internal headers, but not in the user-space headers.
  */
 #pragma once
 
@@ -22,13 +22,14 @@
 #define ECONNREFUSED 111
 #endif
 
-/* Keep the compiler from knowing a value, so that it makes the very comparison that the verifier is
- * to see, and not one that comes to the same.
+/* Hides a value from the optimizer. The compiler then emits exactly the comparison that the
+ * verifier must see, instead of an equivalent one.
  */
 #define hide(value) asm volatile("" : "+r"(value))
 
-/* Whether a u64 is within bounds, by comparing it with each: clang would compare once, after taking
- * the lower one off, from which kernels before 98d7ca374ba4 (6.11) learn nothing of the value.
+/* Whether a u64 is within bounds, with one comparison for each bound. clang would subtract the
+ * lower bound and compare once. From that, kernels before 98d7ca374ba4 (6.11) derive no bounds for
+ * the value.
  */
 #define within(value, least, most)                                                                 \
 	({                                                                                         \
@@ -41,8 +42,8 @@
 		is_within;                                                                         \
 	})
 
-/* Count on at the end of a loop's body, and close the loop by a jump: before 10e14e9652bf (6.8) the
- * kernel refuses one whose body just falls into its head.
+/* Increments a loop counter at the end of the loop body, and closes the loop with a jump. Before
+ * 10e14e9652bf (6.8) the kernel rejects a loop whose body falls through to its head.
  */
 #define again(counter, step)                                                                       \
 	({                                                                                         \
@@ -50,11 +51,11 @@
 		asm volatile("goto +0" : "+r"(counter));                                           \
 	})
 
-/* Of bytes on the stack that are also written in words. */
+/* For byte arrays on the stack that are also written in words. */
 #define ALIGNED __attribute__((aligned(4)))
 
-/* A key of 32 bits on the stack, of which the verifier keeps account by words of 64: one that is
- * written by half still counts for what was in it before, and the same instructions are followed
- * again for each thing that may have been.
+/* A 32-bit key on the stack that fills a complete 64-bit word. The verifier tracks the stack in
+ * such words. If only one half is written, the previous content of the word remains part of the
+ * verifier's state. The verifier then checks the same instructions again for each previous content.
  */
 #define WORD_KEY(name, value) u32 name[2] __attribute__((aligned(8))) = {value}

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
  *
- * Pings of frontends' addresses: which are answered, and the echo reply.
+ * Echo requests to frontend addresses: which get a reply, and the echo reply.
  *
- * A client gets an answer where some frontend of the address gives it an endpoint or a rejection. A
- * node that would drop its packets, for example by policy Local, is silent: a router or a monitor
- * that chooses nodes by ping does not choose this one.
+ * A client gets a reply if at least one frontend of the address would redirect or reject its
+ * packets. A node that would drop them, for example because of traffic policy Local, sends no
+ * reply. A router or monitor that selects nodes by ping then does not select this node.
  */
 #pragma once
 
@@ -21,8 +21,9 @@ static __always_inline bool is_echo_request(const struct packet *packet)
 	return packet->icmp_type == (packet->version == 4 ? ICMP_ECHO_REQUEST : ICMP6_ECHO_REQUEST);
 }
 
-/* Whose pings of the packet's destination are answered (enum ping_client). 0: it is no ping, or its
- * address belongs to no frontend, or to the node itself, whose stack answers.
+/* Returns the clients that get a reply from the destination of the packet (enum ping_client).
+ * Returns 0 if the packet is not an echo request, or if its destination is not a frontend address.
+ * Returns 0 as well for an address of the node, where the stack replies.
  */
 static __always_inline u32 clients_answered(const struct packet *packet)
 {
@@ -38,8 +39,8 @@ static __always_inline u32 clients_answered(const struct packet *packet)
 	return found->answered;
 }
 
-/* Whether a ping that comes in gets an answer. The caller checks whether the frame is for this
- * node.
+/* Whether a received echo request gets a reply. The caller checks whether the frame is addressed to
+ * this node.
  */
 static __always_inline bool is_answered_ping(struct __sk_buff *skb, const struct packet *packet)
 {
@@ -50,9 +51,10 @@ static __always_inline bool is_answered_ping(struct __sk_buff *skb, const struct
 	return clients & (class_of(skb) == POD ? PING_FROM_INSIDE : PING_FROM_OUTSIDE);
 }
 
-/* The same of a ping that goes out. It is the node's own, or was forwarded: then it gets no other
- * result than at ingress. A device without a program leads to a pod whose sockets need none, as in
- * standing_of_bypass(). What a bridge forwards is for another host.
+/* Whether an outgoing echo request gets a reply. It is host-originated or forwarded; for a
+ * forwarded request the result is the same as at ingress. A device without a program leads to a pod
+ * whose sockets need none, as in standing_of_bypass(). A frame that a bridge forwards is for
+ * another host.
  */
 static __always_inline bool is_answered_ping_out(struct __sk_buff *skb, const struct packet *packet)
 {
@@ -68,7 +70,9 @@ static __always_inline bool is_answered_ping_out(struct __sk_buff *skb, const st
 	return clients & PING_FROM_INSIDE;
 }
 
-/* The echo reply to an echo request (RFC 792, RFC 4443); false: the packet is spoiled. */
+/* Turns an echo request into the echo reply (RFC 792, RFC 4443). Returns false on failure; the
+ * packet is then invalid and must be dropped.
+ */
 static __always_inline bool answer_echo(struct __sk_buff *skb, struct packet *packet)
 {
 	bool v4 = packet->version == 4;
