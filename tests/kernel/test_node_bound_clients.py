@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from ebpfproxy.lab import sockets
-from tests.kernel.clients import FAMILIES, SILENT, UDP, Dial, outcomes
+from tests.kernel.clients import FAMILIES, SILENT, TCP, UDP, Dial, outcomes
 from tests.kernel.two_nodes import PORTS, Everywhere, told
 from tests.kernel.uplinks import PROTOCOLS, Uplinks
 
@@ -57,6 +57,17 @@ def test_an_endpoint_on_another_node(uplinks: Uplinks, family: str, policy: str)
     dials = [Dial(protocol, address, PORTS[protocol], source=(address, 0)) for protocol in PROTOCOLS]
     with held(uplinks, web):
         assert set(outcomes(uplinks.node, dials)) == {f"d {getattr(uplinks.node, family)}"}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_endpoint_on_another_node_with_an_unresolved_next_hop(uplinks: Uplinks, family: str) -> None:
+    """The router does not reply to ARP requests that carry the load balancer address."""
+    web = uplinks.everywhere().to(uplinks.d)
+    address = web.balancer_ips[family == "v6"]
+    with held(uplinks, web):
+        uplinks.lab.ip(uplinks.node, "neigh flush all")
+        dial = Dial(TCP, address, PORTS[TCP], source=(address, 0))
+        assert outcomes(uplinks.node, [dial]) == [f"d {getattr(uplinks.node, family)}"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.attachments import SIDES, Attachments, Running, TcFilters, pinned
+from ebpfproxy.backends.ebpf.devices import arp
 from ebpfproxy.backends.ebpf.devices.positions import Positions
 from ebpfproxy.backends.ebpf.entries import BEHIND, EGRESS, INGRESS, OUTDATED, DeviceEntry, DeviceKey
 from ebpfproxy.errors import KernelError, NotFound, TableFull
@@ -186,6 +187,8 @@ class DeviceTable:
                 return
             self._positions.tried(ifindex, side)
         self._attach(ifindex, place, entry, self._programs[name])
+        if side == EGRESS and not entry.flags & abi.DEVICE_POD:
+            arp.announce_own_addresses(iproute.device_name(ifindex))
 
     def _attach(self, ifindex: int, place: Side, entry: DeviceEntry, program: Program) -> None:
         """A clsact that is going to be made is recorded first: a process that ends in between leaves none

@@ -1,0 +1,33 @@
+"""ARP on the uplinks: which address of the node its requests carry.
+
+The classifiers masquerade at egress, which is after the kernel has looked up the next hop's link-layer
+address. Where that address is unknown, the kernel asks for it with the packet's own source as sender
+(arp_solicit() in net/ipv4/arp.c). A process that is bound to a load balancer address would make the node
+announce that address, and a next hop that has no route to it on this link does not reply.
+"""
+
+from ebpfproxy.errors import KernelError, NotFound
+from ebpfproxy.linux import sysctl
+from ebpfproxy.log import Logger
+
+log = Logger(__name__)
+
+BEST_LOCAL_ADDRESS = 2
+"""Of arp_announce (Documentation/networking/ip-sysctl.rst): the sender is an address of the device."""
+
+STAYS = "Cannot set sysctl"
+"""Host-originated connections from a load balancer address may fail until the next hop is resolved."""
+
+
+def announce_own_addresses(device: str) -> None:
+    """Set arp_announce of the device in the calling thread's network namespace.
+
+    Never raises: a device that is gone needs nothing, and any other failure is logged.
+    """
+    name = f"net/ipv4/conf/{device}/arp_announce"
+    try:
+        sysctl.ensure_at_least(name, BEST_LOCAL_ADDRESS)
+    except NotFound:
+        return
+    except KernelError as failure:
+        log.warning(STAYS, name=name, value=BEST_LOCAL_ADDRESS, reason=failure.message, hint=failure.hint)
