@@ -1,3 +1,3 @@
 """ebpfproxy: an eBPF-based replacement for kube-proxy."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
