@@ -76,6 +76,14 @@ check: $(STAMP)  ## formatting, lint, types, layers
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/clang-format --dry-run --Werror $(C)
 
+.PHONY: quick
+quick: check  ## format, types, unit and golden tests: about a minute
+	@$(PYTHON) -m pytest -q -n 2 tests/unit tests/golden
+
+.PHONY: docs-generate
+docs-generate: $(STAMP)  ## write the parts of docs/ that come from code
+	@$(PYTHON) docs/generate.py
+
 .PHONY: fuzz
 fuzz: $(STAMP)  ## 200 000 broken API objects through parse, plan and render; ten million random packets, and as many through devices
 	$(PYTHON) -m pytest -q --timeout=0 --junk=200000 tests/unit/api/test_junk.py tests/unit/plan/test_junk_plans.py

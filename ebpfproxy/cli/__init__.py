@@ -18,12 +18,12 @@ from ebpfproxy.config.command import unknown_flag
 from ebpfproxy.errors import ConfigError, EbpfProxyError, Rejected
 
 COMMANDS = {
-    "run": "Keep this node's kernel in step with the cluster's Services.",
-    "dump": "Show what the kernel's maps hold, in mode ebpf.",
-    "doctor": "Show which modes work on this machine, and what the others lack.",
-    "cleanup": "Remove what ebpfproxy or kube-proxy put into this node's kernel.",
-    "demo": "See it work: pods, a Service and the agent, on this machine alone.",
-    "bench": "Measure connections, starts and changes, in a lab on this machine.",
+    "run": "Run the agent on this node.",
+    "dump": "Show the content of the BPF maps, in mode ebpf.",
+    "doctor": "Show which modes work on this machine, and what the others need.",
+    "cleanup": "Remove everything that ebpfproxy or kube-proxy created in the kernel.",
+    "demo": "Run pods, a Service and the agent in namespaces of this machine.",
+    "bench": "Measure connections, startup and syncs in a lab on this machine.",
     "version": "Show the version.",
 }
 """Each command and what the list of commands says of it."""
@@ -65,7 +65,7 @@ class LazyGroup(click.Group):
 )
 @click.version_option(__version__, message="ebpfproxy %(version)s")
 def group() -> None:
-    """An eBPF-based replacement for kube-proxy: Services, forwarded by the kernel at connect()."""
+    """An eBPF-based replacement for kube-proxy."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -10,12 +10,12 @@ from ebpfproxy.errors import AlreadyExists, KernelError, Rejected
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 @config_options
 def command(config: Config, dry_run: bool) -> None:
-    """Remove all that ebpfproxy, or kube-proxy, put into this node's kernel, whatever the mode was.
+    """Remove everything that ebpfproxy or kube-proxy created in this node's kernel, in any mode.
 
-    Run it in the node's network namespace: rules, filters and devices are looked for there. Services are
-    no longer reachable through ebpfproxy afterwards. Stop the agent first: while one runs in this network
-    namespace, or with this --bpffs-root, this is refused. Sockets that are connected to an endpoint go on;
-    connections whose packets were translated, as those of clients outside, may end.
+    Stop the agent first: the command fails while one runs in this network namespace or uses this
+    --bpffs-root. Run it in the node's network namespace. Services are no longer reachable afterwards.
+    Sockets that are connected to an endpoint stay connected. Connections that are translated packet by
+    packet, such as those of outside clients, can end.
     """
     cleanup(config, dry_run)
 

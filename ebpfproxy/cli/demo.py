@@ -37,10 +37,10 @@ console = Console(highlight=False)
 
 @click.command("demo")
 def command() -> None:
-    """Show it at work: pods, a Service, the agent, in network namespaces of this machine.
+    """Run pods, a Service and the agent in network namespaces of this machine, and show each step.
 
-    Needs root and a C compiler, takes less than a minute, touches no device and no cgroup but its
-    own, and leaves nothing behind.
+    Needs root and a C compiler, and takes less than a minute. Uses only its own devices and cgroups, and
+    removes them.
     """
     start = time.monotonic()
     with Lab("demo") as lab:

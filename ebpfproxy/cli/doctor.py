@@ -15,14 +15,14 @@ _ANY_MODE = "any"
 @click.command("doctor", cls=FlagsCommand)
 @config_options
 def command(config: Config) -> int:
-    """Show what each mode needs of this machine, what of it is there, and which mode would serve.
+    """Show which modes work on this machine, what the others need, and which one auto would select.
 
-    Everything is tried, the BPF programs are compiled and loaded, and nothing is changed. Run it as the agent
-    would run, with its flags and where it would run. Ends with 0 where the mode that would serve has all that
-    it can use, with 1 otherwise.
+    Probes every requirement, and compiles and loads the BPF programs. Changes nothing. Run it with the
+    agent's flags and in the agent's place. The exit code is 0 if the selected mode has every feature that
+    it can use, 1 otherwise.
 
-    On a node with several uplinks, it also shows which of them clients cannot use in any mode. That does
-    not change the exit code.
+    On a node with several uplinks, it also names those that clients cannot use in any mode. That does not
+    change the exit code.
     """
     from ebpfproxy.backends import uplink_checks
     from ebpfproxy.backends.selection import AUTO, MODES, best, examine

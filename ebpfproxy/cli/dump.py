@@ -101,12 +101,11 @@ _WHAT = {
 )
 @options("bpffs_root")
 def command(what: str, output: str, service: str, address: str, bpffs_root: Path) -> None:
-    """Show what the kernel's maps hold: services (the default), endpoints, affinity and sockets; of the
-    packet path conntrack (its flows), nat (what they translate) and devices; counters (and the traffic of
-    each Service); or all.
+    """Show the content of the BPF maps: services (default), endpoints, affinity and sockets; flows of the
+    packet path (conntrack), their translation (nat) and devices; counters, with the traffic of each Service;
+    or all of these.
 
-    Only the pinned maps are read, so this works whether the agent runs or not, and shows what the
-    kernel really does.
+    Reads only the pinned maps, so it works with and without a running agent.
     """
     from ebpfproxy.backends.ebpf.inspect.tables import View
 

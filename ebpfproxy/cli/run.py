@@ -12,10 +12,10 @@ logger = log.Logger(__name__)
 @click.command("run", cls=FlagsCommand)
 @loaded_options
 def command(loaded: Loaded) -> None:
-    """Keep this node's kernel in step with the cluster's Services, until a signal comes.
+    """Run the agent: program the cluster's Services into this node's kernel until SIGTERM or SIGINT.
 
-    The flags that kube-proxy has, too, mean the same here, so that its arguments carry over. At the
-    end, the kernel goes on forwarding as it was told last.
+    Flags of kube-proxy have the same meaning here. After the agent exits, the kernel keeps forwarding with
+    the last programmed state.
     """
     config = loaded.config
     log.set_up(config.verbosity, config.logging_format)

@@ -15,39 +15,39 @@ class IpvsOptions:
 
     ipvs_scheduler: str = option(
         "--ipvs-scheduler", flag_types.TEXT, "", _IPVS,
-        "How IPVS chooses endpoints: rr, wrr, lc, wlc, lblc, lblcr, sh, dh, sed, nq, mh or whatever the "
-        "kernel has. Default: rr.",
+        "IPVS scheduler: rr, wrr, lc, wlc, lblc, lblcr, sh, dh, sed, nq, mh or another one of the kernel. "
+        "Default: rr.",
         fields="ipvs.scheduler",
     )  # fmt: skip
     ipvs_exclude_cidrs: tuple[Network, ...] = option(
         "--ipvs-exclude-cidrs", flag_types.NETWORKS, "", _IPVS,
-        "Virtual servers in these networks are somebody else's, but for those that a Service has. May be "
-        "given more than once.",
+        "Leave virtual servers in these networks alone, unless a Service has the address. May be "
+        "repeated.",
         fields="ipvs.excludeCIDRs",
     )  # fmt: skip
     ipvs_strict_arp: bool = option(
         "--ipvs-strict-arp", flag_types.BOOLEAN, "false", _IPVS,
-        "Answer ARP for an address only on the device that has it (arp_ignore 1, arp_announce 2), and so not "
-        "for those of Services, as MetalLB needs it.",
+        "Answer ARP for an address only on the device that has it (sysctls arp_ignore 1, arp_announce 2). "
+        "MetalLB needs this.",
         fields="ipvs.strictARP",
     )  # fmt: skip
     ipvs_min_sync_period: float = option(
         "--ipvs-min-sync-period", flag_types.duration(zero=True), "0s", _IPVS,
-        "The least time between two syncs; --min-sync-period counts where it is longer.",
+        "Shortest time between two syncs in mode ipvs. The longer of this and --min-sync-period applies.",
         fields="ipvs.minSyncPeriod",
     )  # fmt: skip
     ipvs_tcp_timeout: int = option(
         "--ipvs-tcp-timeout", flag_types.TIMEOUT, "0s", _IPVS,
-        "For how long IPVS keeps a TCP connection that is idle (0: as the kernel has it).",
+        "Idle timeout of a TCP connection in IPVS. 0: keep the kernel's value.",
         fields="ipvs.tcpTimeout",
     )  # fmt: skip
     ipvs_tcpfin_timeout: int = option(
         "--ipvs-tcpfin-timeout", flag_types.TIMEOUT, "0s", _IPVS,
-        "For how long IPVS keeps a TCP connection after a FIN (0: as the kernel has it).",
+        "Timeout of a TCP connection in IPVS after a FIN. 0: keep the kernel's value.",
         fields="ipvs.tcpFinTimeout",
     )  # fmt: skip
     ipvs_udp_timeout: int = option(
         "--ipvs-udp-timeout", flag_types.TIMEOUT, "0s", _IPVS,
-        "For how long IPVS keeps a UDP flow that is idle (0: as the kernel has it).",
+        "Idle timeout of a UDP flow in IPVS. 0: keep the kernel's value.",
         fields="ipvs.udpTimeout",
     )  # fmt: skip

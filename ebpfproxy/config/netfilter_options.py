@@ -24,55 +24,55 @@ class NetfilterOptions:
 
     detect_local_mode: DetectLocal = option(
         "--detect-local-mode", flag_types.DETECT_LOCAL, "ClusterCIDR", _NETFILTER,
-        "How packets of pods are told from others: by --cluster-cidr, by podCIDRs of this node, or by the "
-        "device that they come in by. The mode ebpf knows by itself.",
+        "How to detect local traffic: by --cluster-cidr, by the podCIDRs of this node, or by the device "
+        "that packets arrive on. Mode ebpf does not need it.",
         fields="detectLocalMode",
     )  # fmt: skip
     cluster_cidr: tuple[Network, ...] = option(
         "--cluster-cidr", flag_types.CLUSTER_CIDRS, "", _NETFILTER,
-        "The addresses of the cluster's pods: one CIDR, or one of each family, separated by a comma. Without "
-        "it the mode ClusterCIDR takes nobody for a pod.",
+        "Addresses of the cluster's pods: one CIDR, or one per family, separated by a comma. If empty, "
+        "--detect-local-mode=ClusterCIDR treats no traffic as local.",
         fields="clusterCIDR",
     )  # fmt: skip
     pod_bridge_interface: str = option(
         "--pod-bridge-interface", flag_types.DEVICE_NAME, "", _NETFILTER,
-        "The bridge that pods are behind, for --detect-local-mode=BridgeInterface.",
+        "Bridge that pods are attached to, for --detect-local-mode=BridgeInterface.",
         fields="detectLocal.bridgeInterface",
     )  # fmt: skip
     pod_interface_name_prefix: str = option(
         "--pod-interface-name-prefix", flag_types.DEVICE_NAME, "", _NETFILTER,
-        "How the names of pods' devices begin, for --detect-local-mode=InterfaceNamePrefix.",
+        "Prefix of the names of pod devices, for --detect-local-mode=InterfaceNamePrefix.",
         fields="detectLocal.interfaceNamePrefix",
     )  # fmt: skip
     iptables_masquerade_bit: int = option(
         "--iptables-masquerade-bit", flag_types.integer(0, 31), "14", _NETFILTER,
-        "The bit of the packet mark that stands for a packet to masquerade, in these modes.",
+        "Bit of the packet mark that marks packets to masquerade.",
         fields="iptables.masqueradeBit nftables.masqueradeBit",
     )  # fmt: skip
     iptables_flavour: str = option(
         "--iptables-flavour", flag_types.one_of("auto", "legacy", "nft"), "auto", _NETFILTER,
-        "Which iptables the modes iptables and ipvs use; auto takes the one that this node's rules are in "
-        "(ebpfproxy's own).",
+        "iptables backend for modes iptables and ipvs. auto: the one that holds this node's rules "
+        "(ebpfproxy only).",
     )  # fmt: skip
     iptables_min_sync_period: float = option(
         "--iptables-min-sync-period", flag_types.duration(zero=True), "1s", _NETFILTER,
-        "The least time between two syncs in the modes nftables and iptables; --min-sync-period counts where "
-        "it is longer.",
+        "Shortest time between two syncs in modes nftables and iptables. The longer of this and --min- "
+        "sync-period applies.",
         fields="iptables.minSyncPeriod nftables.minSyncPeriod", zero_is_unset=True,
     )  # fmt: skip
     conntrack_max_per_core: int = option(
         "--conntrack-max-per-core", flag_types.COUNT, "32768", _NETFILTER,
-        "Connections that the kernel shall be able to track, for each CPU; 0 leaves its limit alone.",
+        "Maximum number of tracked connections per CPU. 0: keep the kernel's limit.",
         fields="conntrack.maxPerCore",
     )  # fmt: skip
     conntrack_min: int = option(
         "--conntrack-min", flag_types.COUNT, "131072", _NETFILTER,
-        "Connections that the kernel shall be able to track at least, however few CPUs there are.",
+        "Minimum of the limit of tracked connections, regardless of --conntrack-max-per-core.",
         fields="conntrack.min",
     )  # fmt: skip
     conntrack_tcp_be_liberal: bool = option(
         "--conntrack-tcp-be-liberal", flag_types.BOOLEAN, "false", _NETFILTER,
-        "Let the kernel track TCP packets outside of the window, rather than call them invalid.",
+        "Track TCP packets outside the window instead of marking them invalid.",
         fields="conntrack.tcpBeLiberal",
     )  # fmt: skip
 

@@ -51,141 +51,140 @@ class Config(EbpfOptions, NetfilterOptions, IpvsOptions):
 
     config: Path | None = option(
         "--config", flag_types.PATH, "", Group.FILE,
-        "A KubeProxyConfiguration, YAML or JSON. Flags that have a field in it are then not looked at, but "
-        "for --hostname-override, --v and --logging-format. A changed file is read again.",
+        "KubeProxyConfiguration file, YAML or JSON. Flags that have a field in it are then ignored, "
+        "except --hostname-override, --v and --logging-format. A changed file is loaded again.",
     )  # fmt: skip
     write_config_to: Path | None = option(
         "--write-config-to", flag_types.PATH, "", Group.FILE,
-        "Write what the flags, or the file, amount to as a KubeProxyConfiguration, and end.",
+        "Write the effective configuration to this file as a KubeProxyConfiguration, then exit.",
     )  # fmt: skip
 
     kubeconfig: Path | None = option(
         "--kubeconfig", flag_types.PATH, "", Group.CLUSTER,
-        "How to reach and log in to the API server. Without this and --master: as a pod does.",
+        "Kubeconfig file for the API server. Default without --master: the pod's ServiceAccount.",
         fields="clientConnection.kubeconfig",
     )  # fmt: skip
     master: str = option(
         "--master", flag_types.TEXT, "", Group.CLUSTER,
-        "URL of the API server; overrides the one in the kubeconfig.",
+        "URL of the API server. Overrides the URL in the kubeconfig.",
     )  # fmt: skip
     manifests: Path | None = option(
         "--manifests", flag_types.DIRECTORY, "", Group.CLUSTER,
-        "Read Services, EndpointSlices and Nodes from the YAML and JSON files in this folder, and follow "
-        "their changes, instead of asking an API server (ebpfproxy's own).",
+        "Read Services, EndpointSlices and Nodes from the YAML and JSON files in this directory instead "
+        "of the API server, and follow changes (ebpfproxy only).",
     )  # fmt: skip
     hostname_override: str = option(
         "--hostname-override", flag_types.NODE_NAME, "", Group.CLUSTER,
-        "Name of this node's Node object. Default: the host's name.",
+        "Name of this node's Node object. Default: the host name.",
         fields="hostnameOverride", over_file=True,
     )  # fmt: skip
 
     proxy_mode: str = option(
         "--proxy-mode", flag_types.Kind(_MODE.metavar, _parse_mode), "auto", Group.TRAFFIC,
-        "The kernel mechanism; auto takes the first of these that works here.",
+        "Proxy mode. auto: the first of the others that works on this node.",
         fields="mode",
     )  # fmt: skip
     bind_address: Address = option(
         "--bind-address", flag_types.IP, "0.0.0.0", Group.TRAFFIC,
-        "Nothing is bound to it: its family is the one the HTTP servers listen in by default, and an address "
-        "in particular is this node's own one, which --nodeport-addresses=primary means.",
+        "No server listens on it. Its family is the default family of the HTTP servers. A specific "
+        "address is this node's primary address for --nodeport-addresses=primary.",
         fields="bindAddress",
     )  # fmt: skip
     masquerade_all: bool = option(
         "--masquerade-all", flag_types.BOOLEAN, "false", Group.TRAFFIC,
-        "Masquerade everything that is sent to a ClusterIP: packets, that is; a socket of this node "
-        "that is sent to an endpoint has no packets to masquerade.",
+        "Masquerade every packet sent to a ClusterIP. Has no effect on sockets that are redirected at "
+        "connect(), since they send no such packets.",
         fields="iptables.masqueradeAll nftables.masqueradeAll", zero_is_unset=True,
     )  # fmt: skip
     nodeport_addresses: NodePortAddresses = option(
         "--nodeport-addresses", flag_types.NODE_PORT_ADDRESSES, "", Group.TRAFFIC,
-        "Answer NodePorts only on addresses of this node in these networks; on its own one of each family "
-        "(primary), the first of its Node object; on loopback (localhost). May be given more than once. "
-        "Default: all.",
+        "Accept NodePort connections only on node addresses in these networks. primary: on the first "
+        "address of each family of the Node object. localhost: on loopback. May be repeated. Default: all "
+        "addresses.",
         fields="nodePortAddresses",
     )  # fmt: skip
     iptables_localhost_nodeports: bool = option(
         "--iptables-localhost-nodeports", flag_types.BOOLEAN, "true", Group.TRAFFIC,
-        "Answer NodePorts on 127.0.0.1, too, in every mode that can. The name is kube-proxy's.",
+        "Accept NodePort connections on 127.0.0.1, in every mode that supports it.",
         fields="iptables.localhostNodePorts",
     )  # fmt: skip
     conntrack_tcp_timeout_established: int = option(
         "--conntrack-tcp-timeout-established", flag_types.TIMEOUT, "24h", Group.TRAFFIC,
-        "For how long an established TCP connection may be idle (0: in the mode ebpf 24h, in others as the "
-        "kernel has it).",
+        "Idle timeout of an established TCP connection. 0: 24h in mode ebpf, the kernel's value in other "
+        "modes.",
         fields="conntrack.tcpEstablishedTimeout",
     )  # fmt: skip
     conntrack_tcp_timeout_close_wait: int = option(
         "--conntrack-tcp-timeout-close-wait", flag_types.TIMEOUT, "1h", Group.TRAFFIC,
-        "For how long a TCP connection that one side has closed may be idle (0: 1h, or as the kernel has "
-        "it).",
+        "Idle timeout of a TCP connection that one side has closed. 0: 1h in mode ebpf, the kernel's "
+        "value in other modes.",
         fields="conntrack.tcpCloseWaitTimeout",
     )  # fmt: skip
     conntrack_udp_timeout: int = option(
         "--conntrack-udp-timeout", flag_types.TIMEOUT, "0s", Group.TRAFFIC,
-        "For how long a UDP flow that was never answered may be idle (0: 30s, or as the kernel has it).",
+        "Idle timeout of an unreplied UDP flow. 0: 30s in mode ebpf, the kernel's value in other modes.",
         fields="conntrack.udpTimeout",
     )  # fmt: skip
     conntrack_udp_timeout_stream: int = option(
         "--conntrack-udp-timeout-stream", flag_types.TIMEOUT, "0s", Group.TRAFFIC,
-        "For how long a UDP flow that was answered may be idle (0: 180s, or as the kernel has it).",
+        "Idle timeout of a replied UDP flow. 0: 180s in mode ebpf, the kernel's value in other modes.",
         fields="conntrack.udpStreamTimeout",
     )  # fmt: skip
     sync_period: float = option(
         "--iptables-sync-period --ipvs-sync-period --sync-period", flag_types.duration(zero=False), "30s",
         Group.TRAFFIC,
-        "How often the kernel is read back, compared and repaired, in every mode. The first two names are "
-        "kube-proxy's.",
+        "How often the kernel state is read back, compared with the desired state, and repaired.",
         fields="iptables.syncPeriod nftables.syncPeriod ipvs.syncPeriod", zero_is_unset=True,
     )  # fmt: skip
     min_sync_period: float = option(
         "--min-sync-period", flag_types.duration(zero=True), "0s", Group.TRAFFIC,
-        "The least time between two syncs, however many changes come (ebpfproxy's own).",
+        "Shortest time between two syncs (ebpfproxy only).",
     )  # fmt: skip
 
     healthz_bind_address: str | None = option(
         "--healthz-bind-address", flag_types.LISTEN_ADDRESS, None, Group.HTTP,
-        'Where /healthz and /livez are served; "" for nowhere. '
-        "Default: 0.0.0.0:10256, [::]:10256 where --bind-address is IPv6.",
+        'Address of the server for /healthz and /livez. "": no server. Default: 0.0.0.0:10256, or '
+        '[::]:10256 if --bind-address is IPv6.',
         fields="healthzBindAddress",
     )  # fmt: skip
     metrics_bind_address: str | None = option(
         "--metrics-bind-address", flag_types.LISTEN_ADDRESS, None, Group.HTTP,
-        'Where /metrics and /proxyMode are served; "" for nowhere. '
-        "Default: 127.0.0.1:10249, [::1]:10249 where --bind-address is IPv6.",
+        'Address of the server for /metrics and /proxyMode. "": no server. Default: 127.0.0.1:10249, or '
+        '[::1]:10249 if --bind-address is IPv6.',
         fields="metricsBindAddress",
     )  # fmt: skip
     bind_address_hard_fail: bool = option(
         "--bind-address-hard-fail", flag_types.BOOLEAN, "false", Group.HTTP,
-        "End when one of these addresses cannot be listened on, rather than try every 5 seconds.",
+        "Exit if an HTTP server cannot listen on its address, instead of retrying every 5 seconds.",
         fields="bindAddressHardFail",
     )  # fmt: skip
     healthz_port: int = option(
         "--healthz-port", flag_types.PORT, str(HEALTHZ_PORT), Group.HTTP,
-        "Deprecated: the port where --healthz-bind-address names none; 0 for no server.",
+        "Deprecated: port for a --healthz-bind-address without one. 0: no server.",
     )  # fmt: skip
     metrics_port: int = option(
         "--metrics-port", flag_types.PORT, str(METRICS_PORT), Group.HTTP,
-        "Deprecated: the port where --metrics-bind-address names none; 0 for no server.",
+        "Deprecated: port for a --metrics-bind-address without one. 0: no server.",
     )  # fmt: skip
 
     oom_score_adj: int = option(
         "--oom-score-adj", flag_types.integer(-1000, 1000), "-999", Group.PROCESS,
-        "How willingly the kernel ends this process when memory runs out; the lower, the less.",
+        "OOM score adjustment of the agent, from -1000 (never killed) to 1000.",
         fields="oomScoreAdj",
     )  # fmt: skip
     verbosity: int = option(
         "-v --v", flag_types.integer(0, 100), "0", Group.PROCESS,
-        "How much is logged; 4 and more shows every decision, and tracebacks.",
+        "Log level. 4 or more logs every decision, and tracebacks.",
         fields="logging.verbosity", over_file=True,
     )  # fmt: skip
     logging_format: str = option(
         "--logging-format", flag_types.one_of("text", "json"), "text", Group.PROCESS,
-        "The form of log lines.",
+        "Format of log lines.",
         fields="logging.format", over_file=True,
     )  # fmt: skip
     cleanup: bool = option(
         "--cleanup", flag_types.BOOLEAN, "false", Group.PROCESS,
-        "Remove all that ebpfproxy, or kube-proxy, put into this node's kernel, and end.",
+        "Remove everything that ebpfproxy or kube-proxy created in this node's kernel, then exit.",
     )  # fmt: skip
 
     @classmethod
