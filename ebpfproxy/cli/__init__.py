@@ -21,7 +21,7 @@ COMMANDS = {
     "run": "Run the agent on this node.",
     "dump": "Show the content of the BPF maps, in mode ebpf.",
     "doctor": "Show which modes work on this machine, and what the others need.",
-    "cleanup": "Remove everything that ebpfproxy or kube-proxy created in the kernel.",
+    "cleanup": "Remove what ebpfproxy or kube-proxy created in the kernel.",
     "demo": "Run pods, a Service and the agent in namespaces of this machine.",
     "bench": "Measure connections, startup and syncs in a lab on this machine.",
     "version": "Show the version.",
