@@ -24,6 +24,10 @@ _SAFE_DEPTH = 4000
 _MAX_DEPTH = 200
 """PyYAML composes libyaml's nodes by recursion in C: some 50 000 levels end the process. Files that could be
 nested deeper than `_SAFE_DEPTH` are looked at more closely, and then may not be deeper than `_MAX_DEPTH`."""
+_TOO_DEEP = f"nested deeper than {_MAX_DEPTH} levels"
+
+_LIBYAML_TOO_DEEP = "exceeded maximum nesting depth"
+"""What libyaml itself says of more than 1000 levels, since PyYAML 6.0.4."""
 
 _MAX_EXPANDED = 10_000_000
 """How many values a document may have with its aliases written out ("billion laughs")."""
@@ -135,7 +139,10 @@ def _yaml(name: str, content: bytes) -> Iterator[tuple[str, bytes]]:
         mark = error.problem_mark or error.context_mark
         last = _line(content, len(content.rstrip()))  # libyaml counts one more at the end of the file
         line = min(mark.line + 1, last) if mark else 1
-        raise Unreadable(f"{name}:{line}: {error.problem or error.context}") from None
+        problem = error.problem or error.context
+        if problem == _LIBYAML_TOO_DEEP:
+            problem = _TOO_DEEP
+        raise Unreadable(f"{name}:{line}: {problem}") from None
     except yaml.reader.ReaderError as error:
         raise Unreadable(f"{name}:{_line(content, error.position)}: {error.reason}") from None
     except (yaml.YAMLError, RecursionError) as error:
@@ -164,7 +171,7 @@ def _check_depth(name: str, content: bytes) -> None:
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > _MAX_DEPTH:
             line = event.start_mark.line + 1 if event.start_mark else 1
-            raise Unreadable(f"{name}:{line}: nested deeper than {_MAX_DEPTH} levels")
+            raise Unreadable(f"{name}:{line}: {_TOO_DEEP}")
 
 
 def _as_json(value: Any, aliases: bool) -> bytes:

@@ -19,6 +19,9 @@ _MOST_BYTES = 1 << 20
 """As much as a ConfigMap holds."""
 _MAX_DEPTH = 30
 
+_LIBYAML_TOO_DEEP = "exceeded maximum nesting depth"
+"""What libyaml itself says of more than 1000 levels, since PyYAML 6.0.4."""
+
 _NULL = "tag:yaml.org,2002:null"
 
 
@@ -47,9 +50,10 @@ def parse_document(path: Path, content: bytes) -> tuple[yaml.Node | None, int]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         last = content.rstrip().count(b"\n") + 1  # libyaml counts one more at the end of the file
-        raise _unreadable(
-            path, min(mark.line + 1, last) if mark else 1, error.problem or error.context
-        ) from None
+        problem = error.problem or error.context
+        if problem == _LIBYAML_TOO_DEEP:
+            problem = f"nested deeper than {_MAX_DEPTH} levels"
+        raise _unreadable(path, min(mark.line + 1, last) if mark else 1, problem) from None
     except yaml.reader.ReaderError as error:
         raise _unreadable(path, content.count(b"\n", 0, error.position) + 1, error.reason) from None
     except yaml.YAMLError as error:
