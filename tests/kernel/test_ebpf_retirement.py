@@ -86,7 +86,9 @@ def says(sock: socket.socket) -> str:
 
 
 @contextlib.contextmanager
-def netfilter(pair: TwoNodes, web: Everywhere, pod: Pod) -> Iterator[None]:
+def netfilter(
+    pair: TwoNodes, web: Everywhere, pod: Pod, masquerade: str = "masquerade random"
+) -> Iterator[None]:
     """Within the block, rules send what is for the Service to a pod, as another dataplane would."""
     rules = []
     for family, ip in (("v4", "ip"), ("v6", "ip6")):
@@ -102,7 +104,7 @@ def netfilter(pair: TwoNodes, web: Everywhere, pod: Pod) -> Iterator[None]:
         stdin=f"""table inet other {{
             chain incoming {{ type nat hook prerouting priority dstnat; {lines}; }}
             chain outgoing {{ type nat hook output priority -100; {lines}; }}
-            chain last {{ type nat hook postrouting priority srcnat; ct status dnat masquerade random; }}
+            chain last {{ type nat hook postrouting priority srcnat; ct status dnat {masquerade}; }}
             chain strict {{ type filter hook forward priority filter; ct state invalid drop; }}
         }}""",
     )
@@ -220,6 +222,30 @@ def test_sockets_of_pods_keep_their_endpoint(pair: TwoNodes, family: str) -> Non
         assert sock.getpeername()[:2] == (getattr(pair.a, family), TCP_TARGET)
         await_end(pair)
         assert says(sock) == "a"
+
+
+@both_families
+def test_a_translated_connection_does_not_get_the_port_of_an_idle_one_of_a_socket(
+    pair: TwoNodes, family: str
+) -> None:
+    """The socket is connected to the endpoint from a port from which the client may dial the frontend later.
+    The other dataplane translates that to the same addresses and ports, unless conntrack knows the socket."""
+    web = serve(pair)
+    number = socket.AF_INET6 if family == "v6" else socket.AF_INET
+    for client in (pair.p, pair.node):
+        with socket_in(client, TCP, number) as idle, socket_in(client, TCP, number) as later:
+            for sock in (idle, later):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            idle.bind((getattr(client, family), 0))
+            idle.connect((web.address(family), 80))
+            assert says(idle) == "a"
+            with netfilter(pair, web, pair.a, masquerade="accept"):
+                step(pair)
+                later.bind(idle.getsockname())
+                later.connect((web.address(family), 80))
+                assert says(later) == "a"
+                assert says(idle) == "a"
+        pair.restart()
 
 
 def test_an_answer_under_way_to_a_socket_without_a_peer_comes_from_whom_it_asked(pair: TwoNodes) -> None:

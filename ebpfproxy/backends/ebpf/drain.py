@@ -3,6 +3,7 @@
 The first step takes away all by which something new becomes ours, in such an order that no packet is refused
 or dropped for it:
 
+0. conntrack gets an entry for each connection of the hooks' sockets (sockets/tracking.py);
 1. the hooks that send sockets elsewhere, or keep the node from binding a port;
 2. the bits of `service_ports`, in memory. A packet asks them first (service_find() of bpf/service.h), and
    from then on no frontend is found, so that neither an endpoint is chosen nor anybody refused;
@@ -40,6 +41,7 @@ from ebpfproxy.backends.ebpf.hooks import SOCKET_HOOKS
 from ebpfproxy.backends.ebpf.inspect.flow_view import read_timeouts
 from ebpfproxy.backends.ebpf.maps import Maps
 from ebpfproxy.backends.ebpf.pins import Pins, is_versioned
+from ebpfproxy.backends.ebpf.sockets.tracking import track_sockets
 from ebpfproxy.errors import AbiMismatch, NotFound
 from ebpfproxy.linux.bpf.bpf import Map
 from ebpfproxy.log import Logger
@@ -61,9 +63,10 @@ class Drain:
     Until nothing is left, EbpfBackend may be opened and synced again at any time between two steps.
     """
 
-    def __init__(self, bpffs_root: Path, cgroup_root: Path | None) -> None:
+    def __init__(self, bpffs_root: Path, cgroup_root: Path | None, proc_root: Path = Path("/proc")) -> None:
         self._root = bpffs_root
         self._cgroup = cgroup_root
+        self._proc_root = str(proc_root)
 
     def step(self) -> tuple[list[str], bool]:
         """What was removed, a line each, and whether something is left for another step, in some ten seconds.
@@ -94,6 +97,9 @@ class Drain:
 
     def _let_go(self, pins: Pins, opened: list[Maps]) -> list[str]:
         """Have nothing new become ours; what that took, nothing after the first time."""
+        for maps in opened:
+            if any(True for _ in maps["services"].items()):
+                track_sockets(maps, self._proc_root)
         removed = programs.detach_all(pins, self._cgroup, _TAKING)
         for maps in opened:
             with contextlib.closing(maps["service_ports"].mapped()) as bits:

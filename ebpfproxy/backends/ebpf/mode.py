@@ -56,7 +56,7 @@ class EbpfMode:
 
     def retire(self, config: Config, translates: Callable[[Family], bool]) -> tuple[list[str], bool]:
         """What these programs translate the kernel knows nothing of."""
-        return Drain(config.bpffs_root, _cgroup_root(config)).step()
+        return Drain(config.bpffs_root, _cgroup_root(config), config.proc_root).step()
 
 
 def _cgroup_root(config: Config) -> Path | None:

@@ -1,4 +1,4 @@
-"""Connection tracking: the entries of a network namespace, and ending one of them (ctnetlink).
+"""Connection tracking: the entries of a network namespace, adding some and ending one (ctnetlink).
 
 What has been translated once is translated by its entry from then on, whatever the rules say now. For TCP
 that is as it should be; a UDP flow goes on to where nobody is. Who is to be ended is decided elsewhere.
@@ -13,10 +13,11 @@ net/netfilter/nf_conntrack_netlink.c; cb8aa9a3affb ("netfilter: ctnetlink: add k
 dump", 5.8); 9344988d2979 ("netfilter: ctnetlink: allow to filter dump by status bits", 5.15).
 """
 
+import collections
 import errno
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from ebpfproxy.errors import KernelError, NotFound, Rejected, Unsupported
@@ -32,13 +33,24 @@ HEAD = struct.Struct("=BBH")  # struct nfgenmsg: family, version, res_id
 NESTED = 0x8000  # NLA_F_NESTED
 
 CTA_TUPLE_ORIG, CTA_TUPLE_REPLY, CTA_STATUS, CTA_MARK, CTA_ID, CTA_ZONE = 1, 2, 3, 8, 12, 18
+CTA_PROTOINFO, CTA_TIMEOUT = 4, 7
+CTA_PROTOINFO_TCP = 1
+CTA_TCP_STATE, CTA_TCP_FLAGS_ORIGINAL, CTA_TCP_FLAGS_REPLY = 1, 4, 5  # CTA_PROTOINFO_TCP_*
 CTA_FILTER, CTA_STATUS_MASK = 25, 26
 CTA_TUPLE_IP, CTA_TUPLE_PROTO, CTA_TUPLE_ZONE = 1, 2, 3
 CTA_PROTO_NUM, CTA_PROTO_SRC_PORT, CTA_PROTO_DST_PORT = 1, 2, 3
 _FILTER_ORIG_FLAGS, _BY_PROTOCOL = 1, 1 << 3  # CTA_FILTER_ORIG_FLAGS, CTA_FILTER_F_CTA_PROTO_NUM
 
+IPS_SEEN_REPLY = 1 << 1
+IPS_ASSURED = 1 << 2
+IPS_CONFIRMED = 1 << 3
 IPS_SRC_NAT = 1 << 4
 IPS_DST_NAT = 1 << 5
+
+TCP_CONNTRACK_ESTABLISHED = 3
+_BE_LIBERAL = struct.pack(
+    "=BB", 1 << 3, 1 << 3
+)  # struct nf_ct_tcp_flags: IP_CT_TCP_FLAG_BE_LIBERAL, and mask
 
 _NUMBERS = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
 _ADDRESSES = {int(socket.AF_INET): (1, 2), int(socket.AF_INET6): (3, 4)}  # CTA_IP_V4_SRC and so on
@@ -136,6 +148,51 @@ def delete(flow: Flow) -> bool:
             return False
         raise _failure(f"the tracked flow {flow} cannot be ended", error) from error
     return True
+
+
+def track_tcp(
+    connections: Iterable[tuple[tuple[Address, int], tuple[Address, int]]],
+) -> dict[netlink.Refused, int]:
+    """Add an entry for each established TCP connection that conntrack does not know, since it was idle since
+    tracking began. `connections`: address and port (host order) of the client and of the server.
+
+    The entry translates nothing. Another connection that is translated to the same addresses and ports then
+    gets another source port (nf_nat_used_tuple()). Sequence numbers are not checked: none is known.
+
+    Returns why entries were refused, and how many for each reason; one that exists is none.
+    Raises Unsupported as `flows`, and Rejected.
+    """
+    timeout = int(sysctl.read("net/netfilter/nf_conntrack_tcp_timeout_established"))
+    state = (
+        netlink.attribute(CTA_STATUS, (IPS_CONFIRMED | IPS_SEEN_REPLY | IPS_ASSURED).to_bytes(4))
+        + netlink.attribute(CTA_TIMEOUT, timeout.to_bytes(4))
+        + nested(
+            CTA_PROTOINFO,
+            nested(
+                CTA_PROTOINFO_TCP,
+                netlink.attribute(CTA_TCP_STATE, bytes([TCP_CONNTRACK_ESTABLISHED])),
+                netlink.attribute(CTA_TCP_FLAGS_ORIGINAL, _BE_LIBERAL),
+                netlink.attribute(CTA_TCP_FLAGS_REPLY, _BE_LIBERAL),
+            ),
+        )
+    )
+    flags = netlink.NLM_F_CREATE | netlink.NLM_F_EXCL
+    requests = [
+        netlink.Request(
+            NEW,
+            flags,
+            HEAD.pack(_NUMBERS[family(client[0])], 0, 0)
+            + tuple_attribute(CTA_TUPLE_ORIG, Protocol.TCP, client, server)
+            + tuple_attribute(CTA_TUPLE_REPLY, Protocol.TCP, server, client)
+            + state,
+        )
+        for client, server in connections
+    ]
+    try:
+        refused = netlink.changes(NETLINK_NETFILTER, requests)
+    except OSError as error:
+        raise _failure("connections cannot be tracked", error) from error
+    return collections.Counter(each for each in refused.values() if each.errno != errno.EEXIST)
 
 
 def nat_in_use(of: Family | None = None) -> bool:
