@@ -1,6 +1,6 @@
 """What each mode does otherwise than the others, and why: for the tests that run for all of them.
 
-What is not here they have in common. docs/dataplanes.md tells users the same.
+What is not here they have in common. docs/dataplanes/README.md tells users the same.
 """
 
 import socket
