@@ -4,18 +4,19 @@ import contextlib
 import functools
 import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import pytest
 
 from ebpfproxy.agent.mode_cleanup import ALONE
 from ebpfproxy.bench.load import Load
-from ebpfproxy.lab import Lab, Pod
+from ebpfproxy.lab import Lab
 from ebpfproxy.linux import sysctl
 from ebpfproxy.linux.netlink import conntrack
 from ebpfproxy.linux.xtables.iptables import Flavour
 from ebpfproxy.model.address import Family
 from tests.kernel.clients import TCP, outcome
-from tests.kernel.cluster import START_PATIENCE, TCP_TARGET, Cluster, Exposed, eventually
+from tests.kernel.cluster import START_PATIENCE, Cluster, eventually
 from tests.kernel.download import Download, offer
 from tests.kernel.ipvs_here import skip_without_ipvs
 from tests.support import kube_proxy
@@ -28,44 +29,49 @@ CONNECTIONS_A_SECOND = 50.0  # of each client: one at least every 20 ms, and mos
 RETIRED_WITHIN = 240.0  # seconds: twice as long as conntrack remembers a connection that was closed
 
 
+class Frontend(NamedTuple):
+    """A Service of kube-proxy's captured rule sets."""
+
+    v4: str
+    v6: str
+    port: int
+    node_port: int
+
+
+WEB = Frontend("10.96.60.4", "fd00:10:96::6004", 80, 31104)
+"""default/node-port; endpoints: port 8080 of a and b."""
+FILES, FILES_TARGET = Frontend("10.96.60.6", "fd00:10:96::6006", 443, 31107), 8443
+"""default/ranges; endpoint: FILES_TARGET of b."""
+DELETED = re.compile(rf"default/(?:{'|'.join(kube_proxy.DELETED)})[:/]")
+
+
 class Node:
-    """One that has a Service with two endpoints, and one that sends downloads. No agent runs yet."""
+    """With pods where kube-proxy's captured rules lead to. No agent runs yet."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        self.web = cluster.service(node_port=True).to(cluster.a, cluster.b)
-        self.files = cluster.service(node_port=True).to(self._server())
+        self._instead = kube_proxy.replacements(cluster.lab, cluster.a, cluster.b, cluster.c)
+        cluster.write("captured", *kube_proxy.objects(self._instead))
+        offer(cluster.b, FILES_TARGET)
         # What conntrack remembers of connections that have ended keeps the last nat chain.
         for state in ("time_wait", "close"):
             name = f"net/netfilter/nf_conntrack_tcp_timeout_{state}"
             self.cluster.node.call(functools.partial(sysctl.ensure, name, "1"))
 
-    def _server(self) -> Pod:
-        pod = self.cluster.lab.pod("files")
-        offer(pod, TCP_TARGET)
-        return pod
-
     def run(self, command: str, text: str = "") -> str:
         return str(self.cluster.node.run(command.split(), stdin=text).stdout)
 
     def have_kube_proxy(self, mechanism: str) -> None:
-        """It serves the two Services, and has served hundreds of others; in its mode ipvs only them, and what
-        there is of it was written by an agent."""
-        lab = self.cluster.lab
+        """Its rules as it wrote them; in mode ipvs, what the agent wrote."""
         if mechanism == "ipvs":
             self.cluster.start("--proxy-mode=ipvs", "--ipvs-tcpfin-timeout=1s")
             self.cluster.end()
-            return
-        objects = self.web.objects() + self.files.objects()
-        plans = kube_proxy.plans_of(objects, lab.node_name, lab.addresses.all_pods)
-        addresses = [f"{lab.node.v4}/32", f"{lab.node.v6}/128"]
-        if mechanism == "nftables":
-            self.run("nft -f -", kube_proxy.nftables_text(plans, addresses))
-            return
-        for family, stem in STEMS.items():
-            self.run(
-                f"{stem}-{mechanism}-restore -w --noflush", kube_proxy.iptables_text(plans, family, addresses)
-            )
+        elif mechanism == "nftables":
+            self.run("nft -f -", kube_proxy.nftables_text(self._instead))
+        else:
+            for family, stem in STEMS.items():
+                text = kube_proxy.iptables_text(family, self._instead)
+                self.run(f"{stem}-{mechanism}-restore -w --noflush", text)
 
     def rules(self) -> str:
         """Those of both flavours of iptables, and of both families."""
@@ -118,8 +124,8 @@ def node(_node: Node) -> Iterator[Node]:
 def clients(node: Node, load: Load) -> Iterator[None]:
     """Within the block, connections by all addresses of the Service begin and end, of which none may fail."""
     host = node.cluster.node
-    inside = load.targets("inside", frontends(node.web), [(host.v4, node.web.node_port)])
-    outside = load.targets("outside", [(address, node.web.node_port) for address in (host.v4, host.v6)])
+    inside = load.targets("inside", [(WEB.v4, WEB.port), (WEB.v6, WEB.port)], [(host.v4, WEB.node_port)])
+    outside = load.targets("outside", [(address, WEB.node_port) for address in (host.v4, host.v6)])
     places = {node.cluster.p: inside, node.cluster.node: inside, node.cluster.lab.outside: outside}
     running = [load.start_churn(place, to, rate=CONNECTIONS_A_SECOND) for place, to in places.items()]
     try:
@@ -131,17 +137,13 @@ def clients(node: Node, load: Load) -> Iterator[None]:
         assert report["attempts"] > CONNECTIONS_A_SECOND / 4, place.name
 
 
-def frontends(of: Exposed) -> list[tuple[str, int]]:
-    return [(of.v4, 80), (of.v6, 80)]
-
-
 @contextlib.contextmanager
 def downloads(node: Node) -> Iterator[None]:
     """Within the block, a pod, the node and a client outside have some, which go on to their end."""
     pod, host, outside = node.cluster.p, node.cluster.node, node.cluster.lab.outside
-    dialed = [(pod, address, 80) for address in (node.files.v4, node.files.v6)]
-    dialed += [(host, address, 80) for address in (node.files.v4, node.files.v6)]
-    dialed += [(outside, address, node.files.node_port) for address in (host.v4, host.v6)]
+    dialed = [(pod, address, FILES.port) for address in (FILES.v4, FILES.v6)]
+    dialed += [(host, address, FILES.port) for address in (FILES.v4, FILES.v6)]
+    dialed += [(outside, address, FILES.node_port) for address in (host.v4, host.v6)]
     begun = {dial: Download(*dial) for dial in dialed}
     yield
     before = {dial: each.received for dial, each in begun.items()}
@@ -161,7 +163,7 @@ def serves_alone(node: Node, mode: str) -> bool:
         # KUBE-IPVS-FILTER matches it, too, and stays as long as IPVS has connections.
         "ipvs": bool(re.search("^-A KUBE-SERVICES .*--match-set KUBE-CLUSTER-IP ", rules, re.MULTILINE)),
     }
-    return "past-" not in rules + ruleset and not any(of != mode and there for of, there in own.items())
+    return not DELETED.search(rules + ruleset) and not any(of != mode and there for of, there in own.items())
 
 
 @pytest.mark.parametrize("mode", ["ebpf", "nftables", "iptables", "ipvs"])
@@ -181,9 +183,9 @@ def test_clients_of_kube_proxy_notice_nothing_and_nothing_of_it_stays(
     assert serves_alone(node, mode)
     assert mode == "nftables" or not node.ruleset()
     assert mode in ("iptables", "ipvs") or node.chains() <= kube_proxy.KUBELETS
-    assert outcome(node.cluster.p, TCP, node.web.v6, 80) in ("a", "b")
+    assert outcome(node.cluster.p, TCP, WEB.v6, WEB.port) in ("a", "b")
     agent.stop()
     node.cleanup()
     assert node.chains() - {"KUBE-FIREWALL"} == kubelets
     assert not node.ruleset()
-    assert outcome(node.cluster.p, TCP, node.web.v4, 80, 0.3) not in ("a", "b")
+    assert outcome(node.cluster.p, TCP, WEB.v4, WEB.port, 0.3) not in ("a", "b")
