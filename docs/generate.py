@@ -3,13 +3,16 @@
 A test fails if a file is out of date.
 """
 
+import ast
 import runpy
+from collections.abc import Iterator
 from pathlib import Path
 
 from ebpfproxy.config.option import Group, Option, declared_by
 from ebpfproxy.config.settings import Config
 
 FOLDER = Path(__file__).parent
+PACKAGE = FOLDER.parent / "ebpfproxy"
 HEADER = """# Configuration reference
 
 This page is for operators who look up a flag or a field of the configuration file.
@@ -41,6 +44,67 @@ def _table(group: Group, options: list[Option]) -> str:
     return "".join(rows)
 
 
+MESSAGES = """# Log messages
+
+This page is for operators who search the log or set alerts on it.
+It is generated from the constants in `ebpfproxy/`; change the messages and their meanings there.
+
+A line has the time, the level, the message and `key=value` pairs. An event always has the same message.
+
+| message | level | meaning | code |
+|---|---|---|---|
+"""
+_LEVELS = ("debug", "info", "warning", "error")
+
+
+def log_messages() -> str:
+    """The text of docs/log-messages.md: a row for each message that is logged, sorted."""
+    rows: dict[tuple[str, str], tuple[set[str], str]] = {}
+    known = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
+    defined = {path: dict(_constants(tree)) for path, tree in known.items()}
+    for path, tree in known.items():
+        for level, name in _logged(tree):
+            where = path if name in defined[path] else _imported_from(tree, name)
+            text, meaning = defined[where][name]
+            code = str(where.relative_to(PACKAGE.parent))
+            rows.setdefault((text, code), (set(), meaning))[0].add(level)
+    return MESSAGES + "".join(
+        f"| `{text}` | {', '.join(sorted(levels, key=_LEVELS.index))} | {_escaped(meaning)} "
+        f"| [{Path(code).name}](../{code}) |\n"
+        for (text, code), (levels, meaning) in sorted(rows.items())
+    )
+
+
+def _logged(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Level and constant of each call of the logger."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(
+                func=ast.Attribute(value=ast.Name(id="log" | "_log"), attr=level),
+                args=[ast.Name(id=name), *_],
+            ) if level in _LEVELS:
+                yield level, name
+
+
+def _constants(tree: ast.Module) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Each text constant of a module that has a docstring: its name, its value, and that."""
+    for node, after in zip(tree.body, tree.body[1:], strict=False):
+        match node, after:
+            case (
+                ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=str(text))),
+                ast.Expr(value=ast.Constant(value=str(meaning))),
+            ):
+                yield name, (text, " ".join(meaning.split()))
+
+
+def _imported_from(tree: ast.Module, name: str) -> Path:
+    """The module that a constant is imported from. Raises KeyError where it is not."""
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and name in [each.name for each in node.names]:
+            return PACKAGE.parent / f"{(node.module or '').replace('.', '/')}.py"
+    raise KeyError(name)
+
+
 def _escaped(text: str) -> str:
     return text.replace("|", "\\|").replace("*", "\\*")
 
@@ -48,7 +112,8 @@ def _escaped(text: str) -> str:
 def files() -> dict[Path, str]:
     """The text of each generated file, by path."""
     images: dict[Path, str] = runpy.run_path(str(FOLDER / "images" / "paths.py"))["files"]()
-    return {FOLDER / "configuration.md": configuration(), **images}
+    pages = {"configuration.md": configuration(), "log-messages.md": log_messages()}
+    return {FOLDER / name: text for name, text in pages.items()} | images
 
 
 if __name__ == "__main__":

@@ -53,6 +53,23 @@ from ebpfproxy.plan.health import health_check_addresses
 
 log = Logger(__name__)
 
+STARTING = "Starting"
+"""The agent starts: `node` is its name, `mode` the first mode to open."""
+NODE_MISSING = "Cannot read the Node object, continuing without it"
+"""Topology hints, the Node's addresses and its readiness apply once it can be read."""
+SYNCED = "Synced services"
+"""Every change up to this moment is in the kernel, except `refused` entries."""
+AT_NEXT_START = "Changed options take effect at the next start"
+"""A running agent follows only the mode and the options of its section."""
+OOM_SCORE = "Cannot set the OOM score adjustment"
+"""The kernel may end the agent as early as any process of its size."""
+SYNC_FAILED = "Sync failed, retrying"
+"""Nothing is lost: everything is compared and applied again after 1 s, then twice that, up to 30 s."""
+CONFIG_REJECTED = "Cannot apply the changed configuration, keeping the current one"
+"""`reason` names the flag or field."""
+ENDING = "Ending, the kernel continues to forward"
+"""SIGTERM or SIGINT."""
+
 _BATCH = 10_000  # events folded before a sync that is due is looked at
 _NODE_PATIENCE = 45.0  # seconds that the first sync waits for our Node alone: longer than a reflector pauses
 
@@ -130,7 +147,7 @@ class _Agent:
         self._servers = [self._service_health, *self._make_servers()]
 
     def open(self) -> None:
-        log.info("starting", node=self._config.node_name, mode=self._modes.serving.name)
+        log.info(STARTING, node=self._config.node_name, mode=self._modes.serving.name)
         for signal_ in (signal.SIGTERM, signal.SIGINT):
             # A SimpleQueue may be put to from a handler even while this thread gets from it.
             signal.signal(signal_, lambda number, _: self._inbox.put(_Stop(signal.Signals(number).name)))
@@ -153,7 +170,7 @@ class _Agent:
         while True:
             for item in self._items():
                 if isinstance(item, _Stop):
-                    log.info("ending; the kernel goes on as it is", signal=item.reason)
+                    log.info(ENDING, signal=item.reason)
                     return
                 if isinstance(item, _Died):
                     raise _unforeseen(item)
@@ -193,9 +210,7 @@ class _Agent:
             self._node_by = now + _NODE_PATIENCE
         if now < self._node_by:
             return False
-        log.warning(
-            "our Node cannot be read; serving without it", node=self._config.node_name, after_s=_NODE_PATIENCE
-        )
+        log.warning(NODE_MISSING, node=self._config.node_name, after_s=_NODE_PATIENCE)
         self._tracker.fold(Synced(NODE))
         return True
 
@@ -237,7 +252,7 @@ class _Agent:
             ended = time.monotonic()
             self._pacer.failed(ended)
             self._metrics.sync_failed(ended - now)
-            log.error("sync failed, and will be tried again", reason=failure.message, hint=failure.hint)
+            log.error(SYNC_FAILED, reason=failure.message, hint=failure.hint)
             self._modes.leave_failing(failure, self._state_now)
             self._follow_pace()
             return
@@ -292,7 +307,7 @@ class _Agent:
             self._metrics.repaired(self._modes.serving.name, done.drifted)
         if done.put or done.dropped or self._first:
             log.info(
-                "synced",
+                SYNCED,
                 services=proxier.services,
                 endpoints=proxier.endpoints,
                 put=done.put,
@@ -307,7 +322,7 @@ class _Agent:
         try:
             config = self._reread()
         except ConfigError as failure:
-            log.error("the configuration stays as it was", why=reason, reason=failure.message)
+            log.error(CONFIG_REJECTED, why=reason, reason=failure.message)
             return
         former = self._modes.config
         with_mode = ("proxy_mode", *OF_MODES) if config.proxy_mode != former.proxy_mode else ()
@@ -315,7 +330,7 @@ class _Agent:
         known = self._modes.asked or self._modes.config
         later = [name for name in _differing(config, known) if name != "proxy_mode"]
         if later:
-            log.warning("these options take effect at the next start", options=",".join(later))
+            log.warning(AT_NEXT_START, options=",".join(later))
 
     def _follow(self, config: Config) -> None:
         if not self._modes.follow(config, self._state_now):
@@ -426,4 +441,4 @@ def _adjust_oom_score(score: int) -> None:
     try:
         Path("/proc/self/oom_score_adj").write_text(str(score))
     except OSError as failure:
-        log.warning("cannot set the OOM score", value=score, reason=failure.strerror)
+        log.warning(OOM_SCORE, value=score, reason=failure.strerror)

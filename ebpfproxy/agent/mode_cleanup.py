@@ -13,8 +13,13 @@ from ebpfproxy.model.address import Family
 
 log = Logger(__name__)
 
-ALONE = "nothing of other modes is left"
-"""What is logged when that is so."""
+REMOVED = "Removed objects of another mode"
+"""After a start or a switch; kube-proxy's rules count as a mode's."""
+NOT_REMOVED = "Failed to remove objects of another mode, retrying"
+"""Retried every 10 s."""
+
+ALONE = "No objects of other modes are left"
+"""The node has only objects of the current mode, and of the kubelet."""
 
 _STEP = 10.0  # seconds between two looks at what still waits for connections to end
 
@@ -84,14 +89,14 @@ class ModeCleanup:
             self._tell(mode, repr(failure))
             return True
         if removed:
-            log.info("removed what another mode left", mode=mode.name, items=len(removed), first=removed[0])
+            log.info(REMOVED, mode=mode.name, items=len(removed), first=removed[0])
             self._retired(mode.name, len(removed))
         return left
 
     def _tell(self, mode: Mode, reason: str, hint: str = "") -> None:
         """Each reason once, until there is another one."""
         if self._told.get(mode.name) != reason:
-            log.warning("what another mode left is not removed yet", mode=mode.name, reason=reason, hint=hint)
+            log.warning(NOT_REMOVED, mode=mode.name, reason=reason, hint=hint)
             self._told[mode.name] = reason
 
 

@@ -18,6 +18,21 @@ from ebpfproxy.model.cluster import ClusterState
 
 log = Logger(__name__)
 
+SWITCHING = "Switching mode"
+"""The other mode is opened and programmed beside the current one."""
+SWITCHED = "Switched mode"
+"""The other mode is in force; objects of the former one are removed next."""
+SWITCH_FAILED = "Failed to switch mode, keeping the current one"
+"""`reason` is what failed in the other mode."""
+SAME_MODE = "Mode is unchanged"
+"""The changed configuration names, or selects, the current mode."""
+LOOK_FAILED = "Cannot look for changes of other programs"
+"""Everything is read back instead."""
+SWITCH_LATER = "Switching mode after the first sync"
+"""The configuration changed before there was anything to switch with."""
+RESYNC_FAILED = "Resync after a failed switch failed, retrying"
+"""The other mode may have changed objects that both modes share."""
+
 SELECTED = "Selected proxy mode"
 """The mode is open, and its first sync is next."""
 UNAVAILABLE = "Proxy mode unavailable"
@@ -121,7 +136,7 @@ class ModeSwitcher:
         try:
             return self.serving.proxier.is_disturbed()
         except KernelError as failure:  # what it is will show when all is read
-            log.warning("the kernel could not be looked at", reason=failure.message, hint=failure.hint)
+            log.warning(LOOK_FAILED, reason=failure.message, hint=failure.hint)
             return True
 
     def follow(self, config: Config, state_now: Callable[[], ClusterState]) -> bool:
@@ -136,13 +151,13 @@ class ModeSwitcher:
         try:
             choice = choose(config, failed=self._failed)
         except KernelError as failure:
-            log.error("the mode stays as it was", reason=failure.message, hint=failure.hint)
+            log.error(SWITCH_FAILED, reason=failure.message, hint=failure.hint)
             return True
         if choice.mode.name == self.serving.name:
-            log.info("the mode stays", mode=self.serving.name)
+            log.info(SAME_MODE, mode=self.serving.name)
             self.config = dataclasses.replace(self.config, proxy_mode=config.proxy_mode)
         elif self._last is None:
-            log.info("moving to another mode after the first sync", mode=choice.mode.name)
+            log.info(SWITCH_LATER, mode=choice.mode.name)
             self.asked = config
         else:
             return self._move(choice, config, state_now)
@@ -150,7 +165,7 @@ class ModeSwitcher:
 
     def _move(self, choice: Choice, config: Config, state_now: Callable[[], ClusterState]) -> bool:
         began = time.monotonic()
-        log.info("moving to another mode", mode=self.serving.name, other=choice.mode.name)
+        log.info(SWITCHING, mode=self.serving.name, other=choice.mode.name)
         with self._retirer.spare(choice.mode):
             try:
                 new, done = self._begin(choice, config, state_now)
@@ -162,7 +177,7 @@ class ModeSwitcher:
             self._metrics.mode(new.name)
             former.close()
             self._retire_others()
-        log.info("moved", mode=new.name, duration_ms=round(1000 * (time.monotonic() - began), 3))
+        log.info(SWITCHED, mode=new.name, duration_ms=round(1000 * (time.monotonic() - began), 3))
         return True
 
     def _begin(
@@ -186,7 +201,7 @@ class ModeSwitcher:
 
     def _stay(self, other: Mode, failure: KernelError) -> bool:
         log.error(
-            "the mode stays as it was: the other one failed",
+            SWITCH_FAILED,
             mode=self.serving.name,
             other=other.name,
             reason=failure.message,
@@ -196,7 +211,7 @@ class ModeSwitcher:
         try:
             self._last = self.serving.sync(verify=True)  # the other one may have taken common chains
         except KernelError as lost:
-            log.warning("not whole yet", mode=self.serving.name, reason=lost.message, hint=lost.hint)
+            log.warning(RESYNC_FAILED, mode=self.serving.name, reason=lost.message, hint=lost.hint)
             self._last = None  # the next one that succeeds has the others retired
             return False
         if self._lock:

@@ -26,6 +26,17 @@ E = TypeVar("E")
 
 log = Logger(__name__)
 
+NO_LOCAL_DETECTION = "Cannot detect local traffic"
+"""`reason` is what is missing; masquerading treats every client as one outside."""
+LOCAL_DETECTION = "Detecting local traffic"
+"""What was missing is known now."""
+FRONTEND_CONFLICT = "Services claim the same frontend"
+"""`served` has the address and port."""
+REPAIRED = "Repaired drift"
+"""Another program changed what the agent has in the kernel; `first` is one of `entries`."""
+NOT_SERVED = "Kernel rejected an entry, its ServicePort is not up to date"
+"""Usually a map is full; `hint` names the flag."""
+
 
 class SyncResult(NamedTuple):
     """What a sync did: entries put, dropped, and refused, be it to be put or to be dropped; `drifted` of
@@ -111,13 +122,13 @@ class Reconciler(Generic[K, E]):
     def _tell_undetected(self, families: frozenset[Family]) -> None:
         if families - self._undetected:
             log.warning(
-                "pods cannot be told from others",
+                NO_LOCAL_DETECTION,
                 families=", ".join(of.value for of in Family if of in families),
                 detect_local_mode=self._context.detect_local.value,
                 hint="that needs podCIDRs of our Node, --cluster-cidr, or the name of a device",
             )
         elif self._undetected and not families:
-            log.info("pods are told from others now")
+            log.info(LOCAL_DETECTION)
         self._undetected = families
 
     def _plan_service(self, name: NamespacedName, state: ClusterState, large: Collection[Family]) -> None:
@@ -137,7 +148,7 @@ class Reconciler(Generic[K, E]):
         settlement = self._claims.update(name, plans)
         for lost in settlement.lost:
             log.warning(
-                "a frontend is claimed twice",
+                FRONTEND_CONFLICT,
                 frontend=lost.frontend,
                 served=str(lost.winner),
                 refused=str(lost.loser),
@@ -267,12 +278,12 @@ class Reconciler(Generic[K, E]):
         difference = diff(actual, expected)
         if difference:
             keys: Any = sorted({str(key) for key in (*difference.puts, *difference.drops)})
-            log.warning("the kernel had drifted, and is repaired", entries=len(keys), first=keys[0])
+            log.warning(REPAIRED, entries=len(keys), first=keys[0])
         return len(difference.puts) + len(difference.drops)
 
     def _tell(self, refused: Mapping[K, KernelError]) -> None:
         """Each refusal once, until it is over."""
         for key, failure in refused.items():
             if self._told.get(key) != failure.message:
-                log.warning("not served", reason=failure.message, hint=failure.hint)
+                log.warning(NOT_SERVED, reason=failure.message, hint=failure.hint)
         self._told = {key: failure.message for key, failure in refused.items()}

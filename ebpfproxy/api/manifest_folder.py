@@ -32,6 +32,11 @@ from ebpfproxy.log import Logger
 
 log = Logger(__name__)
 
+POLLING = "Cannot watch the manifests, polling them"
+"""inotify is not available there."""
+KEEPING = "Cannot read the manifests, keeping the last ones"
+"""Services stay as they were read last."""
+
 FILE = "file"
 """The kind in an Invalid about a whole file."""
 
@@ -204,7 +209,7 @@ class FileSource:
             return
         except (OSError, RuntimeError) as error:  # WatchfilesRustInternalError is a RuntimeError
             if not self._blind:
-                log.warning("cannot watch the manifests; looking at them from time to time", error=error)
+                log.warning(POLLING, error=error)
             self._blind = True
 
     def _identity(self) -> tuple[int, int] | None:
@@ -224,7 +229,7 @@ class FileSource:
             reading = read_directory(self._directory, self._node_name, self._reading)
         except OSError as error:
             if not self._missed:
-                log.warning("cannot read the manifests; keeping the last", path=self._directory, error=error)
+                log.warning(KEEPING, path=self._directory, error=error)
             self._missed, self._seen = True, None
             return
         self._missed, self._seen = False, None if reading.held else seen

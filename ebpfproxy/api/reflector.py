@@ -39,6 +39,16 @@ from ebpfproxy.model.service import NamespacedName
 
 log = Logger(__name__)
 
+UNREACHABLE = "API server unreachable, retrying"
+"""The kernel continues to forward. After a start nothing is forwarded and the pod is not ready until it
+answers."""
+REACHABLE = "API server reachable again"
+"""Objects are listed and watched again."""
+WATCH_EXPIRED = "Watch expired, listing again"
+"""The API server has compacted the resource version of the watch."""
+NOT_FOUND = "API server has no such object"
+"""The object that the query selects does not exist; `hint` says what depends on it."""
+
 GONE = 410
 PAGE = 500
 """Objects of one page of a list."""
@@ -226,7 +236,7 @@ class Outage:
             self._told_at = now
             seconds = round(now - self._since, 1)
             log.warning(
-                "API server fails", kind=self._kind, reason=error.message, hint=error.hint,
+                UNREACHABLE, kind=self._kind, reason=error.message, hint=error.hint,
                 attempts=self._attempts, seconds=seconds,
             )  # fmt: skip
 
@@ -234,7 +244,7 @@ class Outage:
         """`stage` has worked. It ends an outage that was at this stage or an earlier one."""
         if self._stage and stage >= self._stage:
             seconds = round(self._clock() - self._since, 1)
-            log.info("API server is back", kind=self._kind, attempts=self._attempts, seconds=seconds)
+            log.info(REACHABLE, kind=self._kind, attempts=self._attempts, seconds=seconds)
             self._stage = 0
             self._told.clear()
 
@@ -309,7 +319,7 @@ class Reflector:
         if isinstance(error, WatchGarbled) or (isinstance(error, StatusError) and _conclusive(error.code)):
             self._resource_version = ""
         if isinstance(error, StatusError) and error.code == GONE and self._stage != LIST:
-            log.info("watch is too old, listing again", kind=self.resource.kind)
+            log.info(WATCH_EXPIRED, kind=self.resource.kind)
             return 0.0 if now - self._listed_at >= self._timing.healthy_after else self._backoff.next()
         self._outage.failed(self._stage, error)
         return max(self._backoff.next(), error.retry_after if isinstance(error, StatusError) else 0.0)
@@ -338,7 +348,7 @@ class Reflector:
         for name in [name for name in self._known if name not in seen]:
             self._forget(name)
         if not seen and self.resource.absent:
-            log.warning("not found", kind=self.resource.kind, **self.resource.query, hint=self.resource.hint)
+            log.warning(NOT_FOUND, kind=self.resource.kind, **self.resource.query, hint=self.resource.hint)
             if first:
                 self._tell(self.resource.absent)
         self._resource_version = page.resource_version

@@ -36,6 +36,11 @@ from ebpfproxy.model.service import NamespacedName, Service
 
 log = Logger(__name__)
 
+REJECTED = "Rejected an object"
+"""It cannot be served, for the `reason` given. Logged once for each reason."""
+REJECTED_PART = "Rejected a part of an object"
+"""The rest is served. Logged once for each reason."""
+
 AWAITED = frozenset({SERVICE, ENDPOINT_SLICE, NODE, ADDRESSES, DEVICES})
 """What must be synced before the first sync."""
 
@@ -146,7 +151,7 @@ class Tracker:
             case Invalid():
                 self._invalid[event.kind] += 1
                 if self._told.is_new(event.kind, event.name, event.reason):
-                    log.warning("skipped", kind=event.kind, name=event.name, reason=event.reason)
+                    log.warning(REJECTED, kind=event.kind, name=event.name, reason=event.reason)
 
     def drain(self) -> Drained:
         """Hand over all changes since the last drain, which are then no longer pending."""
@@ -271,7 +276,7 @@ class Tracker:
             self._told.forget(kind, str(name))
         for complaint in complaints:
             if self._told.is_new(kind, str(name), complaint):
-                log.warning("left out", kind=kind, name=name, reason=complaint)
+                log.warning(REJECTED_PART, kind=kind, name=name, reason=complaint)
 
 
 def _planned_by(node: Node | None) -> Node:

@@ -33,6 +33,9 @@ from ebpfproxy.log import Logger
 
 log = Logger(__name__)
 
+CREDENTIALS = "Cannot reload the credentials, keeping the last ones"
+"""The token or certificate of the API server's configuration."""
+
 _KEEPALIVE = [
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -77,7 +80,7 @@ class Access:
                     self._configuration = _read_configuration(self._kubeconfig, self._master)
                     self.server = self._master or self._configuration.host
                 except ConfigError as error:
-                    log.warning("credentials could not be read again", reason=error.message)
+                    log.warning(CREDENTIALS, reason=error.message)
                 self._read_at = time.monotonic()
             return Session(self._configuration, self.server, self.timing)
 

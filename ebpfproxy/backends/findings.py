@@ -3,6 +3,9 @@
 import errno
 from typing import NamedTuple
 
+FAMILY_NOT_SERVED = "Address family is not served"
+"""The kernel or the node has no tool for it; `family` and `reason` name it."""
+
 
 class Finding(NamedTuple):
     """`failure` is the errno that the kernel, or the start of a tool, gave; 0 where the feature is there.

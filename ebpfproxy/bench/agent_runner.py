@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from ebpfproxy.agent.mode_switch import SWITCH_FAILED, SWITCHED
 from ebpfproxy.bench import modes as modes_of
 from ebpfproxy.bench.sides import PATIENCE
 from ebpfproxy.errors import ConfigError
@@ -16,8 +17,8 @@ _SYNC_WITHIN = 30.0
 """Seconds after which an agent that lives has to have brought something into the kernel; to compile takes
 up to a third of it where clients have all CPUs."""
 
-_MOVED = " INFO moved "
-_STAYED = " ERROR the mode stays as it was"
+_SWITCHED = f" INFO {SWITCHED} "
+_STAYED = f" ERROR {SWITCH_FAILED} "
 
 
 class Fate(NamedTuple):
@@ -97,7 +98,7 @@ class Life:
         """Until the agent has done the last move that it was told. Raises AgentFailed."""
         if self._moving:
             line = self._agent.await_line(_tells_of_move, self._seen, PATIENCE)
-            if _MOVED not in line.text:
+            if _SWITCHED not in line.text:
                 raise AgentFailed(f"the agent did not move to mode {self._mode}", self._agent.lines)
         self._seen, self._moving = len(self._agent.lines), False
 
@@ -112,7 +113,7 @@ def check_alive(agent: Agent) -> None:
 
 
 def _tells_of_move(line: LogLine) -> bool:
-    return _MOVED in line.text or _STAYED in line.text
+    return _SWITCHED in line.text or _STAYED in line.text
 
 
 def _syncs(agent: Agent) -> int:

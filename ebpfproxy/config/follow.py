@@ -15,6 +15,9 @@ from ebpfproxy.log import Logger
 
 log = Logger(__name__)
 
+KEEPING = "Cannot read the configuration file, keeping the last one"
+"""Retried at the next change."""
+
 _PERIOD = 1.0
 
 
@@ -38,7 +41,7 @@ def follow(
             seen = read(path)
         except ConfigError as error:
             if not missed:
-                log.warning("cannot read the configuration file; keeping the last", reason=error.message)
+                log.warning(KEEPING, reason=error.message)
             missed = True
         else:
             missed = False

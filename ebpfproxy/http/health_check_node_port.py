@@ -19,6 +19,11 @@ from ebpfproxy.plan.health import HealthCheck
 
 log = Logger(__name__)
 
+CHECK_NOT_LISTENING = "Cannot listen for health checks, retrying"
+"""Another process has the healthCheckNodePort. Logged once."""
+CHECK_CONFLICT = "Services claim the same healthCheckNodePort"
+"""`served` has it."""
+
 _FAMILIES = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
 _Place = tuple[Address, int]
 """Where a socket listens."""
@@ -68,7 +73,7 @@ class ServiceHealthServer:
                 lost.add((check.port, check.service))
         for port, service in sorted(lost - self._lost):
             log.warning(
-                "a healthCheckNodePort is claimed twice",
+                CHECK_CONFLICT,
                 port=port,
                 served=str(by_port[port].service),
                 refused=str(service),
@@ -146,7 +151,7 @@ class ServiceHealthServer:
         address, port = place
         check = self._checks.get(port)
         log.error(
-            "cannot listen for health checks, will try again",
+            CHECK_NOT_LISTENING,
             service=str(check.service) if check else "",
             address=format_endpoint(address, port),
             error=reason,

@@ -17,6 +17,9 @@ from ebpfproxy.errors import EbpfProxyError
 from ebpfproxy.model.device_side import DeviceSide
 from ebpfproxy.model.traffic import ServiceTraffic
 
+SCRAPE_FAILED = "Cannot read the maps for a scrape"
+"""A metric is missing in that scrape."""
+
 _log = log.Logger(__name__)
 T = TypeVar("T")
 
@@ -61,7 +64,7 @@ def _asked(reading: Callable[[], T], nothing: T) -> T:
     try:
         return reading()
     except EbpfProxyError as error:
-        _log.warning("a scrape cannot read the maps", error=error)
+        _log.warning(SCRAPE_FAILED, error=error)
         return nothing
 
 

@@ -17,6 +17,13 @@ from typing import Any, NamedTuple
 from ebpfproxy import log
 from ebpfproxy.errors import ConfigError
 
+LISTENING = "Listening"
+"""An HTTP server of the agent."""
+NOT_LISTENING = "Cannot listen, retrying"
+"""Another process has port 10256 or 10249: is kube-proxy still running?"""
+REQUEST_FAILED = "Failed to answer a request"
+"""An error in the agent; the client got status 500."""
+
 _log = log.Logger(__name__)
 
 _PLAIN = {"Content-Type": "text/plain; charset=utf-8", "X-Content-Type-Options": "nosniff"}
@@ -117,12 +124,12 @@ class Listener:
                 self._server = _bind(self._address, self._handle)
             except OSError as error:
                 self._failed(error)
-        _log.info("listening", server=self._name, address=_joined((self._address[0], self.port or 0)))
+        _log.info(LISTENING, server=self._name, address=_joined((self._address[0], self.port or 0)))
         self._server.serve(self._stopping)
 
     def _failed(self, error: OSError) -> None:
         _log.error(
-            "cannot listen, will try again",
+            NOT_LISTENING,
             server=self._name,
             address=_joined(self._address),
             error=error.strerror,
@@ -193,7 +200,7 @@ class Server(socketserver.ThreadingTCPServer):
         """The connection is closed without an answer, as Go does where a handler panics."""
         error = sys.exception()
         if not isinstance(error, OSError):  # that is a client that went away
-            _log.error("a request failed", client=client_address[0], error=repr(error))
+            _log.error(REQUEST_FAILED, client=client_address[0], error=repr(error))
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):

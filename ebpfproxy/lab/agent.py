@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from ebpfproxy.agent.daemon import SYNCED
 from ebpfproxy.errors import EbpfProxyError
 from ebpfproxy.lab.netns import Netns
 
@@ -31,7 +32,7 @@ class LogLine(NamedTuple):
     def values(self) -> dict[str, str]:
         """The key=value words.
 
-        >>> LogLine(0.0, '2025-01-01T00:00:00.000Z INFO synced services=3 mode="a b"').values
+        >>> LogLine(0.0, '2025-01-01T00:00:00.000Z INFO Synced services services=3 mode="a b"').values
         {'services': '3', 'mode': 'a b'}
         """
         pairs = _WORD.findall(self.text)
@@ -130,11 +131,11 @@ class Agent:
 
 
 def is_sync(line: LogLine) -> bool:
-    """Whether the line tells of a sync: its message is `synced`.
+    """Whether the line tells of a sync: its message is SYNCED.
 
-    >>> is_sync(LogLine(0.0, "2025-01-01T00:00:00.000Z INFO synced services=3 latency_ms=2"))
+    >>> is_sync(LogLine(0.0, "2025-01-01T00:00:00.000Z INFO Synced services services=3 latency_ms=2"))
     True
-    >>> is_sync(LogLine(0.0, "2025-01-01T00:00:00.000Z INFO not yet synced"))
+    >>> is_sync(LogLine(0.0, "2025-01-01T00:00:00.000Z INFO Listening synced=no"))
     False
     """
-    return line.text.split(" ")[1:3] == ["INFO", "synced"]
+    return f" INFO {SYNCED} " in line.text

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from ebpfproxy.agent.mode_cleanup import ALONE
+from ebpfproxy.agent.mode_switch import SWITCHED
 from ebpfproxy.lab import Agent
 from tests.deploy.installed import Installed
 from tests.kernel.clients import TCP, connected, converse, outcome
@@ -17,7 +19,7 @@ from tests.support.kustomize import DEPLOY, one, render
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(300)]
 
-_LEFT = "nothing of other modes is left"
+_LEFT = ALONE
 
 
 @pytest.fixture
@@ -63,7 +65,7 @@ def move(agent: Agent, installed: Installed, name: str) -> int:
     """Returns how many lines the agent had logged before."""
     since = len(agent.lines)
     installed.configure((DEPLOY / name / "config.conf").read_text())
-    agent.await_line(lambda line: " moved " in line.text, since, timeout=90)
+    agent.await_line(lambda line: f" {SWITCHED} " in line.text, since, timeout=90)
     return since
 
 

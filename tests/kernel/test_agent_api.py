@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from ebpfproxy.agent.mode_switch import SWITCH_LATER, SWITCHED
+from ebpfproxy.api.reflector import UNREACHABLE
 from ebpfproxy.bench.load import Load
 from ebpfproxy.lab import Pod, manifests
 from ebpfproxy.lab.agent import is_sync
@@ -122,12 +124,12 @@ def test_who_waits_for_the_api_server_lives_is_not_ready_and_forgets_no_move(
 
     configure("nftables")  # whose section has another bit to masquerade by than iptables'
     agent = rough.launch("--manifests=", f"--config={configuration}")
-    agent.await_line(lambda line: "API server fails" in line.text)
+    agent.await_line(lambda line: UNREACHABLE in line.text)
     configure("iptables")
-    agent.await_line(lambda line: "moving to another mode after the first sync" in line.text)
+    agent.await_line(lambda line: SWITCH_LATER in line.text)
     assert (health(rough, "livez"), health(rough, "readyz")) == (200, 503)
     start(rough, server)
-    agent.await_line(lambda line: " moved mode=iptables " in line.text)
+    agent.await_line(lambda line: f" {SWITCHED} mode=iptables " in line.text)
     assert (health(rough, "livez"), health(rough, "readyz")) == (200, 200)
     assert answer(rough, web) == "a"
     assert not any("next start" in line.text for line in agent.lines)
@@ -164,7 +166,7 @@ def test_no_connection_fails_while_the_api_server_is_away(
         while running.poll() is None:
             rough.agent.kill()
             rough.launch("--manifests=", f"--kubeconfig={tmp_path / 'kubeconfig'}")
-            rough.agent.await_line(lambda line: "API server fails" in line.text)
+            rough.agent.await_line(lambda line: UNREACHABLE in line.text)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 running.wait(10)
     finally:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from ebpfproxy.agent.mode_switch import SWITCHED
 from tests.kernel.cluster import Cluster
 
 pytestmark = pytest.mark.kernel
@@ -27,7 +28,7 @@ def test_a_mode_that_is_moved_to_serves_by_its_own_section(rough: Cluster, tmp_p
     agent = rough.start(f"--config={path}")
     assert "--set-xmark 0x4000/0x4000" in rough.node.run(["iptables-save"]).stdout
     configure(path, "nftables")
-    agent.await_line(lambda line: " moved mode=nftables " in line.text)
+    agent.await_line(lambda line: f" {SWITCHED} mode=nftables " in line.text)
     assert (
         "0x00100000"
         in rough.node.run(["nft", "list", "chain", "ip", "kube-proxy", "mark-for-masquerade"]).stdout

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
+from ebpfproxy.agent.reconciler import REPAIRED
 from ebpfproxy.bench.load import Load
 from ebpfproxy.lab import devices
 from ebpfproxy.linux.bpf import tcx
@@ -23,7 +24,6 @@ from tests.kernel.ipvs_here import skip_without_ipvs
 pytestmark = pytest.mark.kernel
 
 SELDOM = ("--sync-period=1h", "--iptables-min-sync-period=0s")
-REPAIRED = "the kernel had drifted, and is repaired"
 PATIENCE = 60.0  # seconds; five are promised, on a machine that has nothing else to do
 TABLES = ("filter", "nat", "mangle")
 STEMS = ("iptables", "ip6tables")

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
+from ebpfproxy.agent.mode_cleanup import ALONE, NOT_REMOVED
 from ebpfproxy.agent.mode_switch import UNAVAILABLE
 from ebpfproxy.backends.ebpf import load_check
 from ebpfproxy.backends.nftables.old_nft import SKIP
@@ -186,7 +187,7 @@ def test_programs_that_an_agent_may_not_remove_any_more_are_told_of(node: Node) 
     lack = LACKS["seccomp"]
     agent = node.cluster.launch(*node.flags(lack), before=lack.before)
     agent.await_sync(timeout=START_PATIENCE)
-    told = agent.await_line(lambda line: " WARNING what another mode left is not removed yet " in line.text)
+    told = agent.await_line(lambda line: f" WARNING {NOT_REMOVED} " in line.text)
     assert told.values["mode"] == "ebpf"
     assert told.values["hint"]
     assert node.tells_mode("nftables")
@@ -233,7 +234,7 @@ def test_an_upgrade_whose_programs_are_rejected_replaces_those_that_run(node: No
     agent = node.cluster.launch(*node.flags(rejected), before=rejected.before)
     agent.await_sync(timeout=START_PATIENCE)
     assert node.tells_mode("nftables")
-    agent.await_line(lambda line: "nothing of other modes is left" in line.text)
+    agent.await_line(lambda line: ALONE in line.text)
     node.serves()
 
 

@@ -9,6 +9,7 @@ from socket import htons
 
 import pytest
 
+from ebpfproxy.agent.reconciler import NOT_SERVED, REPAIRED
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.hooks import SOCKET_HOOKS
 from ebpfproxy.lab import Netns, manifests
@@ -22,7 +23,6 @@ from tests.kernel.cluster import Cluster, Exposed, eventually
 pytestmark = pytest.mark.kernel
 
 OFTEN = "--sync-period=1s"
-REPAIRED = "the kernel had drifted, and is repaired"
 
 
 @contextlib.contextmanager
@@ -166,7 +166,7 @@ def test_a_cgroup_that_is_removed_and_made_again(rough: Cluster) -> None:
     rough.start(OFTEN, f"--cgroup-root={top}")
     eventually(lambda: outcome(place, TCP, web.v4, 80, 0.1) == "a", "served")
     removed()
-    rough.agent.await_line(lambda line: "not served" in line.text, timeout=10)
+    rough.agent.await_line(lambda line: NOT_SERVED in line.text, timeout=10)
     place = made()
     eventually(lambda: outcome(place, TCP, web.v4, 80, 0.1) == "a", "served in the new cgroup")
     removed()
@@ -206,7 +206,7 @@ def test_what_does_not_fit_is_named_and_the_rest_is_served(
     option, _, size = flag.partition("=")
     manifests.write(rough.folder / "singles.yaml", *singles(rough, 6))
     agent = rough.start(flag, OFTEN)
-    told = agent.await_line(lambda line: "not served" in line.text).values
+    told = agent.await_line(lambda line: NOT_SERVED in line.text).values
     assert f"map {map_} is full" in told["reason"]
     assert f"room for {fits} entries" in told["reason"] or f"room for {size} entries" in told["reason"]
     assert "5 are needed" in told["reason"]
@@ -230,7 +230,7 @@ def test_what_is_refused_makes_no_other_change_slow_nor_the_kernel_be_read(rough
     rough.ebpfproxy("cleanup")
     manifests.write(rough.folder / "singles.yaml", *singles(rough, 5))
     agent = rough.start("--ebpf-services-max=4")
-    agent.await_line(lambda line: "not served" in line.text)
+    agent.await_line(lambda line: NOT_SERVED in line.text)
     at, name = served_one(rough, 5)
     objects = singles(rough, 5)
     latencies = []
@@ -252,7 +252,7 @@ def test_what_had_no_room_is_served_soon_after_there_is_some_though_nothing_chan
     rough.ebpfproxy("cleanup")
     manifests.write(rough.folder / "singles.yaml", *singles(rough, 5))
     agent = rough.start("--ebpf-slots-max=4", "--sync-period=1h")
-    agent.await_line(lambda line: "not served" in line.text)
+    agent.await_line(lambda line: NOT_SERVED in line.text)
     at, _ = served_one(rough, 5)
     objects = singles(rough, 5)
     manifests.write(rough.folder / "singles.yaml", *objects[:at], *objects[at + 2 :])

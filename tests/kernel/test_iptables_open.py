@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from ebpfproxy.backends.findings import FAMILY_NOT_SERVED
 from ebpfproxy.backends.interface import Delta
 from ebpfproxy.backends.iptables.backend import IptablesBackend
 from ebpfproxy.backends.iptables.settings import IptablesSettings
@@ -67,7 +68,7 @@ def test_a_family_that_this_machine_lacks_is_left_out_and_told_of(
 ) -> None:
     without(monkeypatch, missing)
     plane.open()
-    assert "a family is not served" in caplog.text
+    assert FAMILY_NOT_SERVED in caplog.text
     (served,) = {key.family for key in node(plane)}
     assert served is not missing
     assert not plane.apply(_all_of(node(plane)))

@@ -1,5 +1,6 @@
 """The documentation: generated files are current, links lead somewhere, commands and flags exist."""
 
+import ast
 import re
 import runpy
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)|srcset=\"([^\"]+)\"|src=\"([^\
 HEADING = re.compile(r"^#+ +(.+)$", re.MULTILINE)
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"(?:^|[\s`])ebpfproxy ([a-z]+)((?: +[^\s`|;&)]+)*)")
+LEVELS = ("debug", "info", "warning", "error")
 FLAG = re.compile(r"(?:^| )(--[a-z][a-z0-9-]*)")
 
 by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -78,3 +80,33 @@ def test_commands_have_the_flags_that_are_shown(page: Path) -> None:
             f"{name} {flag}" for flag in FLAG.findall(arguments) if flag not in flags_of(command) | {"--help"}
         ]
     assert not unknown
+
+
+def test_log_messages_are_constants_that_say_what_they_mean() -> None:
+    """docs/generate.py fails where a constant has no docstring, and ignores a message that is no constant."""
+    literal = []
+    for path in (ROOT / "ebpfproxy").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Call(
+                    func=ast.Attribute(value=ast.Name(id="log" | "_log"), attr=level), args=[first, *_]
+                ):
+                    if level in LEVELS and not isinstance(first, ast.Name):
+                        literal.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert not literal
+
+
+def test_log_messages_are_clauses_in_sentence_case() -> None:
+    rows = re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs" / "log-messages.md").read_text(), re.MULTILINE)
+    assert len(rows) > 50
+    assert not [row for row in rows if row[0].islower() or row.endswith(".")]
+
+
+@by_page
+def test_messages_that_are_shown_exist(page: Path) -> None:
+    """A text in backquotes that begins like a message has to be one."""
+    known = (ROOT / "docs" / "log-messages.md").read_text()
+    shown = re.findall(
+        r"`((?:Cannot|Failed to|Removed|Switch|Sync|Repaired|API server)[a-z]* [^`]*)`", page.read_text()
+    )
+    assert not [text for text in shown if f"`{re.split(r' [a-z_]+=', text)[0]}`" not in known]

@@ -49,6 +49,13 @@ from ebpfproxy.plan.service_plan import NodePlan, ServicePortPlan, SocketLb
 
 log = Logger(__name__)
 
+PINS_REMOVED = "Pins were removed, loading again"
+"""Another program removed pins of maps, programs or links."""
+PRIVATE_BPFFS = "The bpffs is private to this container: a restart will interrupt Services"
+"""Mount the node's /sys/fs/bpf, as `deploy/base` does."""
+UNKNOWN_PORTS = "Cannot read the connections that netfilter masquerades"
+"""A new flow may be given a port that one of them uses, which then receives nothing."""
+
 _U32 = struct.Struct("=I")
 _PATIENCE = 5.0  # seconds for an agent that is about to end, as at a DaemonSet's update
 
@@ -194,7 +201,7 @@ class EbpfBackend:
         Where that fails, it raises KernelError, and the next call tries again.
         """
         if self._opened and not self._programs.is_pinned():
-            log.warning("pins were removed by somebody; loading anew", root=self._settings.bpffs_root)
+            log.warning(PINS_REMOVED, root=self._settings.bpffs_root)
             self._clsacts |= self._devices.clsacts()
             self.close()
         if not self._opened:
@@ -280,7 +287,7 @@ class EbpfBackend:
         try:
             self._collector.netfilter_flows.learn()
         except KernelError as failure:
-            log.error("could not learn of connections that netfilter masquerades", reason=failure.message)
+            log.error(UNKNOWN_PORTS, reason=failure.message)
 
     def _detach(self, drops: Collection[Key]) -> dict[Key, KernelError]:
         hooks = [key.name for key in drops if isinstance(key, HookKey)]
@@ -373,7 +380,7 @@ def _warn_of_private_mount(root: Path, proc_root: Path) -> None:
     with contextlib.suppress(OSError):
         if not mounts.is_mounted_for(proc_root / "1", root):
             log.warning(
-                "the bpffs is this container's own: a restart will interrupt Services",
+                PRIVATE_BPFFS,
                 root=root,
                 hint="mount the host's /sys/fs/bpf into it, with mountPropagation Bidirectional",
             )

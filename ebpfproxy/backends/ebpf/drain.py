@@ -48,6 +48,9 @@ from ebpfproxy.log import Logger
 
 log = Logger(__name__)
 
+INCOMPATIBLE = "Ending connections of incompatible maps"
+"""Maps of another version have other structs; flows in them cannot be waited for."""
+
 _GIVING_BACK = frozenset({"sock_release", "getpeername4", "getpeername6", "recvmsg4", "recvmsg6"})
 _TAKING = tuple(hook for hook in SOCKET_HOOKS if hook.name not in _GIVING_BACK)
 _FLAGS = columns(abi.FLOW, flags="H")
@@ -84,7 +87,7 @@ class Drain:
             try:
                 opened_maps = [_opened(folder, opened) for folder in pins.loaded()]
             except (AbiMismatch, NotFound) as failure:
-                log.warning("connections by maps of another version end", reason=failure.message)
+                log.warning(INCOMPATIBLE, reason=failure.message)
                 return cleanup.remove_held(pins, self._cgroup), False
             removed = self._let_go(pins, opened_maps)
             if removed:

@@ -20,6 +20,11 @@ from ebpfproxy.log import Logger
 
 log = Logger(__name__)
 
+COMPILED = "Compiled BPF programs"
+"""Logged at a start unless pinned programs of the same version are used."""
+REPLACED = "Removed pins of another version"
+"""Programs or maps that are no longer in force."""
+
 _SOURCES = ("connect.c", "tc.c")
 _COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 
@@ -73,7 +78,7 @@ class Programs:
             links = self._make_room(sizes)
             others = tuple(beside)
             build(source, settings, self._specs, links, self.directory, kept_open, others, TAIL_CALLS)
-            log.info("compiled and loaded", programs=len(self._specs), folder=self.directory.name)
+            log.info(COMPILED, programs=len(self._specs), folder=self.directory.name)
         self._programs = {spec.name: Program.pinned(self.directory / spec.name) for spec in self._specs}
         self._ids = {name: program.id for name, program in self._programs.items()}
         self.classifiers = {name: self._programs[name] for name in CLASSIFIERS}
@@ -203,7 +208,7 @@ class Programs:
         """Everything is attached: these programs are in force, and the pins of others are removed."""
         self._pins.set_current(self.directory)
         for path in self._pins.remove_others(self.directory):
-            log.info("replaced", what=path.relative_to(self._pins.root))
+            log.info(REPLACED, what=path.relative_to(self._pins.root))
 
     def close(self) -> None:
         for program in self._programs.values():

@@ -17,6 +17,7 @@ from ebpfproxy.backends.ipvs.servers import Servers
 from ebpfproxy.backends.ipvs.service_entries import service_entries
 from ebpfproxy.backends.ipvs.sets import NAMES, SETS, Order
 from ebpfproxy.backends.ipvs.settings import IpvsSettings
+from ebpfproxy.backends.netfilter.sysctls import SETTING_FAILED
 from ebpfproxy.backends.xtables import entries as xtables
 from ebpfproxy.backends.xtables import tool_backends
 from ebpfproxy.backends.xtables.entries import FILTER, MANGLE, NAT
@@ -79,7 +80,7 @@ class IpvsBackend:
                 ipvs.set_timeouts(timeouts)
         except Rejected as failure:
             hint = "give shorter ones: --ipvs-tcp-timeout, --ipvs-tcpfin-timeout, --ipvs-udp-timeout"
-            log.warning("a setting of the kernel stays as it is", reason=failure.message, hint=hint)
+            log.warning(SETTING_FAILED, reason=failure.message, hint=hint)
 
     def _forget(self) -> None:
         self._sets = IpSets()

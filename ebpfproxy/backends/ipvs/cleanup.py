@@ -35,6 +35,9 @@ from ebpfproxy.plan.service_plan import Frontend
 
 log = Logger(__name__)
 
+NOT_ENDED = "Failed to end a flow of IPVS"
+"""It ends by its timeout."""
+
 _GUARDS = frozenset({(FILTER, names.IPVS_FILTER), (NAT, names.IPVS_POSTROUTING)})
 """What addresses on kube-ipvs0 need, whoever serves."""
 
@@ -224,7 +227,7 @@ def _end(flow: Flow) -> None:
     try:
         conntrack.delete(flow)
     except KernelError as failure:
-        log.debug("a flow by IPVS withstood", flow=flow, reason=failure.message)
+        log.debug(NOT_ENDED, flow=flow, reason=failure.message)
 
 
 def _raise_first(refused: Mapping[Any, KernelError]) -> None:

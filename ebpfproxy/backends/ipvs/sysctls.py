@@ -9,6 +9,7 @@ Sources: NewProxier() in pkg/proxy/ipvs/proxier.go; Documentation/networking/ipv
 
 from typing import NamedTuple
 
+from ebpfproxy.backends.netfilter.sysctls import SETTING_CHANGED, SETTING_FAILED
 from ebpfproxy.errors import KernelError, Unsupported
 from ebpfproxy.linux import sysctl
 from ebpfproxy.log import Logger
@@ -67,7 +68,7 @@ def apply(strict_arp: bool) -> None:
     for each in (*_ALWAYS, *(_STRICT_ARP if strict_arp else ())):
         try:
             if sysctl.ensure(each.name, each.value):
-                log.info("set a sysctl", name=each.name, value=each.value)
+                log.info(SETTING_CHANGED, name=each.name, value=each.value)
         except KernelError as failure:
             if each.needed:
                 lacking.append(
@@ -75,7 +76,7 @@ def apply(strict_arp: bool) -> None:
                 )
             else:
                 log.warning(
-                    "a setting of the kernel stays as it is",
+                    SETTING_FAILED,
                     name=each.name,
                     value=each.value,
                     without=each.without,

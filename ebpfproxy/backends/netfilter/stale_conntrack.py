@@ -21,6 +21,15 @@ from ebpfproxy.plan.stale_flows import StaleFlows
 
 log = Logger(__name__)
 
+STILL_SEARCHING = "Ending while stale flows are searched"
+"""The agent does not wait any longer for the search."""
+ENDED = "Ended stale UDP flows"
+"""Conntrack entries to endpoints that are gone were removed."""
+SEARCH_FAILED = "Failed to search stale UDP flows, retrying"
+"""A UDP client may keep sending to an endpoint that is gone."""
+NOT_ENDED = "Failed to end a stale flow"
+"""One conntrack entry; it ends by its timeout, or at the next search."""
+
 _RETRY = 30.0  # seconds after a look that failed, or left some; a change brings the next one earlier
 _PATIENCE = 5.0  # seconds that an agent's end waits for a look
 
@@ -91,7 +100,7 @@ class StaleConntrack:
         self._jobs.put(self._end)
         self._thread.join(_PATIENCE)
         if self._thread.is_alive():
-            log.warning("stale flows are still being looked for; not waiting", seconds=_PATIENCE)
+            log.warning(STILL_SEARCHING, seconds=_PATIENCE)
 
     def _end(self, flows: StaleFlows) -> None:
         self._ends = True
@@ -146,7 +155,7 @@ class StaleConntrack:
                 deleted += conntrack.delete(flow)
             except KernelError as failure:
                 failed += 1
-                log.debug("a stale flow withstood", flow=flow, reason=failure.message)
+                log.debug(NOT_ENDED, flow=flow, reason=failure.message)
         if failed:
             self._retry(family)
         elif family not in self._due:
@@ -157,7 +166,7 @@ class StaleConntrack:
     def _count(self, look: Look) -> None:
         if look.deleted or look.failed:
             log.info(
-                "ended stale UDP flows",
+                ENDED,
                 family=look.family.value,
                 deleted=look.deleted,
                 failed=look.failed,
@@ -168,5 +177,5 @@ class StaleConntrack:
     def _tell(self, reason: str, hint: str) -> None:
         """Once, until there is another reason."""
         if reason != self._told:
-            log.error("stale UDP flows could not be looked for", reason=reason, hint=hint)
+            log.error(SEARCH_FAILED, reason=reason, hint=hint)
         self._told = reason

@@ -25,6 +25,11 @@ from ebpfproxy.plan.service_plan import PlanContext
 
 log = Logger(__name__)
 
+SETTING_FAILED = "Cannot change a kernel setting"
+"""A sysctl of conntrack, `route_localnet` or IPVS, or IPVS' timeouts."""
+SETTING_CHANGED = "Changed a kernel setting"
+"""As a flag, or the mode, requires."""
+
 ONLINE_CPUS = Path("/sys/devices/system/cpu/online")
 
 _CONNTRACK = "net/netfilter/nf_conntrack_"
@@ -110,7 +115,7 @@ def apply(settings: Iterable[Sysctl]) -> None:
             )
         except KernelError as failure:
             log.warning(
-                "a setting of the kernel stays as it is",
+                SETTING_FAILED,
                 file=str(sysctl.ROOT / each.name),
                 value=each.value,
                 errno=_errno_name(failure),
@@ -118,7 +123,7 @@ def apply(settings: Iterable[Sysctl]) -> None:
             )
         else:
             if changed:
-                log.info("set a sysctl", name=each.name, value=each.value)
+                log.info(SETTING_CHANGED, name=each.name, value=each.value)
 
 
 def online_cpus() -> int:

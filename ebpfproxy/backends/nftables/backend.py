@@ -4,6 +4,7 @@ import contextlib
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
 
+from ebpfproxy.backends.findings import FAMILY_NOT_SERVED
 from ebpfproxy.backends.interface import Delta
 from ebpfproxy.backends.nftables import probes
 from ebpfproxy.backends.nftables.entries import TABLE, Entry, Key
@@ -57,7 +58,7 @@ class NftablesBackend:
             if not served:
                 raise Unsupported(f"mode nftables: {finding}", finding.remedy)
             if not finding.present:
-                log.warning("a family is not served", reason=str(finding), hint=finding.remedy)
+                log.warning(FAMILY_NOT_SERVED, reason=str(finding), hint=finding.remedy)
         return served
 
     def render(self, plans: Iterable[ServicePortPlan], node: NodePlan | None) -> dict[Key, Entry]:

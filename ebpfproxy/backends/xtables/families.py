@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Hashable
 
+from ebpfproxy.backends.findings import FAMILY_NOT_SERVED
 from ebpfproxy.backends.generation import Generation
 from ebpfproxy.backends.interface import Delta
 from ebpfproxy.backends.xtables import cleanup, rejections, tool_backends
@@ -19,6 +20,13 @@ from ebpfproxy.log import Logger
 from ebpfproxy.model.address import Family
 
 log = Logger(__name__)
+
+SELECTED_BACKEND = "Selected iptables backend"
+"""`flavour` is legacy or nft."""
+OTHER_STAYS = "Failed to remove rules of the other iptables backend"
+"""Both backends' rules are in force."""
+OTHER_REMOVED = "Removed rules of the other iptables backend"
+"""Both backends' rules would be in force."""
 
 
 class TwoFamilies:
@@ -73,7 +81,7 @@ class TwoFamilies:
         if self._flavour is Flavour.LEGACY:
             self._edits = LegacyEdits(self.served, self._names)
         self._settled = False
-        log.info("using iptables", flavour=self._flavour, version=tools[0].version)
+        log.info(SELECTED_BACKEND, flavour=self._flavour, version=tools[0].version)
         return tools
 
     def read(self) -> dict[Key, Entry]:
@@ -123,10 +131,10 @@ class TwoFamilies:
                 try:
                     removed = cleanup.remove_of(flavour, self._leftovers)
                 except KernelError as failure:
-                    log.warning("rules of another flavour stay", flavour=flavour, reason=failure.message)
+                    log.warning(OTHER_STAYS, flavour=flavour, reason=failure.message)
                 else:
                     for line in removed:
-                        log.info("removed what another flavour had", what=line)
+                        log.info(OTHER_REMOVED, what=line)
 
     def _usable(self, family: Family) -> Iptables | None:
         try:
@@ -135,7 +143,7 @@ class TwoFamilies:
             known = legacy.tables(family) if self._flavour is Flavour.LEGACY else frozenset()
             tool.restore("".join(f"*{table}\nCOMMIT\n" for table in (FILTER, NAT) if table not in known))
         except Unsupported as lack:
-            log.warning("a family is not served", family=family.value, reason=lack.message, hint=lack.hint)
+            log.warning(FAMILY_NOT_SERVED, family=family.value, reason=lack.message, hint=lack.hint)
             return None
         return tool
 

@@ -18,6 +18,10 @@ from ebpfproxy.model.address import Family
 
 log = Logger(__name__)
 
+NOTICED_LATE = "Some changes of rules are noticed late"
+"""The lock file of iptables cannot be watched: a replaced rule of the same size is found at the next
+--sync-period."""
+
 LARGEST = 32 << 20
 """Bytes of a table that is compared."""
 
@@ -80,5 +84,5 @@ def _watched() -> OpenedFile | None:
     try:
         return OpenedFile(lock_file.FILE)
     except KernelError as failure:
-        log.warning("some changes of rules are noticed late", reason=failure.message, hint=failure.hint)
+        log.warning(NOTICED_LATE, reason=failure.message, hint=failure.hint)
         return None

@@ -42,6 +42,9 @@ _RECEIVE_BUFFER_BYTES = 1 << 20
 
 log = Logger(__name__)
 
+READ_FAILED = "Failed to read the kernel after a change"
+"""Read again at the next change."""
+
 T = TypeVar("T")
 
 
@@ -88,7 +91,7 @@ def watch(
             try:
                 current = read()
             except KernelError as error:
-                log.warning("reading after a change failed", what=what, error=error.message)
+                log.warning(READ_FAILED, what=what, error=error.message)
                 continue
             if current != known:
                 known = current

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from ebpfproxy.agent.reconciler import SyncResult
+from ebpfproxy.agent.reconciler import FRONTEND_CONFLICT, SyncResult
 from ebpfproxy.api.event import NodeChanged
 from ebpfproxy.errors import KernelError
 from ebpfproxy.model.address import Network, Protocol, parse_address, parse_network
@@ -113,7 +113,7 @@ def test_a_claim_that_is_lost_is_told_once(agent: Agent, caplog: pytest.LogCaptu
         agent.sync(a, b)
         agent.sync(slice_of("a", endpoint("10.1.0.1")), slice_of("b", endpoint("10.1.0.1")))
         agent.sync(verify=True)
-    assert [record.getMessage() for record in caplog.records] == ["a frontend is claimed twice"]
+    assert [record.getMessage() for record in caplog.records] == [FRONTEND_CONFLICT]
 
 
 # What several plans have in common

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from ebpfproxy.agent.reconciler import Reconciler, SyncResult
+from ebpfproxy.agent.reconciler import NOT_SERVED, Reconciler, SyncResult
 from ebpfproxy.backends.interface import Delta
 from ebpfproxy.errors import KernelError, TableFull
 from ebpfproxy.model.address import Protocol, parse_address
@@ -122,7 +122,7 @@ def test_what_is_refused_is_tried_again_and_told_once(caplog: pytest.LogCaptureF
         assert agent.sync(API) == SyncResult(0, 0, 1, 0)
         assert agent.sync() == SyncResult(0, 0, 1, 0)
         assert agent.sync(verify=True) == SyncResult(0, 0, 1, 0)
-        assert [record.getMessage() for record in caplog.records] == ["not served"]
+        assert [record.getMessage() for record in caplog.records] == [NOT_SERVED]
         assert agent.served() == {"default/web"}
         agent.sync(gone("web"))
         assert agent.sync() == SyncResult(1, 0, 0, 0)
@@ -139,7 +139,7 @@ def test_a_refusal_that_comes_back_is_told_again(caplog: pytest.LogCaptureFixtur
         agent.sync(gone("api"))
         assert agent.sync() == SyncResult(0, 0, 0, 0)
         agent.sync(API)
-    assert [record.getMessage() for record in caplog.records] == ["not served"] * 2
+    assert [record.getMessage() for record in caplog.records] == [NOT_SERVED] * 2
 
 
 def test_a_refusal_names_the_reason_and_the_way_out(caplog: pytest.LogCaptureFixture) -> None:

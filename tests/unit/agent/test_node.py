@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ebpfproxy.agent import reconciler
-from ebpfproxy.agent.reconciler import Reconciler, SyncResult
+from ebpfproxy.agent.reconciler import LOCAL_DETECTION, NO_LOCAL_DETECTION, Reconciler, SyncResult
 from ebpfproxy.api.event import AddressesChanged, DevicesChanged, NodeChanged, PodsBypass
 from ebpfproxy.model.address import Protocol, parse_address, parse_network
 from ebpfproxy.model.device import ETHERNET, Device
@@ -221,8 +221,8 @@ def test_that_pods_cannot_be_told_is_said_once_and_that_they_can_be_at_last(
     given = dataclasses.replace(node("zone-a"), pod_cidrs=networks(["10.1.0.0/24"]))
     agent.sync(NodeChanged(given))
     assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
-        ("WARNING", "pods cannot be told from others"),
-        ("INFO", "pods are told from others now"),
+        ("WARNING", NO_LOCAL_DETECTION),
+        ("INFO", LOCAL_DETECTION),
     ]
 
 

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from ebpfproxy.agent.reconciler import Reconciler, SyncResult
+from ebpfproxy.agent.reconciler import REPAIRED, Reconciler, SyncResult
 from ebpfproxy.api.event import NodeChanged
 from ebpfproxy.backends.interface import Delta
 from ebpfproxy.errors import KernelError
@@ -143,7 +143,7 @@ def test_what_a_foreign_writer_did_is_counted_and_repaired(
     assert done.drifted == 3
     assert agent.served() == {"default/web", "default/api"}
     assert set(agent.kernel.networks) == LOCAL.networks
-    assert [record.getMessage() for record in caplog.records] == ["the kernel had drifted, and is repaired"]
+    assert [record.getMessage() for record in caplog.records] == [REPAIRED]
 
 
 def test_a_change_of_ours_is_not_taken_for_drift(agent: Agent) -> None:

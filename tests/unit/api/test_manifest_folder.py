@@ -23,7 +23,7 @@ from ebpfproxy.api.event import (
     SliceChanged,
     Synced,
 )
-from ebpfproxy.api.manifest_folder import FileSource, Reading, changes, read_directory
+from ebpfproxy.api.manifest_folder import KEEPING, FileSource, Reading, changes, read_directory
 from ebpfproxy.errors import ConfigError
 from tests.support.build import name, node, service, service_object, slice_object
 
@@ -392,9 +392,7 @@ def test_the_last_state_of_a_folder_that_is_deleted_stays_until_it_is_back(
             (fresh / "b.yaml").write_text(manifest("api"))
             fresh.rename(folder)
             assert [followed.next(), followed.next()] == [changed("web", "10.96.0.11"), changed("api")]
-        assert [record.getMessage() for record in caplog.records] == [
-            "cannot read the manifests; keeping the last"
-        ]
+        assert [record.getMessage() for record in caplog.records] == [KEEPING]
         write(folder / "a.yaml", "")
         assert followed.next() == ServiceChanged(WEB, None)
     finally:

@@ -9,6 +9,8 @@ import pytest
 
 from ebpfproxy.api.event import SERVICE, Event, Invalid, NodeChanged, ServiceChanged, Synced
 from ebpfproxy.api.reflector import (
+    REACHABLE,
+    UNREACHABLE,
     Backoff,
     Reflector,
     Resource,
@@ -374,7 +376,7 @@ def test_an_hour_without_server_makes_few_lines(caplog: pytest.LogCaptureFixture
     assert sum(script.waits) > 3600
     warnings = [record for record in caplog.records if record.levelname == "WARNING"]
     assert 1 <= len(warnings) <= 7, "one, and one again every ten minutes"
-    assert [record.getMessage() for record in caplog.records].count("API server is back") == 1
+    assert [record.getMessage() for record in caplog.records].count(REACHABLE) == 1
 
 
 def test_a_watch_that_is_accepted_and_closed_each_time_is_not_said_to_be_back(
@@ -382,7 +384,7 @@ def test_a_watch_that_is_accepted_and_closed_each_time_is_not_said_to_be_back(
 ) -> None:
     caplog.set_level("INFO", "ebpfproxy")
     Script(page(9), *[[]] * 10).run()
-    assert [record.getMessage() for record in caplog.records] == ["API server fails"]
+    assert [record.getMessage() for record in caplog.records] == [UNREACHABLE]
 
 
 def test_missing_rights_are_logged_once_with_what_is_needed(caplog: pytest.LogCaptureFixture) -> None:

@@ -21,7 +21,7 @@ from ebpfproxy.api.event import (
     SliceChanged,
     Synced,
 )
-from ebpfproxy.api.tracker import AWAITED, Tracker
+from ebpfproxy.api.tracker import AWAITED, REJECTED, Tracker
 from ebpfproxy.model.address import Network, parse_address
 from ebpfproxy.model.device import ETHERNET, Device
 from ebpfproxy.model.endpoint import EndpointSlice
@@ -424,9 +424,9 @@ def test_an_invalid_object_keeps_its_last_value_is_counted_and_is_logged_once(
     assert tracker.drain().state.services == {WEB: put_service().service}
     expected = {"kind": SERVICE, "name": "default/web", "reason": "broken"}
     assert lines(caplog) == [
-        ("skipped", expected),
-        ("skipped", expected | {"reason": "worse"}),
-        ("skipped", expected | {"kind": ENDPOINT_SLICE}),
+        (REJECTED, expected),
+        (REJECTED, expected | {"reason": "worse"}),
+        (REJECTED, expected | {"kind": ENDPOINT_SLICE}),
     ]
 
 

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from ebpfproxy.agent.daemon import SYNCED
 from ebpfproxy.bench import agent_runner, churn
 from ebpfproxy.bench.agent_runner import Fate
 from ebpfproxy.bench.load import Load, LoadFailed
@@ -16,8 +17,8 @@ from ebpfproxy.errors import ConfigError
 from ebpfproxy.lab import Agent, Lab
 from ebpfproxy.lab.agent import AgentFailed, LogLine
 
-_STARTING = "2025-01-01T00:00:00.000Z INFO starting node=here"
-_SYNCED = "2025-01-01T00:00:00.000Z INFO synced services=1"
+_STARTING = "2025-01-01T00:00:00.000Z INFO Starting node=here"
+_SYNCED = f"2025-01-01T00:00:00.000Z INFO {SYNCED} services=1"
 
 
 def agent(age: float, *lines: str, status: int | None = None) -> Agent:
@@ -38,7 +39,7 @@ def test_an_agent_that_lives_on_without_a_sync_has_failed() -> None:
     agent_runner.check_alive(agent(1.0, _STARTING))
     agent_runner.check_alive(agent(60.0, _STARTING, _SYNCED))
     with pytest.raises(AgentFailed, match="did not sync"):
-        agent_runner.check_alive(agent(31.0, _STARTING, "2025-01-01T00:00:00.000Z INFO not yet synced x=1"))
+        agent_runner.check_alive(agent(31.0, _STARTING, "2025-01-01T00:00:00.000Z INFO Listening x=1"))
 
 
 def test_a_churn_without_an_end_is_a_usage_error() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from ebpfproxy.config import document
 from ebpfproxy.config import follow as following
-from ebpfproxy.config.follow import follow
+from ebpfproxy.config.follow import KEEPING, follow
 
 SOON = 0.01
 PATIENCE = 60
@@ -127,9 +127,7 @@ def test_a_file_that_goes_is_waited_for_and_told_about_once(
     follower.path.unlink()
     follower.look_again()
     assert follower.changes.empty()
-    assert [record.getMessage() for record in caplog.records] == [
-        "cannot read the configuration file; keeping the last"
-    ]
+    assert [record.getMessage() for record in caplog.records] == [KEEPING]
     follower.path.write_bytes(b"two")
     assert follower.changed() == b"two"
 

@@ -8,6 +8,7 @@ import pytest
 from ebpfproxy.errors import NotFound
 from ebpfproxy.http import scrape
 from ebpfproxy.http.metrics import MapUse, Metrics
+from ebpfproxy.http.scrape import SCRAPE_FAILED
 from ebpfproxy.model.device_side import DeviceSide
 from ebpfproxy.model.traffic import ServiceTraffic
 
@@ -79,7 +80,7 @@ def test_a_reading_that_fails_leaves_the_others(caplog: pytest.LogCaptureFixture
     assert value(metrics, "ebpfproxy_datapath_events_total", reason="connect") == 7
     with caplog.at_level(logging.WARNING):
         assert names(metrics) == set()
-    assert caplog.messages == ["a scrape cannot read the maps"]
+    assert caplog.messages == [SCRAPE_FAILED]
 
 
 def test_devices_where_another_program_is_first_and_those_that_are_bypassed() -> None:

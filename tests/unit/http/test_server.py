@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from ebpfproxy.errors import ConfigError
-from ebpfproxy.http.server import Listener, Request, Response, plain
+from ebpfproxy.http.server import LISTENING, NOT_LISTENING, REQUEST_FAILED, Listener, Request, Response, plain
 from tests.unit.http.http_client import ask
 
 
@@ -117,7 +117,7 @@ def test_a_fault_in_a_handler_closes_that_connection_alone(
 ) -> None:
     with caplog.at_level(logging.ERROR), pytest.raises(http.client.RemoteDisconnected):
         ask(port, "/fault")
-    assert [record.message for record in caplog.records] == ["a request failed"]
+    assert [record.message for record in caplog.records] == [REQUEST_FAILED]
     assert ask(port, "/a").code == 200
 
 
@@ -184,7 +184,7 @@ def test_a_taken_address_is_tried_again_until_it_is_free(
 
     class Notice(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            if record.getMessage() == "listening":
+            if record.getMessage() == LISTENING:
                 listening_now.set()
 
     logger, notice = logging.getLogger("ebpfproxy.http.server"), Notice()
@@ -196,7 +196,7 @@ def test_a_taken_address_is_tried_again_until_it_is_free(
             taken.close()
             assert listening_now.wait(10)
         assert ask(address[1], "/a").code == 200
-        assert caplog.records[0].message == "cannot listen, will try again"
+        assert caplog.records[0].message == NOT_LISTENING
     finally:
         logger.removeHandler(notice)
         listener.stop()

@@ -24,7 +24,9 @@ log = Logger(__name__)
 UNREACHED = "Packets do not reach an attached program"
 """Packets pass the device, and the classifier at this side counts none: Services do not work for them."""
 REACHED = "Packets reach the attached program again"
+"""The classifier at this side counts packets again."""
 UNREADABLE = "Cannot check that packets reach the programs"
+"""The device counters or the map `device_packets` could not be read."""
 
 INTERVAL = 5.0
 """Seconds between two looks."""

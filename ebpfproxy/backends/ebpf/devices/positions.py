@@ -13,6 +13,7 @@ log = Logger(__name__)
 PROGRAMS_BEFORE = "Programs of others run before ebpfproxy"
 """A program or filter was placed before a classifier. Packets that it does not pass on are not translated."""
 FIRST_AGAIN = "No program runs before ebpfproxy any more"
+"""The classifier is the first program at this side of the device again."""
 
 _SHORTEST, _LONGEST = 4.0, 300.0  # seconds between two attempts at one place
 _HELD = 60.0  # seconds at the first place after which it is not contested any more

@@ -18,6 +18,17 @@ from ebpfproxy.log import Logger
 
 log = Logger(__name__)
 
+COLLECTED = "Collected flows"
+"""Flows that are over were removed."""
+STILL_COLLECTING = "Ending while flows are collected"
+"""The agent does not wait any longer for the collector."""
+PODS_UNREAD = "Cannot search pods that bypass the socket hooks"
+"""Retried at the collector's next turn; forwarding does not depend on it."""
+COLLECT_FAILED = "Cannot collect flows"
+"""Retried at the collector's next turn; forwarding does not depend on it."""
+PORTS_UNREAD = "Cannot look up the connections that netfilter masquerades"
+"""Their ports stay reserved until the next turn."""
+
 _POLL = 1.0  # seconds between looks at `bypassing`, and so until a pod that bypasses is served
 _SHORTEST, _LONGEST = 10.0, 60.0  # seconds between walks
 _CHANGED = 0.05  # the part of all entries that is removed where a walk was worth it
@@ -98,7 +109,7 @@ class FlowCollector:
         self._stop.set()
         self._thread.join(_PATIENCE)
         if self._thread.is_alive():  # it reads the maps: they stay open until the process ends
-            log.warning("flows are still being collected; not waiting", seconds=_PATIENCE)
+            log.warning(STILL_COLLECTING, seconds=_PATIENCE)
             return
         self._endpoints.close()
         self.netfilter_flows.close()
@@ -123,18 +134,18 @@ class FlowCollector:
                 self._pods_bypass(seen)
                 self._told = seen
         except Exception as failure:  # the thread lives on: nobody else looks later
-            log.error("pods that bypass could not be looked for", reason=_reason(failure))
+            log.error(PODS_UNREAD, reason=_reason(failure))
 
     def _walk(self, interval: float) -> float:
         """Walk over all flows; returns the seconds until the next time."""
         try:
             swept = self._sweep.run(self._rest)
         except Exception as failure:  # as above
-            log.error("flows could not be collected", reason=_reason(failure))
+            log.error(COLLECT_FAILED, reason=_reason(failure))
             return _SHORTEST
         self._collected = self._collected.plus(swept)
         self._forget()
-        log.debug("collected flows", **swept._asdict())
+        log.debug(COLLECTED, **swept._asdict())
         return following(swept, self._flows.shape.max_entries, interval)
 
     def _forget(self) -> None:
@@ -142,9 +153,7 @@ class FlowCollector:
         try:
             self.netfilter_flows.forget(self._rest)
         except Exception as failure:  # as above
-            log.error(
-                "connections that netfilter masquerades could not be looked up", reason=_reason(failure)
-            )
+            log.error(PORTS_UNREAD, reason=_reason(failure))
 
     def _rest(self, worked: float) -> bool:
         """Between two batches. Whether the agent ends."""

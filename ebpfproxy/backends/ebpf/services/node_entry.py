@@ -15,6 +15,11 @@ from ebpfproxy.plan.service_plan import SocketLb
 
 log = Logger(__name__)
 
+NODE_REPAIRED = "Restored the node's entry"
+"""Another program changed the map `node`, or the reinjection veth pair."""
+NODE_NOT_REPAIRED = "Failed to restore the node's entry, retrying"
+"""The map `node`, or the reinjection veth pair."""
+
 _KEY = struct.pack("=I", 0)
 _ICMP = {"net/ipv4/icmp_msgs_per_sec": 1000, "net/ipv4/icmp_msgs_burst": 50}
 """Sysctls that limit ICMP errors, and the kernel's first defaults (4cdf507d5452, 3.18), which apply where a
@@ -66,10 +71,10 @@ class NodeEntry:
         """
         try:
             if self.write():
-                log.warning("what holds for the whole node had drifted, and is repaired")
+                log.warning(NODE_REPAIRED)
         except KernelError as failure:
             log.warning(
-                "what holds for the whole node cannot be repaired",
+                NODE_NOT_REPAIRED,
                 reason=failure.message,
                 hint=failure.hint,
             )

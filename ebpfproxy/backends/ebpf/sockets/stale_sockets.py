@@ -25,6 +25,9 @@ from ebpfproxy.model.socket_counts import SocketCounts
 
 log = Logger(__name__)
 
+NOT_DESTROYED = "Failed to destroy stale UDP socket"
+"""One socket; `Destroyed stale UDP sockets` counts them."""
+
 RECONNECTED = "Reconnected UDP sockets"
 """Their endpoint is gone, or their frontend has its first one; their processes noticed nothing."""
 NOT_RECONNECTED = "Failed to reconnect UDP sockets"
@@ -222,6 +225,6 @@ def _destroyed(found: sockets.DiagSocket) -> bool | None:
         return None
     except KernelError as failure:
         peer = format_endpoint(found.destination, found.destination_port)
-        log.debug("Failed to destroy stale UDP socket", peer=peer, reason=failure.message)
+        log.debug(NOT_DESTROYED, peer=peer, reason=failure.message)
         return False
     return True
