@@ -60,7 +60,7 @@ static __always_inline void endpoint_sent(struct reply *reply, const struct pack
 }
 
 /* The endpoint of a half-open flow has sent `packet`. Both entries are over at the same time, so
- * both are refreshed once a second. A reset refuses the connection: whoever can send it from the
+ * both are refreshed once a second. A reset refuses the connection: a sender that can use the
  * endpoint's address can do worse.
  */
 static __always_inline void endpoint_answered(struct reply *reply, const struct packet *packet,

@@ -311,8 +311,8 @@ static __always_inline u64 time_now(void)
 #endif
 }
 
-/* Ports for all fragments: the first one tells them, the later ones are told. False: it was not
- * told yet, or too long ago to be of the same datagram.
+/* Ports for all fragments: the first one has them, later ones get them from the map. Returns false
+ * if the first one has not arrived, or too long ago to be of the same datagram.
  */
 static __always_inline bool fragment_ports(struct packet *packet)
 {

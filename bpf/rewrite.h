@@ -4,7 +4,7 @@
  *
  * The kernel's helpers know whether a checksum is in the packet already (CHECKSUM_NONE, _COMPLETE,
  * _UNNECESSARY) or is left to the device (CHECKSUM_PARTIAL: the field holds the sum of the pseudo
- * header alone). So a change of the pseudo header has to be told apart from one of the header: two
+ * header alone). So a change of the pseudo header differs from one of the header: two
  * calls, never one for both.
  */
 #pragma once
@@ -145,7 +145,7 @@ static __always_inline bool rewrite(struct __sk_buff *skb, struct packet *packet
 	return write_addresses(skb, packet->l3, packet->version, packet->checksum, to, diff, ports);
 }
 
-/* Give the packet this time to live, which `packet` goes on telling as it was. IPv6 has no checksum
+/* Give the packet this time to live, while `packet` keeps the former value. IPv6 has no checksum
  * that makes up for it.
  */
 static __always_inline bool write_ttl(struct __sk_buff *skb, const struct packet *packet, u8 ttl)

@@ -55,7 +55,7 @@ static __always_inline void mark_set(struct __sk_buff *skb, u32 mark)
 static const u8 INLET_ETHERNET[6] = {0x02, 0xeb, 0xbf, 0x00, 0x00, 0x01};
 
 /* bcc declares it without the parameters' length (up to 0.37). */
-static long (*redirect_by_neighbour)(u32 ifindex, void *parameters, int length,
+static long (*redirect_by_neighbor)(u32 ifindex, void *parameters, int length,
 				     u64 flags) = (void *)152;
 
 /* The device by which `to` is reached from here, 0 where there is no way. What is too long for that
@@ -104,7 +104,7 @@ static __always_inline int redirect_out(struct __sk_buff *skb, u32 ifindex, stru
 {
 	mark_set(skb, MARK_DONE);
 #ifdef HAVE_REDIRECT_NEIGH
-	return redirect_by_neighbour(ifindex, &way->hop, sizeof(way->hop), 0);
+	return redirect_by_neighbor(ifindex, &way->hop, sizeof(way->hop), 0);
 #else
 	return DROP;
 #endif

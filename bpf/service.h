@@ -119,7 +119,7 @@ static __always_inline struct endpoint *endpoint_of(const struct service *servic
 }
 
 /* One of `range`, each with the same probability; its id goes to `id`. NULL: it is empty, or what
- * it holds is not of `service`: better no connection than one to somebody else.
+ * it holds is not of `service`: no connection is better than one to a wrong Service.
  */
 static __always_inline struct endpoint *endpoint_random(const struct service *service,
 							const struct slot_range *range, u32 *id)

@@ -21,7 +21,7 @@ catch where a decision is taken: in `cli/`, `daemon`, `source/` and `proxier`.
 class EbpfProxyError(Exception):
     """What went wrong, in one line that names the thing, and what to do about it.
 
-    `exit_code` is what a command that ends because of it returns. 1 is kept for what nobody foresaw.
+    `exit_code` is what a command that ends because of it returns. 1 is kept for unexpected errors.
     """
 
     exit_code = 1

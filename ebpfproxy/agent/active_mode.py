@@ -96,7 +96,7 @@ class ActiveMode:
     # For any thread:
 
     def usage(self) -> Mapping[str, tuple[int, int]]:
-        """By table: entries in use, and room; empty where nobody counts, or it is not open."""
+        """By table: entries in use, and room; empty where nothing is counted, or it is not open."""
         return self._parts.usage() if self._opened else {}
 
     def counters(self) -> Mapping[str, int]:

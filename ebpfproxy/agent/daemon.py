@@ -100,7 +100,7 @@ _Item = _Received | _Died | _Stop | _Reload | _Changed
 
 
 def run(config: Config, reread: Callable[[], Config] | None = None, content: bytes | None = None) -> None:
-    """Run until a signal comes; the kernel then goes on as it was told last. Raises EbpfProxyError.
+    """Run until a signal comes; the kernel continues to forward. Raises EbpfProxyError.
 
     `reread` gives the configuration as it is now; it is asked at SIGHUP, and where the file has changed.
     `content`: of the file, as `config` was made from it: what has become of it since is a change, too.
@@ -200,8 +200,8 @@ class _Agent:
         self._looks.looked(now, time.thread_time() - began, self._modes.serving.is_notified())
 
     def _may_sync(self, now: float) -> bool:
-        """Whether all is known that a first sync needs. Our Node is waited for, since what hangs on it would
-        be taken away until it comes, but not without end: an agent may have no right to read it.
+        """Whether all is known that a first sync needs. Our Node is waited for, since what depends on it
+        would be taken away until it comes, but not without end: an agent may have no right to read it.
         """
         lacking = self._tracker.lacking
         if lacking != {NODE}:
@@ -267,7 +267,7 @@ class _Agent:
         self._oldest, self._triggers = None, []
         if self._first:
             self._first = False
-            gc.freeze()  # the state lives on: later collections need not look at it
+            gc.freeze()  # the state stays in use: later collections need not look at it
             gc.enable()
         if self._modes.asked:
             self._follow(self._modes.asked)
@@ -392,7 +392,7 @@ class _Agent:
         links.watch(changed, stop)
 
     def _supervised(self, part: str, run_part: Callable[[threading.Event], object]) -> None:
-        """A part that ends before it was told to takes the agent with it: no state goes stale unseen."""
+        """A part that ends by itself ends the agent, so that no state becomes stale unnoticed."""
         try:
             run_part(self._stop)
         except BaseException as error:

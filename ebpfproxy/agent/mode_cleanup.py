@@ -85,7 +85,7 @@ class ModeCleanup:
         except KernelError as failure:
             self._tell(mode, failure.message, failure.hint)
             return True
-        except Exception as failure:  # the thread lives on: nobody else tries again
+        except Exception as failure:  # the thread continues: only it tries again
             self._tell(mode, repr(failure))
             return True
         if removed:

@@ -132,7 +132,7 @@ class ModeSwitcher:
         return done
 
     def is_disturbed(self) -> bool:
-        """Whether somebody else has changed what the mode keeps in the kernel."""
+        """Whether another program has changed what the mode keeps in the kernel."""
         try:
             return self.serving.proxier.is_disturbed()
         except KernelError as failure:  # what it is will show when all is read
@@ -144,7 +144,7 @@ class ModeSwitcher:
 
         Whether the mode that serves then is in step; where it is not, a sync is wanted soon.
 
-        Where that does not work, the present one goes on. Before the first sync there is nothing to move
+        Where that does not work, the present one continues. Before the first sync there is nothing to move
         with: then the configuration is `asked`, and it is for the caller to come back with it.
         """
         self.asked = None

@@ -52,7 +52,7 @@ class Pacer:
         self._min_interval, self._max_interval = min_interval, max_interval
 
     def disturbed(self) -> None:
-        """Somebody else has changed what is in the kernel: verify as soon as a change would be synced."""
+        """Another program has changed what is in the kernel: verify as soon as a change would be synced."""
         self._verified = None
 
     def due(self, now: float) -> bool:
@@ -72,7 +72,7 @@ class Pacer:
         return None if at is None else max(0.0, at - now)
 
     def succeeded(self, now: float, *, verified: bool) -> None:
-        """The sync has ended well, all changes told before included.
+        """The sync has succeeded, with all changes that were reported before.
 
         `verified`: it read the kernel back. Until one has where `verify_due` asks for it, it stays due.
         """

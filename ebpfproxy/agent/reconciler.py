@@ -80,7 +80,7 @@ class Reconciler(Generic[K, E]):
         self.needing_pods = 0
         """How many ServicePorts need the packets of pods."""
         self.health_checks: dict[NamespacedName, HealthCheck] = {}
-        """What load balancers are told, of the Services that they ask about."""
+        """The answers to load balancers' health checks, by Service."""
 
     @property
     def services(self) -> int:
@@ -100,7 +100,7 @@ class Reconciler(Generic[K, E]):
         node_changed: bool,
         host_changed: bool,
     ) -> None:
-        """Take in what changed: these Services, the Node and so all of them, what the kernel tells."""
+        """Take in what changed: these Services, the Node and so all of them, what the kernel reports."""
         names = services | state.services.keys() if node_changed else services
         for name in names:
             self._size.update(name, state.services.get(name), state.slices_of(name).values())
@@ -225,7 +225,7 @@ class Reconciler(Generic[K, E]):
         return all(key in actual and actual[key] == self._desired.get(key) for key in keys)
 
     def is_disturbed(self) -> bool:
-        """Whether somebody else has changed what is in the kernel since the last sync that succeeded.
+        """Whether another program has changed what is in the kernel since the last sync that succeeded.
 
         False where there was none. Raises KernelError.
         """

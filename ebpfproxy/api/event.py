@@ -1,4 +1,4 @@
-"""What a source tells the control thread. Each event stands alone: no order among objects is promised."""
+"""Events from a source to the control thread. Each is complete: objects have no guaranteed order."""
 
 from typing import NamedTuple
 
@@ -59,7 +59,7 @@ class PodsBypass(NamedTuple):
 
 
 class Synced(NamedTuple):
-    """All objects of `kind` (a constant of this file) that exist have been told. May come again."""
+    """All existing objects of `kind` (a constant of this file) were reported. May come again."""
 
     kind: str
 

@@ -89,7 +89,7 @@ def read_manifest(name: str, content: bytes, node_name: str) -> list[Located]:
 
 
 def _events(where: str, raw: bytes, node_name: str) -> list[Event]:
-    """Those of one document; an Invalid tells where it is from."""
+    """Those of one document; an Invalid names its file and line."""
     if not raw:
         return [Invalid(MANIFEST, where, f"{where}: it cannot be written as JSON")]
     events = parse_manifest_object(raw, node_name)

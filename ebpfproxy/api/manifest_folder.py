@@ -1,7 +1,7 @@
 """The cluster's state from manifests in a folder, for nodes without an API server and for tests.
 
 All files ``*.yaml``, ``*.yml`` and ``*.json`` of the folder itself count, hidden ones do not. What has
-vanished from all files is gone; what does not parse is told as Invalid, and its last good state stays.
+vanished from all files is gone; what does not parse is an Invalid event, and its last good state stays.
 """
 
 import contextlib
@@ -43,14 +43,14 @@ FILE = "file"
 SUFFIXES = frozenset({".yaml", ".yml", ".json"})
 _DEBOUNCE_MS = 20
 _STEP_MS = 2
-"""A change is told after a pause of a step, at the latest after the debounce: many files, one change."""
+"""A change is reported after a pause of a step, at the latest after the debounce: many files, one change."""
 _SETTLED_NS = 1_000_000_000
 """How long ago a file must have changed for its time stamps to be trusted: theirs is a coarse clock, so a
 change right behind another may not show in them."""
 _WRITTEN_NS = 200_000_000
 """How long ago a file must have been written for it to be taken as whole where it has lost something."""
 _LOOK_ROUND_MS = 250
-"""How often the folder is looked at without being told of a change: what inotify cannot tell, such as
+"""How often the folder is read without a notification: inotify does not report everything, such as
 a change behind a symbolic link, or that the folder is another one now, is found so."""
 
 Key = tuple[str, str]
@@ -191,7 +191,7 @@ class FileSource:
                 stop.wait(_LOOK_ROUND_MS / 1000)
 
     def _wake_ups(self, stop: threading.Event) -> Iterator[bool]:
-        """True after a change that inotify told, False when it is time to look; ends if it cannot."""
+        """True after a change that inotify reported, False when it is time to look; ends if it cannot."""
         try:
             for told in watchfiles.watch(
                 self._directory,

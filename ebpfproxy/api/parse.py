@@ -1,7 +1,7 @@
 """From the API's JSON to our values; with `fields` and `parts`, the only place that knows the API's names.
 
 Within an otherwise good object, junk
-(an address, a port) is left out and told as a complaint; an object that cannot be served as a whole
+(an address, a port) is left out and reported as a complaint; an object that cannot be served as a whole
 is an `Invalid`. The functions that parse an object never raise, whatever bytes they are given.
 """
 
@@ -153,7 +153,7 @@ class ObjectHead(NamedTuple):
 
 
 def object_head(raw: bytes | Raw) -> ObjectHead:
-    """What tells one object from others and from its earlier self, whatever else is in it. Never raises.
+    """The identity and version of an object, whatever else is in it. Never raises.
 
     The name of an object without a namespace, as a Node, has the namespace "default".
     """

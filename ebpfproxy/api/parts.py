@@ -1,4 +1,4 @@
-"""The parts of API objects: each checked on its own, junk left out and told as a complaint.
+"""The parts of API objects: each checked on its own, junk is left out and reported as a complaint.
 
 A complaint is one line in words of the API, for a log. What is raised is InvalidObject alone.
 """

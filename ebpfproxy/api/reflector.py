@@ -76,12 +76,12 @@ class StatusError(SourceError):
 
 
 class WatchGarbled(SourceError):
-    """A watch sent what is no event, so nobody knows what else it did not send."""
+    """A watch sent what is no event; it may have lost others."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Timing:
-    """All in seconds. Tests have their own; nobody else should."""
+    """All in seconds. Only tests have other values."""
 
     retry_first: float = 0.8
     retry_last: float = 30.0
@@ -129,8 +129,8 @@ class Backoff:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Resource:
-    """What a reflector reflects. `absent` is told when the first list is empty, and logged, with its hint,
-    whenever a list is."""
+    """What a reflector reflects. `absent` is reported when the first list is empty, and logged, with its
+    hint, whenever a list is."""
 
     kind: str
     path: str
@@ -191,7 +191,7 @@ def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 class Observer(Protocol):
-    """Is told what reflectors do. Each is called by the thread of its reflector."""
+    """Is notified of what reflectors do. Each is called by the thread of its reflector."""
 
     def relisted(self, kind: str) -> None:
         """All objects of `kind` were listed; the first time included."""
@@ -250,10 +250,10 @@ class Outage:
 
 
 class Reflector:
-    """Tells every change of one kind, for as long as it runs, whatever the server does.
+    """Reports every change of one kind, for as long as it runs, whatever the server does.
 
-    It knows the resourceVersion of each object told, so a list tells only what has changed since, and
-    that what is missing from it is gone. Where the server cannot be reached, nothing is told and nothing
+    It has the resourceVersion of each reported object, so a list reports only what has changed, and
+    that what is missing from it is gone. Where the server cannot be reached, nothing is reported and nothing
     forgotten. Lists come when a watch cannot be resumed, and every half an hour besides: a server may lose
     deletions and be none the wiser (cilium/cilium#48050).
 

@@ -52,7 +52,7 @@ class Drained(NamedTuple):
     """What a sync starts from.
 
     `services`: those whose plan may have changed. `node_changed`: our Node did, so that any plan may have.
-    `host_changed`: what the kernel tells did (local networks, devices, which pods bypass), on which the plan
+    `host_changed`: state of the kernel did (local networks, devices, which pods bypass), on which the plan
     of the node depends, and that of no Service. `trigger_times`: for each slice change, when its cause
     happened, in Unix seconds. `service_changes`, `slice_changes`: events received, those without effect
     included.
@@ -84,7 +84,7 @@ class Tracker:
         self._networks = self._drained.local_networks
         self._devices = self._drained.devices
         self._bypassing = self._drained.bypassing
-        self._seen_to_bypass: set[int] = set()  # those of devices that are not told of yet included
+        self._seen_to_bypass: set[int] = set()  # including devices that are not reported yet
         self._synced: set[str] = set()
 
         # The earlier values of what has changed since the last drain, and which inner mappings are new since.

@@ -247,7 +247,7 @@ class ApiSource:
         """Until `stop` is set. It may run once.
 
         A reflector never ends because of the server. One that ends because of a fault of ours sets `stop`,
-        and its exception is raised here: a proxy that follows two kinds of three must not live on.
+        and its exception is raised here: a proxy that follows two kinds of three must not continue.
         """
         threads = [
             threading.Thread(

@@ -1,4 +1,4 @@
-"""Telling changes of others from ours, where the kernel tells only that something has changed."""
+"""Distinguishes changes of others from ours, where the kernel reports only that something has changed."""
 
 import contextlib
 from collections.abc import Callable, Hashable, Iterator
@@ -10,7 +10,7 @@ T = TypeVar("T", bound=Hashable)
 class Generation(Generic[T]):
     """`look` gives a value that is another one after any change, be it ours.
 
-    A change of somebody else just before one of ours would be taken for ours. So it is looked for before each
+    A change of another program just before one of ours would count as ours. So it is looked for before each
     of ours, and remembered until everything is read.
     """
 
@@ -34,6 +34,6 @@ class Generation(Generic[T]):
         self._known = self._look()
 
     def value(self) -> Hashable:
-        """Another one each time, once a change of somebody else was met by one of ours."""
+        """Another one each time, once a change of another program was met by one of ours."""
         self._count += self._missed
         return self._count, self._look()

@@ -26,19 +26,19 @@ class Backend(Protocol[K, E]):
     """Six methods over keyed entries. All but `render` raise KernelError, and run on the control thread.
 
     - `open` makes the kernel ready and takes over what an earlier run left; it changes no traffic yet
-      where that run's state can go on serving.
+      where that run's state can continue serving.
     - `render` turns plans into entries; pure, and each entry depends on one plan alone. Several
       plans may have an entry in common, which then is equal in all.
-    - `read` tells what the kernel really holds, in the same entries.
+    - `read` returns what the kernel really holds, in the same entries.
     - `apply` brings a delta into the kernel. Puts come into force before drops do. It returns what
       the kernel refused, by key; all the rest is in force. An error raised instead means that
       nothing is known: the caller reads the kernel back.
-    - `generation` is a value that changes when somebody, be it ourselves, changes in the kernel what this
-      dataplane keeps there. What somebody else changed since the last `read` is told after an `apply`, too,
-      by yet another value. It costs a few milliseconds at any size, so it is asked every other second; where
-      it changed although we wrote nothing, everything is read and compared. It may change without need,
+    - `generation` is a value that changes when any program, this one included, changes in the kernel what
+      this dataplane keeps there. What another program changed since the last `read` shows after an `apply`,
+      too, by yet another value. It costs a few milliseconds at any size, so it is asked every other second;
+      where it changed although we wrote nothing, everything is read and compared. It may change without need,
       and need not notice a counter.
-    - `close` lets go of file descriptors; traffic goes on.
+    - `close` lets go of file descriptors; traffic continues.
     """
 
     name: str

@@ -52,11 +52,11 @@ def _nothing_bypassed() -> tuple[DeviceSide, ...]:
 
 
 class SyncHooks(Protocol):
-    """What goes along with a dataplane: it is told of each sync, and closed after it.
+    """What goes along with a dataplane: it is notified of each sync, and closed after it.
 
     `opened`: the dataplane is open, and nothing was synced yet. `expect`: these plans, None for one that
     goes, and this node are synced next. `left_over`: an earlier run had these keys in the kernel, and the
-    first sync has removed them; told before its `in_force`. `in_force`: what was expected is in the kernel,
+    first sync has removed them; called before its `in_force`. `in_force`: what was expected is in the kernel,
     but for those `refused`; `holds` says whether it has the entries of all these keys. `restored`: what
     others had changed in the kernel is as it was.
     """
@@ -105,11 +105,11 @@ class Mode(Protocol):
     - `remove` takes away all that this mode ever left, be it kube-proxy's; what it was, a line each. With
       `dry_run` it only says so. Connections that need it end. Raises KernelError.
     - `retire` does so where another mode serves: at once all that acts on new connections, and at last what
-      goes on with those that are open, which may take as long as they last. `translates` says of a family
+      continues with those that are open, which may take as long as they last. `translates` says of a family
       whether there are any whose addresses the kernel translates only because of this mode. What was removed,
       and whether something is left to be retired by another call. Raises KernelError.
 
-    `uses_kernel_nat`: while it serves, the kernel goes on translating what it has translated so far.
+    `uses_kernel_nat`: while it serves, the kernel continues translating what it has translated so far.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""An agent that is killed, started again, and told to move to another mode, while others look on."""
+"""An agent that is killed, started again, and switched to another mode, while clients run."""
 
 import json
 import time
@@ -66,7 +66,7 @@ class Life:
             self._moving = True
 
     def end(self) -> None:
-        """Raises AgentFailed where it has ended before, or has not moved as it was told."""
+        """Raises AgentFailed where it has ended before, or has not switched as configured."""
         check_alive(self._agent)
         self._await_moved()
 
@@ -95,7 +95,7 @@ class Life:
         return self._lab.agent(self._folder, f"--config={self._file}", *self._options, *size, wait=wait)
 
     def _await_moved(self) -> None:
-        """Until the agent has done the last move that it was told. Raises AgentFailed."""
+        """Until the agent has done the last switch that was configured. Raises AgentFailed."""
         if self._moving:
             line = self._agent.await_line(_tells_of_move, self._seen, PATIENCE)
             if _SWITCHED not in line.text:

@@ -10,7 +10,7 @@ from ebpfproxy.lab import Lab, manifests
 
 NODE_PORT = 30000
 _FLAPPING = 4
-"""How many endpoints come and go, beside the one that stays. Their servers stay, as pods that are told to
+"""How many endpoints come and go, beside the one that stays. Their servers stay, as pods that have to
 end do for a while: what is sought is not a connection that came too late, but one sent anywhere else."""
 
 _ANSWERING = {0: "10.128.0.0/30", 1: "10.128.0.4/30"}

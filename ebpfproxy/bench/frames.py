@@ -15,7 +15,7 @@ _ACK, _SYN = 0x10, 0x02
 
 
 class Tuple(NamedTuple):
-    """Who sends to whom; ports are numbers."""
+    """Source and destination; ports are numbers."""
 
     source: Address
     source_port: int

@@ -92,7 +92,7 @@ class Load:
         seed: int = 0,
         connect_only: bool = False,
     ) -> "subprocess.Popen[bytes]":
-        """A churn that goes on until `end_churn`, or until there were `count` attempts, or for `seconds`.
+        """A churn that continues until `end_churn`, or until there were `count` attempts, or for `seconds`.
 
         `rate` is how many begin each second; 0: as many as go.
         """

@@ -39,7 +39,7 @@ def base(name: str) -> str:
 
 
 def options(name: str) -> tuple[str, ...]:
-    """What an agent is told beside --proxy-mode."""
+    """The flags of an agent beside --proxy-mode."""
     return _VARIANTS[name][1] if name in _VARIANTS else ()
 
 
@@ -53,7 +53,7 @@ def flags(name: str) -> tuple[str, ...]:
 
 
 def options_of_one_life(names: Iterable[str]) -> list[str]:
-    """What an agent is told that shall move from each to the next, since it keeps its flags.
+    """The flags of an agent that switches from each to the next, since it keeps its flags.
 
     Raises ConfigError where two of them are variants of one mode.
     """

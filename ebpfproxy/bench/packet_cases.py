@@ -45,7 +45,7 @@ class Case(NamedTuple):
 
 def cases() -> Iterator[Case]:
     """- floor_ns: a program that does nothing;
-    - no_service_ack_ns, _syn_ns, _udp_ns: of nobody's interest; "own": sent by the node itself;
+    - no_service_ack_ns, _syn_ns, _udp_ns: of no Service; "own": sent by the node itself;
     - flow_ns, flow_port_ns: of an established flow, from the client, to another port or not;
     - masquerade_ns: the same, on its way out to another node;
     - reply_ns: back to the client, from an endpoint here; reply_masqueraded_ns: from another node's.

@@ -3,7 +3,7 @@
 The kernel runs a program many times on one packet, each time on what the last run left of it. All is hot
 in the caches then, as in a stream; of what a packet costs that comes alone it says nothing.
 
-Programs are compiled anew here, since a mark that lasts from one test run's begin to its end has to be
+Programs are compiled again here, since a mark that lasts from one test run's begin to its end has to be
 in skb->cb, not in skb->tc_index, and with programs of packet.c beside them; maps are those of an agent.
 """
 
@@ -73,7 +73,7 @@ def run(size: Size, samples: Samples, progress: Progress) -> None:
 
 
 def _prepare(lab: Lab, size: Size) -> tuple[Maps, dict[str, Program]]:
-    """Maps as an agent fills them, which is gone then, so that nobody else writes; and the programs."""
+    """Maps as an agent fills them, which has ended then, so that only the bench writes; and the programs."""
     workload.write(lab.folder / "manifests", size.services, size.endpoints)
     lab.ip(lab.node, f"link set eth0 address {HERE}")
     (agent,) = start(lab, EBPF)

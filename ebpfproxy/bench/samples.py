@@ -75,7 +75,7 @@ class Samples:
         self._counts[key] = before + count, of_before + of
 
     def results(self) -> list[Result]:
-        """By metric and path, in the order in which they came, then by mode, so that modes are neighbours."""
+        """By metric and path, in the order in which they came, then by mode, so that modes are neighbors."""
         keys = [*self._found, *self._counts]
         metrics, paths = ([*dict.fromkeys(each[at] for each in keys)] for at in (0, 1))
         order = {name: at for at, name in enumerate(self._modes)}

@@ -13,7 +13,7 @@ PATIENCE = 600.0
 """Seconds for a first sync, however large."""
 
 _UNDISTURBED = "--sync-period=1h"
-"""No agent reads all it has in the kernel while somebody else is measured: that takes nftables seconds."""
+"""No agent reads back the kernel while another one is measured: that takes nftables seconds."""
 
 T = TypeVar("T")
 P = TypeVar("P")

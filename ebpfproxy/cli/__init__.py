@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that `arguments` (those of the process, if None) ask for; returns the exit code.
 
     An error that we foresaw is one line with a hint, and has its own exit code (`ebpfproxy.errors`);
-    one that nobody foresaw ends with 1, an interrupt with 130. Tracebacks show from ``-v=4`` on.
+    an unexpected one ends with 1, an interrupt with 130. Tracebacks show from ``-v=4`` on.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:

@@ -14,7 +14,7 @@ from ebpfproxy.bench.samples import Result
 from ebpfproxy.cli import bench_options as options
 
 _PIPED = 170
-"""Characters in a line that nobody's terminal wraps: a table's longest line."""
+"""Characters in a line that no terminal wraps: a table's longest line."""
 
 
 @click.group("bench")
@@ -110,7 +110,7 @@ def packet_command(
 
 
 @_bench("overhead", "Traffic that is no Service's", minutes=4)
-@options.count("--services", 10_000, "That each mode serves, and nobody dials.")
+@options.count("--services", 10_000, "Services that each mode has, and no client uses.")
 @options.endpoints
 @options.rounds(10)
 @options.megabytes()

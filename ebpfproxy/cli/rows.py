@@ -160,4 +160,4 @@ WRITERS: dict[str, Callable[[Sections, bool], None]] = {
     "json": _write_json,
     "yaml": _write_yaml,
 }
-"""By the name of --output. The second argument: whether sections are told apart by their names."""
+"""By the name of --output. The second argument: whether sections are distinguished by their names."""

@@ -21,7 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class DeclaredOption(click.Option):
-    """A click option made from a declaration. Click hands its text on as it is: what is wrong is told in
+    """A click option made from a declaration. Click hands its text on as it is: what is wrong is reported in
     one message for all options, not for the first alone.
     """
 
@@ -126,7 +126,7 @@ def config_options(function: F) -> F:
 
 
 def loaded_options(function: F) -> F:
-    """As `config_options`, for a command that tells what there is to remark: the argument is `loaded`."""
+    """As `config_options`, for a command that prints remarks: the argument is `loaded`."""
     return _with_all_options(function, lambda loaded: {"loaded": loaded})
 
 

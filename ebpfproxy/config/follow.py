@@ -31,9 +31,9 @@ def follow(
     """Call `changed` each time that the content of `path` has become another, until `stop` is set.
 
     For a thread of its own. `known` is the content that is in force (`Loaded.content`); without it, what is
-    there at the first look. A change is told when a second look, `period` seconds after the first, finds the
-    same, since a file that is written in place is empty and then cut short for a moment. A file that is gone,
-    or cannot be read, is no change; it is waited for.
+    there at the first look. A change is reported when a second look, `period` seconds after the first, finds
+    the same, since a file that is written in place is empty and then cut short for a moment. A file that is
+    gone, or cannot be read, is no change; it is waited for.
     """
     new, missed = known, False
     while True:

@@ -42,7 +42,7 @@ def load(flags: Mapping[str, Any]) -> Loaded:
     path = OPTIONS["config"].parse(flags.get("config"))
     if path is None:
         return Loaded(Config.parse(flags), (), flags, flags, None)
-    from ebpfproxy.config import document, file  # only now: without a file nobody needs their YAML
+    from ebpfproxy.config import document, file  # only now: without a file, YAML is not needed
 
     content = document.read(path)
     said = file.read_configuration(path, content)

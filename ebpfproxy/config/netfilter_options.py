@@ -78,6 +78,6 @@ class NetfilterOptions:
 
     @property
     def pod_interface(self) -> str:
-        """The device that pods are told by, or how its name begins; "" where none is needed."""
+        """The device that identifies pods, or how its name begins; "" where none is needed."""
         name = POD_INTERFACES.get(self.detect_local_mode)
         return str(getattr(self, name)) if name else ""

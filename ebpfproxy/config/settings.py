@@ -217,7 +217,7 @@ class Config(EbpfOptions, NetfilterOptions, IpvsOptions):
             yield f"{label('manifests')}: stands in for an API server, so leave {label(given)} out"
         needed = POD_INTERFACES.get(self.detect_local_mode)
         if needed and not self.pod_interface:
-            yield f"{label(needed)}: is needed where pods are told by {self.detect_local_mode.value}"
+            yield f"{label(needed)}: is needed for local traffic detection by {self.detect_local_mode.value}"
 
     @property
     def node_name(self) -> str:

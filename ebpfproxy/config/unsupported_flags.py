@@ -1,4 +1,4 @@
-"""What kube-proxy has and we have not, so that whoever brings its arguments or its file learns what to do."""
+"""Options of kube-proxy that ebpfproxy has not, and what to do about each."""
 
 _NOTHING = "kube-proxy has it, but here it would change nothing: leave it out"
 _CLIENT = "kube-proxy has it; how the API server is asked cannot be tuned here: leave it out"
@@ -33,4 +33,4 @@ HINTS: dict[str, str] = {
 """By flag: what to do about it."""
 
 FIELDS: frozenset[str] = frozenset(_WITHOUT_EFFECT.split())
-"""Fields of a KubeProxyConfiguration that have no effect here. Whoever sets one is told so, once."""
+"""Fields of a KubeProxyConfiguration without effect. One warning names those that are set."""

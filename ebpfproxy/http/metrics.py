@@ -51,7 +51,7 @@ class State(NamedTuple):
 
 
 class Metrics:
-    """What happened, told by the control thread in plain words, and counted.
+    """Events of the control thread, counted.
 
     `maps`, `events`, `traffic` and `bypassed` are called at each scrape, in the scraping thread: how full the
     BPF maps are, what the programs did, what they carried, and where they are not first. They may raise

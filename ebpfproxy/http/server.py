@@ -101,7 +101,7 @@ class Listener:
             if self._hard_fail:
                 raise ConfigError(
                     f"{self._name}: cannot listen on {_joined(self._address)}: {error.strerror}",
-                    f"{self._flag} takes another address; --bind-address-hard-fail=false goes on without",
+                    f"{self._flag} takes another address; --bind-address-hard-fail=false continues without",
                 ) from error
             self._failed(error)
         self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
@@ -223,7 +223,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("Date", self.date_time_string())
         self.send_header("Content-Length", str(len(response.body)))
         if "Content-Length" in self.headers or "Transfer-Encoding" in self.headers:
-            self.send_header("Connection", "close")  # a body nobody reads would pass for the next request
+            self.send_header("Connection", "close")  # an unread body would pass for the next request
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(response.body)

@@ -1,4 +1,4 @@
-"""The addresses of a lab: which number stands for which network and whom."""
+"""The addresses of a lab: which number stands for which network and host."""
 
 from typing import NamedTuple
 

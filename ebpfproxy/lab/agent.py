@@ -131,7 +131,7 @@ class Agent:
 
 
 def is_sync(line: LogLine) -> bool:
-    """Whether the line tells of a sync: its message is SYNCED.
+    """Whether the line is about a sync: its message is SYNCED.
 
     >>> is_sync(LogLine(0.0, "2025-01-01T00:00:00.000Z INFO Synced services services=3 latency_ms=2"))
     True

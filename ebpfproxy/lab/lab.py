@@ -146,7 +146,8 @@ class Lab:
         self.backbone.join(kind)
 
     def _heed_signals(self) -> None:
-        """Where nobody else does, let SIGTERM and a closed terminal unwind the stack as Ctrl-C does."""
+        """Unless the process already does, let SIGTERM and a closed terminal unwind the stack as Ctrl-C
+        does."""
         for number in (signal.SIGTERM, signal.SIGHUP):
             with contextlib.suppress(ValueError):  # not the main thread: its signals are not ours
                 if signal.getsignal(number) is signal.SIG_DFL:

@@ -127,7 +127,7 @@ class Netns:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def start_until_ready(self, function: Callable[[int], T]) -> Call[T]:
-        """As `start`, for what goes on: returns once the function has written to its file descriptor.
+        """As `start`, for what continues: returns once the function has written to its file descriptor.
 
         Raises what it raises before that.
         """
@@ -151,7 +151,7 @@ class Netns:
         return self.start(function).result(timeout)
 
     def reap(self) -> None:
-        """Collect the children, which somebody has ended."""
+        """Collect the children, which have ended."""
         for child in self._children:
             child.kill()
             if isinstance(child, subprocess.Popen):

@@ -25,7 +25,7 @@ class Node:
     """
 
     def __init__(self, ground: Testbed, addresses: Addresses, index: int) -> None:
-        """The node with this index, joined to nobody yet."""
+        """The node with this index, joined to no other yet."""
         suffix = f"-{index + 1}" if index else ""
         self.index = index
         self.name = f"node-{addresses.number}{suffix}"

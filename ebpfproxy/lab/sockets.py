@@ -11,7 +11,7 @@ from typing import Any
 from ebpfproxy.model.address import Protocol
 
 Reply = Callable[[str, int], str]
-"""From a client's address and port, as its server sees them, to what it is told."""
+"""From a client's address and port, as its server sees them, to the answer."""
 
 _TYPES = {
     Protocol.TCP: socket.SOCK_STREAM,
@@ -168,7 +168,7 @@ def ask(
 
 
 def ask_unconnected(address: str, port: int, timeout: float = ANSWERED) -> tuple[str, tuple[str, int]]:
-    """Ask by UDP from a socket without a peer; return the answer, and whom it came from."""
+    """Ask by UDP from a socket without a peer; return the answer, and its source."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as client:
         client.settimeout(timeout)

@@ -16,7 +16,7 @@ _IFF_TUN, _IFF_NO_PI = 0x0001, 0x1000  # include/uapi/linux/if_tun.h
 def relay(host: Pod, device: str, peer: str) -> None:
     """Relay what the host's tun device `device` sends to the host with the IPv4 address `peer`, and back.
 
-    Returns once it does; it goes on until the lab ends. The peer has to do the same.
+    Returns once it does; it continues until the lab ends. The peer has to do the same.
     """
 
     def forever(ready: int) -> None:

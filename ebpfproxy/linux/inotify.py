@@ -1,4 +1,4 @@
-"""Whether somebody opens a file, as inotify(7) tells: by any path to it, in any mount namespace."""
+"""Whether a program opens a file, as inotify(7) reports: by any path to it, in any mount namespace."""
 
 import ctypes
 import os
@@ -14,7 +14,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class OpenedFile:
-    """Until `close`. A file that is removed and made anew is another one, of which nothing is told."""
+    """Until `close`. A file that is removed and made again is another one, which is not watched."""
 
     def __init__(self, path: Path) -> None:
         """The file is made where it is missing. Raises Rejected."""
@@ -31,7 +31,8 @@ class OpenedFile:
             raise _failure(path, number)
 
     def was_opened(self) -> bool:
-        """Since this was asked last. What was lost, since there was too much at a time, was told as well."""
+        """Since this was asked last. What was lost, since there was too much at a time, was reported as
+        well."""
         opened = False
         try:
             while os.read(self._fd, _EVENTS):

@@ -1,4 +1,4 @@
-"""Locks that end with whoever holds them, however that ends, and leave nothing behind: one on a folder by
+"""Locks that end with their process, however it ends, and leave nothing behind: one on a folder by
 flock(2), one on a network namespace by an address of unix(7) that only one socket in it can have."""
 
 import errno

@@ -1,7 +1,7 @@
 """Where cgroup v2 and bpffs are mounted, and mounting the latter.
 
 Programs that are attached anywhere but at the root of cgroup v2 miss the sockets of everything beside
-that cgroup, and nothing tells. So the root is proved here, never assumed. Sources: cgroups(7),
+that cgroup, unnoticed. So the root is proved here, never assumed. Sources: cgroups(7),
 cgroup_namespaces(7), mount(2), statfs(2); Documentation/admin-guide/cgroup-v2.rst, "Mounting".
 """
 
@@ -75,7 +75,7 @@ def host_cgroup2_root(init: Path = Path("/proc/1")) -> Path:
 
 
 def cgroup_root_of_all() -> Path:
-    """The cgroup that catches the sockets of all processes of the host, for who was not told which it is.
+    """The cgroup that catches the sockets of all processes of the host, unless the configuration names it.
 
     Raises Unsupported where it is not in reach, but at most a part of it.
     """
@@ -109,7 +109,7 @@ def ensure_bpffs(path: Path) -> bool:
     """Have `path` be a folder on a bpffs; whether one had to be mounted for it.
 
     Where its nearest existing folder is on a bpffs, only folders are made. Else a bpffs is mounted: at
-    `BPFFS` for a path at or below that (sysfs lets nobody make folders), otherwise at `path` itself.
+    `BPFFS` for a path at or below that (sysfs allows no new folders), otherwise at `path` itself.
 
     Raises Unsupported without CAP_SYS_ADMIN or bpffs in the kernel, else Rejected.
     """

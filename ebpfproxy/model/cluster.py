@@ -1,4 +1,4 @@
-"""What the API server and the kernel told us, at one moment."""
+"""What the API server and the kernel reported, at one moment."""
 
 import dataclasses
 from collections.abc import Mapping

@@ -41,7 +41,7 @@ class Settlement(NamedTuple):
     """What an update changed: plans that are new or other than before, keys that are no more.
 
     `plans` are as in `Claims.plans`: without the frontends that they lost. `lost` are the claims that
-    were lost by this very update; one that loses again to another winner is not told again.
+    were lost by this very update; one that loses again to another winner is not reported again.
     """
 
     plans: tuple[ServicePortPlan, ...]
@@ -83,7 +83,8 @@ class Claims:
         return self._settle(touched, contest.lost(self._claims) if contest else ())
 
     def _exchange(self, before: _Plans, after: _Plans) -> "_Contest | None":
-        """Let go of claims no longer made, then make the new ones; None where nobody else is concerned."""
+        """Let go of claims no longer made, then make the new ones; None where no other Service is
+        concerned."""
         contest = None
         dropped, made = [], []
         for key in before.keys() | after.keys():

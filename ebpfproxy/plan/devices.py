@@ -24,7 +24,7 @@ _TUNNELS = frozenset({"vxlan", "geneve", "wireguard", "ipip", "sit", "ip6tnl"}) 
     {"gre", "gretap", "erspan", "ip6gre", "ip6gretap", "ip6erspan"}
 )
 _NOWHERE = frozenset({"dummy", "ifb", "nlmon", "vrf"})  # a VRF's packets are seen on its ports
-_TUN = "tun"  # of tap devices, too: those are told by their link type
+_TUN = "tun"  # of tap devices, too: those are recognized by their link type
 
 
 def plan_devices(
@@ -96,7 +96,7 @@ class _Host:
         if device.name in INLET_PAIR or device.kind in _NOWHERE:
             return None
         if device.kind in _TUNNELS:
-            # Each of these modules makes a device of its own, tunl0 or sit0, which mostly nobody uses.
+            # Each of these modules makes a device of its own, tunl0 or sit0, which is mostly unused.
             return DeviceRole.TUNNEL if device.up else None
         if self._is_uplink(device):
             return DeviceRole.UPLINK

@@ -1,4 +1,4 @@
-"""What a Service exposes on this node: its frontends, and what each does for whom."""
+"""What a Service exposes on this node: its frontends, and what each does for which clients."""
 
 from collections.abc import Collection, Iterable
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""What a load balancer that asks at a healthCheckNodePort is told, and where it may ask."""
+"""The answer to a load balancer at a healthCheckNodePort, and the addresses where it is given."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -46,7 +46,7 @@ def health_check_addresses(node: NodePlan) -> frozenset[Address]:
     (newServiceHealthServer in pkg/proxy/healthcheck/service_health.go).
 
     The unspecified address of a family is all of its addresses. Of a network that is local as a whole only
-    loopback's first address is meant, and no link-local address: nobody can listen there.
+    loopback's first address is meant, and no link-local address: no server can listen there.
     """
     addresses = {unspecified(of) for of in node.node_ports_everywhere}
     for net in node.node_port_networks:

@@ -8,7 +8,7 @@ from ebpfproxy.plan.service_plan import PlanContext
 def host_ips(node: Node | None, context: PlanContext) -> tuple[Address, ...]:
     """Of each family one at the most: `context.bind_address`, else the Node's first InternalIP, else its
     first ExternalIP (GetNodeHostIPs in pkg/util/node/node.go, detectNodeIPs in cmd/kube-proxy/app/server.go).
-    Empty where nobody says any: kube-proxy's loopback serves nobody.
+    Empty where none is set: kube-proxy's loopback serves no client.
     """
     bound = (context.bind_address,) if context.bind_address else ()
     told = (*node.addresses, *node.external_addresses) if node else ()

@@ -18,7 +18,7 @@ API_SERVER = NamespacedName("default", "kubernetes")
 def with_last_endpoints(
     plans: tuple[ServicePortPlan, ...], former: Callable[[PlanKey], ServicePortPlan | None]
 ) -> tuple[ServicePortPlan, ...]:
-    """The plans of `API_SERVER`; one that nobody could connect by has the endpoints of its former self."""
+    """The plans of `API_SERVER`; one without a usable endpoint keeps its previous endpoints."""
     return tuple(_kept(plan, former(plan.key)) for plan in plans)
 
 

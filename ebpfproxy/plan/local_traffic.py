@@ -1,4 +1,5 @@
-"""How a pod's packets are told from others': --detect-local-mode (pkg/proxy/util/localdetector.go)."""
+"""How a pod's packets are distinguished from others': --detect-local-mode
+(pkg/proxy/util/localdetector.go)."""
 
 from collections.abc import Iterable
 
@@ -9,13 +10,13 @@ from ebpfproxy.plan.service_plan import DetectLocal, LocalTraffic, PlanContext
 
 
 def has_detector(context: PlanContext, of: Family, node: Node | None) -> bool:
-    """Whether pods can be told from others at all."""
+    """Whether pods can be distinguished from others at all."""
     return context.detect_local is DetectLocal.DEVICES or local_traffic(context, of, node) is not None
 
 
 def local_traffic(context: PlanContext, of: Family, node: Node | None) -> LocalTraffic | None:
-    """None where nothing tells them: no CIDR of this family, no name of a device, a Node that was not seen
-    or has no podCIDRs yet; and with `DetectLocal.DEVICES`, which needs nothing of the kind.
+    """None where detection is impossible: no CIDR of this family, no name of a device, a Node that was not
+    seen or has no podCIDRs yet; and with `DetectLocal.DEVICES`, which needs nothing of the kind.
     """
     match context.detect_local:
         case DetectLocal.CLUSTER_CIDR:
@@ -31,7 +32,8 @@ def local_traffic(context: PlanContext, of: Family, node: Node | None) -> LocalT
 
 
 def undetected(context: PlanContext, node: Node | None) -> frozenset[Family]:
-    """The families that our Node has an address in, and in which nothing tells pods; none without a Node."""
+    """The families that our Node has an address in, and in which local traffic cannot be detected; none
+    without a Node."""
     if node is None:
         return frozenset()
     return frozenset(of for of in map(family, host_ips(node, context)) if not has_detector(context, of, node))

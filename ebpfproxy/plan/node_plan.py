@@ -14,7 +14,7 @@ def plan_node(
     """`pods`: whether the plan of any Service needs packets of pods (`needs_packets_of_pods`).
 
     `former`: the plan before this one. A pod's device that is in it stays one as long as it exists: what
-    was translated there goes on only where it is translated.
+    was translated there continues only where it is translated.
     """
     kept = _kept(state, former) if former else frozenset()
     return NodePlan(

@@ -74,9 +74,9 @@ class PlannedEndpoint(NamedTuple):
     """An endpoint of a ServicePort.
 
     `cluster` and `local`: whether new connections of that scope may use it. One that is in neither is
-    listed as long as it serves, since established UDP flows to it may live on (kube-proxy's conntrack
+    listed as long as it serves, since established UDP flows to it may continue (kube-proxy's conntrack
     reconciler keeps flows to every serving endpoint, pkg/proxy/conntrack/cleanup.go).
-    `on_node`: whether it runs on this node; None where nobody says on which node it runs.
+    `on_node`: whether it runs on this node; None where the slice does not say on which node it runs.
     """
 
     address: Address
@@ -87,7 +87,7 @@ class PlannedEndpoint(NamedTuple):
 
 
 class LocalTraffic(NamedTuple):
-    """What tells the packets of pods from all others: where they come from, or the device that they come
+    """What identifies the packets of pods: where they come from, or the device that they come
     in by; one of the two is set. `prefix`: `interface` is only how the device's name begins.
     """
 
@@ -104,7 +104,7 @@ class ServicePortPlan:
     address and port, without duplicates. `otherwise` is REJECT where no endpoint could be used
     anywhere, DROP where only this node's policy leaves none (a load balancer shall see silence then,
     not a refusal). `affinity_timeout` in seconds, 0 for none. `local_traffic` is None where a dataplane
-    knows the devices of pods by itself (`DetectLocal.DEVICES`), or where nothing tells pods from others;
+    knows the devices of pods by itself (`DetectLocal.DEVICES`), or without local traffic detection;
     then no treatment differs between `pod` and the others. `health_check_node_port`: what load balancers
     ask, 0 for none. `terse`: when this was planned the cluster was `large`, so what is there for readers only
     may be left out; a plan that nothing else changes stays as it is.
@@ -178,8 +178,8 @@ class SocketLb(enum.Enum):
 
 
 class DetectLocal(enum.Enum):
-    """How the packets of pods are told from others: kube-proxy's --detect-local-mode, and DEVICES: by the
-    role of the device that they come in by, whatever its name, as the eBPF dataplane does.
+    """How the packets of pods are distinguished from others: kube-proxy's --detect-local-mode, and DEVICES:
+    by the role of the device that they come in by, whatever its name, as the eBPF dataplane does.
 
     Pods are all of the cluster with CLUSTER_CIDR, those of this node with the others.
     """

@@ -1,23 +1,23 @@
 """Which tracked UDP flows no plan wants, where the kernel's own NAT serves (conntrack).
 
-A client that goes on sending keeps its entry, and so its endpoint, for ever: to a Pod that is gone, to one
-that has got that Pod's address since, or to nobody, where there was no endpoint when it began (kubernetes
-issues 19029, 42473, 139628). What is stale is told from the kernel's entry and the plans in force, never from
+A client that keeps sending keeps its entry, and so its endpoint, for ever: to a Pod that is gone, to one
+that has got that Pod's address since, or to no Pod, where there was no endpoint when it began (kubernetes
+issues 19029, 42473, 139628). What is stale follows from the kernel's entry and the plans in force, never from
 a history of events (issues 112604, 126130), so that nothing is lost by an error, and a start ends no flow
 that is right (issue 122740).
 
 - UDP only. A TCP connection ends by itself, and SCTP's has a state at both ends.
-- A flow to a frontend is right where it goes on to one of the plan's endpoints, port included: those are
+- A flow to a frontend is right where it continues to one of the plan's endpoints, port included: those are
   all that serve. Which of them policies would choose now is of no matter. All else is stale: where the
   endpoint went, where there is none left, where nothing was translated.
 - A flow to a frontend that is gone is stale if it was translated. Who else translates? A container's
   published port, a hostPort, a DNS interceptor, another proxy: an entry does not tell whose it is. So only
   frontends count that we had ourselves since the start, or that the rules of an earlier run had when this one
-  began (`inherit`); and these only until one look has ended their flows, since nobody makes such any more.
+  began (`inherit`); and these only until one look has ended their flows, since no mode makes such any more.
   A flow of a Service that was deleted between two runs, rules included, stays until it falls silent.
 - A NodePort is meant only where it answers: not on other addresses of this node, nor in what passes through
   to another node's (kube-proxy compares the port alone).
-- In a conntrack zone that somebody made (Open vSwitch, a VRF) an entry beside ours may stand for the same
+- In a conntrack zone of others (Open vSwitch, a VRF) an entry beside ours may stand for the same
   packets, and is not translated rightly. There only translated flows count.
 
 The rules are those of pkg/proxy/conntrack/cleanup.go of Kubernetes, with what pull requests 139629 and 141371

@@ -24,7 +24,7 @@ def internal_treatments(service: Service, context: PlanContext, has_detector: bo
     """What a ClusterIP does. Only internalTrafficPolicy counts.
 
     Who is not a pod is masqueraded, since an endpoint elsewhere has perhaps no way back to it; without
-    a detector nobody can be told from a pod, so nobody is, unless everybody is by masqueradeAll.
+    a detector no client is known to be no pod, so none is, unless all are by masqueradeAll.
     """
     local = service.internal_policy is TrafficPolicy.LOCAL
     return _internal(local, context.masquerade_all, has_detector)

@@ -151,4 +151,4 @@ def test_what_the_image_takes(
 
 
 _MAPS = 185 << 20
-"""What the kernel charges for the maps with the default sizes, on two CPUs (docs/operations.md, "Capacity")."""
+"""What the kernel charges for the maps with the default sizes, on two CPUs (docs/operations.md)."""

@@ -150,7 +150,7 @@ def test_a_pair_whose_other_end_was_moved_away_is_made_anew(node: Namespace) -> 
 @pytest.mark.parametrize("name", ["ebpfproxy0", "ebpfproxy1"])
 def test_a_device_of_another_kind_that_has_one_of_the_names_is_left_alone(node: Namespace, name: str) -> None:
     node.ip(f"link add {name} type bridge")
-    with pytest.raises(AlreadyExists, match=f"{name} is somebody else's, of kind bridge"):
+    with pytest.raises(AlreadyExists, match=f"{name} is another program's, of kind bridge"):
         reinjection.ensure_inlet()
     assert reinjection.remove_inlet() is False
     assert set(shown(node)) == {name}

@@ -1,4 +1,4 @@
-"""route_localnet opens 127.0.0.0/8 to neighbours (CVE-2020-8558): it is set after its guard, never without.
+"""route_localnet opens 127.0.0.0/8 to neighbors (CVE-2020-8558): it is set after its guard, never without.
 
 The mode is as the agent has it, in a network namespace of its own.
 """

@@ -67,7 +67,7 @@ def test_a_socket_without_endpoints_for_a_while_is_rejected_then(unable: Cluster
 
 
 @both_families
-def test_a_socket_that_needs_its_endpoint_as_a_neighbour_is_not_counted(unable: Cluster, family: str) -> None:
+def test_a_socket_that_needs_its_endpoint_as_a_neighbor_is_not_counted(unable: Cluster, family: str) -> None:
     """As with pods of one bridge: nobody answers for the address of an endpoint that is gone."""
     gone = unable.lab.pod(f"near-{family}")
     unable.serve(gone)

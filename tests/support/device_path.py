@@ -1,7 +1,7 @@
 """The classifiers at real devices, with programs of others around them: packets go in and out by the wire.
 
 The devices are those of packet_path.py. Their other ends are in a namespace without addresses, where frames
-are sent and received. The node forwards by its stack: routes lead to neighbours that are known, so nothing
+are sent and received. The node forwards by its stack: routes lead to neighbors that are known, so nothing
 waits for an answer.
 """
 
@@ -79,11 +79,11 @@ class Wires:
                 if not select.select([self._receiver], [], [], _PATIENCE)[0]:
                     raise TimeoutError("a packet of the test does not come out of the node") from None
                 continue
-            if not _is_neighbour_discovery(raw):
+            if not _is_neighbor_discovery(raw):
                 return Received(peer.removesuffix("-peer"), raw)
 
 
-def _is_neighbour_discovery(raw: bytes) -> bool:
+def _is_neighbor_discovery(raw: bytes) -> bool:
     """What the node sends by itself: ARP, and ICMPv6 of the types 130 to 143, as a report of a multicast
     listener behind a hop-by-hop header."""
     if raw[12:14] == b"\x08\x06":
@@ -154,7 +154,7 @@ def _one_cpu() -> Iterator[None]:
 
 
 def _lay(beyond: Namespace) -> None:
-    """Move the other ends there, and have every route lead to a neighbour that is known."""
+    """Move the other ends there, and have every route lead to a neighbor that is known."""
     _sysctl("ipv4/conf/all/send_redirects", "0")
     with beyond.entered():
         for name in ("all", "default"):

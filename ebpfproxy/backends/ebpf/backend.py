@@ -196,7 +196,7 @@ class EbpfBackend:
         return entries.render(plans, node, () if off else self._programs.hooks)
 
     def read(self) -> dict[Key, Entry]:
-        """Where somebody removed our pins, everything is made anew first, and nothing is in force then.
+        """If our pins were removed, everything is made again first, and nothing is in force then.
 
         Where that fails, it raises KernelError, and the next call tries again.
         """
@@ -227,7 +227,7 @@ class EbpfBackend:
         touched = [key for keys in (delta.puts, delta.drops) for key in keys]
         services_only = all(isinstance(key, ServicePortKey) for key in touched)
         devices = frozenset(key.ifindex for key in touched if isinstance(key, DeviceKey))
-        # A pod's device is gone before we are told to let it go.
+        # A pod's device is gone before its removal is reported.
         others = functools.partial(_without, devices)
         with contextlib.nullcontext() if services_only else self._attached.ours(others):
             refused = self._apply(delta)
@@ -304,7 +304,7 @@ class EbpfBackend:
         """
         if self._settled:
             return
-        # A device that takes no filter of ours, as somebody else's qdisc is in the way, holds nothing.
+        # A device that takes no filter of ours, as another program's qdisc is in the way, holds nothing.
         devices_held = any(self._devices.has_outdated(key) for key in refused if isinstance(key, DeviceKey))
         held = devices_held or any(isinstance(key, HookKey) for key in refused)
         if attached or not held:
@@ -339,7 +339,7 @@ class EbpfBackend:
         return _Attachments(True, hooks, frozenset(self._devices.look().items()))
 
     def close(self) -> None:
-        """Nothing happens where it is not open, as after a reading that could not open it anew."""
+        """Nothing happens where it is not open, as after a reading that could not open it again."""
         if self._opened:
             self._opened.close()
             self._opened = None

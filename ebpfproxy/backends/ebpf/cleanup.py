@@ -20,10 +20,10 @@ def remove(bpffs_root: Path, cgroup_root: Path | None, dry_run: bool = False) ->
 
     Hooks and filters first, so that no connection meets a program without its maps. Devices are those of
     the calling thread's network namespace; their filters are known by what they are called, so they go
-    also where the bpffs went before. A clsact goes where the maps say that it is ours, and nobody uses it.
-    `cgroup_root` is only needed where the kernel has no cgroup links, or an agent was killed while it asked
-    a program for its network namespace. Sockets that are connected already go on; flows whose packets were
-    translated end.
+    also where the bpffs went before. A clsact goes where the maps say that it is ours, and no filter is in
+    it. `cgroup_root` is only needed where the kernel has no cgroup links, or an agent was killed while it
+    asked a program for its network namespace. Sockets that are connected already continue; flows whose
+    packets were translated end.
 
     With `dry_run` nothing is touched, and what is returned is what would be removed; an agent may run.
 

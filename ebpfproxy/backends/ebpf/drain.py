@@ -9,21 +9,21 @@ or dropped for it:
    from then on no frontend is found, so that neither an endpoint is chosen nor anybody refused;
 3. `frontend_addresses`, by which pings are answered; `services`; and `affinity`.
 
-Flows that are known go on: what the programs need of them is in the maps of flows, `devices`, `node` and
+Flows that are known continue: what the programs need of them is in the maps of flows, `devices`, `node` and
 `local_networks`, and these stay, as do filters and inlet. A TCP connection lives until both sides have closed
 it, or as long without a packet as `node` says. A SYN that is sent again goes where the first one went.
 
-UDP never ends by itself, and nobody would notice here that an endpoint goes. So what a client sends is let go
-at once: with its entry of `services` a datagram's flow is in force no more (frontend_is_in_force() of
+UDP never ends by itself, and nothing would notice here that an endpoint goes. So what a client sends is let
+go at once: with its entry of `services` a datagram's flow is in force no more (frontend_is_in_force() of
 bpf/admit.h), and it passes on to the other dataplane. What an endpoint sends is given back for as long as it
 does, since that needs no Service: answers under way, and streams.
 
 What gives addresses back to sockets goes one step later, for the datagrams whose answers were under way.
-From then on getpeername() tells the endpoint. A connected socket keeps its endpoint: of TCP until it ends,
-which is right. A UDP socket does so also where that endpoint goes later: nobody tells it then.
+From then on getpeername() returns the endpoint. A connected socket keeps its endpoint: of TCP until it ends,
+which is right. A UDP socket does so also where that endpoint goes later, unnoticed.
 
 Endpoints and names stay as they are: if this dataplane is chosen again, it finds both by their ids, and
-whoever still refers to one of them means the same as before.
+a reference to one of them still means the same.
 
 All of it is in the pins. A step picks up where the last one ended, be that another process's.
 """
@@ -60,8 +60,8 @@ _LONGEST_REST = 0.05  # seconds
 
 class Drain:
     """Of the eBPF dataplane with this bpffs root. `cgroup_root` is only needed where the kernel has no cgroup
-    links. Devices are those of the calling thread's network namespace, which no other agent has; nobody looks
-    after new ones.
+    links. Devices are those of the calling thread's network namespace, which no other agent has; nothing
+    looks after new ones.
 
     Until nothing is left, EbpfBackend may be opened and synced again at any time between two steps.
     """

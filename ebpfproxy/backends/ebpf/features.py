@@ -67,7 +67,7 @@ def stores_netns_cookie(array_fd: int) -> bytes:
 
 
 class Probe(NamedTuple):
-    """`define` is what the compiler is told where the program loads."""
+    """`define` is the compiler's macro where the program loads."""
 
     define: str
     code: bytes

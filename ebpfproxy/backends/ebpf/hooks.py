@@ -1,6 +1,6 @@
 """The hooks that our programs are attached to.
 
-Numbers from include/uapi/linux/bpf.h. The first kernel that has one is told for people; what this
+Numbers from include/uapi/linux/bpf.h. The first kernel that has one is for readers; what this
 kernel has is found by trying.
 """
 

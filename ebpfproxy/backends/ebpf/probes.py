@@ -1,7 +1,7 @@
 """What the eBPF dataplane needs of this machine, and what it would rather have: all of it is tried.
 
 Nothing stays of it, and no traffic notices: maps and programs that are closed at once, a file system that is
-opened and not mounted, a network namespace that goes again. Versions of Linux are told to people, as in
+opened and not mounted, a network namespace that goes again. Versions of Linux are for readers, as in
 README.md; nothing is decided by them.
 """
 
@@ -36,7 +36,7 @@ _HASH, _ARRAY, _LRU_HASH, _LPM_TRIE = 1, 2, 9, 11  # BPF_MAP_TYPE_*
 _NO_PREALLOC, _MMAPABLE = 1, 1 << 10  # BPF_F_*
 _LOOPBACK = 1  # its index in every network namespace
 _INIT = 1  # the process ID of the first process in a PID namespace
-_NO_FILE = 1 << 30  # a descriptor that nobody has
+_NO_FILE = 1 << 30  # a descriptor that is never open
 _FORWARD = re.compile(r'#include "(/usr/include/[^"]+)"')
 
 _COMPARE_POINTERS = bytes((0x1D, 0xA1, *bytes(6)))  # struct bpf_insn: if r1 == r10 goto +0
@@ -201,7 +201,7 @@ def _hooks() -> Iterator[Finding]:
 
 
 def _netns_cookie(root: Path | None) -> Finding:
-    """By which the programs tell the node's sockets from those of pods, once we told them which it is."""
+    """By which the programs distinguish the node's sockets from those of pods, once the map has it."""
     name = "the network namespace's cookie"
     attempt = partial(_load_connect, features.GET_NETNS_COOKIE + features.RETURN_1)
     for_programs = _tried(attempt, name, "programs cannot ask for it", _NEWER.format("5.7"))

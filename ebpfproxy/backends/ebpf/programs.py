@@ -92,7 +92,7 @@ class Programs:
     def _make_room(self, sizes: MapSizes) -> Path:
         """Have the maps, and a folder of links to them, to which the compiler adds the programs.
 
-        Where a pin of a map in force is gone, all maps are made again: programs that are attached go on using
+        Where a pin of a map in force is gone, all maps are made again: programs that are attached keep using
         the map that has no pin, beside others that this agent would write.
         """
         partial = self.directory.with_name(f"{self.directory.name}_partial")

@@ -1,4 +1,4 @@
-"""What the eBPF dataplane is told when it is made."""
+"""The settings of the eBPF backend."""
 
 import dataclasses
 from pathlib import Path

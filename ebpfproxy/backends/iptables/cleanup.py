@@ -2,8 +2,8 @@
 
 What stays on purpose, beside what `xtables.removal` leaves:
 
-- KUBE-FIREWALL with its rules and the jumps to it, since they are the kubelet's as well, and keep neighbours
-  off 127.0.0.1 where route_localnet is on, which nobody turns off;
+- KUBE-FIREWALL with its rules and the jumps to it, since they are the kubelet's as well, and keep neighbors
+  off 127.0.0.1 where route_localnet is on, which is never turned off;
 - the kubelet's own chains (KUBE-IPTABLES-HINT, KUBE-KUBELET-CANARY, KUBE-MARK-DROP).
 """
 

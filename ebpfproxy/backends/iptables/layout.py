@@ -44,7 +44,7 @@ LOCALNET_GUARD = (
     " -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP"
 )
 """The rule in KUBE-FIREWALL, IPv4 alone, that has to be in force before route_localnet is set: otherwise
-neighbours reach what listens on 127.0.0.1 only (CVE-2020-8558). `modes.netfilter` waits for it and
+neighbors reach what listens on 127.0.0.1 only (CVE-2020-8558). `modes.netfilter` waits for it and
 for the jumps to it (`node_rules.LOOPBACK_GUARD`). The rule is there also where the sysctl is not set."""
 
 LAYOUT = Layout(

@@ -78,7 +78,7 @@ LOOPBACK_GUARD: frozenset[Key] = frozenset(
         *((jump.source, jump.text) for jump in _JUMPS if jump.target == names.FIREWALL),
     )
 )
-"""The rules that keep neighbours from 127.0.0.0/8: the guard, and the jumps that lead packets to it."""
+"""The rules that keep neighbors from 127.0.0.0/8: the guard, and the jumps that lead packets to it."""
 
 _NODE_PORTS_LAST = comment("kubernetes service nodeports; NOTE: this must be the last rule in this chain")
 

@@ -4,7 +4,7 @@ They are those of syncProxyRules in pkg/proxy/iptables/proxier.go of kubernetes:
 KUBE-SERVICES or KUBE-NODEPORTS in the nat table
 
 - by the ClusterIP straight to the chain of its scope: KUBE-SVC (policy Cluster) or KUBE-SVL (Local);
-- by anything else to KUBE-EXT, which tells the three classes of sources apart; to a load balancer's address
+- by anything else to KUBE-EXT, which distinguishes the three classes of sources; to a load balancer's address
   through KUBE-FW where source ranges restrict it;
 
 and from the chain of the scope at random to the KUBE-SEP chain of an endpoint. What finds no endpoint is
@@ -54,7 +54,7 @@ def service_entries(plan: ServicePortPlan) -> dict[Key, Entry]:
     """What one port of a Service needs in its family, of chains no more than are jumped to.
 
     Without a usable endpoint anywhere there is nothing in the nat table at all. `plan.local_traffic` None:
-    pods count as others, and the ClusterIP masquerades all or nobody. `plan.terse`: no comments on the rules
+    pods count as others, and the ClusterIP masquerades all or none. `plan.terse`: no comments on the rules
     of endpoints, which are two fifths of the table (appendServiceCommentLocked() of kube-proxy).
     """
     port = _Port(plan)
@@ -135,7 +135,8 @@ class _Port:
         return Rule(self.plan.family, NAT, chain, self._to(frontend, note, target))
 
     def _without_endpoints(self, frontend: FrontendPlan) -> str:
-        """What is sent to `frontend` and nobody took: refused, or dropped where others could have had it."""
+        """Packets to `frontend` that no rule took: rejected, or dropped where other clients have an
+        endpoint."""
         if not self.has_any:
             text, target = f"{self.name} has no endpoints", REJECT[self.plan.family]
         else:

@@ -1,4 +1,4 @@
-"""What the iptables dataplane is told when it is made."""
+"""The settings of the iptables backend."""
 
 import dataclasses
 

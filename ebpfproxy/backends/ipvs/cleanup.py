@@ -2,7 +2,7 @@
 then.
 
 Never IPVS' whole table, as kube-proxy --cleanup does: of virtual servers those that are ours, as
-`ownership` has it, and none of somebody else's, with or without --ipvs-exclude-cidrs.
+`ownership` has it, and none of another program's, with or without --ipvs-exclude-cidrs.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ NOT_ENDED = "Failed to end a flow of IPVS"
 """It ends by its timeout."""
 
 _GUARDS = frozenset({(FILTER, names.IPVS_FILTER), (NAT, names.IPVS_POSTROUTING)})
-"""What addresses on kube-ipvs0 need, whoever serves."""
+"""What addresses on kube-ipvs0 need, whichever mode is in force."""
 
 _OPEN = {
     Protocol.TCP: (
@@ -53,7 +53,7 @@ _OPEN = {
     ),
     Protocol.UDP: (State.ESTABLISHED,),
 }
-"""States in which a socket has somebody to send to."""
+"""States in which a socket has a peer to send to."""
 
 
 def leftovers(chains: Mapping[TableAndName, list[str]]) -> set[TableAndName]:
@@ -79,14 +79,14 @@ def retire(excluded: tuple[Network, ...], translates: Callable[[Family], bool]) 
     addresses, which stay until those are gone. What was removed, and whether something is left.
 
     Addresses also stay as long as a TCP or connected UDP socket of the node has them as its own: as long as
-    an address is there, the kernel chooses it for whoever dials it, also where the mode that serves sends
+    an address is there, the kernel chooses it for any client, also where the mode that serves sends
     that somewhere. Such a socket could neither send nor hear without it.
 
     With them stay two chains. KUBE-IPVS-FILTER keeps new connections to these addresses off what listens on
     all of the node's, and asks for connection tracking. KUBE-IPVS-POSTROUTING masquerades what the node sends
     to these addresses, and so from them, which the mode that serves need not do.
 
-    Nobody comes to those anew: the mode that serves translates what they are sent before IPVS sees it.
+    No client reaches those again: the mode that serves translates what they are sent before IPVS sees it.
     UDP flows do not keep a virtual server. They end first, while the virtual servers tell which they are: the
     next datagram is the other mode's. What the rules translated: see `xtables.removal.retire`, also for
     `translates`.
@@ -143,10 +143,10 @@ class _Left:
         return lines
 
     def end_flows(self) -> None:
-        """Of UDP. To the kernel such a flow is one to the Service's address, which nobody else translates as
-        long as it lasts. Those that another mode translates by now go on.
+        """Of UDP. To the kernel such a flow is one to the Service's address, which no other program
+        translates as long as it lasts. Those that another mode translates by now continue.
 
-        Where the kernel tells of no flows, or does not give one up, it ends by its timeout: nothing else
+        Where the kernel reports of no flows, or does not give one up, it ends by its timeout: nothing else
         waits for that. Raises Rejected where the flows cannot be read this time.
         """
         keys = {key for key in self.servers if key.protocol is Protocol.UDP}
@@ -177,7 +177,7 @@ class _Left:
         """All but virtual servers that are `busy`, and the addresses that `stay`, which theirs are among.
 
         As long as one stays, the sets do, too, since they tell that it is ours; but for members that refuse
-        what comes to it, as nobody keeps them up to date.
+        what comes to it, as nothing keeps them up to date.
         """
         refusals = ipvs.apply([*_let_go(self.servers, busy)])
         _raise_first({refusal.position: refusal.error for refusal in refusals})

@@ -20,7 +20,7 @@ def make_all(of: Family) -> None:
 
 
 class IpSets:
-    """In the calling thread's network namespace. Sets of other names are nobody's business."""
+    """In the calling thread's network namespace. Sets of other names are ignored."""
 
     def __init__(self) -> None:
         self._held: dict[str, IpSet] = {}
@@ -41,7 +41,7 @@ class IpSets:
         return found
 
     def create(self, keys: Iterable[Set]) -> Refused:
-        """Those that there are not. One of another type is refused: no rule could be told of a change."""
+        """Those that there are not. One of another type is refused: no rule would follow a change."""
         refused: Refused = {}
         for key in keys:
             made = ip_set(*NAMES[key.name])
@@ -51,7 +51,7 @@ class IpSets:
                     ipset.create(made)
                 except AlreadyExists as failure:
                     listed = ipset.sets().get(key.name)
-                    if listed is None:  # somebody destroyed it just now
+                    if listed is None:  # its owner destroyed it just now
                         refused[key] = failure
                         continue
                     held = listed.set
@@ -101,7 +101,7 @@ class IpSets:
         try:
             texts = ipset.members(name)
         except (NotFound, Unsupported):
-            return  # it is gone, or was made anew meanwhile: then its own entry differs
+            return  # it is gone, or was made again meanwhile: then its own entry differs
         for text in texts:
             yield Member(of, name, text)
 

@@ -160,7 +160,7 @@ class _Chains:
 
     def _cluster_ip(self) -> Iterator[str]:
         """The node's own packets to an address on kube-ipvs0 have that address as their source, too: so they
-        are known even where nothing tells pods from others."""
+        are known even without local traffic detection."""
         if self._settings.masquerade_all:
             yield f"{self._noted(sets.CLUSTER_IP, 'dst,dst')} {_MARK}"
         elif self._pods is None:

@@ -59,7 +59,7 @@ class Product:
                 result.update(parts)
         for general, entry in self._general.items():
             if not self._places(general):
-                result[general] = entry  # nobody could tell
+                result[general] = entry  # indistinguishable
         self._remember(result)
         return result
 
@@ -156,7 +156,7 @@ def is_general(key: Spread) -> bool:
 
 def _server_at(member: Member) -> Server | None:
     """The inverse of `sets.place`; None for a member of a set that has no ports, or of a protocol that no
-    Service has, which somebody else has put there."""
+    Service has, which another program has put there."""
     if sets.NAMES[member.set][0] not in sets.BY_PLACE:
         return None
     address, _, rest = member.text.partition(",")

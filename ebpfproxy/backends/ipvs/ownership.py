@@ -1,7 +1,7 @@
-"""Which virtual servers are a Service's, ours or kube-proxy's, and which are somebody else's. Pure.
+"""Which virtual servers are a Service's, ours or kube-proxy's, and which are another program's. Pure.
 
-Nothing of a virtual server tells. But its address and port is in one of our sets before it is made and
-until it is gone, or its address is on kube-ipvs0; kube-proxy's likewise.
+A virtual server has no field for its owner. But its address and port is in one of our sets before it is made
+and until it is gone, or its address is on kube-ipvs0; kube-proxy's likewise.
 """
 
 from collections.abc import Collection, Iterable

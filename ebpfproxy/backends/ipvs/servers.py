@@ -1,4 +1,5 @@
-"""Virtual and real servers in the kernel: written, and real servers that nobody wants let go of gracefully.
+"""Virtual and real servers in the kernel: written, and real servers that are not wanted are removed
+gracefully.
 
 A real server of TCP or SCTP that is not wanted any more gets weight 0: no new connection, and those it has go
 on. It is deleted once it has none, which is looked at after each reading that found it so; so nothing has to
@@ -54,7 +55,7 @@ class Servers:
         return {Server(family(each.address), each): _entry(held) for each, held in self._held.items()}
 
     def put(self, puts: Mapping[Server, ServerEntry]) -> Refused:
-        """What was refused. Where somebody else has changed the same meanwhile, it is read and tried
+        """What was refused. Where another program has changed the same meanwhile, it is read and tried
         again."""
         refused = self._carry_out({key.frontend: self._changes(key.frontend, puts[key]) for key in puts})
         again = [key for key in puts if isinstance(refused.get(key.frontend), AlreadyExists | NotFound)]

@@ -4,7 +4,7 @@ As syncProxyRules in pkg/proxy/ipvs/proxier.go of kubernetes, but for what break
 
 - a frontend whose policy leaves it no endpoint here is not given those of other nodes instead: it is dropped
   (`sets.NO_LOCAL`). Where policy Local does that to others, but not to the node, nor to pods of the cluster
-  if anything tells which those are, the virtual server has the endpoints of all nodes, and only what comes
+  with local traffic detection the virtual server has the endpoints of all nodes, and only what comes
   from elsewhere is dropped (`sets.NO_LOCAL_BUT_PODS`);
 - each frontend has a virtual server of its own, so policies of one do not leak into another.
 
@@ -35,7 +35,7 @@ _SINGLE = 128
 
 _FLAGS = {"mh": Flag.PORT | Flag.FALLBACK, "sh": Flag.FALLBACK}
 """Of some schedulers. PORT: by the address alone all connections of a client would be sent to one endpoint.
-FALLBACK: without it both refuse whoever their table leads to an endpoint of weight 0, which stays there
+FALLBACK: without it both refuse clients that their table leads to an endpoint of weight 0, which stays there
 (net/netfilter/ipvs/ip_vs_sh.c, ip_vs_mh.c)."""
 
 

@@ -1,4 +1,4 @@
-"""What the IPVS dataplane is told when it is made."""
+"""The settings of the IPVS backend."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ DEFAULT_SCHEDULER = "rr"
 class IpvsSettings:
     """`scheduler`: one that the kernel has (rr, wrr, lc, wlc, lblc, lblcr, sh, dh, sed, nq, mh, …).
 
-    `exclude_cidrs`: virtual servers there are somebody else's, unless a Service has the very same.
+    `exclude_cidrs`: virtual servers there are another program's, unless a Service has the very same.
 
     `masquerade_all`: also what pods send to ClusterIPs. `masquerade_bit`: which bit of the packet mark says
     that the packet is to be masqueraded, 0 to 31.

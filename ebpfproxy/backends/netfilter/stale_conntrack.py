@@ -2,7 +2,7 @@
 
 For every dataplane that leaves translating to the kernel's NAT. Which flows are stale is settled in
 `plan.stale_flows`; here is when they are looked for: after the rules are in force, never before, else a
-client's next packet makes the entry anew by the old rules (kubernetes pull request 98305).
+client's next packet makes the entry again by the old rules (kubernetes pull request 98305).
 """
 
 import contextlib
@@ -38,7 +38,8 @@ _Job = Callable[[StaleFlows], Collection[Family] | None]
 
 
 class Look(NamedTuple):
-    """One search through the flows of a family: how many were ended, how many withstood, how long it took."""
+    """One search through the flows of a family: how many were ended, how many could not be ended, how long it
+    took."""
 
     family: Family
     deleted: int
@@ -92,7 +93,8 @@ class StaleConntrack:
         self._jobs.put(lambda flows: flows.in_force(kept_out))
 
     def look(self) -> None:
-        """Look in any case: the rules were not in force for a while, since somebody had removed them."""
+        """Look in any case: the rules were not in force for a while, since another program had removed
+        them."""
         self._jobs.put(lambda flows: frozenset(Family))
 
     def close(self) -> None:
@@ -117,7 +119,7 @@ class StaleConntrack:
                 except KernelError as failure:
                     self._tell(failure.message, failure.hint)
                     self._retry(family)
-                except Exception as failure:  # the thread lives on: nobody else looks for later ones
+                except Exception as failure:  # the thread continues: no other program looks for later ones
                     self._tell(repr(failure), "")
                     self._retry(family)
 

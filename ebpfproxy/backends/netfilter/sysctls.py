@@ -91,7 +91,7 @@ def _wanted(settings: NetfilterSettings, cpus: int) -> Iterator[Sysctl]:
 
 
 ROUTE_LOCALNET = Sysctl("net/ipv4/conf/all/route_localnet", 1)
-"""Has the kernel route packets from and to 127.0.0.0/8. It opens the node's loopback services to neighbours
+"""Has the kernel route packets from and to 127.0.0.0/8. It opens the node's loopback services to neighbors
 (CVE-2020-8558), so it is set only once the rules that drop such packets are in force."""
 
 

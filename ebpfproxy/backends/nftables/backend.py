@@ -65,7 +65,7 @@ class NftablesBackend:
         return render(plans, node, self._settings, self._families)
 
     def read(self) -> dict[Key, Entry]:
-        """Where somebody changes the tables meanwhile, they are read again."""
+        """Where another program changes the tables meanwhile, they are read again."""
         self._check_open()
         for _ in range(_ATTEMPTS):
             self._watch.settle()
@@ -96,7 +96,7 @@ class NftablesBackend:
         return refused
 
     def generation(self) -> Hashable:
-        """Another one each time, from somebody else's change on, until all is read."""
+        """Another one each time, from another program's change on, until all is read."""
         self._check_open()
         if self._watch.is_disturbed() or any(table.is_doubtful for table in self._tables.values()):
             self._generation += 1

@@ -36,7 +36,7 @@ def remove(dry_run: bool = False) -> list[str]:
 
 
 def retire(translates: Callable[[Family], bool]) -> tuple[list[str], bool]:
-    """In two steps, so that open connections go on; what was removed, and whether another step is to come.
+    """In two steps, so that open connections continue; what was removed, and whether another step is to come.
 
     What acts on new connections goes at once. But without any nat chain, and without any rule that asks for
     connection tracking, the kernel lets go of its hooks, and of the connections that it has translated so far
@@ -98,6 +98,6 @@ def _rules(session: Session, table: Table, chain: ToldChain) -> list[str]:
 
 
 def _commit(session: Session, table: Table, operations: Sequence[Operation]) -> None:
-    """Raises NotFound where somebody else has removed it meanwhile, and Rejected."""
+    """Raises NotFound where another program has removed it meanwhile, and Rejected."""
     for each in session.commit(operations):
         raise nft.failure(f"nftables: table {table} cannot be removed", each.errno, each.reason)

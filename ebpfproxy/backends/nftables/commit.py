@@ -40,9 +40,9 @@ def committed(
 
     Before Linux 6.4 (628bd3e49cba, "netfilter: nf_tables: drop map element references from preparation
     phase") a chain cannot be deleted in the transaction that deletes the last thing that goes there: it is
-    emptied then. Not so where something was refused: that may be what goes there, and it is to go on.
+    emptied then. Not so where something was refused: that may be what goes there, and it is to continue.
 
-    Raises NotFound where somebody removed the table, and KernelError.
+    Raises NotFound where another program removed the table, and KernelError.
     """
     remaining = list(of)
     refused: dict[Key, KernelError] = {}
@@ -76,7 +76,7 @@ def _check_table(session: Session, table: Table, of: Sequence[Step], refusals: S
     expected = all(step.key is not None for step in of)
     missing = any(each.errno == errno.ENOENT for each in refusals)
     if expected and missing and table not in session.tables():
-        raise NotFound(f"nftables: table {table} is gone: somebody removed it")
+        raise NotFound(f"nftables: table {table} is gone: another program removed it")
 
 
 def _is_needless(of: Sequence[Step], refusal: Refusal) -> bool:

@@ -14,7 +14,7 @@ shared containers and chains are entries of the node. Elements of a dynamic set 
 and no entries.
 
 A declaration is the same for all time: all that a plan may change stands in rules and elements, so a set
-or a map that is there need never be made anew, be it ours or kube-proxy's. Not so a base chain: older
+or a map that is there need never be made again, be it ours or kube-proxy's. Not so a base chain: older
 versions of kube-proxy have some at other priorities, and a priority cannot be changed in place.
 """
 

@@ -37,7 +37,7 @@ def endpoint_name(name: ServicePortName, address: Address, port: int) -> str:
 
 
 def comment(name: ServicePortName) -> str:
-    """What tells an operator whose element it is. Cut where it is longer than the kernel keeps."""
+    """Shows an operator which Service has the element. Cut where it is longer than the kernel keeps."""
     return re.sub(r"[^A-Za-z0-9_./:-]", "_", str(name))[:_COMMENT]
 
 
@@ -49,7 +49,7 @@ def _hashed(text: str) -> str:
     """`text` behind a hash of it, so that it may be cut, and that names that are much alike differ early.
 
     What the API server admits has no other letters than a name of nftables may have. A manifest in a
-    folder may: they are replaced, and the hash still tells such names apart.
+    folder may: they are replaced, and the hash still distinguishes such names.
     """
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
     whole = f"{base64.b32encode(digest[:5]).decode()}-{_FOREIGN.sub('_', text)}"

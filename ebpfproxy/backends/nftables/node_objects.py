@@ -7,7 +7,7 @@ Service's address then, and goes through (kubernetes/kubernetes#131765, #132456)
 itself is found in a set, as in later versions (kubernetes/kubernetes#136499).
 
 127.0.0.1:nodePort is not served, as in that mode: it would need the sysctl route_localnet, which lets
-neighbours reach what only listens on loopback (CVE-2020-8558). NodePorts answer on all other addresses that
+neighbors reach what only listens on loopback (CVE-2020-8558). NodePorts answer on all other addresses that
 the plan names, where kube-proxy's default is the node's primary ones alone.
 """
 
@@ -176,7 +176,8 @@ def _node_port_sets(node: NodePlan, of: Family) -> Iterator[tuple[Key, Entry]]:
 
 
 def _networks(node: NodePlan, of: Family) -> list[Network]:
-    """Those of more than one address: the kernel's local table has such where somebody put AnyIP routes."""
+    """Those of more than one address: the kernel's local table has such where another program put AnyIP
+    routes."""
     return [net for net in _node_port_networks(node, of) if net.length < 128]
 
 

@@ -39,7 +39,7 @@ def _connects() -> bool:
 
 
 def _operations(port: int) -> list[Operation]:
-    """Somebody's empty chain, and behind it one that translates."""
+    """Another program's empty chain, and behind it one that translates."""
     other, ours = Table("ip", "ebpfproxy-other"), Table("ip", "ebpfproxy-probe")
     rule = compile_rule(f"ip daddr {_DIALED} meta l4proto tcp dnat to {_SERVER}:{port}", "ip")
     return [

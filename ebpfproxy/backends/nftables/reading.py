@@ -17,9 +17,10 @@ _OTHER = "other"
 
 
 def read(session: Session, table: Table, of: Family) -> dict[Key, Entry]:
-    """Empty where there is no such table. Objects of kinds that we never make (counters, say) are nobody's.
+    """Empty where there is no such table. Objects of kinds that the agent never makes (counters, say) are
+    left out.
 
-    Raises NotFound where somebody removes what is being read.
+    Raises NotFound where another program removes what is being read.
     """
     found: dict[Key, Entry] = {}
     told = session.sets(table)

@@ -1,7 +1,7 @@
 """What one ServicePort is in our tables: its chains and affinity sets, and its elements in what all share.
 
 The chains are kube-proxy's (writeServiceToEndpointRules and syncProxyRules in
-pkg/proxy/nftables/proxier.go): `external-` decides by the client's class and goes on to `service-` (policy
+pkg/proxy/nftables/proxier.go): `external-` decides by the client's class and continues to `service-` (policy
 Cluster) or `local-` (policy Local), which choose one endpoint and do DNAT. Only where it is to be remembered
 which endpoint a client had is there an `endpoint-` for each, which does both: what the kernel takes for a
 change grows with the number of chains (docs/decisions/0016-endpoints-without-chains.md).
@@ -63,7 +63,7 @@ def service_objects(plan: ServicePortPlan) -> Iterator[tuple[Key, Entry]]:
     """All entries of one plan. None where it has no frontend.
 
     Where treatments tell pods from others and the plan does not say how (`DetectLocal.DEVICES`), all is as
-    in kube-proxy without a detector: nobody's connection to a ClusterIP is masqueraded unless all are, and
+    in kube-proxy without a detector: no connection to a ClusterIP is masqueraded unless all are, and
     policy Local holds for pods, too.
     """
     return _Port(plan).objects()
@@ -138,7 +138,7 @@ class _Port:
         A map for one alone would be one more of the sets among which the kernel searches from the first to
         the last whenever one is named (kubernetes/kubernetes#140723 says how much that is).
 
-        A packet that is among the rules of this chain while they are replaced goes on by the old ones, but
+        A packet that is among the rules of this chain while they are replaced continues by the old ones, but
         finds nothing in their map any more: its elements are not of the present generation
         (nft_mapelem_deactivate() of Linux 6.1, not of 5.10). The last rule is for that one.
         """
@@ -161,7 +161,7 @@ class _Port:
         return endpoint_name(self._plan.name, each.address, each.port)
 
     def _marks(self, scope: Scope) -> Iterator[str]:
-        """Whose connection to the ClusterIP is masqueraded: all, none, or whoever is no pod.
+        """Whose connection to the ClusterIP is masqueraded: all, none, or all but pods.
 
         The destination is restated, for the chain is also reached from the external frontends.
         """
@@ -198,7 +198,7 @@ class _Port:
         return rules
 
     def _firewall_rule(self) -> str:
-        """Empty where nobody is kept out.
+        """Empty where no client is kept out.
 
         A node that is admitted and has the load balancer's address itself sends from that very address.
         """

@@ -1,4 +1,4 @@
-"""What the nftables dataplane is told when it is made."""
+"""The settings of the nftables backend."""
 
 import dataclasses
 

@@ -59,7 +59,7 @@ class KernelTable:
     def read(self) -> dict[Key, Entry]:
         """A chain that was emptied, and waits for the kernel to let go of it, is not there any more.
 
-        Raises NotFound where somebody removes what is being read, and KernelError.
+        Raises NotFound where another program removes what is being read, and KernelError.
         """
         found = reading.read(self._session, self._table, self._family)
         for name in list(self._emptied):
@@ -80,7 +80,7 @@ class KernelTable:
         chains before that one transaction, and other chains change each in one step; what they went to goes
         last.
 
-        Raises NotFound where somebody removed the table, and KernelError.
+        Raises NotFound where another program removed the table, and KernelError.
         """
         held = self._known()
         self._let_go(puts)
@@ -174,7 +174,7 @@ class KernelTable:
 
 def _ahead(puts: Mapping[Key, Entry], held: Held) -> dict[Chain, ChainEntry]:
     """The chains that come in ahead, where they are very many: all but those that are base chains, or were.
-    None where a set has to be made anew: no rule may look into it then, before or after."""
+    None where a set has to be made again: no rule may look into it then, before or after."""
     chains = {
         key: entry
         for key, entry in puts.items()

@@ -1,11 +1,11 @@
 """Removing what a mode left in the tables of iptables, be it kube-proxy's.
 
-Whoever removes says which chains those are. What stays on purpose:
+The caller says which chains those are. What stays on purpose:
 
-- built-in chains and tables, also those that iptables-nft made for us: the kernel goes on translating what is
-  open only as long as the table nat is there, and something asks for connection tracking (see `retire`);
-- a chain that a rule of somebody else leads to, such as that of a CNI plugin to KUBE-MARK-MASQ, and what that
-  chain leads to.
+- built-in chains and tables, also those that iptables-nft made for us: the kernel continues translating what
+  is open only as long as the table nat is there, and something asks for connection tracking (see `retire`);
+- a chain that a rule of another program leads to, such as that of a CNI plugin to KUBE-MARK-MASQ, and what
+  that chain leads to.
 """
 
 import functools
@@ -56,7 +56,7 @@ def remove(leftovers: Leftovers, dry_run: bool = False) -> list[str]:
     """By both flavours, for both families, in the calling thread's network namespace; what was removed, or
     with `dry_run` would be, a line each; empty where nothing was there, or no tool that could have made it.
 
-    New connections find nothing of it afterwards. Those that are open and were translated go on only where
+    New connections find nothing of it afterwards. Those that are open and were translated continue only where
     something else asks for connection tracking. Raises KernelError.
     """
     return [line for flavour in Flavour for line in remove_of(flavour, leftovers, dry_run)]
@@ -77,13 +77,13 @@ def is_anything_of(chains: Collection[TableAndName]) -> bool:
 
 
 def retire(leftovers: Leftovers, translates: Callable[[Family], bool]) -> tuple[list[str], bool]:
-    """As `remove`, so that open connections go on; what was removed, and whether another step is to come.
+    """As `remove`, so that open connections continue; what was removed, and whether another step is to come.
 
     Without any rule that asks for connection tracking the kernel lets go of its hooks, and of all that it has
     translated so far (nf_ct_netns_put()). With kube-proxy's rules for IPv6 that is so wherever the host has
     none of its own. So one stays that does nothing, in a family and as long as `translates` says that
-    anything is translated there that needs it. It is asked at each call. Whoever put it, the next call for
-    whichever mode takes it away.
+    anything is translated there that needs it. It is asked at each call. Whichever program added it, the next
+    call for whichever mode takes it away.
 
     Raises KernelError.
     """

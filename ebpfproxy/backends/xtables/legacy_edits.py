@@ -1,10 +1,11 @@
 """Changes of others that leave the number and the sizes of all rules of iptables-legacy as they were.
 
-The kernel announces nothing, and gives out all rules or none. So they are looked at only after somebody has
-opened /run/xtables.lock, as each tool does that changes a table; a tool of another container may have a lock
-of its own, and is missed. Then a copy of the table is compared by its checksum, which is cheap for a usual
-one: 10 ms of CPU for 1000 Services with 3 endpoints. At 10 000 with 10 it would be half a second, and 100 to
-200 MB of memory, each time that anybody uses iptables: such a table is left to the reading of everything.
+The kernel announces nothing, and gives out all rules or none. So they are looked at only after another
+program has opened /run/xtables.lock, as each tool does that changes a table; a tool of another container may
+have a lock of its own, and is missed. Then a copy of the table is compared by its checksum, which is cheap
+for a usual one: 10 ms of CPU for 1000 Services with 3 endpoints. At 10 000 with 10 it would be half a second,
+and 100 to 200 MB of memory, each time that anybody uses iptables: such a table is left to the reading of
+everything.
 """
 
 import time

@@ -12,7 +12,7 @@ from ebpfproxy.backends.xtables.layout import Layout, TableAndName
 from ebpfproxy.model.address import Family
 
 TWICE = ()
-"""The entry of a rule that is in its chain more than once: nobody wants that."""
+"""The entry of a rule that is in its chain more than once, which is never wanted."""
 
 BUILT_IN = ("PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING")
 
@@ -21,7 +21,7 @@ class Held(NamedTuple):
     """What stands in the tables of a family beside the entries.
 
     `shared`: the shared chains that are there. `copies`: how often each of our rules is in its chain, shared
-    and built-in ones. `foreign`: by chains of ours, a rule of somebody else that is in it, or leads to it.
+    and built-in ones. `foreign`: by chains of ours, a rule of another program that is in it, or leads to it.
     """
 
     shared: set[SharedChain]

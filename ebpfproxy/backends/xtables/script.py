@@ -5,7 +5,7 @@ Puts come into force before drops do, and no packet meets a Service half written
 - the table filter first, which refuses and drops what the table nat is about to lead nowhere; then nat; what
   filter drops comes last, when nat leads to the endpoints again;
 - in a table, chains before the rules that lead to them, and all of a change at once: a COMMIT for each table.
-  Only a change of many chains is cut into pieces for iptables-nft, leaves first, since nobody comes to them
+  Only a change of many chains is cut into pieces for iptables-nft, leaves first, since no packet reaches them
   before the roots are written (see `BLOCK`).
 """
 
@@ -71,7 +71,7 @@ class Script:
         return self._lines[number - 1]
 
     def owner(self, number: int) -> Key | None:
-        """None for a line that is nobody's own, as a COMMIT."""
+        """None for a line of no table, as a COMMIT."""
         return self._owners[number - 1]
 
     def add(self, line: str, owner: Key | None = None) -> None:
@@ -128,8 +128,8 @@ def block_for(flavour: Flavour) -> int | None:
 def compose(delta: Delta[Key, Entry], held: Held, layout: Layout, block: int | None) -> Script:
     """What brings `delta` into a kernel that has `held` beside its entries. Empty for nothing to do.
 
-    `block`: how many chains there may be up to a COMMIT, None for any number. Chains that rules of somebody
-    else lead to are emptied, but not dropped; shared ones with such rules stay as they are.
+    `block`: how many chains there may be up to a COMMIT, None for any number. Chains that rules of another
+    program else lead to are emptied, but not dropped; shared ones with such rules stay as they are.
     """
     first, nat, mangle, last = sections = [_Section(table) for table in (FILTER, NAT, MANGLE, FILTER)]
     putting, dropping = {FILTER: first, NAT: nat, MANGLE: mangle}, {FILTER: last, NAT: nat, MANGLE: mangle}
@@ -151,7 +151,7 @@ def _cut(section: _Section, block: int | None) -> Iterator[_Section]:
     what leads to them.
 
     iptables-legacy, which is given all at once, finds chains the sooner the later in the alphabet they were
-    that it was told of before: five seconds for 110 000 of them instead of nine. iptables-nft in turn sorts
+    that it knew before: five seconds for 110 000 of them instead of nine. iptables-nft in turn sorts
     what the kernel has, from the order in which it was made, by a recursion that is as deep as there are
     chains where that order is the alphabet's: with some ten thousand iptables-nft-save would crash. Names are
     hashes, so read backwards they are in no order at all.

@@ -44,8 +44,8 @@ class Tables:
     def apply(self, delta: Delta[Key, Entry]) -> Refused:
         """Bring it in; what was refused, by key. Raises KernelError, and then nothing is known.
 
-        Where a line is refused, that may be for what somebody else has done since we have read: so everything
-        is read again. What is refused then is left out, with all that leads to it, and so on.
+        Where a line is refused, that may be for what another program has done since we have read: so
+        everything is read again. What is refused then is left out, with all that leads to it, and so on.
         """
         held, self._held = self._held or self._read_held(), None
         causes, refused = self._presumed(delta)
@@ -123,7 +123,7 @@ def _in_use(delta: Delta[Key, Entry], held: Held) -> Refused:
     """Chains that could not be dropped."""
     return {
         key: Rejected(
-            f"{key} cannot be removed: a rule of somebody else is in it, or leads to it: {held.foreign[key]}",
+            f"{key} cannot be removed: another program has a rule in it, or one to it: {held.foreign[key]}",
             "delete that rule",
         )
         for key in delta.drops & held.foreign.keys()

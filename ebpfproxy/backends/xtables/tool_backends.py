@@ -1,8 +1,8 @@
 """Which flavour of iptables this node goes by.
 
-The rules of both are in force at once where both have some, and each tool shows its own. So whoever comes
-last has to use what the others use, as Kubernetes asks of everything that runs in a container of its own
-(github.com/kubernetes-sigs/iptables-wrappers).
+The rules of both are in force at once where both have some, and each tool shows its own. So an agent that
+comes last has to use what the others use, as Kubernetes asks of everything that runs in a container of its
+own (github.com/kubernetes-sigs/iptables-wrappers).
 """
 
 from collections.abc import Mapping

@@ -82,7 +82,7 @@ def errno_of(failure: KernelError) -> int:
 @functools.cache
 def _unlimit() -> None:
     """Before Linux 5.11 maps and programs count as locked memory, all that root has there together: an agent
-    that starts anew, its maps being there, could not make one more."""
+    that starts again, its maps being there, could not make one more."""
     _, most = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     resource.setrlimit(resource.RLIMIT_MEMLOCK, (most, most))
     with contextlib.suppress(OSError, ValueError):  # more than that takes CAP_SYS_RESOURCE
@@ -226,7 +226,7 @@ class Map(_Object):
     def batches(self, room: int) -> Iterator[tuple[bytes, bytes]]:
         """Every entry, up to `room` of them at a time: their keys in a row, and their values in a row.
 
-        Two empty strings: the kernel found a bucket locked, and it is tried again when the caller goes on.
+        Two empty strings: the kernel found a bucket locked, and it is tried again when the caller continues.
         One call into the kernel lasts as long as it takes to fill a batch, empty buckets included.
         """
         try:
@@ -423,7 +423,7 @@ def refusal(program_type: int, attach_type: int, instructions: bytes) -> int:
     """The errno with which the kernel refuses a program of these instructions; 0 where it takes it.
 
     Raises Rejected where we may not load programs at all, or where there is no memory or file descriptor
-    for it: that tells nothing of the program.
+    for it: that says nothing about the program.
     """
     try:
         Program.load(program_type, attach_type, instructions).close()

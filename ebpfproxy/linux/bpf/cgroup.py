@@ -16,7 +16,7 @@ from ebpfproxy.linux.bpf.bpf import PROG_ATTACH, PROG_DETACH, PROG_QUERY, Link, 
 
 _ALLOW_MULTI, _REPLACE = 2, 4  # BPF_F_ALLOW_MULTI, BPF_F_REPLACE
 _QUERY_EFFECTIVE = 1  # BPF_F_QUERY_EFFECTIVE
-_CONNECT = (  # "0" is whoever writes it; the hooks are run before the socket is looked at
+_CONNECT = (  # "0" is the writing process; the hooks are run before the socket is looked at
     "import socket, sys\n"
     "open(sys.argv[1], 'w').write('0')\n"
     "socket.socket(socket.AF_INET, socket.SOCK_DGRAM).connect_ex(('127.0.0.1', 9))\n"
@@ -51,7 +51,7 @@ def programs(cgroup: Path, attach_type: int, effective: bool = False) -> list[in
 def attach_link(program: Program, cgroup: Path, attach_type: int, pin: Path) -> None:
     """Attach by a link pinned at `pin`; where there is one, replace its program in one step.
 
-    A link whose cgroup is gone or another one (calico #12801: ENOLINK) is unpinned and made anew.
+    A link whose cgroup is gone or another one (calico #12801: ENOLINK) is unpinned and made again.
     Raises Unsupported where the kernel has no cgroup links.
     """
     with opened(cgroup) as fd:

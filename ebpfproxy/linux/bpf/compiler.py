@@ -34,7 +34,7 @@ from ebpfproxy.errors import ProgramRejected, Rejected, Unsupported
 from ebpfproxy.linux.bpf import verifier_log
 
 _FLAGS = ("-Wall", "-Werror=implicit-function-declaration", "-I/usr/include", "-g0")
-"""-g0: bcc asks for debug information, which takes a fifth of the compiler's time, and is used by nobody."""
+"""-g0: bcc asks for debug information, which takes a fifth of the compiler's time, and is not used."""
 _PR_SET_PDEATHSIG = 1
 _CLANG_ERROR = ": error: "  # after the file, line and column
 TAIL_CALLS = "tail_calls"
@@ -297,7 +297,7 @@ def _standard_error() -> Iterator[Any]:
 def _main() -> int:
     _end_with_parent()
     report = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # nobody else writes to the report
+    os.dup2(2, 1)  # only this process writes to the report
     try:
         _load(json.load(sys.stdin))
     except _NotLoadedError as failure:

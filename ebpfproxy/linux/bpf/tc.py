@@ -126,7 +126,7 @@ def can_advance(found: Iterable[Filter]) -> bool:
 
 
 def has_clsact(ifindex: int) -> bool:
-    """Whether the device has one, whoever made it. Raises Rejected."""
+    """Whether the device has one, of any program. Raises Rejected."""
     return _qdisc(ifindex) == CLSACT
 
 
@@ -201,9 +201,9 @@ def _remove(ifindex: int, side: Side, own: list[Filter], what: str) -> bool:
 
 
 def remove_clsact(ifindex: int) -> bool:
-    """Remove it if nobody has a filter on either side; whether it was removed. Raises Rejected.
+    """Remove it if there is no filter on either side; whether it was removed. Raises Rejected.
 
-    A filter that somebody adds between our look and the removal goes with it: the kernel has no way to
+    A filter that another program adds between our look and the removal goes with it: the kernel has no way to
     remove an empty one only.
     """
     if not has_clsact(ifindex) or any(_filters(ifindex, side) for side in Side):
@@ -262,13 +262,13 @@ def _opened(ifindex: int, what: str) -> Iterator[Any]:
 def _ensure_qdisc(ifindex: int, side: Side, what: str) -> bool:
     """Have a qdisc that takes filters at `side`; whether it was made."""
     if not _qdisc(ifindex):
-        with contextlib.suppress(AlreadyExists):  # somebody else was faster
+        with contextlib.suppress(AlreadyExists):  # another program was faster
             with _opened(ifindex, what) as changes:
                 changes.tc("add", CLSACT, ifindex)
             return True
     if side is Side.EGRESS and _qdisc(ifindex) == INGRESS_ONLY:
         raise Unsupported(
-            f"{what}: there is an ingress qdisc of somebody else",
+            f"{what}: there is an ingress qdisc of another program",
             "have its owner use clsact, which serves both ways (tc qdisc add dev ... clsact)",
         )
     return False

@@ -90,7 +90,7 @@ def attach(ifindex: int, side: Side, program: Program, pin: Path) -> None:
 
 def _advance(ifindex: int, side: Side, program: Program, pin: Path, former: Link) -> None:
     """A process that is killed after the detachment leaves a link whose program calls nothing any more, since
-    the kernel empties an array of programs that nobody has open. `_finish` repairs that."""
+    the kernel empties an array of programs that no process has open. `_finish` repairs that."""
     with contextlib.ExitStack() as stack:
         caller = stack.enter_context(_caller(program))
         made = _create(caller, ifindex, side)

@@ -23,7 +23,7 @@ class RunResult(NamedTuple):
 class TestRuns:
     """BPF_PROG_TEST_RUN of a classifier (4.12, 1cf1cae963c2; with a context 5.0, b0b9395d865e).
 
-    A packet begins with an Ethernet header, which tells its protocol, whatever device the program is
+    A packet begins with an Ethernet header, which has its protocol, whatever device the program is
     for. All buffers are made once: a run costs 4 us beside the program. `ifindex` is that of a device in
     the calling thread's network namespace (0: its loopback), `ingress_ifindex` where a packet that leaves
     came in (0: it is of this node's own), `cb` the first word of the control block.

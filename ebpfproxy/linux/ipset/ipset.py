@@ -162,7 +162,7 @@ def _replacing(made: IpSet, texts: Collection[str], refusals: Refusals) -> Itera
 
 
 def _carry_out(steps: Collection[_Step], refusals: Refusals) -> Refusals:
-    """Of what was refused of a set as a whole only the first thing is told: the rest follows from it."""
+    """Of what was refused of a set as a whole only the first thing is reported: the rest follows from it."""
     steps = list(steps)
     try:
         refused = netlink.changes(NETLINK_NETFILTER, [step.request for step in steps])

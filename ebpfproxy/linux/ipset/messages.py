@@ -143,7 +143,7 @@ def type_of(payload: bytes) -> str:
 
 
 def raw_members(payload: bytes) -> bytes:
-    """Of an answer to LIST: all its members as the kernel tells them; b"" where it has none."""
+    """Of an answer to LIST: all its members as the kernel reports them; b"" where it has none."""
     return dict(attributes(payload, _HEAD.size)).get(_MEMBERS, b"")
 
 

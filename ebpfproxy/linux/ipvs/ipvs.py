@@ -1,6 +1,6 @@
 """IPVS: virtual servers and their real servers, by generic netlink, without ipvsadm(8).
 
-Many changes go in one system call, and each that is refused is told by itself. Measured with 10 000 virtual
+Many changes go in one system call, and each rejection is reported separately. Measured with 10 000 virtual
 servers of 10 real ones on Linux 6.1, in software emulation, which makes all of it some twenty times slower:
 added in 33 s, by `ipvsadm --restore` in 290 s; read in 11 s, by `ipvsadm --save` in 13 s.
 
@@ -29,7 +29,7 @@ _PROBED = ServerKey(Address(V4_PREFIX + bytes((198, 51, 100, 0))), 20000, Protoc
 
 
 class Operation(NamedTuple):
-    """One change, as the functions below make it. `key` and `place` (of a real server): about whom.
+    """One change, as the functions below make it. `key` and `place` (of a real server): its subject.
 
     `scheduler`: "" where it names none.
     """
@@ -113,7 +113,7 @@ def apply(operations: Sequence[Operation]) -> list[Refusal]:
 
 
 def read() -> dict[ServerKey, Listed]:
-    """Every virtual server of TCP, UDP or SCTP, but none by firewall mark, which are somebody else's.
+    """Every virtual server of TCP, UDP or SCTP, but none by firewall mark, which are another program's.
 
     Virtual servers and real servers are two readings, so that of a change made meanwhile one may have half.
 
@@ -125,13 +125,13 @@ def read() -> dict[ServerKey, Listed]:
 
 
 def read_one(key: ServerKey) -> Listed:
-    """What `read` tells of that one. Raises NotFound, Unsupported, Rejected."""
+    """What `read` returns for that one. Raises NotFound, Unsupported, Rejected."""
     name = messages.name_server(key)
     with _worded(f"virtual server {key}"):
         payload = _get(Command.GET_SERVER, name)
     server = messages.read_server(payload)
     if server is None:
-        raise Rejected(f"virtual server {key}: the kernel told of another one")
+        raise Rejected(f"virtual server {key}: the kernel returned another one")
     return Listed(server, dict(map(messages.read_real, _dump(Command.GET_REAL, name))))
 
 

@@ -50,7 +50,7 @@ def ensure(name: str) -> bool:
     if _find(name):
         return False
     if index(name):
-        raise AlreadyExists(f"device {name} is somebody else's, and no dummy", "rename or delete it")
+        raise AlreadyExists(f"device {name} is another program's, and no dummy", "rename or delete it")
     try:
         with iproute.opened(f"cannot make the device {name}") as changes:
             changes.link("add", ifname=name, kind=_KIND)
@@ -59,7 +59,7 @@ def ensure(name: str) -> bool:
             f"cannot make the device {name}: this kernel has no dummy devices", _HINT
         ) from error
     except AlreadyExists:
-        return ensure(name)  # somebody was faster
+        return ensure(name)  # another program was faster
     return True
 
 
@@ -72,7 +72,7 @@ def remove(name: str) -> bool:
         with iproute.opened(f"cannot remove the device {name}") as changes:
             changes.link("del", index=device.ifindex)
     except NotFound:
-        return False  # somebody was faster
+        return False  # another program was faster
     return True
 
 
@@ -134,7 +134,7 @@ _IPV6_FLAGS = rtnetlink.IFA_F_NODAD | rtnetlink.IFA_F_NOPREFIXROUTE
 
 
 def _address(message: bytes, wanted: int) -> Address | None:
-    """None for one of another length, or of another device, which a kernel before 4.20 tells of, too."""
+    """None for one of another length, or of another device, which a kernel before 4.20 reports, too."""
     number, length, _, _, ifindex = rtnetlink.ADDRESS.unpack_from(message)
     attributes = dict(netlink.attributes(message, rtnetlink.ADDRESS.size))
     raw = attributes.get(rtnetlink.IFA_LOCAL) or attributes.get(rtnetlink.IFA_ADDRESS, b"")

@@ -50,7 +50,7 @@ def read() -> tuple[Device, ...]:
 
 
 def names() -> dict[int, str]:
-    """The name of every device, by ifindex: what `read` tells, too, in a hundredth of its time.
+    """The name of every device, by ifindex: as `read` returns it, in a hundredth of its time.
 
     Raises Rejected.
     """
@@ -90,7 +90,7 @@ def watch(changed: Callable[[tuple[Device, ...]], object], stop: threading.Event
 
     Runs in the calling thread and calls `changed` in it: see `rtnetlink_watch`.
 
-    A device that is deleted and made anew between two readings differs by its ifindex, unless its maker
+    A device that is deleted and made again between two readings differs by its ifindex, unless its maker
     asked for the same one; one that was in another network namespace meanwhile keeps its own. Where all
     else is as before, too, nothing is reported, though the device has lost its filters: who put some there
     has to look for them from time to time.
@@ -121,7 +121,7 @@ def default_devices(routes: Iterable[bytes]) -> set[int]:
     """Indices of the devices that default routes of the main table lead to, each hop of a multipath one.
 
     Nexthop objects are seen as the hops that they stand for (sysctl net.ipv4.nexthop_compat_mode, on
-    unless somebody turned it off).
+    unless another program turned it off).
     """
     found: set[int] = set()
     for route in routes:

@@ -27,7 +27,7 @@ def read() -> frozenset[Network]:
 
     Raises Rejected.
     """
-    services = dummy.index(dummy.KUBE_IPVS0)  # first: of a device that comes later another reading tells
+    services = dummy.index(dummy.KUBE_IPVS0)  # first: a device that comes later is in the next reading
     try:
         routes = rtnetlink.routes(rtnetlink.RT_TABLE_LOCAL, rtnetlink.RTN_LOCAL)
     except OSError as error:

@@ -105,7 +105,7 @@ def dump(protocol: int, kind: int, body: bytes, strict: bool = False) -> list[by
 
 
 def change(protocol: int, kind: int, body: bytes, flags: int = 0) -> None:
-    """Send one request and wait for its acknowledgement; `flags`: NLM_F_CREATE and the like.
+    """Send one request and wait for its acknowledgment; `flags`: NLM_F_CREATE and the like.
 
     Raises OSError with the errno of the answer.
     """
@@ -146,7 +146,7 @@ def changes(protocol: int, requests: Sequence[Request]) -> dict[int, Refused]:
 def get(protocol: int, kind: int, body: bytes) -> list[bytes]:
     """The payloads that answer one request about one object, in the calling thread's network namespace.
 
-    With NLM_F_ECHO, without which net/sched tells a queueing discipline to everybody but the one who asks.
+    With NLM_F_ECHO, without which net/sched reports a queueing discipline to all but the requester.
 
     Raises OSError with the errno of the answer.
     """

@@ -37,7 +37,7 @@ def by_address() -> dict[Address, PodDevice]:
 
 def has_gateway(destination: Address) -> bool:
     """Whether the calling thread's network namespace sends to an address by a gateway. Where it does not, it
-    sends only while a neighbour answers for that very address. Raises Rejected.
+    sends only while a neighbor answers for that very address. Raises Rejected.
     """
     v4 = family(destination) is Family.IPV4
     raw = destination[len(V4_PREFIX) :] if v4 else destination

@@ -2,10 +2,10 @@
 
 A reply from a Service's endpoint to a client on this node comes in by an uplink or a pod's device, and
 there gets the Service's address back as its source. What the kernel thinks of such a source is not for
-us to change on somebody else's device: a reverse path filter drops it, since no way to it leads there,
+us to change on another program's device: a reverse path filter drops it, since no way to it leads there,
 and a source that is an address of this node (its own NodePort, or 127.0.0.1) is a martian. So such
 replies are sent on by a veth pair, ebpfproxy1 to ebpfproxy0, and on the latter, the inlet, all of that
-is allowed. It opens nothing to others: nobody else is on this pair, and no route leads there.
+is allowed. It opens nothing to others: no other program is on this pair, and no route leads there.
 
 rp_filter is 2 and not 0, since the kernel takes the stricter of this one and that for all devices. Any
 way to the source will do then, and the client had one when it sent to the Service. But to a device
@@ -59,7 +59,7 @@ def ensure_inlet() -> int:
     Nothing is changed, nor reported by the kernel, where all is as it should be.
 
     Raises AlreadyExists where a device that is no veth has one of the names; Unsupported where the
-    kernel has no veth; NotFound where somebody takes it away meanwhile; Rejected.
+    kernel has no veth; NotFound where another program takes it away meanwhile; Rejected.
     """
     ends = _pair()
     if ends is None:
@@ -98,12 +98,12 @@ def _pair() -> tuple[_Device, _Device] | None:
 
 
 def _make_pair() -> None:
-    """Down, so that nothing is sent before IPv6 is told to be quiet. Remains of another pair go."""
+    """Down, so that nothing is sent before IPv6 is configured to be silent. Remains of another pair go."""
     for name in (INLET, OUTLET):
         present = _find(name)
         if present and present.kind != "veth":
             kind = present.kind or "unknown"
-            raise AlreadyExists(f"device {name} is somebody else's, of kind {kind}", "rename or delete it")
+            raise AlreadyExists(f"device {name} is another program's, of kind {kind}", "rename or delete it")
         _remove(name)
     with iproute.opened(f"cannot make the devices {INLET} and {OUTLET}") as changes:
         other = {"ifname": OUTLET, "mtu": MTU}
@@ -142,15 +142,15 @@ def _has_address(ifindex: int) -> bool:
 
 
 def _address(message: bytes) -> tuple[int, bytes]:
-    """The device's index, and the address. A kernel before 4.20 tells those of all devices."""
+    """The device's index, and the address. A kernel before 4.20 returns those of all devices."""
     _, _, _, _, ifindex = rtnetlink.ADDRESS.unpack_from(message)
     return ifindex, dict(netlink.attributes(message, rtnetlink.ADDRESS.size)).get(rtnetlink.IFA_LOCAL, b"")
 
 
 def _quiet_ipv6(name: str) -> None:
-    """No link-local address, so no router or neighbour solicitations; but packets are taken in.
+    """No link-local address, so no router or neighbor solicitations; but packets are taken in.
 
-    Nothing to do where the kernel has no IPv6, or was told to have none (ipv6.disable=1).
+    Nothing to do where the kernel has no IPv6, or was started without it (ipv6.disable=1).
     """
     if (sysctl.ROOT / f"net/ipv6/conf/{name}").is_dir():
         sysctl.ensure(f"net/ipv6/conf/{name}/addr_gen_mode", "1")  # IN6_ADDR_GEN_MODE_NONE
@@ -167,7 +167,7 @@ def _remove(name: str) -> bool:
     except KernelError:
         if _find(name) is not None:
             raise
-        return False  # somebody was faster
+        return False  # another program was faster
     return True
 
 

@@ -76,7 +76,7 @@ def link_named(name: str) -> Link | None:
 def routes(table: int, kind: int) -> list[bytes]:
     """The payloads of the routes of both families in `table` (RT_TABLE_*) that are of `kind` (RTN_*).
 
-    A kernel before 4.20 tells all that there are: see `netlink.dump`. Raises OSError.
+    A kernel before 4.20 returns all that there are: see `netlink.dump`. Raises OSError.
     """
     found: list[bytes] = []
     for family in (socket.AF_INET, socket.AF_INET6):

@@ -1,7 +1,7 @@
 """Expressions of nf_tables as the kernel takes and gives them.
 
 What we do not know, or what has something to it that we do not know, is read as `Other`: then a rule is taken
-for nobody's of ours, never for another one than it is.
+as unknown, never as another one than it is.
 
 Sources: include/uapi/linux/netfilter/nf_tables.h, and nft_*.c of net/netfilter for what is optional.
 """

@@ -1,4 +1,4 @@
-"""What the kernel announces of nf_tables as it happens: each object that somebody makes, changes or deletes.
+"""What the kernel announces of nf_tables as it happens: each object that is made, changed or deleted.
 
 Sources: include/uapi/linux/netfilter/nfnetlink.h; nf_tables_rule_notify() and its like in
 net/netfilter/nf_tables_api.c.
@@ -37,7 +37,7 @@ class Announcements:
                 nft.NETLINK_NETFILTER,
             )
             self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, room)
-            self._socket.bind((0, 0))  # without a port of its own it would be told nothing
+            self._socket.bind((0, 0))  # without a port of its own it receives nothing
         except OSError as error:
             raise _failure(error) from error
         self.listen(True)

@@ -1,4 +1,4 @@
-"""What the kernel tells of nf_tables' objects, from the payloads of its messages.
+"""What the kernel reports of nf_tables' objects, from the payloads of its messages.
 
 Sources as of `nft_messages`.
 """
@@ -57,7 +57,7 @@ def read_chain(payload: bytes) -> ToldChain:
 
 
 def read_set(payload: bytes) -> ToldSet:
-    """The policy of memory or performance, timeouts and comments are nobody's business."""
+    """The policy of memory or performance, timeouts and comments are ignored."""
     found = dict(attributes(payload, HEAD.size))
     flags = SetFlag(number(found.get(3)) & _ALL_FLAGS)
     data = number(found.get(6))

@@ -1,8 +1,8 @@
-"""Whether somebody else changes the tables of a name: told by the kernel as it happens.
+"""Whether another program changes the tables of a name: notified by the kernel as it happens.
 
 The kernel numbers its generations, but counts everybody's changes in every table, and a CNI plugin may have
 its own changed all the time. So this listens to what is changed. What we change ourselves is not listened to:
-that we made so many changes, and the generation went on by as many, says that nobody else was there.
+that we made so many changes, and the generation went on by as many, says that no other program was there.
 """
 
 import contextlib

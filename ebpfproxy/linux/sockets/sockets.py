@@ -172,7 +172,7 @@ def _with_peer(payloads: list[bytes], number: int, sought: list[tuple[Address, i
 def bytecode(destinations: Destinations) -> bytes:
     """The program by which the kernel accepts sockets whose peer is one of `destinations`.
 
-    Each destination is a condition; "yes" goes on to a jump to the end (accepted), "no" around that to
+    Each destination is a condition; "yes" continues to a jump to the end (accepted), "no" around that to
     the next condition. The last one has no jump after it: its "yes" is the end, its "no" is four bytes
     past the end, which is how a program rejects. A condition of AF_INET matches v4-mapped peers of IPv6
     sockets too. See inet_diag_bc_run(), inet_diag_bc_audit(). Jumps have 16 bits: at most 2 047.

@@ -49,8 +49,9 @@ class Flavour(enum.StrEnum):
 class LinesRefused(Rejected):
     """`lines`: what the tool said, by the number of the line of the text, from 1.
 
-    The line of a COMMIT stands for all before it: the kernel has not told iptables-legacy which one it was.
-    Of the tables before that one everything is in force, of this one and those behind it nothing.
+    The line of a COMMIT stands for all before it: the kernel does not report which one it was to
+    iptables-legacy. Of the tables before that one everything is in force, of this one and those behind it
+    nothing.
     """
 
     def __init__(self, message: str, lines: Mapping[int, str]) -> None:
@@ -119,7 +120,8 @@ class Iptables:
 
     @functools.cached_property
     def _waiting(self) -> tuple[str, ...] | None:
-        """How it is told to wait for the lock; None where it cannot be: before 1.6.2 restore took none."""
+        """The argument that makes it wait for the lock; None where it cannot be: before 1.6.2 restore took
+        none."""
         patience = ("-w", str(LOCK_PATIENCE))
         for options in ((*patience, "-W", "100000"), patience):  # since 1.8.8 the second has no effect
             if not _run((f"{self._stem}-restore", *_SCRIPT, *options)).code:

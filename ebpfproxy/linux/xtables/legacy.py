@@ -1,4 +1,4 @@
-"""What the kernel tells about the tables of iptables-legacy, without the tool that makes text of them.
+"""What the kernel reports about the tables of iptables-legacy, without the tool that makes text of them.
 
 Sources: iptables-legacy's own interface, include/uapi/linux/netfilter_ipv4/ip_tables.h and its ip6 twin;
 get_info() and get_entries() of net/ipv4/netfilter/ip_tables.c; xt_table_seq_show() of
@@ -102,7 +102,7 @@ def _ask(family: Family, table: str, what: int, buffer: "ctypes.Array[ctypes.c_c
             number = ctypes.get_errno() if failed else 0
     except OSError as failure:
         raise _rejected(table, failure.errno or 0) from failure
-    if number in (errno.ENOENT, errno.EAGAIN):  # somebody removed the module; get_entries(): sizes differ
+    if number in (errno.ENOENT, errno.EAGAIN):  # the module was removed; get_entries(): sizes differ
         return False
     if number:
         raise _rejected(table, number)

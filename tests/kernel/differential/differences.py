@@ -115,7 +115,7 @@ DIFFERENCES = (
     Difference(
         ("nftables",),
         "A port of a ClusterIP that no Service has is refused, as in kube-proxy; else routes decide.",
-        lambda case, _: "ClusterIP" in case.neighbours,
+        lambda case, _: "ClusterIP" in case.neighbors,
         _refused,
     ),
     Difference(
@@ -178,7 +178,7 @@ DIFFERENCES = (
     Difference(
         ("ipvs",),
         "On an address of a Service a port that none has is refused, as in kube-proxy: it is the node's.",
-        lambda case, _: bool(case.neighbours),
+        lambda case, _: bool(case.neighbors),
         _refused,
     ),
     Difference(

@@ -44,7 +44,7 @@ _VERDICTS = {
 
 
 class Case(NamedTuple):
-    """What one class of clients dials. `claim`: who has it, None for nobody; then `neighbours`: the kinds of
+    """What one class of clients dials. `claim`: who has it, None for nobody; then `neighbors`: the kinds of
     frontends that the address has on other ports. `node_port`: who would have it otherwise.
     """
 
@@ -53,7 +53,7 @@ class Case(NamedTuple):
     address: Address
     port: int
     claim: Claim | None
-    neighbours: frozenset[str] = frozenset()
+    neighbors: frozenset[str] = frozenset()
     node_port: Claim | None = None
 
     @property
@@ -159,8 +159,8 @@ class World:
         if address in _OWN:
             node_port = self.granted.get((unspecified(family(address)), port, protocol))
         claim = own or node_port
-        neighbours = frozenset(() if claim else self._kinds.get(address, ()))
-        return Case(source, protocol, address, port, claim, neighbours, node_port)
+        neighbors = frozenset(() if claim else self._kinds.get(address, ()))
+        return Case(source, protocol, address, port, claim, neighbors, node_port)
 
     def again(self, case: Case) -> Case:
         """The same as it is in this state."""

@@ -43,7 +43,7 @@ def test_modes_are_compared_with_the_first_that_has_the_path() -> None:
     assert found["nftables", "nodeport", "rr_us"].of_direct is None  # it was not measured there
 
 
-def test_modes_are_neighbours_in_the_order_in_which_they_were_named() -> None:
+def test_modes_are_neighbors_in_the_order_in_which_they_were_named() -> None:
     assert [(each.path, each.mode) for each in drifting().results()] == [
         ("direct", "none"),
         ("direct", "ebpf"),

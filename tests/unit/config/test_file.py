@@ -295,7 +295,7 @@ def test_a_mode_that_is_not_built_in_says_so() -> None:
 
 def test_what_does_not_fit_together_is_named_by_its_fields() -> None:
     assert refusal("detectLocalMode: BridgeInterface") == [
-        "config.conf: detectLocal.bridgeInterface: is needed where pods are told by BridgeInterface"
+        "config.conf: detectLocal.bridgeInterface: is needed for local traffic detection by BridgeInterface"
     ]
     assert refusal("iptables: {minSyncPeriod: 40s}") == [
         "config.conf:3: iptables.minSyncPeriod: is longer than config.conf: iptables.syncPeriod (30s)"

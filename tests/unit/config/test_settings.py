@@ -167,7 +167,7 @@ def test_a_least_interval_that_nobody_asked_for_is_no_obstacle() -> None:
 def test_pods_told_by_their_device_need_its_name(mode: str, option: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Config.parse({"detect_local_mode": mode})
-    assert caught.value.message == f"{OPTIONS[option].flag}: is needed where pods are told by {mode}"
+    assert caught.value.message == f"{OPTIONS[option].flag}: is needed for local traffic detection by {mode}"
     assert Config.parse({"detect_local_mode": mode, option: "cali"}).pod_interface == "cali"
 
 

@@ -142,7 +142,7 @@ def test_every_ipv4_address_is_in_its_whole_family_and_in_no_ipv6_prefix() -> No
     assert not contains(parse_network("2000::/3"), parse_address("32.0.0.1"))
 
 
-def test_the_unspecified_addresses_are_told_apart_from_their_neighbours() -> None:
+def test_the_unspecified_addresses_are_told_apart_from_their_neighbors() -> None:
     assert unspecified(Family.IPV4) == parse_address("0.0.0.0")
     assert unspecified(Family.IPV6) == parse_address("::")
     assert all(is_unspecified(unspecified(of)) for of in Family)

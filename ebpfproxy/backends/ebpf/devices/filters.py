@@ -339,6 +339,6 @@ def remove_clsacts(made: Collection[int], dry_run: bool = False) -> list[str]:
 
 
 def _is_clsact_spare(ifindex: int) -> bool:
-    """Whether nobody else has a filter in a clsact that is there."""
+    """Whether no other program has a filter in a clsact that is there."""
     others = (one for side in Side for one in tc.filters(ifindex, side) if not one.is_ours)
     return tc.has_clsact(ifindex) and next(others, None) is None

@@ -118,7 +118,7 @@ class PacketCheck:
         while not self._stop.wait(self._interval):
             try:
                 found = self._judge.unreached(self._counts())
-            except Exception as failure:  # the thread goes on: the next look may succeed
+            except Exception as failure:  # the thread continues: the next look may succeed
                 self._tell_failure(failure.message if isinstance(failure, KernelError) else repr(failure))
                 continue
             self._failed = ""

@@ -133,7 +133,7 @@ class FlowCollector:
             if seen != self._told:
                 self._pods_bypass(seen)
                 self._told = seen
-        except Exception as failure:  # the thread lives on: nobody else looks later
+        except Exception as failure:  # the thread continues: only it looks again
             log.error(PODS_UNREAD, reason=_reason(failure))
 
     def _walk(self, interval: float) -> float:

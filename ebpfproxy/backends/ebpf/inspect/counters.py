@@ -1,6 +1,6 @@
 """What the programs count: events by their reason, and the packet path's traffic by service.
 
-All values are per CPU in the kernel, and only ever grow while a map lives; those of a service begin anew
+All values are per CPU in the kernel, and only grow while a map exists; those of a service begin again
 with its id.
 """
 

@@ -252,5 +252,5 @@ def _open(pins: Pins) -> Maps:
     try:
         return Maps(pins.hooked_in() / "maps")
     except NotFound as failure:
-        hint = failure.hint or "somebody removed it: start the agent, which makes it anew"
+        hint = failure.hint or "another program removed it; start the agent, which makes it again"
         raise NotFound(failure.message, hint) from failure

@@ -30,7 +30,7 @@ class NodeEntry:
     """Written when the dataplane is opened, and again where another process changed it.
 
     What a former run's settings gave and these take away (the sockets of pods, the inlet) is kept until
-    `settle`: until then packets may have nobody else to translate them.
+    `settle`: until then nothing else may translate packets.
     """
 
     def __init__(self, node: Map, settings: EbpfSettings, netns_cookie: int) -> None:

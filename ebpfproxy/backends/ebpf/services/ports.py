@@ -24,7 +24,7 @@ class ServicePorts:
     """Counts for each protocol and port how many keys of `services` have it. Close with `close`.
 
     A word is written in one store, as struct.pack_into(), which writes zeros first, would not: a program that
-    looked then would take 64 ports for nobody's.
+    looked then would take 64 ports for unused.
     """
 
     def __init__(self, map_: Map) -> None:
@@ -62,7 +62,7 @@ class ServicePorts:
                 self._write(bit, False)
 
     def _write(self, bit: int, present: bool) -> None:
-        """Nobody else writes the map, so reading and writing a word need not be one step."""
+        """Only this process writes the map, so reading and writing a word need not be one step."""
         word, mask = bit // _BITS, 1 << (bit % _BITS)
         former = self._words[word]
         self._words[word] = former | mask if present else former & ~mask

@@ -1,7 +1,7 @@
 """What the maps hold for services, read back.
 
 What contradicts itself comes out as something no plan asks for. Endpoints and source ranges of a service
-that is not known are in nobody's entry, where no comparison finds them: they are put right on the way.
+that is not known are in no entry, where no comparison finds them: they are put right on the way.
 """
 
 from collections import defaultdict

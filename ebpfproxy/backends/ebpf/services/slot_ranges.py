@@ -100,7 +100,7 @@ class Ranges:
 
 
 class Ids:
-    """Allocates ids from 1 to `capacity` - 1, each again only after the grace period. 0 is nobody's."""
+    """Allocates ids from 1 to `capacity` - 1, each again only after the grace period. 0 is never given."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -109,7 +109,7 @@ class Ids:
         self._resting: deque[tuple[float, int]] = deque()
 
     def adopt(self, taken: set[int]) -> None:
-        """Start over with these taken, as the maps hold them; what rests goes on resting.
+        """Start over with these taken, as the maps hold them; what rests still rests.
 
         What is no id of ours is left out.
         """

@@ -16,7 +16,7 @@ _ADMITTED = U32.pack(1)
 
 
 class SourceRanges:
-    """Who writes decides the order: what is new before it is needed, what is old when nobody asks for it."""
+    """Who writes decides the order: what is new before it is needed, what is old when nothing asks for it."""
 
     def __init__(self, map_: Map) -> None:
         self._map = map_

@@ -6,7 +6,7 @@ How a change comes into force without a reader ever seeing half of it:
    whose pings of an address are answered;
 2. each entry of `services` is replaced, which is one atomic step;
 3. what the old entries alone pointed to is retired: endpoints lose their flags, so that neither
-   affinity nor an unconnected socket goes on using them, and ids and ranges rest for a grace
+   affinity nor an unconnected socket keeps using them, and ids and ranges rest for a grace
    period (ranges.py) before they are used again. Old source ranges, addresses and ports are deleted.
 
 A service's id is given to another one later. What was counted of the packets of the one is zeroed then.
@@ -32,7 +32,7 @@ _NO_TRAFFIC = bytes((abi.TRAFFIC.size + 7) // 8 * 8)
 
 
 class ServiceTable:
-    """All ServicePorts that the kernel knows. After an error of any method: `read`, and go on from there."""
+    """All ServicePorts that the kernel knows. After an error of any method, call `read`."""
 
     def __init__(self, maps: Maps, clock: Callable[[], float]) -> None:
         self._maps = maps
@@ -78,7 +78,7 @@ class ServiceTable:
         changes, refused = self._stage(puts)
         dropped = {key: self._records[key] for key in drops if key in self._records}
         self._commit(changes, dropped)
-        now = self._clock()  # from here on nobody finds what is retired
+        now = self._clock()  # from here on nothing finds what is removed
         for key, (old, new) in changes.items():
             self._records[key] = new
             self._retire(old, new, now)
@@ -179,7 +179,7 @@ class ServiceTable:
             self._service_ids.release(old.id, now)
 
     def _forget_affinity(self, services: set[int]) -> None:
-        """Affinity that is turned off and on again starts anew."""
+        """Affinity that is turned off and on starts empty."""
         if not services:
             return
         affinity = self._maps["affinity"]

@@ -98,7 +98,7 @@ class StaleSockets:
                 self._search_safely()
 
     def _await(self) -> tuple[bool, bool]:
-        """Whether to search, and whether to go on after that."""
+        """Whether to search, and whether to continue after that."""
         due = time.monotonic() + self._retry
         while True:
             timeout = max(0.0, min(due - time.monotonic(), _POLL)) if self._retry else None

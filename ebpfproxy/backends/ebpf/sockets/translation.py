@@ -10,7 +10,7 @@ every second (`forget`), and with all stale sockets at each search (`translate`)
 The map is pinned: the next agent removes what this one has left.
 
 A pod that has no gateway on the way to the former endpoint (a bridge that both are on) sends nothing once no
-neighbour answers for that address. Its sockets get entries, but do not count as translated.
+neighbor answers for that address. Its sockets get entries, but do not count as translated.
 
 Sockets of the node itself are not translated. Their packets would need programs on the devices of all pods,
 and the veth pair by which --socket-lb=off gives answers back to the node.
