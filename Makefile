@@ -69,12 +69,15 @@ test-vm: $(STAMP)  ## the kernel's tests in VMs, on every kernel of tests/vm/ker
 	$(PYTHON) -m tests.vm.table docs/kernels.md && exit $$failed
 
 .PHONY: check
-check: $(STAMP)  ## formatting, lint, types, layers
+check: $(STAMP)  ## formatting, lint, types, layers, spelling, words of the style guide
 	$(VENV)/bin/ruff check --quiet .
 	$(VENV)/bin/ruff format --check --quiet .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/clang-format --dry-run --Werror $(C)
+	$(VENV)/bin/codespell --builtin clear,rare,en-GB_to_en-US --ignore-words-list fo,fro,iif,runn \
+	  --skip '*.svg,captured,__pycache__' *.md docs ebpfproxy bpf tests deploy vagrant Makefile pyproject.toml
+	$(PYTHON) -m tests.support.words
 
 .PHONY: quick
 quick: check  ## format, types, unit and golden tests: about a minute

@@ -56,7 +56,7 @@ static const u8 INLET_ETHERNET[6] = {0x02, 0xeb, 0xbf, 0x00, 0x00, 0x01};
 
 /* bcc declares it without the parameters' length (up to 0.37). */
 static long (*redirect_by_neighbor)(u32 ifindex, void *parameters, int length,
-				     u64 flags) = (void *)152;
+				    u64 flags) = (void *)152;
 
 /* The device by which `to` is reached from here, 0 where there is no way. What is too long for that
  * way is not sent there either, as far as the kernel looks: by the length of one packet. That of a

@@ -17,8 +17,8 @@ _VARIANTS = {
     # A bench that names devices would leave out those of pods, by which replies skip the stack.
     "ebpf-redirect": (EBPF, ("--ebpf-redirect", "--tc-devices=eth0,veth*")),
     "ebpf-host": (EBPF, ("--socket-lb=host",)),
-    "iptables-legacy": ("iptables", ("--iptables-flavour=legacy",)),
-    "iptables-nft": ("iptables", ("--iptables-flavour=nft",)),
+    "iptables-legacy": ("iptables", ("--iptables-backend=legacy",)),
+    "iptables-nft": ("iptables", ("--iptables-backend=nft",)),
 }
 """By name: the mode, and the agent's flags that make it this variant."""
 
@@ -47,7 +47,7 @@ def flags(name: str) -> tuple[str, ...]:
     """All that makes an agent serve in one of NAMES.
 
     >>> flags("iptables-legacy")
-    ('--proxy-mode=iptables', '--iptables-flavour=legacy')
+    ('--proxy-mode=iptables', '--iptables-backend=legacy')
     """
     return (f"--proxy-mode={base(name)}", *options(name))
 

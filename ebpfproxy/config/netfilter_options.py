@@ -1,4 +1,4 @@
-"""The options that concern the modes nftables, iptables and ipvs alone: kube-proxy's, and the flavour."""
+"""The options of modes nftables, iptables and ipvs: kube-proxy's, and the iptables backend."""
 
 # ruff: noqa: RUF009 -- option() makes a dataclasses.field(), which is what a default may be made by
 
@@ -49,10 +49,11 @@ class NetfilterOptions:
         "Bit of the packet mark that marks packets to masquerade.",
         fields="iptables.masqueradeBit nftables.masqueradeBit",
     )  # fmt: skip
-    iptables_flavour: str = option(
-        "--iptables-flavour", flag_types.one_of("auto", "legacy", "nft"), "auto", _NETFILTER,
+    iptables_backend: str = option(
+        "--iptables-flavour --iptables-backend", flag_types.one_of("auto", "legacy", "nft"), "auto",
+        _NETFILTER,
         "iptables backend for modes iptables and ipvs. auto: the one that holds this node's rules "
-        "(ebpfproxy only).",
+        "(ebpfproxy only). --iptables-flavour is its former name.",
     )  # fmt: skip
     iptables_min_sync_period: float = option(
         "--iptables-min-sync-period", flag_types.duration(zero=True), "1s", _NETFILTER,

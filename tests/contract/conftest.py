@@ -166,8 +166,8 @@ def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
     elif request.param.startswith("iptables-"):
         request.getfixturevalue("_namespace")
         devices = RealDevices()
-        flavour = request.param.removeprefix("iptables-")
-        make = lambda clock: IptablesBackend(IptablesSettings(), flavour)  # noqa: E731
+        tool_backend = request.param.removeprefix("iptables-")
+        make = lambda clock: IptablesBackend(IptablesSettings(), tool_backend)  # noqa: E731
     elif request.param == "ipvs":
         request.getfixturevalue("_namespace")
         devices = RealDevices()

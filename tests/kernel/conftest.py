@@ -25,8 +25,8 @@ _AT_ONCE = "--iptables-min-sync-period=0s"
 DATAPLANES = {
     "ebpf": ("ebpf", ()),
     "nftables": ("nftables", (_AT_ONCE,)),
-    "iptables": ("iptables", (_AT_ONCE, "--iptables-flavour=legacy")),
-    "ipvs": ("ipvs", ("--iptables-flavour=legacy",)),
+    "iptables": ("iptables", (_AT_ONCE, "--iptables-backend=legacy")),
+    "ipvs": ("ipvs", ("--iptables-backend=legacy",)),
 }
 """A mode, and flags of the agent."""
 # The size is none that the kernel gives an LRU table: it rounds it up.
@@ -36,9 +36,9 @@ WAYS = {
     "ebpf-off": ("ebpf", (_EBPF, "--socket-lb=off")),
     "ebpf-host": ("ebpf", (_EBPF, "--socket-lb=host")),
     "nftables": ("nftables", (_AT_ONCE,)),
-    "iptables": ("iptables", (_AT_ONCE, "--iptables-flavour=legacy")),
-    "iptables-nft": ("iptables", (_AT_ONCE, "--iptables-flavour=nft")),
-    "ipvs": ("ipvs", ("--iptables-flavour=legacy",)),
+    "iptables": ("iptables", (_AT_ONCE, "--iptables-backend=legacy")),
+    "iptables-nft": ("iptables", (_AT_ONCE, "--iptables-backend=nft")),
+    "ipvs": ("ipvs", ("--iptables-backend=legacy",)),
 }
 """A dataplane, and flags of the agents."""
 UPLINK_WAYS = ("ebpf-on", "ebpf-off", "nftables", "iptables")

@@ -1,4 +1,4 @@
-"""A node whose Services are served by iptables of one flavour, with two pods and a client outside."""
+"""A node whose Services are served by iptables of one backend, with two pods and a client outside."""
 
 import contextlib
 import subprocess
@@ -11,7 +11,7 @@ from ebpfproxy.backends.xtables.entries import Entry, Key
 from ebpfproxy.errors import KernelError
 from ebpfproxy.lab import Lab
 from ebpfproxy.linux.netns import netns
-from ebpfproxy.linux.xtables.iptables import Flavour
+from ebpfproxy.linux.xtables.iptables import ToolBackend
 from ebpfproxy.model.address import parse_network
 from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.service import Service
@@ -19,7 +19,7 @@ from ebpfproxy.plan.exposure import plan_service
 from ebpfproxy.plan.service_plan import DetectLocal, NodePlan, PlanContext, ServicePortPlan
 from tests.support.build import HERE, endpoint, networks, slice_of
 
-FLAVOURS = tuple(Flavour)
+TOOL_BACKENDS = tuple(ToolBackend)
 TARGET = 8080
 """The port that endpoints have."""
 
@@ -27,15 +27,15 @@ TARGET = 8080
 class Testbed:
     """The calling thread is on the node."""
 
-    def __init__(self, flavour: Flavour, node: NodePlan, context: PlanContext) -> None:
-        self.flavour = flavour
+    def __init__(self, tool_backend: ToolBackend, node: NodePlan, context: PlanContext) -> None:
+        self.tool_backend = tool_backend
         self.node = node
         self.context = context
         self.plane = self.another_run()
 
     def another_run(self) -> IptablesBackend:
         """Of the agent, with its dataplane open."""
-        plane = IptablesBackend(IptablesSettings(), self.flavour)
+        plane = IptablesBackend(IptablesSettings(), self.tool_backend)
         plane.open()
         return plane
 
@@ -51,10 +51,10 @@ class Testbed:
 
     def iptables(self, command: str) -> str:
         """Run a command of iptables(8), as somebody else would; what it prints."""
-        return self._run(f"iptables-{self.flavour} -w {command}")
+        return self._run(f"iptables-{self.tool_backend} -w {command}")
 
     def restore(self, text: str) -> None:
-        self._run(f"iptables-{self.flavour}-restore -w --noflush", text)
+        self._run(f"iptables-{self.tool_backend}-restore -w --noflush", text)
 
     def rules(self, table: str, chain: str) -> list[str]:
         """Without "-A chain " before them."""
@@ -70,12 +70,12 @@ class Testbed:
 
 
 @contextlib.contextmanager
-def empty_node(flavour: Flavour) -> Iterator[Testbed]:
+def empty_node(tool_backend: ToolBackend) -> Iterator[Testbed]:
     """Within the block the calling thread is in a network namespace of its own, where nothing is."""
     local = networks(("127.0.0.0/8", "192.0.2.10/32", "::1/128", "2001:db8::10/128"))
     context = _context("10.1.0.0/16", "fd01::/64")
     with netns.throw_away():
-        ground = Testbed(flavour, NodePlan(frozenset(local), frozenset(local)), context)
+        ground = Testbed(tool_backend, NodePlan(frozenset(local), frozenset(local)), context)
         try:
             yield ground
         finally:
@@ -83,12 +83,12 @@ def empty_node(flavour: Flavour) -> Iterator[Testbed]:
 
 
 @contextlib.contextmanager
-def on_node(lab: Lab, flavour: Flavour) -> Iterator[Testbed]:
+def on_node(lab: Lab, tool_backend: ToolBackend) -> Iterator[Testbed]:
     """Within the block the calling thread is on the lab's node, which serves; nothing of it stays."""
     v4, v6 = lab.addresses.pods(0)
     local = frozenset(networks(("127.0.0.0/8", f"{lab.node.v4}/32", "::1/128", f"{lab.node.v6}/128")))
     with netns.entered(lab.node.netns):
-        ground = Testbed(flavour, NodePlan(local, local), _context(v4, v6))
+        ground = Testbed(tool_backend, NodePlan(local, local), _context(v4, v6))
         try:
             yield ground
         finally:
@@ -96,7 +96,7 @@ def on_node(lab: Lab, flavour: Flavour) -> Iterator[Testbed]:
             for family in ("iptables", "ip6tables"):
                 for table in ("filter", "nat", "mangle"):
                     for flag in ("-F", "-X"):
-                        command = [f"{family}-{flavour}", "-w", "-t", table, flag]
+                        command = [f"{family}-{tool_backend}", "-w", "-t", table, flag]
                         subprocess.run(command, check=True, timeout=60)
 
 

@@ -53,58 +53,58 @@ def run(cluster: Cluster, command: str, text: str = "") -> str:
     return str(cluster.node.run(command.split(), stdin=text).stdout)
 
 
-# iptables: each takes the flavour
+# iptables: each takes the backend
 
 
-def flush_one_table(cluster: Cluster, web: Exposed, flavour: str) -> None:
-    run(cluster, f"iptables-{flavour} -w -t nat -F")
+def flush_one_table(cluster: Cluster, web: Exposed, tool_backend: str) -> None:
+    run(cluster, f"iptables-{tool_backend} -w -t nat -F")
 
 
-def flush_everything(cluster: Cluster, web: Exposed, flavour: str) -> None:
+def flush_everything(cluster: Cluster, web: Exposed, tool_backend: str) -> None:
     for stem in STEMS:
         for table in TABLES:
-            run(cluster, f"{stem}-{flavour} -w -t {table} -F")
-            run(cluster, f"{stem}-{flavour} -w -t {table} -X")
+            run(cluster, f"{stem}-{tool_backend} -w -t {table} -F")
+            run(cluster, f"{stem}-{tool_backend} -w -t {table} -X")
 
 
-def reload_firewall(cluster: Cluster, web: Exposed, flavour: str) -> None:
+def reload_firewall(cluster: Cluster, web: Exposed, tool_backend: str) -> None:
     for stem in STEMS:
-        run(cluster, f"{stem}-{flavour}-restore -w", RELOADED)
+        run(cluster, f"{stem}-{tool_backend}-restore -w", RELOADED)
 
 
-def delete_a_jump(cluster: Cluster, web: Exposed, flavour: str) -> None:
-    rules = run(cluster, f"iptables-{flavour} -w -t nat -S PREROUTING").splitlines()
+def delete_a_jump(cluster: Cluster, web: Exposed, tool_backend: str) -> None:
+    rules = run(cluster, f"iptables-{tool_backend} -w -t nat -S PREROUTING").splitlines()
     jump = next(rule for rule in rules if rule.endswith("-j KUBE-SERVICES"))
     text = "*nat\n" + jump.replace("-A ", "-D ", 1) + "\nCOMMIT\n"
-    run(cluster, f"iptables-{flavour}-restore -w --noflush", text)
+    run(cluster, f"iptables-{tool_backend}-restore -w --noflush", text)
 
 
-def edit_a_rule(cluster: Cluster, web: Exposed, flavour: str) -> None:
+def edit_a_rule(cluster: Cluster, web: Exposed, tool_backend: str) -> None:
     """Another endpoint in it: nothing becomes longer or shorter."""
     to = f"--to-destination {cluster.a.v4}:{TCP_TARGET}"
-    rules = run(cluster, f"iptables-{flavour} -w -t nat -S").splitlines()
+    rules = run(cluster, f"iptables-{tool_backend} -w -t nat -S").splitlines()
     rule = next(rule for rule in rules if rule.endswith(to))
     chain, _, rest = rule.removeprefix("-A ").partition(" ")
     number = [rule for rule in rules if rule.startswith(f"-A {chain} ")].index(rule) + 1
     other = rest.replace(to, f"--to-destination {cluster.b.v4}:{TCP_TARGET}")
     text = f"*nat\n-R {chain} {number} {other}\nCOMMIT\n"
-    run(cluster, f"iptables-{flavour}-restore -w --noflush", text)
+    run(cluster, f"iptables-{tool_backend}-restore -w --noflush", text)
 
 
-def flush_ruleset(cluster: Cluster, web: Exposed, flavour: str = "") -> None:
+def flush_ruleset(cluster: Cluster, web: Exposed, tool_backend: str = "") -> None:
     run(cluster, "nft flush ruleset")
 
 
 IPTABLES = [
-    pytest.param(flavour, disturb, id=f"{flavour}-{disturb.__name__}")
-    for flavour in ("legacy", "nft")
+    pytest.param(tool_backend, disturb, id=f"{tool_backend}-{disturb.__name__}")
+    for tool_backend in ("legacy", "nft")
     for disturb in (
         flush_one_table,
         flush_everything,
         reload_firewall,
         delete_a_jump,
         edit_a_rule,
-        *([flush_ruleset] if flavour == "nft" else []),
+        *([flush_ruleset] if tool_backend == "nft" else []),
     )
 ]
 
@@ -254,16 +254,16 @@ def repaired(
         assert load.churn(place, to, count=50)["errors"] == {}
 
 
-@pytest.mark.parametrize(("flavour", "disturb"), IPTABLES)
+@pytest.mark.parametrize(("tool_backend", "disturb"), IPTABLES)
 def test_what_others_do_to_iptables_is_put_right(
     rough: Cluster,
     load: Load,
-    flavour: str,
+    tool_backend: str,
     disturb: Callable[[Cluster, Exposed, str], None],
     record_property: Callable[[str, object], None],
 ) -> None:
-    flags = "--proxy-mode=iptables", f"--iptables-flavour={flavour}"
-    repaired(rough, load, flags, lambda of, web: disturb(of, web, flavour), record_property)
+    flags = "--proxy-mode=iptables", f"--iptables-backend={tool_backend}"
+    repaired(rough, load, flags, lambda of, web: disturb(of, web, tool_backend), record_property)
 
 
 @pytest.mark.parametrize("disturb", NFTABLES)
@@ -278,7 +278,7 @@ def test_what_others_do_to_ipvs_is_put_right(
     rough: Cluster, load: Load, disturb: Disturbance, record_property: Callable[[str, object], None]
 ) -> None:
     skip_without_ipvs("ipvs")
-    repaired(rough, load, ("--proxy-mode=ipvs", "--iptables-flavour=legacy"), disturb, record_property)
+    repaired(rough, load, ("--proxy-mode=ipvs", "--iptables-backend=legacy"), disturb, record_property)
 
 
 @pytest.mark.parametrize("disturb", EBPF)
@@ -316,7 +316,7 @@ def test_what_becomes_of_the_firewall_is_of_no_concern_to_programs(
     targets = load.targets("steady", [(web.v4, 80)])
     running = load.start_churn(rough.p, targets, rate=200.0)
     disturb(rough, web)
-    for flavour in ("legacy", "nft"):
-        reload_firewall(rough, web, flavour)
+    for tool_backend in ("legacy", "nft"):
+        reload_firewall(rough, web, tool_backend)
     assert set(answers(rough.lab.outside, TCP, rough.node.v4, web.node_port, 20)) == {"a"}
     assert load.end_churn(running)["errors"] == {}

@@ -152,7 +152,7 @@ def test_a_node_that_lacks_what_bpf_needs_is_served_by_nftables_and_told_why(nod
 @pytest.mark.parametrize("lack", [LACKS["capabilities"], LACKS["seccomp"]], ids=["capabilities", "seccomp"])
 def test_a_node_without_nftables_too_is_served_by_iptables(node: Node, lack: Lack) -> None:
     both = lack._replace(before=(*lack.before, *refusing(_NO_NFNETLINK)))
-    agent = node.cluster.launch(*node.flags(both), "--iptables-flavour=legacy", before=both.before)
+    agent = node.cluster.launch(*node.flags(both), "--iptables-backend=legacy", before=both.before)
     agent.await_sync(timeout=START_PATIENCE)
     node.serves()
     assert node.tells_mode("iptables")
@@ -171,7 +171,7 @@ def test_a_kernel_whose_distribution_may_have_an_old_nft_is_served_by_iptables(
     monkeypatch.delenv(SKIP)
     before = (*LACKS["seccomp"].before, "setarch", "--uname-2.6")
     lack = LACKS["seccomp"]._replace(before=before)
-    agent = node.cluster.launch(*node.flags(lack), "--iptables-flavour=nft", before=before)
+    agent = node.cluster.launch(*node.flags(lack), "--iptables-backend=nft", before=before)
     agent.await_sync(timeout=START_PATIENCE)
     node.serves()
     assert node.tells_mode("iptables")
@@ -264,7 +264,7 @@ def test_where_no_other_mode_works_the_rejected_program_is_the_first_reason(
     raw = Refused(_SOCKET, errno.EPERM, {0: socket.AF_INET, 1: socket.SOCK_RAW})
     before = refusing(_NO_NFNETLINK, raw)
     nothing = (*rejected.before, *without("net_raw"), *before)
-    agent = node.cluster.launch(*node.flags(rejected), "--iptables-flavour=nft", before=nothing)
+    agent = node.cluster.launch(*node.flags(rejected), "--iptables-backend=nft", before=nothing)
     with pytest.raises(AgentFailed):
         agent.await_sync(timeout=START_PATIENCE)
     assert agent.process.wait() == 4

@@ -44,9 +44,9 @@ AGENTS: Mapping[str, Kind] = {
     "ebpf": Kind("ebpf"),
     "ebpf-clsact": Kind("ebpf", has_tcx=False),
     "nftables": Kind("nftables", (_AT_ONCE,)),
-    "iptables": Kind("iptables", (_AT_ONCE, "--iptables-flavour=legacy")),
-    "iptables-nft": Kind("iptables", (_AT_ONCE, "--iptables-flavour=nft")),
-    "ipvs": Kind("ipvs", ("--iptables-flavour=legacy",)),
+    "iptables": Kind("iptables", (_AT_ONCE, "--iptables-backend=legacy")),
+    "iptables-nft": Kind("iptables", (_AT_ONCE, "--iptables-backend=nft")),
+    "ipvs": Kind("ipvs", ("--iptables-backend=legacy",)),
 }
 of_ebpf = [name for name, kind in AGENTS.items() if kind.mode == "ebpf"]
 WAYS = pytest.mark.parametrize("way", [linked, filtered], ids=["tcx", "tc"])

@@ -13,7 +13,7 @@ from ebpfproxy.bench.load import Load
 from ebpfproxy.lab import Lab
 from ebpfproxy.linux import sysctl
 from ebpfproxy.linux.netlink import conntrack
-from ebpfproxy.linux.xtables.iptables import Flavour
+from ebpfproxy.linux.xtables.iptables import ToolBackend
 from ebpfproxy.model.address import Family
 from tests.kernel.clients import TCP, outcome
 from tests.kernel.cluster import START_PATIENCE, Cluster, eventually
@@ -74,8 +74,10 @@ class Node:
                 self.run(f"{stem}-{mechanism}-restore -w --noflush", text)
 
     def rules(self) -> str:
-        """Those of both flavours of iptables, and of both families."""
-        return "".join(self.run(f"{stem}-{flavour}-save") for stem in STEMS.values() for flavour in Flavour)
+        """Those of both backends of iptables, and of both families."""
+        return "".join(
+            self.run(f"{stem}-{tool_backend}-save") for stem in STEMS.values() for tool_backend in ToolBackend
+        )
 
     def chains(self) -> set[str]:
         """The names of those that are kube-proxy's or the kubelet's."""
@@ -167,7 +169,7 @@ def serves_alone(node: Node, mode: str) -> bool:
 
 
 @pytest.mark.parametrize("mode", ["ebpf", "nftables", "iptables", "ipvs"])
-@pytest.mark.parametrize("mechanism", [*Flavour, "nftables", "ipvs"])
+@pytest.mark.parametrize("mechanism", [*ToolBackend, "nftables", "ipvs"])
 def test_clients_of_kube_proxy_notice_nothing_and_nothing_of_it_stays(
     node: Node, load: Load, mechanism: str, mode: str
 ) -> None:

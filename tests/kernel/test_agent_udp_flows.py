@@ -20,9 +20,9 @@ pytestmark = pytest.mark.kernel
 
 MODES = {
     "nftables": ("--proxy-mode=nftables",),
-    "iptables-legacy": ("--proxy-mode=iptables", "--iptables-flavour=legacy"),
-    "iptables-nft": ("--proxy-mode=iptables", "--iptables-flavour=nft"),
-    "ipvs": ("--proxy-mode=ipvs", "--iptables-flavour=legacy"),
+    "iptables-legacy": ("--proxy-mode=iptables", "--iptables-backend=legacy"),
+    "iptables-nft": ("--proxy-mode=iptables", "--iptables-backend=nft"),
+    "ipvs": ("--proxy-mode=ipvs", "--iptables-backend=legacy"),
 }
 FOREIGN = "198.51.100.53"
 REMEMBERED = "600"

@@ -8,10 +8,10 @@ import pytest
 from ebpfproxy.backends.delta import diff
 from ebpfproxy.backends.iptables.names import service_chains
 from ebpfproxy.backends.xtables.entries import NAT, Chain, Entry, Key, Rule, RulePosition
-from ebpfproxy.linux.xtables.iptables import Flavour
+from ebpfproxy.linux.xtables.iptables import ToolBackend
 from ebpfproxy.model.address import Family, Protocol
 from ebpfproxy.model.service import ServicePortName
-from tests.kernel.iptables_testbed import FLAVOURS, Testbed, empty_node, endpoints
+from tests.kernel.iptables_testbed import TOOL_BACKENDS, Testbed, empty_node, endpoints
 from tests.support.build import port, service
 
 pytestmark = pytest.mark.kernel
@@ -21,7 +21,7 @@ SVC = service_chains(WEB).cluster
 SSH = "-p tcp -m tcp --dport 22 -j ACCEPT"
 
 
-@pytest.fixture(params=FLAVOURS)
+@pytest.fixture(params=TOOL_BACKENDS)
 def ground(request: pytest.FixtureRequest) -> Iterator[Testbed]:
     with empty_node(request.param) as made:
         yield made
@@ -212,7 +212,7 @@ def test_reading_and_what_is_of_no_concern_is_no_disturbance(ground: Testbed) ->
     before = ground.plane.generation()
     ground.plane.read()
     ground.iptables("-t nat -L")
-    if ground.flavour is Flavour.NFT:  # in iptables-legacy it is the same table
+    if ground.tool_backend is ToolBackend.NFT:  # in iptables-legacy it is the same table
         ground.iptables(f"-A INPUT {SSH}")
         ground.iptables("-t nat -N DOCKER")
         subprocess.run(["nft", "add", "table", "ip", "others"], check=True, timeout=60)

@@ -16,7 +16,7 @@ from ebpfproxy.config import Config
 from ebpfproxy.errors import KernelError
 from ebpfproxy.linux import sysctl
 from ebpfproxy.linux.netns import netns
-from ebpfproxy.linux.xtables.iptables import Flavour, Iptables
+from ebpfproxy.linux.xtables.iptables import Iptables, ToolBackend
 from ebpfproxy.model.cluster import ClusterState
 
 pytestmark = pytest.mark.kernel
@@ -29,9 +29,9 @@ STATES = "RELATED,ESTABLISHED,DNAT"
 class Agent:
     """A mode at work, as it is at the start of an agent."""
 
-    def __init__(self, flavour: Flavour, **options: str) -> None:
-        self.flavour = flavour
-        texts = {"hostname_override": "here", "proxy_mode": "iptables", "iptables_flavour": str(flavour)}
+    def __init__(self, tool_backend: ToolBackend, **options: str) -> None:
+        self.tool_backend = tool_backend
+        texts = {"hostname_override": "here", "proxy_mode": "iptables", "iptables_backend": str(tool_backend)}
         config = Config.parse(texts | {"conntrack_max_per_core": "0"} | options)
         callbacks = Callbacks(lambda removed, failed: None, lambda devices: None)
         self.serving = ActiveMode(IptablesMode(), config, callbacks)
@@ -42,7 +42,7 @@ class Agent:
         return self.serving.sync(verify=True)
 
     def rules(self, chain: str) -> str:
-        command = [f"iptables-{self.flavour}", "-w", "-S", chain]
+        command = [f"iptables-{self.tool_backend}", "-w", "-S", chain]
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
     def is_guarded(self) -> bool:
@@ -51,7 +51,7 @@ class Agent:
         return jumps and GUARD in self.rules("KUBE-FIREWALL")
 
 
-@pytest.fixture(params=Flavour)
+@pytest.fixture(params=ToolBackend)
 def agent(request: pytest.FixtureRequest) -> Iterator[Agent]:
     with netns.throw_away():
         netns.set_loopback_up()
@@ -125,7 +125,7 @@ def test_a_sync_that_fails_leaves_it_off(
 
 def test_without_node_ports_on_loopback_it_is_left_alone() -> None:
     with netns.throw_away():
-        agent = Agent(Flavour.LEGACY, iptables_localhost_nodeports="false")
+        agent = Agent(ToolBackend.LEGACY, iptables_localhost_nodeports="false")
         try:
             agent.sync()
             assert agent.is_guarded()

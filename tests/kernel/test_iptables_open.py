@@ -15,7 +15,7 @@ from ebpfproxy.errors import Unsupported
 from ebpfproxy.linux import sysctl
 from ebpfproxy.linux.netns import netns
 from ebpfproxy.linux.xtables import iptables
-from ebpfproxy.linux.xtables.iptables import Flavour, Iptables
+from ebpfproxy.linux.xtables.iptables import Iptables, ToolBackend
 from ebpfproxy.model.address import Family
 from ebpfproxy.plan.service_plan import NodePlan
 
@@ -28,7 +28,7 @@ def _nowhere() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=Flavour)
+@pytest.fixture(params=ToolBackend)
 def plane(request: pytest.FixtureRequest) -> Iterator[IptablesBackend]:
     """Not open yet."""
     made = IptablesBackend(IptablesSettings(), request.param)
@@ -40,10 +40,10 @@ def without(monkeypatch: pytest.MonkeyPatch, *families: Family) -> None:
     """As on a machine that has no tools for these."""
     find = iptables.find
 
-    def found(family: Family, flavour: Flavour) -> Iptables:
+    def found(family: Family, tool_backend: ToolBackend) -> Iptables:
         if family in families:
             raise Unsupported(f"no iptables for {family.value}", "apt-get install iptables")
-        return find(family, flavour)
+        return find(family, tool_backend)
 
     monkeypatch.setattr(iptables, "find", found)
 
@@ -105,14 +105,14 @@ def test_ports_are_random_where_the_tool_can_do_that(
     assert ("--random-fully" in rules[-1]) is has
 
 
-def test_without_a_wish_the_flavour_of_the_node_is_taken() -> None:
-    iptables.find(Family.IPV4, Flavour.LEGACY).restore("*mangle\n:KUBE-IPTABLES-HINT - [0:0]\nCOMMIT\n")
+def test_without_a_wish_the_tool_backend_of_the_node_is_taken() -> None:
+    iptables.find(Family.IPV4, ToolBackend.LEGACY).restore("*mangle\n:KUBE-IPTABLES-HINT - [0:0]\nCOMMIT\n")
     plane = IptablesBackend(IptablesSettings(), tool_backends.AUTO)
     plane.open()
     assert not plane.apply(_all_of(node(plane)))
     plane.close()
-    assert "KUBE-SERVICES" in iptables.find(Family.IPV4, Flavour.LEGACY).save()
-    assert "KUBE-SERVICES" not in iptables.find(Family.IPV4, Flavour.NFT).save()
+    assert "KUBE-SERVICES" in iptables.find(Family.IPV4, ToolBackend.LEGACY).save()
+    assert "KUBE-SERVICES" not in iptables.find(Family.IPV4, ToolBackend.NFT).save()
 
 
 def _all_of(entries: dict[Key, Entry]) -> Delta[Key, Entry]:

@@ -10,9 +10,9 @@ from ebpfproxy.backends.delta import diff
 from ebpfproxy.backends.xtables.entries import NAT, Chain, Entry, Key, Rule, RulePosition
 from ebpfproxy.errors import Rejected
 from ebpfproxy.linux.xtables import iptables
-from ebpfproxy.linux.xtables.iptables import Flavour, Iptables
+from ebpfproxy.linux.xtables.iptables import Iptables, ToolBackend
 from ebpfproxy.model.address import Family
-from tests.kernel.iptables_testbed import FLAVOURS, Testbed, empty_node, endpoints
+from tests.kernel.iptables_testbed import TOOL_BACKENDS, Testbed, empty_node, endpoints
 from tests.support.build import service
 
 pytestmark = pytest.mark.kernel
@@ -25,7 +25,7 @@ NOT_IN_NAT = "-p tcp -m tcp -j REJECT --reject-with icmp-port-unreachable"
 REFUSED = {"by the tool": UNKNOWN, "by the kernel": NOT_IN_NAT}
 
 
-@pytest.fixture(params=FLAVOURS)
+@pytest.fixture(params=TOOL_BACKENDS)
 def ground(request: pytest.FixtureRequest) -> Iterator[Testbed]:
     with empty_node(request.param) as made:
         yield made
@@ -148,7 +148,7 @@ def test_a_lock_that_another_process_holds_is_an_error_that_passes(
     file = tmp_path / "lock"
     monkeypatch.setenv("XTABLES_LOCKFILE", str(file))  # of iptables itself, since 1.8.3
     monkeypatch.setattr(iptables, "LOCK_PATIENCE", 1)
-    with empty_node(Flavour.LEGACY) as ground:
+    with empty_node(ToolBackend.LEGACY) as ground:
         wanted = good(ground, "one")
         with file.open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

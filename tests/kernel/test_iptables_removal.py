@@ -1,4 +1,4 @@
-"""Taking away all that the mode iptables, or kube-proxy, ever left, and the flavour that a node goes by."""
+"""Taking away all that the mode iptables, or kube-proxy, ever left, and the backend that a node goes by."""
 
 import re
 import subprocess
@@ -14,17 +14,17 @@ from ebpfproxy.backends.xtables import tool_backends
 from ebpfproxy.backends.xtables.entries import NAT, Chain, SharedChain
 from ebpfproxy.linux.netns import netns
 from ebpfproxy.linux.xtables import iptables, legacy
-from ebpfproxy.linux.xtables.iptables import Flavour
+from ebpfproxy.linux.xtables.iptables import ToolBackend
 from ebpfproxy.model.address import Family
-from tests.kernel.iptables_testbed import FLAVOURS, Testbed, empty_node, endpoints
+from tests.kernel.iptables_testbed import TOOL_BACKENDS, Testbed, empty_node, endpoints
 from tests.support.build import service
 
 pytestmark = pytest.mark.kernel
 
-OTHER = {Flavour.LEGACY: Flavour.NFT, Flavour.NFT: Flavour.LEGACY}
+OTHER = {ToolBackend.LEGACY: ToolBackend.NFT, ToolBackend.NFT: ToolBackend.LEGACY}
 
 
-@pytest.fixture(params=FLAVOURS)
+@pytest.fixture(params=TOOL_BACKENDS)
 def ground(request: pytest.FixtureRequest) -> Iterator[Testbed]:
     with empty_node(request.param) as made:
         yield made
@@ -45,13 +45,13 @@ def serve(ground: Testbed, *names: str) -> None:
     assert not ground.bring(ground.wanted(*plans))
 
 
-def restore(flavour: Flavour, text: str) -> None:
-    iptables.find(Family.IPV4, flavour).restore(text)
+def restore(tool_backend: ToolBackend, text: str) -> None:
+    iptables.find(Family.IPV4, tool_backend).restore(text)
 
 
-def everything(*of: Flavour) -> str:
+def everything(*of: ToolBackend) -> str:
     """What iptables-save prints, without dates and counters."""
-    tools = [tool for flavour in of or Flavour for tool in tool_backends.installed()[flavour]]
+    tools = [tool for tool_backend in of or ToolBackend for tool in tool_backends.installed()[tool_backend]]
     lines = (line for tool in tools for line in tool.save().splitlines())
     return "\n".join(line.partition(" [")[0] for line in lines if not line.startswith("#"))
 
@@ -77,12 +77,12 @@ def test_all_of_ours_goes_and_all_of_others_stays(ground: Testbed) -> None:
 
 def test_a_dry_run_says_what_would_go_and_leaves_it(ground: Testbed) -> None:
     serve(ground, "one", "two")
-    before = everything(ground.flavour)
+    before = everything(ground.tool_backend)
     told = cleanup.remove(dry_run=True)
-    assert everything(ground.flavour) == before
+    assert everything(ground.tool_backend) == before
     assert cleanup.remove() == told
-    assert f"iptables-{ground.flavour} nat: chains of Services: 4" in told
-    assert f"ip6tables-{ground.flavour} filter: chain KUBE-SERVICES" in told
+    assert f"iptables-{ground.tool_backend} nat: chains of Services: 4" in told
+    assert f"ip6tables-{ground.tool_backend} filter: chain KUBE-SERVICES" in told
     assert sum("rule in PREROUTING: " in line for line in told) == 2
 
 
@@ -100,7 +100,7 @@ def test_what_other_versions_and_modes_of_kube_proxy_left_goes(ground: Testbed) 
     )
     cleanup.remove()
     removal_of_ipvs.remove(())
-    assert "KUBE" not in everything(ground.flavour)
+    assert "KUBE" not in everything(ground.tool_backend)
 
 
 def test_a_chain_that_somebody_elses_leads_to_stays_with_all_it_needs(ground: Testbed) -> None:
@@ -119,12 +119,12 @@ def test_what_open_connections_need_is_one_rule_that_goes_with_the_last_of_them(
     translated = True
     removed, left = cleanup.retire(lambda of: translated)
     assert left
-    assert f"iptables-{ground.flavour} nat: chains of Services: 4" in removed
-    saved = everything(ground.flavour)
+    assert f"iptables-{ground.tool_backend} nat: chains of Services: 4" in removed
+    saved = everything(ground.tool_backend)
     assert set(re.findall("KUBE-[A-Z-]+", saved)) == {"KUBE-FIREWALL", "KUBE-FORWARD"}
     assert saved.count("-A KUBE-FORWARD") == 2, "one of each family"
     assert cleanup.retire(lambda of: translated) == ([], True)
-    assert everything(ground.flavour) == saved
+    assert everything(ground.tool_backend) == saved
     translated = False
     removed, left = cleanup.retire(lambda of: translated)
     assert ([line.rpartition(" ")[2] for line in removed], left) == (["KUBE-FORWARD"] * 2, False)
@@ -140,7 +140,7 @@ def test_what_open_connections_need_after_mode_ipvs_goes_with_the_last_of_them(g
     )
     assert removal_of_ipvs.retire((), lambda of: True)[1]
     assert cleanup.retire(lambda of: True) == ([], True)
-    assert set(re.findall("KUBE-[A-Z-]+", everything(ground.flavour))) == {"KUBE-FORWARD"}
+    assert set(re.findall("KUBE-[A-Z-]+", everything(ground.tool_backend))) == {"KUBE-FORWARD"}
     assert removal_of_ipvs.retire((), lambda of: True) == ([], True)
     removed, left = removal_of_ipvs.retire((), lambda of: False)
     assert ([line.rpartition(" ")[2] for line in removed], left) == (["KUBE-FORWARD"], False)
@@ -169,21 +169,21 @@ def test_each_family_waits_for_its_own_connections(ground: Testbed) -> None:
     serve(ground, "one")
     assert cleanup.retire(lambda of: of is Family.IPV6)[1]
     assert "KUBE-FORWARD" not in ground.iptables("-S")
-    assert "KUBE-FORWARD" in everything(ground.flavour)
+    assert "KUBE-FORWARD" in everything(ground.tool_backend)
 
 
 def test_the_mode_begins_again_where_it_was_being_retired(ground: Testbed) -> None:
     serve(ground, "one")
-    before = everything(ground.flavour).splitlines()
+    before = everything(ground.tool_backend).splitlines()
     cleanup.retire(lambda of: True)
     serve(ground, "one")
-    assert sorted(everything(ground.flavour).splitlines()) == sorted(before)
+    assert sorted(everything(ground.tool_backend).splitlines()) == sorted(before)
 
 
 def test_more_chains_than_go_at_once_go(ground: Testbed) -> None:
     serve(ground, *(f"service-{number}" for number in range(250)))
     cleanup.remove()
-    assert "KUBE-S" not in everything(ground.flavour)
+    assert "KUBE-S" not in everything(ground.tool_backend)
 
 
 @pytest.mark.usefixtures("nowhere")
@@ -199,9 +199,9 @@ def test_without_any_tool_nothing_is_removed(monkeypatch: pytest.MonkeyPatch, tm
     assert cleanup.remove() == []
 
 
-def test_what_the_other_flavour_had_goes_once_all_is_in_force(ground: Testbed) -> None:
+def test_what_the_other_tool_backend_had_goes_once_all_is_in_force(ground: Testbed) -> None:
     """Both would translate, and the one that comes first would win."""
-    other = OTHER[ground.flavour]
+    other = OTHER[ground.tool_backend]
     with_other = Testbed(other, ground.node, ground.context)
     serve(with_other, "one")
     with_other.plane.close()
@@ -216,54 +216,56 @@ def test_what_the_other_flavour_had_goes_once_all_is_in_force(ground: Testbed) -
     assert SharedChain(Family.IPV4, NAT, "KUBE-SERVICES") in ground.plane.read()
 
 
-# Which flavour
+# Which backend
 
 
 @pytest.mark.usefixtures("nowhere")
 @pytest.mark.parametrize("hint", ["KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY", "KUBE-PROXY-CANARY"])
-@pytest.mark.parametrize("flavour", Flavour)
-def test_a_hint_tells_the_flavour_however_many_rules_the_other_has(flavour: Flavour, hint: str) -> None:
-    restore(OTHER[flavour], "*filter\n-A INPUT -p tcp -j ACCEPT\n-A INPUT -p udp -j ACCEPT\nCOMMIT\n")
-    restore(flavour, f"*mangle\n:{hint} - [0:0]\nCOMMIT\n")
-    assert tool_backends.choose(tool_backends.AUTO) is flavour
+@pytest.mark.parametrize("tool_backend", ToolBackend)
+def test_a_hint_tells_the_tool_backend_however_many_rules_the_other_has(
+    tool_backend: ToolBackend, hint: str
+) -> None:
+    restore(OTHER[tool_backend], "*filter\n-A INPUT -p tcp -j ACCEPT\n-A INPUT -p udp -j ACCEPT\nCOMMIT\n")
+    restore(tool_backend, f"*mangle\n:{hint} - [0:0]\nCOMMIT\n")
+    assert tool_backends.choose(tool_backends.AUTO) is tool_backend
 
 
 @pytest.mark.usefixtures("nowhere")
-@pytest.mark.parametrize("flavour", Flavour)
-def test_the_kubelets_hint_counts_more_than_that_of_a_proxy(flavour: Flavour) -> None:
-    restore(OTHER[flavour], "*mangle\n:KUBE-PROXY-CANARY - [0:0]\nCOMMIT\n")
-    restore(flavour, "*mangle\n:KUBE-KUBELET-CANARY - [0:0]\nCOMMIT\n")
-    assert tool_backends.choose(tool_backends.AUTO) is flavour
+@pytest.mark.parametrize("tool_backend", ToolBackend)
+def test_the_kubelets_hint_counts_more_than_that_of_a_proxy(tool_backend: ToolBackend) -> None:
+    restore(OTHER[tool_backend], "*mangle\n:KUBE-PROXY-CANARY - [0:0]\nCOMMIT\n")
+    restore(tool_backend, "*mangle\n:KUBE-KUBELET-CANARY - [0:0]\nCOMMIT\n")
+    assert tool_backends.choose(tool_backends.AUTO) is tool_backend
 
 
 @pytest.mark.usefixtures("nowhere")
-@pytest.mark.parametrize("flavour", Flavour)
-def test_without_a_hint_the_flavour_with_more_rules_is_taken(flavour: Flavour) -> None:
-    restore(OTHER[flavour], "*filter\n-A INPUT -p tcp -j ACCEPT\nCOMMIT\n")
-    restore(flavour, "*nat\n-A OUTPUT -p tcp -j ACCEPT\n-A OUTPUT -p udp -j ACCEPT\nCOMMIT\n")
-    assert tool_backends.choose(tool_backends.AUTO) is flavour
+@pytest.mark.parametrize("tool_backend", ToolBackend)
+def test_without_a_hint_the_tool_backend_with_more_rules_is_taken(tool_backend: ToolBackend) -> None:
+    restore(OTHER[tool_backend], "*filter\n-A INPUT -p tcp -j ACCEPT\nCOMMIT\n")
+    restore(tool_backend, "*nat\n-A OUTPUT -p tcp -j ACCEPT\n-A OUTPUT -p udp -j ACCEPT\nCOMMIT\n")
+    assert tool_backends.choose(tool_backends.AUTO) is tool_backend
 
 
 @pytest.mark.usefixtures("nowhere")
 def test_without_any_rule_what_is_called_iptables_is_taken_and_no_table_is_made() -> None:
-    assert tool_backends.choose(tool_backends.AUTO) is iptables.plain_flavour(Family.IPV4)
+    assert tool_backends.choose(tool_backends.AUTO) is iptables.plain_tool_backend(Family.IPV4)
     assert not any(legacy.tables(family) for family in Family)
     assert subprocess.run(["nft", "list", "tables"], capture_output=True, check=True).stdout == b""
 
 
 @pytest.mark.usefixtures("nowhere")
-@pytest.mark.parametrize("flavour", Flavour)
-def test_the_flavour_that_is_asked_for_is_taken(flavour: Flavour) -> None:
-    assert tool_backends.choose(str(flavour)) is flavour
+@pytest.mark.parametrize("tool_backend", ToolBackend)
+def test_the_tool_backend_that_is_asked_for_is_taken(tool_backend: ToolBackend) -> None:
+    assert tool_backends.choose(str(tool_backend)) is tool_backend
 
 
 # What this machine has
 
 
 @pytest.mark.usefixtures("nowhere")
-@pytest.mark.parametrize("flavour", [tool_backends.AUTO, *Flavour])
-def test_this_machine_has_all_that_is_tried_and_nothing_of_it_stays(flavour: str) -> None:
-    found = probes.probe(flavour)
+@pytest.mark.parametrize("tool_backend", [tool_backends.AUTO, *ToolBackend])
+def test_this_machine_has_all_that_is_tried_and_nothing_of_it_stays(tool_backend: str) -> None:
+    found = probes.probe(tool_backend)
     assert len(found) > 20
     assert [str(finding) for finding in found if not finding.present] == []
     assert not any(legacy.tables(family) for family in Family)

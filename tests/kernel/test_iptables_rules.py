@@ -1,4 +1,4 @@
-"""The rules of every golden case, through the real tools of both flavours and back: what is printed is what
+"""The rules of every golden case, through the real tools of both backends and back: what is printed is what
 was rendered, so that what is read back can be compared with what is wanted.
 """
 
@@ -34,7 +34,7 @@ from tests.support.namespace import namespace
 pytestmark = pytest.mark.kernel
 
 V4 = Family.IPV4
-FLAVOURS = ("legacy", "nft")
+TOOL_BACKENDS = ("legacy", "nft")
 PREFIX = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}
 TABLES = (FILTER, NAT, MANGLE)
 
@@ -44,17 +44,17 @@ Rules = Mapping[tuple[str, str], list[str]]
 _SAVED = re.compile(r"\*(?P<table>\S+)|:(?P<chain>\S+) .*|-A (?P<of>\S+) ?(?P<text>.*)")
 
 
-@pytest.fixture(params=FLAVOURS)
-def flavour(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The calling thread is in a namespace of its own: what one flavour wrote is not there for the other."""
+@pytest.fixture(params=TOOL_BACKENDS)
+def tool_backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The calling thread is in a namespace of its own: what one backend wrote is not there for the other."""
     with namespace("rules") as made, made.entered():
         yield str(request.param)
 
 
-def tool(flavour: str, family: Family, action: str, text: str = "") -> str:
+def tool(tool_backend: str, family: Family, action: str, text: str = "") -> str:
     """Run the tool's save or restore; what it prints."""
     options = ["-w", "--noflush"] if action == "restore" else []
-    command = [f"{PREFIX[family]}-{flavour}-{action}", *options]
+    command = [f"{PREFIX[family]}-{tool_backend}-{action}", *options]
     done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -112,17 +112,17 @@ def chain_rules(entry: Entry) -> tuple[str, ...]:
     return entry
 
 
-def round_trip(flavour: str, family: Family, entries: Mapping[Key, Entry]) -> tuple[set[Key], Rules]:
-    tool(flavour, family, "restore", written(entries))
-    return saved(tool(flavour, family, "save"), family)
+def round_trip(tool_backend: str, family: Family, entries: Mapping[Key, Entry]) -> tuple[set[Key], Rules]:
+    tool(tool_backend, family, "restore", written(entries))
+    return saved(tool(tool_backend, family, "save"), family)
 
 
 @pytest.mark.parametrize("case", situations())
-def test_what_is_printed_is_what_was_rendered(case: str, flavour: str) -> None:
+def test_what_is_printed_is_what_was_rendered(case: str, tool_backend: str) -> None:
     situation = load(case)
     for family in Family:
         entries = entries_of(situation, family)
-        chains, rules = round_trip(flavour, family, entries)
+        chains, rules = round_trip(tool_backend, family, entries)
         assert chains == {key for key in entries if not isinstance(key, Rule)}
         assert rules == wanted(entries)
 
@@ -137,18 +137,18 @@ def test_what_is_printed_is_what_was_rendered(case: str, flavour: str) -> None:
     ],
     ids=["random", "bit 0", "bit 31", "liberal"],
 )
-def test_settings_are_printed_as_rendered(settings: IptablesSettings, flavour: str) -> None:
+def test_settings_are_printed_as_rendered(settings: IptablesSettings, tool_backend: str) -> None:
     for family in Family:
         entries = node_entries(NodePlan(), family, settings)
-        assert round_trip(flavour, family, entries)[1] == wanted(entries)
+        assert round_trip(tool_backend, family, entries)[1] == wanted(entries)
 
 
-def test_chances_are_printed_as_rendered(flavour: str) -> None:
+def test_chances_are_printed_as_rendered(tool_backend: str) -> None:
     chain = Chain(V4, NAT, "KUBE-SVC-XPGD46QRK7WJZT7O")
     entries: dict[Key, Entry] = {
         chain: tuple(one_of(count) for count in (*range(2, 300), 1000, 5000, 100001))
     }
-    assert round_trip(flavour, V4, entries)[1] == wanted(entries)
+    assert round_trip(tool_backend, V4, entries)[1] == wanted(entries)
 
 
 KUBE_PROXYS_WORDS = """\
@@ -188,10 +188,10 @@ COMMIT
 """What it writes for the Service default/web of the case session_affinity, option for option in its order."""
 
 
-def test_what_kube_proxy_wrote_is_what_we_would_have_written(flavour: str) -> None:
+def test_what_kube_proxy_wrote_is_what_we_would_have_written(tool_backend: str) -> None:
     """So nothing of it is written anew when we take over."""
-    tool(flavour, V4, "restore", KUBE_PROXYS_WORDS)
-    _, theirs = saved(tool(flavour, V4, "save"), V4)
+    tool(tool_backend, V4, "restore", KUBE_PROXYS_WORDS)
+    _, theirs = saved(tool(tool_backend, V4, "save"), V4)
     ours = wanted(entries_of(load("session_affinity"), V4))
     assert len(theirs) == 6
     for (table, chain), rules in theirs.items():
@@ -201,7 +201,7 @@ def test_what_kube_proxy_wrote_is_what_we_would_have_written(flavour: str) -> No
             assert rules == ours[table, chain]
 
 
-def test_what_others_have_there_is_not_ours(flavour: str) -> None:
+def test_what_others_have_there_is_not_ours(tool_backend: str) -> None:
     """The kubelet's, a container runtime's, an administrator's."""
     foreign = (
         "*filter\n:KUBE-FIREWALL - [0:0]\n:DOCKER - [0:0]\n-A INPUT -p tcp -m tcp --dport 22 -j ACCEPT\n"
@@ -209,7 +209,7 @@ def test_what_others_have_there_is_not_ours(flavour: str) -> None:
         "*nat\n:KUBE-KUBELET-CANARY - [0:0]\n"
         "-A POSTROUTING -s 172.17.0.0/16 ! -o docker0 -j MASQUERADE\nCOMMIT\n"
     )
-    tool(flavour, V4, "restore", foreign)
-    chains, rules = saved(tool(flavour, V4, "save"), V4)
+    tool(tool_backend, V4, "restore", foreign)
+    chains, rules = saved(tool(tool_backend, V4, "save"), V4)
     assert chains == {SharedChain(V4, FILTER, "KUBE-FIREWALL")}
     assert rules == {}

@@ -9,7 +9,7 @@ import pytest
 from ebpfproxy.errors import Unsupported
 from ebpfproxy.linux.netns import netns
 from ebpfproxy.linux.xtables import iptables, legacy, nft_changes
-from ebpfproxy.linux.xtables.iptables import Flavour, Iptables, LinesRefused
+from ebpfproxy.linux.xtables.iptables import Iptables, LinesRefused, ToolBackend
 from ebpfproxy.linux.xtables.nft_changes import Changes
 from ebpfproxy.model.address import Family
 from tests.support.confined import as_nobody
@@ -25,7 +25,7 @@ def _nowhere() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=[(of, flavour) for of in Family for flavour in Flavour], ids=str)
+@pytest.fixture(params=[(of, tool_backend) for of in Family for tool_backend in ToolBackend], ids=str)
 def tool(request: pytest.FixtureRequest) -> Iptables:
     return iptables.find(*request.param)
 
@@ -52,9 +52,9 @@ from ebpfproxy.errors import KernelError
 from ebpfproxy.linux.xtables import iptables, legacy
 from ebpfproxy.model.address import Family
 legacy.tables = lambda family: {"nat"}
-for flavour in iptables.Flavour:
+for tool_backend in iptables.ToolBackend:
     try:
-        print(iptables.find(Family.IPV4, flavour).show("nat", "ONE"))
+        print(iptables.find(Family.IPV4, tool_backend).show("nat", "ONE"))
     except KernelError as failure:
         print(failure.message)
 """
@@ -64,7 +64,7 @@ def test_a_tool_that_cannot_look_for_a_chain_does_not_say_that_there_is_none() -
     command = [*as_nobody(), sys.executable, "-c", _AS_NOBODY]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     told = done.stdout.splitlines()
-    assert [line.split(":")[0] for line in told] == [f"iptables-{of} cannot show ONE" for of in Flavour]
+    assert [line.split(":")[0] for line in told] == [f"iptables-{of} cannot show ONE" for of in ToolBackend]
 
 
 def test_a_comment_that_is_no_utf_8_is_saved_as_it_is(tool: Iptables) -> None:
@@ -98,13 +98,13 @@ def test_lines_that_the_kernel_refuses_are_named_or_the_table_they_are_in(tool: 
             "*filter\n:ONE - [0:0]\nCOMMIT\n"
             f"*nat\n:ONE - [0:0]\n-A ONE {REFUSED}\n-A ONE -j ACCEPT\n-A ONE {REFUSED}\nCOMMIT\n"
         )
-    assert list(failure.value.lines) == ([9] if tool.flavour is Flavour.LEGACY else [6, 8])
+    assert list(failure.value.lines) == ([9] if tool.tool_backend is ToolBackend.LEGACY else [6, 8])
     assert tool.show("filter", "ONE")
     assert not tool.show("nat", "ONE")
 
 
 def test_a_table_that_the_kernel_has_not_got_is_not_supported(tool: Iptables) -> None:
-    if tool.flavour is Flavour.LEGACY:
+    if tool.tool_backend is ToolBackend.LEGACY:
         with pytest.raises(Unsupported, match="unable to initialize"):
             tool.restore("*no-such\nCOMMIT\n")
 
@@ -123,7 +123,7 @@ def test_a_table_that_is_not_in_use_is_not_by_a_look_at_it(family: Family) -> No
 
 
 def test_a_fingerprint_changes_with_the_rules_and_comes_back_with_them(family: Family) -> None:
-    tool = iptables.find(family, Flavour.LEGACY)
+    tool = iptables.find(family, ToolBackend.LEGACY)
     seen = []
     for line in (":A - [0:0]", "-A A -j ACCEPT", "-A OUTPUT -j A", "-D OUTPUT -j A", "-F A", "-X A"):
         tool.restore(f"*nat\n{line}\nCOMMIT\n")
@@ -162,7 +162,7 @@ def changes() -> Iterator[Changes]:
     ],
 )
 def test_changes_of_ours_count(line: str, family: Family, changes: Changes) -> None:
-    tool = iptables.find(family, Flavour.NFT)
+    tool = iptables.find(family, ToolBackend.NFT)
     tool.restore(
         "*nat\n:OURS - [0:0]\n:UNUSED - [0:0]\n-A OURS -j ACCEPT\n-A OUTPUT -p udp -j RETURN\nCOMMIT\n"
     )
@@ -173,14 +173,14 @@ def test_changes_of_ours_count(line: str, family: Family, changes: Changes) -> N
 
 
 def test_a_table_that_is_deleted_counts(changes: Changes) -> None:
-    iptables.find(Family.IPV4, Flavour.NFT).restore("*nat\n:THEIRS - [0:0]\nCOMMIT\n")
+    iptables.find(Family.IPV4, ToolBackend.NFT).restore("*nat\n:THEIRS - [0:0]\nCOMMIT\n")
     before = changes.count()
     run("nft flush ruleset")
     assert changes.count() > before
 
 
 def test_changes_of_others_do_not_count(family: Family, changes: Changes) -> None:
-    tool = iptables.find(family, Flavour.NFT)
+    tool = iptables.find(family, ToolBackend.NFT)
     tool.restore("*nat\n:THEIRS - [0:0]\n-A THEIRS -j ACCEPT\n-A OUTPUT -j THEIRS\nCOMMIT\n")
     tool.restore("*filter\n:OURS - [0:0]\n-A OURS -j ACCEPT\nCOMMIT\n*filter\n-F OURS\n-X OURS\nCOMMIT\n")
     run("nft add table inet nat")
@@ -194,7 +194,7 @@ def test_more_changes_than_there_is_room_for_count(monkeypatch: pytest.MonkeyPat
     changes = Changes(frozenset({"nat"}), ours)
     try:
         rules = "".join(f"-A THEIRS -p tcp -m tcp --dport {port} -j ACCEPT\n" for port in range(1, 2000))
-        iptables.find(family, Flavour.NFT).restore(f"*nat\n:THEIRS - [0:0]\n{rules}COMMIT\n")
+        iptables.find(family, ToolBackend.NFT).restore(f"*nat\n:THEIRS - [0:0]\n{rules}COMMIT\n")
         assert changes.count() > 0
     finally:
         changes.close()

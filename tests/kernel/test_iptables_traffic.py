@@ -1,4 +1,4 @@
-"""Real connections through the iptables dataplane, of both flavours."""
+"""Real connections through the iptables dataplane, of both backends."""
 
 import threading
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from ebpfproxy.model.address import Protocol
 from ebpfproxy.model.endpoint import EndpointPort
 from ebpfproxy.model.service import Service, ServiceType
 from ebpfproxy.plan.service_plan import ServicePortPlan
-from tests.kernel.iptables_testbed import FLAVOURS, TARGET, Testbed, endpoints, on_node
+from tests.kernel.iptables_testbed import TARGET, TOOL_BACKENDS, Testbed, endpoints, on_node
 from tests.support.build import HERE, endpoint, port, service, slice_of
 
 pytestmark = pytest.mark.kernel
@@ -32,7 +32,7 @@ def lab() -> Iterator[Lab]:
         yield made
 
 
-@pytest.fixture(params=FLAVOURS)
+@pytest.fixture(params=TOOL_BACKENDS)
 def ground(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Testbed]:
     with on_node(lab, request.param) as made:
         yield made

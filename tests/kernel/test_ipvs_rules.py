@@ -1,4 +1,4 @@
-"""What the IPVS dataplane writes by iptables is what the tools of both flavours print; it takes no IPVS."""
+"""What the IPVS dataplane writes by iptables is what the tools of both backends print; it takes no IPVS."""
 
 import contextlib
 import socket
@@ -29,7 +29,7 @@ from ebpfproxy.linux.ipset import ipset
 from ebpfproxy.linux.ipset.messages import IpSet
 from ebpfproxy.linux.netns import netns
 from ebpfproxy.linux.xtables import iptables
-from ebpfproxy.linux.xtables.iptables import Flavour
+from ebpfproxy.linux.xtables.iptables import ToolBackend
 from ebpfproxy.model.address import Family, parse_network
 from ebpfproxy.plan.service_plan import LocalTraffic, NodePlan
 from tests.kernel.iptables_testbed import empty_node, endpoints
@@ -65,37 +65,41 @@ def rules(plan: NodePlan, settings: IpvsSettings) -> dict[Key, Entry]:
     return wanted
 
 
-def opened(flavour: Flavour) -> TwoFamilies:
+def opened(tool_backend: ToolBackend) -> TwoFamilies:
     families = TwoFamilies(LAYOUT, (FILTER, NAT, MANGLE), cleanup.leftovers, make_all)
-    families.open(flavour)
+    families.open(tool_backend)
     return families
 
 
 @pytest.mark.usefixtures("_nowhere")
 @pytest.mark.parametrize("masquerade_all", [False, True])
 @pytest.mark.parametrize("pods", PODS)
-@pytest.mark.parametrize("flavour", Flavour)
-def test_what_is_written_is_read_back_as_it_was(flavour: Flavour, pods: str, masquerade_all: bool) -> None:
+@pytest.mark.parametrize("tool_backend", ToolBackend)
+def test_what_is_written_is_read_back_as_it_was(
+    tool_backend: ToolBackend, pods: str, masquerade_all: bool
+) -> None:
     for of in Family:
         make_all(of)
     wanted = rules(NodePlan(local_traffic=PODS[pods]), IpvsSettings(masquerade_all=masquerade_all))
-    families = opened(flavour)
+    families = opened(tool_backend)
     assert not families.apply(diff(families.read(), wanted))
     assert families.read() == wanted
     families.close()
 
 
 @pytest.mark.usefixtures("_nowhere")
-@pytest.mark.parametrize("flavour", Flavour)
-def test_a_rule_for_each_load_balancer_that_kube_proxy_has_in_the_table_filter_goes(flavour: Flavour) -> None:
+@pytest.mark.parametrize("tool_backend", ToolBackend)
+def test_a_rule_for_each_load_balancer_that_kube_proxy_has_in_the_table_filter_goes(
+    tool_backend: ToolBackend,
+) -> None:
     for of in Family:
         make_all(of)
-    tool = iptables.find(Family.IPV4, flavour)
+    tool = iptables.find(Family.IPV4, tool_backend)
     tool.restore(
         "*filter\n:KUBE-IPVS-OUT-FILTER - [0:0]\n"
         "-A OUTPUT -j KUBE-IPVS-OUT-FILTER\n-A KUBE-IPVS-OUT-FILTER -s 203.0.113.5/32 -j DROP\nCOMMIT\n"
     )
-    families = opened(flavour)
+    families = opened(tool_backend)
     assert not families.apply(diff(families.read(), rules(NodePlan(), IpvsSettings())))
     families.close()
     tables = [part for part in tool.save().split("*") if "KUBE-IPVS-OUT-FILTER" in part]
@@ -103,16 +107,16 @@ def test_a_rule_for_each_load_balancer_that_kube_proxy_has_in_the_table_filter_g
 
 
 @pytest.mark.usefixtures("_nowhere")
-@pytest.mark.parametrize("flavour", Flavour)
+@pytest.mark.parametrize("tool_backend", ToolBackend)
 @pytest.mark.parametrize("of", Family)
-def test_source_ranges_keep_the_nodes_own_connections_out(flavour: Flavour, of: Family) -> None:
+def test_source_ranges_keep_the_nodes_own_connections_out(tool_backend: ToolBackend, of: Family) -> None:
     """Here without IPVS: somebody on the node listens at the load balancer's address."""
     vip, own = {Family.IPV4: ("203.0.113.5", "192.0.2.1"), Family.IPV6: ("2001:db8::5", "2001:db8:1::1")}[of]
     for each in Family:
         make_all(each)
     for address in (vip, own):
         subprocess.run(["ip", "addr", "add", address, "dev", "lo", "nodad"], check=True)
-    families = opened(flavour)
+    families = opened(tool_backend)
     assert not families.apply(diff(families.read(), rules(NodePlan(), IpvsSettings())))
 
     def connects(source: str = "", patience: float = sockets.ANSWERED) -> bool:
@@ -152,16 +156,16 @@ def test_all_sets_are_made_and_read_back_and_those_of_others_are_left_alone() ->
     assert cleanup.remove(()) == []
 
 
-@pytest.mark.parametrize("flavour", Flavour)
-def test_the_modes_iptables_and_ipvs_take_each_others_common_chains_over(flavour: Flavour) -> None:
+@pytest.mark.parametrize("tool_backend", ToolBackend)
+def test_the_modes_iptables_and_ipvs_take_each_others_common_chains_over(tool_backend: ToolBackend) -> None:
     """And each takes away only what is left of itself, whichever comes to do so first."""
-    with empty_node(flavour) as ground:
+    with empty_node(tool_backend) as ground:
         served = ground.wanted(ground.plans(service("web", ips=("10.96.1.1",)), endpoints("web", "10.1.1.1")))
         assert not ground.bring(served)
         for of in Family:
             make_all(of)
         wanted = rules(NodePlan(), IpvsSettings())
-        families = opened(flavour)
+        families = opened(tool_backend)
         assert not families.apply(diff(families.read(), wanted))
         assert removal_of_iptables.remove()
         assert families.read() == wanted
@@ -170,4 +174,4 @@ def test_the_modes_iptables_and_ipvs_take_each_others_common_chains_over(flavour
         assert cleanup.remove(())
         assert ground.plane.read() == served
         families.close()
-        assert "KUBE-IPVS" not in iptables.find(Family.IPV4, flavour).save()
+        assert "KUBE-IPVS" not in iptables.find(Family.IPV4, tool_backend).save()

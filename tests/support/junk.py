@@ -175,7 +175,7 @@ def damage_value(value: Any, pick: random.Random) -> None:
         value = inner
     way = pick.random()
     if way < 0.7:
-        value[place] = copy.copy(_VALUES[int(pick.random() * len(_VALUES))])
+        value[place] = copy.deepcopy(_VALUES[int(pick.random() * len(_VALUES))])
     elif way < 0.85:
         del value[place]
     elif isinstance(value, list):

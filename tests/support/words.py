@@ -1,6 +1,6 @@
 """Finds words in documents, docstrings and comments that the style guide discourages: `make check`.
 
-A program reports, returns or logs; only people tell. Each file is printed with its line, and the exit code is 1.
+A program reports, returns or logs; only people tell. Prints file, line and word; exit code 1 if there is any.
 """
 
 import ast

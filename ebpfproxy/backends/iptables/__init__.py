@@ -1,1 +1,1 @@
-"""The iptables dataplane: the chains and rules that kube-proxy writes, for both flavours of the tool."""
+"""The iptables dataplane: the chains and rules that kube-proxy writes, for both backends of the tool."""

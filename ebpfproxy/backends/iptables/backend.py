@@ -1,4 +1,4 @@
-"""The iptables dataplane: kube-proxy's chains and rules, by the tools of either flavour."""
+"""The iptables dataplane: kube-proxy's chains and rules, by the tools of either backend."""
 
 import contextlib
 import dataclasses
@@ -28,10 +28,10 @@ class IptablesBackend:
 
     name = "iptables"
 
-    def __init__(self, settings: IptablesSettings, flavour: str = tool_backends.AUTO) -> None:
-        """`flavour`: see `flavours.choose`."""
+    def __init__(self, settings: IptablesSettings, tool_backend: str = tool_backends.AUTO) -> None:
+        """`tool_backend`: see `tool_backends.choose`."""
         self._settings = settings
-        self._wanted = flavour
+        self._wanted = tool_backend
         self._families = TwoFamilies(LAYOUT, (FILTER, NAT, MANGLE), cleanup.leftovers)
 
     def open(self) -> None:

@@ -23,13 +23,13 @@ class IptablesMode:
     uses_kernel_nat = True
 
     def probe(self, config: Config) -> tuple[Finding, ...]:
-        return probes.probe(config.iptables_flavour, families_used.used(config))
+        return probes.probe(config.iptables_backend, families_used.used(config))
 
     def try_out(self, config: Config) -> tuple[Finding, ...]:
         return ()
 
     def prepare(self, config: Config, callbacks: Callbacks) -> Parts:
-        dataplane = IptablesBackend(iptables_settings(config), config.iptables_flavour)
+        dataplane = IptablesBackend(iptables_settings(config), config.iptables_backend)
         settings = netfilter_settings(config, self.name)
         beside = Netfilter(settings, callbacks, frontends, LOOPBACK_GUARD)
         return Parts(dataplane, plan_context(config, self.name), beside=beside)

@@ -38,6 +38,6 @@ _SORTS = (
 )
 
 
-def probe(flavour: str = tool_backends.AUTO, used: Collection[Family] = ()) -> tuple[Finding, ...]:
+def probe(tool_backend: str = tool_backends.AUTO, used: Collection[Family] = ()) -> tuple[Finding, ...]:
     """See `probing.probe`."""
-    return probing.probe(flavour, _SORTS, used=used)
+    return probing.probe(tool_backend, _SORTS, used=used)

@@ -47,10 +47,10 @@ class IpvsBackend:
 
     name = "ipvs"
 
-    def __init__(self, settings: IpvsSettings, flavour: str = tool_backends.AUTO) -> None:
-        """`flavour`: see `flavours.choose`."""
+    def __init__(self, settings: IpvsSettings, tool_backend: str = tool_backends.AUTO) -> None:
+        """`tool_backend`: see `tool_backends.choose`."""
         self._settings = settings
-        self._wanted = flavour
+        self._wanted = tool_backend
         self._families = TwoFamilies(LAYOUT, (FILTER, NAT, MANGLE), cleanup.leftovers, make_all)
         self._generation = Generation(self._look)
         self._forget()

@@ -23,14 +23,14 @@ class IpvsMode:
 
     def probe(self, config: Config) -> tuple[Finding, ...]:
         return probes.probe(
-            ipvs_settings(config).scheduler, config.iptables_flavour, families_used.used(config)
+            ipvs_settings(config).scheduler, config.iptables_backend, families_used.used(config)
         )
 
     def try_out(self, config: Config) -> tuple[Finding, ...]:
         return ()
 
     def prepare(self, config: Config, callbacks: Callbacks) -> Parts:
-        dataplane = IpvsBackend(ipvs_settings(config), config.iptables_flavour)
+        dataplane = IpvsBackend(ipvs_settings(config), config.iptables_backend)
         beside = Netfilter(netfilter_settings(config, self.name), callbacks, frontends)
         return Parts(dataplane, plan_context(config, self.name), beside=beside)
 

@@ -37,13 +37,13 @@ _SORTS = (
 
 
 def probe(
-    scheduler: str = DEFAULT_SCHEDULER, flavour: str = tool_backends.AUTO, used: Collection[Family] = ()
+    scheduler: str = DEFAULT_SCHEDULER, tool_backend: str = tool_backends.AUTO, used: Collection[Family] = ()
 ) -> tuple[Finding, ...]:
     """What is needed comes first. Raises KernelError where nothing can be tried at all."""
     own = tuple(_own(scheduler))
     if any(not each.present for each in own):
         return own  # rules would be refused for the same reason
-    return own + probing.probe(flavour, _SORTS, _make_set, used)
+    return own + probing.probe(tool_backend, _SORTS, _make_set, used)
 
 
 def _own(scheduler: str) -> Iterator[Finding]:

@@ -18,11 +18,11 @@ from ebpfproxy.backends.xtables.entries import FILTER, NAT, Chain, Entry, Key, R
 from ebpfproxy.backends.xtables.layout import Layout, TableAndName
 from ebpfproxy.backends.xtables.rule_text import comment
 from ebpfproxy.backends.xtables.saved import BUILT_IN, Held, chains_of, leads_to
-from ebpfproxy.linux.xtables.iptables import Flavour, Iptables
+from ebpfproxy.linux.xtables.iptables import Iptables, ToolBackend
 from ebpfproxy.model.address import Family
 
 Leftovers = Callable[[Mapping[TableAndName, list[str]]], set[TableAndName]]
-"""Out of the chains of one flavour and family, with their rules: those to be removed."""
+"""Out of the chains of one backend and family, with their rules: those to be removed."""
 
 _HOLDER = (FILTER, names.FORWARD)
 _HOLDING = f"{comment('what open connections need')} -m conntrack --ctstate NEW -j RETURN"
@@ -53,23 +53,23 @@ def are_of_ipvs(chains: Mapping[TableAndName, list[str]]) -> bool:
 
 
 def remove(leftovers: Leftovers, dry_run: bool = False) -> list[str]:
-    """By both flavours, for both families, in the calling thread's network namespace; what was removed, or
+    """By both backends, for both families, in the calling thread's network namespace; what was removed, or
     with `dry_run` would be, a line each; empty where nothing was there, or no tool that could have made it.
 
     New connections find nothing of it afterwards. Those that are open and were translated continue only where
     something else asks for connection tracking. Raises KernelError.
     """
-    return [line for flavour in Flavour for line in remove_of(flavour, leftovers, dry_run)]
+    return [line for tool_backend in ToolBackend for line in remove_of(tool_backend, leftovers, dry_run)]
 
 
-def remove_of(flavour: Flavour, leftovers: Leftovers, dry_run: bool = False) -> list[str]:
-    """As `remove`, for one flavour alone."""
-    removed = (_remove_by(tool, leftovers, lambda: False, dry_run) for tool in _installed(flavour))
+def remove_of(tool_backend: ToolBackend, leftovers: Leftovers, dry_run: bool = False) -> list[str]:
+    """As `remove`, for one backend alone."""
+    removed = (_remove_by(tool, leftovers, lambda: False, dry_run) for tool in _installed(tool_backend))
     return [line for lines, _ in removed for line in lines]
 
 
 def is_anything_of(chains: Collection[TableAndName]) -> bool:
-    """Whether any of these chains is there, of any flavour and family, or the rule that `retire` lets stay.
+    """Whether any of these chains is there, of any backend and family, or the rule that `retire` lets stay.
 
     Tables are not read for that, since those of a mode that serves may be long.
     """
@@ -96,8 +96,8 @@ def retire(leftovers: Leftovers, translates: Callable[[Family], bool]) -> tuple[
     return removed, left
 
 
-def _installed(flavour: Flavour) -> list[Iptables]:
-    return tool_backends.installed().get(flavour, [])
+def _installed(tool_backend: ToolBackend) -> list[Iptables]:
+    return tool_backends.installed().get(tool_backend, [])
 
 
 def _all_installed() -> Iterator[Iptables]:
@@ -134,7 +134,7 @@ def _remove_by(
     puts: dict[Key, Entry] = {Chain(tool.family, *_HOLDER): (_HOLDING,)} if held else {}
     drops: list[Key] = [*jumps, *(Chain(tool.family, *each) for each in going)]
     beside = Held(set(), Counter(jumps), {})
-    block = script.block_for(tool.flavour)
+    block = script.block_for(tool.tool_backend)
     lines = script.compose(Delta(puts, frozenset(drops)), beside, _NO_RULE_PUT, block)
     if lines and not dry_run:
         tool.restore(lines.text)

@@ -81,7 +81,7 @@ _BLANKS = re.compile(r'("(?:[^"\\]|\\.)*")| +')
 
 
 def canonical(printed: str) -> str:
-    """The canonical form of a rule that ``iptables-save`` of either flavour printed behind "-A <chain> ".
+    """The canonical form of a rule that ``iptables-save`` of either backend printed behind "-A <chain> ".
 
     Only blanks can differ: old versions print one at the end, and some matches two in a row. Those in quotes
     stay.

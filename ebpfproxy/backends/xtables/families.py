@@ -1,4 +1,4 @@
-"""The tables of both families, by one flavour of the tools: what a dataplane with rules keeps open."""
+"""The tables of both families, by one backend of the tools: what a dataplane with rules keeps open."""
 
 from collections.abc import Callable, Collection, Hashable
 
@@ -14,7 +14,7 @@ from ebpfproxy.backends.xtables.rejections import Refused
 from ebpfproxy.backends.xtables.tables import Tables
 from ebpfproxy.errors import KernelError, Unsupported
 from ebpfproxy.linux.xtables import iptables, legacy
-from ebpfproxy.linux.xtables.iptables import Flavour, Iptables
+from ebpfproxy.linux.xtables.iptables import Iptables, ToolBackend
 from ebpfproxy.linux.xtables.nft_changes import Changes
 from ebpfproxy.log import Logger
 from ebpfproxy.model.address import Family
@@ -22,7 +22,7 @@ from ebpfproxy.model.address import Family
 log = Logger(__name__)
 
 SELECTED_BACKEND = "Selected iptables backend"
-"""`flavour` is legacy or nft."""
+"""`backend` is legacy or nft."""
 OTHER_STAYS = "Failed to remove rules of the other iptables backend"
 """Both backends' rules are in force."""
 OTHER_REMOVED = "Removed rules of the other iptables backend"
@@ -32,7 +32,7 @@ OTHER_REMOVED = "Removed rules of the other iptables backend"
 class TwoFamilies:
     """In the calling thread's network namespace. A family that this machine has no iptables for is left out.
 
-    `tables`: those that the dataplane has something in. `leftovers`: what of it is removed in the flavour
+    `tables`: those that the dataplane has something in. `leftovers`: what of it is removed in the backend
     that is not used, once all is in force: both would be in force at once. `prepare`: see
     `refusals.try_sorts`.
     """
@@ -60,28 +60,28 @@ class TwoFamilies:
         return tuple(self._tables)
 
     def open(self, wanted: str) -> list[Iptables]:
-        """The tools that are used. `wanted`: see `flavours.choose`.
+        """The tools that are used. `wanted`: see `tool_backends.choose`.
 
-        Nothing is written but, with the flavour legacy, the tables filter and nat where they were not in
+        Nothing is written but, with the backend legacy, the tables filter and nat where they were not in
         use, without a rule.
 
         Raises Unsupported where no family can be served.
         """
         self.close()
-        self._flavour = tool_backends.choose(wanted)
+        self._tool_backend = tool_backends.choose(wanted)
         tools = [tool for tool in map(self._usable, Family) if tool]
         if not tools:
             raise Unsupported(
-                f"iptables of the flavour {self._flavour} serves no family here",
+                f"iptables of the tool_backend {self._tool_backend} serves no family here",
                 "ebpfproxy doctor shows what is missing",
             )
-        if self._flavour is Flavour.NFT:
+        if self._tool_backend is ToolBackend.NFT:
             self._changes = Changes(frozenset(self._names), self._concerns_us)
         self._tables = {tool.family: Tables(tool, self._layout, self._prepare) for tool in tools}
-        if self._flavour is Flavour.LEGACY:
+        if self._tool_backend is ToolBackend.LEGACY:
             self._edits = LegacyEdits(self.served, self._names)
         self._settled = False
-        log.info(SELECTED_BACKEND, flavour=self._flavour, version=tools[0].version)
+        log.info(SELECTED_BACKEND, backend=self._tool_backend, version=tools[0].version)
         return tools
 
     def read(self) -> dict[Key, Entry]:
@@ -106,7 +106,7 @@ class TwoFamilies:
         return refused
 
     def generation(self) -> Hashable:
-        """With the flavour legacy, what `LegacyEdits` does not notice shows only where everything is read."""
+        """With the backend legacy, what `LegacyEdits` does not notice shows only where everything is read."""
         return self._generation.value()
 
     def _look(self) -> Hashable:
@@ -126,21 +126,21 @@ class TwoFamilies:
             self._edits = None
 
     def _settle(self) -> None:
-        for flavour in Flavour:
-            if flavour is not self._flavour:
+        for tool_backend in ToolBackend:
+            if tool_backend is not self._tool_backend:
                 try:
-                    removed = cleanup.remove_of(flavour, self._leftovers)
+                    removed = cleanup.remove_of(tool_backend, self._leftovers)
                 except KernelError as failure:
-                    log.warning(OTHER_STAYS, flavour=flavour, reason=failure.message)
+                    log.warning(OTHER_STAYS, backend=tool_backend, reason=failure.message)
                 else:
                     for line in removed:
                         log.info(OTHER_REMOVED, what=line)
 
     def _usable(self, family: Family) -> Iptables | None:
         try:
-            tool = iptables.find(family, self._flavour)
+            tool = iptables.find(family, self._tool_backend)
             # Of iptables-legacy only what is not in use yet: all else would be copied, and may be large.
-            known = legacy.tables(family) if self._flavour is Flavour.LEGACY else frozenset()
+            known = legacy.tables(family) if self._tool_backend is ToolBackend.LEGACY else frozenset()
             tool.restore("".join(f"*{table}\nCOMMIT\n" for table in (FILTER, NAT) if table not in known))
         except Unsupported as lack:
             log.warning(FAMILY_NOT_SERVED, family=family.value, reason=lack.message, hint=lack.hint)

@@ -1,7 +1,7 @@
 """What rules a node's iptables takes: those of each sort are tried.
 
 They are written where no traffic is, in a network namespace that goes again; the tables of this one are only
-read, for the flavour that they are in.
+read, for the backend that they are in.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from ebpfproxy.backends.xtables.rejections import nothing
 from ebpfproxy.errors import KernelError, Unsupported
 from ebpfproxy.linux.netns import netns
 from ebpfproxy.linux.xtables import iptables
-from ebpfproxy.linux.xtables.iptables import Flavour, Iptables, LinesRefused
+from ebpfproxy.linux.xtables.iptables import Iptables, LinesRefused, ToolBackend
 from ebpfproxy.model.address import Family
 
 _CHAIN = "EBPFPROXY-TRIED"
@@ -64,7 +64,7 @@ def probe(
     is preferred where the family is `used`. Rules that
     cannot be tried, for want of CAP_SYS_ADMIN, are not said to be missing.
 
-    `wanted`: see `flavours.choose`. `prepare` makes what rules refer to, in the network namespace that they
+    `wanted`: see `tool_backends.choose`. `prepare` makes what rules refer to, in the network namespace they
     are tried in. Raises KernelError where nothing can be tried at all.
     """
     try:
@@ -82,10 +82,10 @@ def probe(
 
 
 def _probe(
-    family: Family, flavour: Flavour, sorts: Sequence[Sort], prepare: Callable[[Family], None]
+    family: Family, tool_backend: ToolBackend, sorts: Sequence[Sort], prepare: Callable[[Family], None]
 ) -> Iterator[Finding]:
     try:
-        tool = iptables.find(family, flavour)
+        tool = iptables.find(family, tool_backend)
     except Unsupported as lack:
         yield Finding(f"iptables for {family.value}", errno.ENOENT, lack.message, lack.hint)
         return

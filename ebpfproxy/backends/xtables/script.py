@@ -28,7 +28,7 @@ from ebpfproxy.backends.xtables.entries import (
 )
 from ebpfproxy.backends.xtables.layout import Layout
 from ebpfproxy.backends.xtables.saved import Held
-from ebpfproxy.linux.xtables.iptables import Flavour
+from ebpfproxy.linux.xtables.iptables import ToolBackend
 
 BLOCK = 300
 """How many chains iptables-nft is given up to a COMMIT. It keeps those of a transaction in a list, and walks
@@ -120,9 +120,9 @@ class _Section:
             self.dropped_shared.append(key)
 
 
-def block_for(flavour: Flavour) -> int | None:
+def block_for(tool_backend: ToolBackend) -> int | None:
     """What `compose` is to be given: iptables-legacy copies the whole table for each COMMIT."""
-    return None if flavour is Flavour.LEGACY else BLOCK
+    return None if tool_backend is ToolBackend.LEGACY else BLOCK
 
 
 def compose(delta: Delta[Key, Entry], held: Held, layout: Layout, block: int | None) -> Script:

@@ -19,7 +19,7 @@ _OF_FORMER_STATE = ("-D ", "-N ", "-X ")
 
 
 class Tables:
-    """By one flavour of the tools, in the network namespace of the calling thread."""
+    """By one backend of the tools, in the network namespace of the calling thread."""
 
     def __init__(
         self, tool: Iptables, layout: Layout, prepare: Callable[[Family], None] = rejections.nothing
@@ -28,7 +28,7 @@ class Tables:
         self._prepare = prepare
         self._layout = layout
         self._tool = tool
-        self._block = script.block_for(tool.flavour)
+        self._block = script.block_for(tool.tool_backend)
         self._held: Held | None = None  # None: not known, so read it
         self._fresh: dict[Key, Entry] | None = None  # what was read, until the next change
         self._refused: dict[Key, tuple[Entry, KernelError]] = {}  # what could not be put

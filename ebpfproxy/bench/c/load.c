@@ -17,8 +17,8 @@
  *	crr	time from connect() to the answer to one byte
  *	rr	time from one byte to its answer, on connections that stay open, some to each list
  *	udp	time from a datagram to its answer, from a socket without a peer; -c: from one with
- *	packet	time of send() of a datagram, of flows that stay open, some to each list. Nobody
- *		answers: across veth pairs it is the time of its whole way through this machine
+ *	packet	time of send() of a datagram, of flows that stay open, some to each list. There
+ *		is no answer: across veth pairs it is the time of its whole way through this machine
  *	first	the same of a flow's first datagram
  *	churn	as crr, but no error stops it: they are counted; -c: connect only; -r: so many begin
  *		each second, or as many as go. SIGTERM ends it

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the parts of the load share. `load.c` tells what it does. */
+/* What the parts of the load share. `load.c` describes it. */
 #ifndef LOAD_H
 #define LOAD_H
 

@@ -31,8 +31,8 @@ static int bound(int type, uint16_t port)
 	return fd;
 }
 
-/* Drop what is not to be answered where it arrives, so that nobody wakes: see udp(7), the packet
- * begins with its header of 8 bytes there.
+/* Drop what is not to be answered where it arrives, so that no process wakes: see udp(7), the
+ * packet begins with its header of 8 bytes there.
  */
 static void ignore_unanswered(int fd)
 {
@@ -70,7 +70,7 @@ static size_t own_address(int fd, char *text, size_t size)
 	return strlen(text);
 }
 
-/* Returns whether the connection lives on. */
+/* Returns whether the connection stays open. */
 static bool answer(int fd)
 {
 	char text[INET6_ADDRSTRLEN];

@@ -1,6 +1,6 @@
-"""iptables by its own tools: a table as text, saved and restored, for one flavour and one family.
+"""iptables by its own tools: a table as text, saved and restored, for one backend and one family.
 
-The rules that the tools of the flavour legacy show are not those of the flavour nft; the kernel goes by both.
+The rules that the tools of the backend legacy show are not those of the backend nft; the kernel goes by both.
 Everything here acts in the network namespace that the calling thread is in.
 
 Sources: iptables-save(8), iptables-restore(8), xtables-legacy(8), xtables-nft(8) of iptables 1.8.9.
@@ -41,7 +41,7 @@ _AT_LINE = re.compile(r"Error occurred at line: (\d+)")
 _LINE = re.compile(r"(?:^|.*: )line (\d+)(?:: | failed(?:: )?)(.*)")
 
 
-class Flavour(enum.StrEnum):
+class ToolBackend(enum.StrEnum):
     LEGACY = "legacy"
     NFT = "nft"
 
@@ -60,17 +60,17 @@ class LinesRefused(Rejected):
 
 
 class Iptables:
-    """The tools of one flavour and family. Get one by `find`."""
+    """The tools of one backend and family. Get one by `find`."""
 
-    def __init__(self, family: Family, flavour: Flavour, stem: str, version: str) -> None:
+    def __init__(self, family: Family, tool_backend: ToolBackend, stem: str, version: str) -> None:
         """`stem`: the path of what is called iptables, from which -save and -restore are called, too."""
         self.family = family
-        self.flavour = flavour
+        self.tool_backend = tool_backend
         self.version = version
         self._stem = stem
 
     def __str__(self) -> str:
-        return f"{_STEMS[self.family]}-{self.flavour}"
+        return f"{_STEMS[self.family]}-{self.tool_backend}"
 
     def save(self) -> str:
         """What iptables-save prints: every table that there is. It makes none.
@@ -87,7 +87,7 @@ class Iptables:
 
         That does not take the reading of a table, nor makes one. Raises KernelError where it cannot look.
         """
-        if self.flavour is Flavour.LEGACY and table not in legacy.tables(self.family):
+        if self.tool_backend is ToolBackend.LEGACY and table not in legacy.tables(self.family):
             return []
         done = _run((self._stem, "-w", str(LOCK_PATIENCE), "-t", table, "-S", chain))
         if done.code not in (0, _NONE_SUCH):
@@ -142,25 +142,26 @@ class Iptables:
         return KernelError(f"{self} {what}: {reason}", f"what {self} says is all that is known")
 
 
-def find(family: Family, flavour: Flavour) -> Iptables:
-    """The tools of that flavour: those that have it in their names, else those that say that they are it.
+def find(family: Family, tool_backend: ToolBackend) -> Iptables:
+    """The tools of that backend: those that have it in their names, else those that say that they are it.
 
     Raises Unsupported.
     """
     stem = _STEMS[family]
-    for name in (f"{stem}-{flavour}", stem):
+    for name in (f"{stem}-{tool_backend}", stem):
         found = _told(name)
-        if found and found.flavour is flavour:
-            return Iptables(family, flavour, found.path, found.version)
+        if found and found.tool_backend is tool_backend:
+            return Iptables(family, tool_backend, found.path, found.version)
     raise Unsupported(
-        f"there is no {stem} of the flavour {flavour} here", "apt-get install iptables, or apk add iptables"
+        f"there is no {stem} of the tool_backend {tool_backend} here",
+        "apt-get install iptables, or apk add iptables",
     )
 
 
-def plain_flavour(family: Family) -> Flavour | None:
+def plain_tool_backend(family: Family) -> ToolBackend | None:
     """What is called just iptables; None where there is no such."""
     found = _told(_STEMS[family])
-    return found.flavour if found else None
+    return found.tool_backend if found else None
 
 
 def refused_lines(errors: str) -> dict[int, str]:
@@ -227,7 +228,7 @@ class _Told(NamedTuple):
 
     path: str
     version: str
-    flavour: Flavour
+    tool_backend: ToolBackend
 
 
 def _told(name: str) -> _Told | None:
@@ -239,7 +240,9 @@ def _told(name: str) -> _Told | None:
     found = _VERSION.search(done.output)
     if done.code or not found:
         return None
-    return _Told(path, found["number"], Flavour.NFT if found["backend"] == "nf_tables" else Flavour.LEGACY)
+    return _Told(
+        path, found["number"], ToolBackend.NFT if found["backend"] == "nf_tables" else ToolBackend.LEGACY
+    )
 
 
 def _reason(done: _Done) -> str:

@@ -2,7 +2,7 @@
 
 Before 1.4.20 that was an abstract address of unix(7), before 1.6.2 iptables-restore took none; kube-proxy
 holds both of them around such a tool (grabIptablesLocks() in pkg/util/iptables/iptables_linux.go). Those of
-the flavour nft need none.
+the backend nft need none.
 """
 
 import errno

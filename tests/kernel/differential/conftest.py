@@ -15,10 +15,10 @@ from tests.kernel.ipvs_here import lacks_ipvs, skip_without_ipvs
 SUBJECTS = {
     "ebpf": ("ebpf", {}),
     "ebpf-off": ("ebpf", {"socket_lb": "off"}),
-    "iptables": ("iptables", {"iptables_flavour": "legacy"}),
-    "iptables-nft": ("iptables", {"iptables_flavour": "nft"}),
+    "iptables": ("iptables", {"iptables_backend": "legacy"}),
+    "iptables-nft": ("iptables", {"iptables_backend": "nft"}),
     "nftables": ("nftables", {}),
-    "ipvs": ("ipvs", {"iptables_flavour": "legacy", "ipvs_udp_timeout": f"{REMEMBERED}s"}),
+    "ipvs": ("ipvs", {"iptables_backend": "legacy", "ipvs_udp_timeout": f"{REMEMBERED}s"}),
 }
 """A mode, and texts of its configuration. What it does otherwise than the reference is in differences.py."""
 

@@ -34,8 +34,8 @@ _AT_ONCE = "--iptables-min-sync-period=0s"
 MODES: Mapping[str, tuple[str, ...]] = {
     "ebpf": (),
     "nftables": (_AT_ONCE,),
-    "iptables": (_AT_ONCE, "--iptables-flavour=legacy"),
-    "ipvs": ("--iptables-flavour=legacy",),
+    "iptables": (_AT_ONCE, "--iptables-backend=legacy"),
+    "ipvs": ("--iptables-backend=legacy",),
 }
 """By mode: flags of the agent."""
 

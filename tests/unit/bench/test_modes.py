@@ -20,7 +20,7 @@ def test_every_variant_is_of_such_a_mode() -> None:
 
 def test_an_agent_that_moves_is_told_the_variants_of_all_its_modes() -> None:
     assert modes.options_of_one_life(["ebpf", "iptables-legacy", "nftables", "ebpf"]) == [
-        "--iptables-flavour=legacy"
+        "--iptables-backend=legacy"
     ]
 
 

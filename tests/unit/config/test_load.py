@@ -82,7 +82,7 @@ def test_what_has_no_field_is_the_flags(file: Path) -> None:
         "cleanup": "true",
         "write_config_to": "there",
         "bpffs_root": "/bpf",
-        "iptables_flavour": "legacy",
+        "iptables_backend": "legacy",
         "min_sync_period": "2s",
     }
     result = loaded(file, "mode: iptables", **flags)

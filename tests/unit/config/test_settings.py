@@ -38,7 +38,7 @@ def test_the_defaults_are_those_of_kube_proxy() -> None:
 
 def test_the_defaults_of_our_own_options() -> None:
     config = Config()
-    assert (config.proxy_mode, config.min_sync_period, config.iptables_flavour) == ("auto", 0.0, "auto")
+    assert (config.proxy_mode, config.min_sync_period, config.iptables_backend) == ("auto", 0.0, "auto")
     assert (config.manifests, config.cgroup_root) == (None, None)
     assert (config.bpffs_root, config.proc_root) == (Path("/sys/fs/bpf/ebpfproxy"), Path("/proc"))
     sizes = (config.ebpf_services_max, config.ebpf_slots_max, config.ebpf_endpoints_max)

@@ -10,7 +10,7 @@ import pytest
 
 from ebpfproxy.errors import KernelError, Rejected, Unsupported
 from ebpfproxy.linux.xtables import iptables, legacy, lock_file
-from ebpfproxy.linux.xtables.iptables import Flavour, LinesRefused
+from ebpfproxy.linux.xtables.iptables import LinesRefused, ToolBackend
 from ebpfproxy.linux.xtables.lock_file import XtablesLock
 from ebpfproxy.model.address import Family
 
@@ -34,62 +34,62 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     return made
 
 
-def test_a_tool_with_the_flavour_in_its_name_goes_before_the_plain_one(install: Install) -> None:
+def test_a_tool_with_the_tool_backend_in_its_name_goes_before_the_plain_one(install: Install) -> None:
     install("iptables", "iptables v1.6.2")
     install("iptables-legacy", LEGACY)
-    assert iptables.find(V4, Flavour.LEGACY).version == "1.8.9"
+    assert iptables.find(V4, ToolBackend.LEGACY).version == "1.8.9"
 
 
 @pytest.mark.parametrize(
-    ("version", "flavour"),
-    [(LEGACY, Flavour.LEGACY), (NFT, Flavour.NFT), ("iptables v1.6.1", Flavour.LEGACY)],
+    ("version", "tool_backend"),
+    [(LEGACY, ToolBackend.LEGACY), (NFT, ToolBackend.NFT), ("iptables v1.6.1", ToolBackend.LEGACY)],
 )
-def test_a_plain_tool_is_of_the_flavour_that_it_says(
-    version: str, flavour: Flavour, install: Install
+def test_a_plain_tool_is_of_the_tool_backend_that_it_says(
+    version: str, tool_backend: ToolBackend, install: Install
 ) -> None:
     install("iptables", version)
-    assert iptables.plain_flavour(V4) is flavour
-    assert iptables.find(V4, flavour).flavour is flavour
-    (other,) = set(Flavour) - {flavour}
-    with pytest.raises(Unsupported, match=f"no iptables of the flavour {other}"):
+    assert iptables.plain_tool_backend(V4) is tool_backend
+    assert iptables.find(V4, tool_backend).tool_backend is tool_backend
+    (other,) = set(ToolBackend) - {tool_backend}
+    with pytest.raises(Unsupported, match=f"no iptables of the tool_backend {other}"):
         iptables.find(V4, other)
 
 
 def test_a_tool_that_is_not_complete_is_none(install: Install, tmp_path: Path) -> None:
     install("iptables", LEGACY)
     (tmp_path / "iptables-restore").unlink()
-    assert iptables.plain_flavour(V4) is None
+    assert iptables.plain_tool_backend(V4) is None
 
 
 def test_without_any_tool_what_to_install_is_told(install: Install) -> None:
     with pytest.raises(Unsupported) as failure:
-        iptables.find(Family.IPV6, Flavour.NFT)
+        iptables.find(Family.IPV6, ToolBackend.NFT)
     assert "apt-get install iptables" in failure.value.hint
 
 
 def test_what_a_tool_says_is_the_reason(install: Install) -> None:
     install("iptables", LEGACY, save="echo 'iptables-save v1.8.9 (legacy): Cannot: it rains' >&2; exit 1")
     with pytest.raises(KernelError, match=r"^iptables-legacy cannot read the tables: Cannot: it rains$"):
-        iptables.find(V4, Flavour.LEGACY).save()
+        iptables.find(V4, ToolBackend.LEGACY).save()
 
 
 def test_a_tool_that_says_nothing_is_told_by_its_code(install: Install) -> None:
     install("iptables", LEGACY, save="exit 7")
     with pytest.raises(KernelError, match="it ended with 7"):
-        iptables.find(V4, Flavour.LEGACY).save()
+        iptables.find(V4, ToolBackend.LEGACY).save()
 
 
 def test_a_tool_that_crashes_is_told_by_the_signal(install: Install) -> None:
     install("iptables", LEGACY, save="kill -SEGV $$")
     with pytest.raises(KernelError, match="it was ended by SIGSEGV"):
-        iptables.find(V4, Flavour.LEGACY).save()
+        iptables.find(V4, ToolBackend.LEGACY).save()
 
 
 def test_without_rights_the_remedy_is_root(install: Install) -> None:
     said = "echo 'iptables-save v1.8.9 (legacy): Cannot initialize: Permission denied (you must be root)' >&2"
     install("iptables", LEGACY, save=f"{said}; exit 4")
     with pytest.raises(Rejected) as failure:
-        iptables.find(V4, Flavour.LEGACY).save()
+        iptables.find(V4, ToolBackend.LEGACY).save()
     assert "run as root" in failure.value.hint
 
 
@@ -97,12 +97,12 @@ def test_a_tool_that_hangs_is_ended(install: Install, monkeypatch: pytest.Monkey
     monkeypatch.setattr(iptables, "TIMEOUT", 0.2)
     install("iptables", LEGACY, save="exec sleep 600")
     with pytest.raises(KernelError, match="has not ended"):
-        iptables.find(V4, Flavour.LEGACY).save()
+        iptables.find(V4, ToolBackend.LEGACY).save()
 
 
 def test_messages_are_asked_for_in_english(install: Install) -> None:
     install("iptables", LEGACY, save='echo "$LC_ALL"')
-    assert iptables.find(V4, Flavour.LEGACY).save() == "C\n"
+    assert iptables.find(V4, ToolBackend.LEGACY).save() == "C\n"
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_lines_are_found_in_what_is_said_of_them(errors: str, lines: dict[int, s
 def test_a_refusal_names_the_line_and_its_text(install: Install) -> None:
     install("iptables", NFT, restore="cat >/dev/null; echo 'line 2: no' >&2; exit 4")
     with pytest.raises(LinesRefused, match="iptables-nft refused line 2, :ONE - : no"):
-        iptables.find(V4, Flavour.NFT).restore("*nat\n:ONE - \nCOMMIT\n")
+        iptables.find(V4, ToolBackend.NFT).restore("*nat\n:ONE - \nCOMMIT\n")
 
 
 def test_a_text_comes_from_a_file_since_an_alarm_would_cut_a_pipe_short(
@@ -145,7 +145,7 @@ def test_a_text_comes_from_a_file_since_an_alarm_would_cut_a_pipe_short(
     given = tmp_path / "given"
     install("iptables", LEGACY, restore=f"[ -p /dev/stdin ] && exit 1; cat >{given}")
     text = "*nat\n" + "-A ONE -j ACCEPT\n" * 100_000 + "COMMIT\n"
-    iptables.find(V4, Flavour.LEGACY).restore(text)
+    iptables.find(V4, ToolBackend.LEGACY).restore(text)
     assert given.read_text() == text
 
 
@@ -172,7 +172,7 @@ def test_a_tool_is_told_to_wait_for_the_lock_as_far_as_it_can(
     restore: str, options: tuple[str, ...] | None, install: Install
 ) -> None:
     install("iptables", LEGACY, restore=restore)
-    assert iptables.find(V4, Flavour.LEGACY)._waiting == options
+    assert iptables.find(V4, ToolBackend.LEGACY)._waiting == options
 
 
 def test_for_a_tool_that_takes_no_lock_it_is_held(
@@ -185,7 +185,7 @@ def test_for_a_tool_that_takes_no_lock_it_is_held(
     install(
         "iptables", "iptables v1.6.1", restore=f"{NO_WAIT}; [ $# = 1 ] && [ -e {lock} ] && {held}; exit 0"
     )
-    tool = iptables.find(V4, Flavour.LEGACY)
+    tool = iptables.find(V4, ToolBackend.LEGACY)
     tool.restore("*nat\nCOMMIT\n")
     with lock.open() as other:
         fcntl.flock(other, fcntl.LOCK_EX)

@@ -10,7 +10,7 @@ from ebpfproxy.backends.iptables.probes import probe
 from ebpfproxy.errors import Rejected, Unsupported
 from ebpfproxy.linux.netns import netns
 from ebpfproxy.linux.xtables import iptables
-from ebpfproxy.linux.xtables.iptables import Flavour, Iptables, LinesRefused
+from ebpfproxy.linux.xtables.iptables import Iptables, LinesRefused, ToolBackend
 from ebpfproxy.model.address import Family
 
 Lacking = Callable[..., None]
@@ -18,13 +18,13 @@ Lacking = Callable[..., None]
 
 @pytest.fixture
 def lacking(monkeypatch: pytest.MonkeyPatch) -> Lacking:
-    """Have tools of the flavour nft, for these families, that refuse rules with one of these words."""
+    """Have tools of the backend nft, for these families, that refuse rules with one of these words."""
 
     def made(*words: str, families: tuple[Family, ...] = tuple(Family)) -> None:
-        def find(family: Family, flavour: Flavour) -> Iptables:
-            if family not in families or flavour is not Flavour.NFT:
+        def find(family: Family, tool_backend: ToolBackend) -> Iptables:
+            if family not in families or tool_backend is not ToolBackend.NFT:
                 raise Unsupported(f"no iptables for {family.value}", "apt-get install iptables")
-            return Iptables(family, flavour, "/nowhere", "1.8.9")
+            return Iptables(family, tool_backend, "/nowhere", "1.8.9")
 
         def restore(tool: Iptables, text: str) -> None:
             if any(word in text for word in words):
