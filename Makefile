@@ -83,6 +83,12 @@ check: $(STAMP)  ## formatting, lint, types, layers, spelling, words of the styl
 quick: check  ## format, types, unit and golden tests: about a minute
 	@$(PYTHON) -m pytest -q -n 2 tests/unit tests/golden
 
+.PHONY: docs
+docs: docs-generate  ## build the site in build/site and check its links
+	@$(PYTHON) -m pip install -q --group docs
+	@mkdir -p build; NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict 2>build/site.log || { cat build/site.log >&2; exit 1; }
+	@echo "build/site/index.html"
+
 .PHONY: docs-generate
 docs-generate: $(STAMP)  ## write the parts of docs/ that come from code
 	@$(PYTHON) docs/generate.py

@@ -110,3 +110,12 @@ def test_messages_that_are_shown_exist(page: Path) -> None:
         r"`((?:Cannot|Failed to|Removed|Switch|Sync|Repaired|API server)[a-z]* [^`]*)`", page.read_text()
     )
     assert not [text for text in shown if f"`{re.split(r' [a-z_]+=', text)[0]}`" not in known]
+
+
+def test_every_page_is_in_the_sites_navigation() -> None:
+    listed = (ROOT / "mkdocs.yml").read_text() + (ROOT / "docs" / "decisions" / "index.md").read_text()
+    pages = [page for page in PAGES if ROOT / "docs" in page.parents]
+    names = [
+        page.name if "decisions" in page.parts else str(page.relative_to(ROOT / "docs")) for page in pages
+    ]
+    assert not [name for name in names if name not in listed]
