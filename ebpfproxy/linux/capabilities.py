@@ -1,4 +1,4 @@
-"""What the calling thread is allowed: its capabilities, and whether a filter stands before its system calls.
+"""Capabilities of the calling thread, and whether a seccomp filter applies to its system calls.
 
 Sources: capabilities(7), seccomp(2); proc_pid_status(5) for CapEff and Seccomp.
 """
@@ -9,22 +9,22 @@ NET_ADMIN, SYS_ADMIN, PERFMON, BPF = "CAP_NET_ADMIN", "CAP_SYS_ADMIN", "CAP_PERF
 SYS_PTRACE = "CAP_SYS_PTRACE"
 
 _STATUS = Path("/proc/thread-self/status")
-_BITS = {NET_ADMIN: 12, SYS_PTRACE: 19, SYS_ADMIN: 21, PERFMON: 38, BPF: 39}  # the last two: Linux 5.8
+_BITS = {NET_ADMIN: 12, SYS_PTRACE: 19, SYS_ADMIN: 21, PERFMON: 38, BPF: 39}  # PERFMON, BPF: since Linux 5.8
 _FILTER = 2  # SECCOMP_MODE_FILTER
 
 
 def capabilities() -> frozenset[str]:
-    """Those of the names above that are in force; in a user namespace they may be worth less."""
+    """The effective capabilities among the names above; in a user namespace they may permit less."""
     effective = int(_field("CapEff"), 16)
     return frozenset(name for name, bit in _BITS.items() if effective >> bit & 1)
 
 
 def is_filtered() -> bool:
-    """Whether a seccomp filter looks at system calls."""
-    return int(_field("Seccomp") or 0) == _FILTER  # no such line: a kernel without seccomp
+    """Whether a seccomp filter applies to the thread's system calls."""
+    return int(_field("Seccomp") or 0) == _FILTER  # a kernel without seccomp has no such line
 
 
 def _field(name: str) -> str:
-    """Empty where this kernel does not tell."""
+    """The value of a line in /proc/thread-self/status; empty if the kernel does not report it."""
     lines = (line.partition(":") for line in _STATUS.read_text().splitlines())
     return next((value.strip() for key, _, value in lines if key == name), "")

@@ -1,4 +1,4 @@
-"""Whether a program opens a file, as inotify(7) reports: by any path to it, in any mount namespace."""
+"""Reports whether a process opens a file, through any path and in any mount namespace (inotify(7))."""
 
 import ctypes
 import os
@@ -8,16 +8,20 @@ from ebpfproxy.errors import Rejected
 
 _IN_OPEN = 0x20
 _FLAGS = os.O_NONBLOCK | os.O_CLOEXEC  # IN_NONBLOCK, IN_CLOEXEC
-_EVENTS = 1 << 16  # bytes of events that are read at a time
+_EVENTS = 1 << 16  # bytes per read(2)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class OpenedFile:
-    """Until `close`. A file that is removed and made again is another one, which is not watched."""
+    """A watch on one file, until `close`.
+
+    The watch is on the inode. If the file is removed and created again, opens of the new file are not
+    reported.
+    """
 
     def __init__(self, path: Path) -> None:
-        """The file is made where it is missing. Raises Rejected."""
+        """Watch `path`; create it if it is missing. Raises Rejected if it cannot be opened or watched."""
         try:
             os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
         except OSError as failure:
@@ -31,8 +35,11 @@ class OpenedFile:
             raise _failure(path, number)
 
     def was_opened(self) -> bool:
-        """Since this was asked last. What was lost, since there was too much at a time, was reported as
-        well."""
+        """Whether the file was opened since the last call.
+
+        Also True if the kernel dropped events because its queue was full: it reports the overflow as an
+        event.
+        """
         opened = False
         try:
             while os.read(self._fd, _EVENTS):
@@ -42,7 +49,7 @@ class OpenedFile:
         return opened
 
     def close(self) -> None:
-        """May be called again."""
+        """Stop watching; a second call does nothing."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

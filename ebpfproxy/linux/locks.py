@@ -1,5 +1,8 @@
-"""Locks that end with their process, however it ends, and leave nothing behind: one on a folder by
-flock(2), one on a network namespace by an address of unix(7) that only one socket in it can have."""
+"""Locks that the kernel releases when their holder exits, for any reason, and that leave no files behind.
+
+- `FolderLock` locks a folder with flock(2).
+- `NamespaceLock` locks a network namespace with an abstract unix(7) address, which only one socket can bind.
+"""
 
 import errno
 import fcntl
@@ -13,15 +16,25 @@ from ebpfproxy.errors import AlreadyExists, NotFound, Rejected
 
 _POLL_SECONDS = 0.05
 EXEC_SECONDS = 1.0
-"""Patience where no other is asked for. A process that is killed while it starts another one has its
-descriptors there, too, until that one is its program (O_CLOEXEC): 20 ms were seen on a busy machine."""
+"""Default patience.
+
+If a process is killed while it starts another one, the child holds copies of its descriptors until execve(2)
+closes them (O_CLOEXEC). This took up to 20 ms on a busy machine.
+"""
 
 
 class FolderLock:
-    """Held from its making until `release`. A child process that is given `fd` holds it, too."""
+    """An exclusive lock on a folder, from construction until `release`.
+
+    A child process that inherits `fd` holds the lock as well.
+    """
 
     def __init__(self, folder: Path, patience: float = EXEC_SECONDS) -> None:
-        """Raises AlreadyExists where another holds it for `patience` seconds more, NotFound without it."""
+        """Take the lock; wait up to `patience` seconds for another holder.
+
+        Raises AlreadyExists if another process still holds it then, NotFound if `folder` does not exist, and
+        Rejected if `folder` cannot be opened.
+        """
         try:
             self.fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -40,23 +53,28 @@ class FolderLock:
         return True
 
     def release(self) -> None:
-        """May be called again."""
+        """Release the lock; a second call does nothing."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
 
 
 class NamespaceLock:
-    """On the devices of the network namespace that the calling thread is in, from its making until `release`.
+    """A lock on the devices and rules of the calling thread's network namespace, from construction until
+    `release`.
 
-    Abstract addresses of Unix sockets are of a network namespace (unix_find_socket_byname() of
-    net/unix/af_unix.c), and are free again when the socket is closed.
+    Abstract addresses of Unix sockets belong to a network namespace (unix_find_socket_byname() of
+    net/unix/af_unix.c). The kernel frees the address when the socket is closed.
     """
 
     _ADDRESS = b"\0ebpfproxy"
 
     def __init__(self, patience: float = EXEC_SECONDS) -> None:
-        """Raises AlreadyExists where another holds it for `patience` seconds more, Rejected."""
+        """Take the lock; wait up to `patience` seconds for another holder.
+
+        Raises AlreadyExists if another process still holds it then, and Rejected if the address cannot be
+        bound.
+        """
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             taken = _succeeds(self._taken, patience)
@@ -81,12 +99,12 @@ class NamespaceLock:
         return True
 
     def release(self) -> None:
-        """May be called again."""
+        """Release the lock; a second call does nothing."""
         self._socket.close()
 
 
 def _succeeds(attempt: Callable[[], bool], patience: float) -> bool:
-    """Whether it does within so many seconds; it is made at least once."""
+    """Whether `attempt` succeeds within `patience` seconds. It is called at least once."""
     deadline = time.monotonic() + patience
     while not attempt():
         if time.monotonic() >= deadline:

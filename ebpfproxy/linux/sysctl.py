@@ -1,6 +1,7 @@
-"""The kernel's settings below /proc/sys: those of net/ are of the calling thread's network namespace.
+"""Kernel settings below /proc/sys.
 
-See proc_sys_net(5) and Documentation/networking/ip-sysctl.rst.
+Settings below net/ are those of the calling thread's network namespace. See proc_sys_net(5) and
+Documentation/networking/ip-sysctl.rst.
 """
 
 import errno
@@ -13,9 +14,9 @@ ROOT = Path("/proc/sys")
 
 
 def read(name: str) -> str:
-    """The value, without its newline. `name` has slashes, since names of devices may have dots.
+    """The value, without its newline. `name` has slashes, because device names may contain dots.
 
-    Raises NotFound, Rejected.
+    Raises NotFound if the setting does not exist, Rejected if it cannot be read.
     """
     try:
         return (ROOT / name).read_text().strip()
@@ -24,7 +25,10 @@ def read(name: str) -> str:
 
 
 def may_be(name: str, value: str) -> bool:
-    """Whether it is so, or could be set: false of what there is not, and of what may not be written here."""
+    """Whether the setting has this value or can be set to it.
+
+    False if it does not exist or cannot be read. Also False if it has another value and cannot be written.
+    """
     try:
         return read(name) == value or os.access(ROOT / name, os.W_OK)
     except KernelError:
@@ -32,7 +36,10 @@ def may_be(name: str, value: str) -> bool:
 
 
 def ensure(name: str, value: str) -> bool:
-    """Set it where it differs; whether it did. Raises NotFound, Rejected."""
+    """Set the value if it differs; return whether it was set.
+
+    Raises NotFound if the setting does not exist, Rejected if it cannot be read or written.
+    """
     if read(name) == value:
         return False
     _write(name, value)
@@ -40,7 +47,11 @@ def ensure(name: str, value: str) -> bool:
 
 
 def ensure_at_least(name: str, value: int) -> bool:
-    """Set it where it is a smaller number; whether it did. Raises NotFound, Rejected."""
+    """Set the value if the present one is a smaller number; return whether it was set.
+
+    Raises NotFound if the setting does not exist. Raises Rejected if it is not a number or cannot be read or
+    written.
+    """
     present = read(name)
     try:
         enough = int(present) >= value

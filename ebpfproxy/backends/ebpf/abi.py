@@ -1,6 +1,6 @@
-"""The layouts of bpf/abi.h, read from that very file: there is no second copy to drift.
+"""The layouts of bpf/abi.h, read from that file itself, so that there is no second copy to maintain.
 
-Only the plain shapes that abi.h promises are understood; anything else in it is an error at import.
+It understands only the plain declarations that abi.h promises. Anything else is an error at import.
 """
 
 import re
@@ -18,7 +18,7 @@ _ENUMERATORS = re.compile(rf"(\s*{_ENUMERATOR.pattern},)*\s*")
 
 
 class Field(NamedTuple):
-    """`offset` and `size` in bytes; `format` as the struct module's, without byte order."""
+    """`offset` and `size` are in bytes. `format` is that of the struct module, without byte order."""
 
     name: str
     offset: int
@@ -27,15 +27,18 @@ class Field(NamedTuple):
 
 
 class Layout:
-    """A C struct. `pack` takes one value a field, nested structs and `pad` included, as `fields` lists them.
+    """A C struct. `pack` takes one value per field, nested structs and `pad` included, in the order of
+    `fields`.
 
-    Nested structs and char arrays are bytes. Fields of type __be16 are packed as they are: give
-    them through socket.htons.
+    Nested structs and char arrays are bytes. Fields of type __be16 are packed unchanged: convert them with
+    socket.htons first.
     """
 
     def __init__(self, name: str, fields: tuple[Field, ...], alignment: int, shape: str = "") -> None:
-        """`shape`: each field by name, offset and type, nested structs spelled out. Two structs of the same
-        shape have the same meaning; a field that gets another meaning gets another name."""
+        """`shape`: each field by name, offset and type, with nested structs expanded.
+
+        Two structs of the same shape have the same meaning. A field whose meaning changes gets another name.
+        """
         self.name = name
         self.fields = fields
         self.alignment = alignment
@@ -58,7 +61,7 @@ class Abi(NamedTuple):
 
 
 def parse(text: str) -> Abi:
-    """Read what abi.h declares. Raises ValueError for a shape it must not have, implicit padding included."""
+    """Read what abi.h declares. Raises ValueError for unsupported declarations, and for implicit padding."""
     text = _COMMENT.sub("", text)
     constants = {name: int(value) for name, value in _DEFINE.findall(text)}
     layouts: dict[str, Layout] = {}
@@ -101,7 +104,7 @@ def _layout(name: str, body: str, known: dict[str, Layout], constants: dict[str,
 
 
 def source_directory() -> Path:
-    """Where the C sources are: inside the wheel, or beside the package in a checkout."""
+    """The folder of the C sources: inside the wheel, or beside the package in a checkout."""
     package = Path(__file__).resolve().parents[2]
     installed = package / "bpf"
     return installed if installed.is_dir() else package.parent / "bpf"

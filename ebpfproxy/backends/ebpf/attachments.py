@@ -1,6 +1,6 @@
-"""How the classifiers are attached to devices: by tcx links where the kernel has them, else by tc filters.
+"""Attaches the classifiers to devices: by tcx links if the kernel has them, else by tc filters.
 
-Both ways have the same verbs. A place is one side of one device, by ifindex.
+Both ways have the same methods. A place is one side (ingress or egress) of one device, by ifindex.
 """
 
 from collections.abc import Collection
@@ -21,8 +21,9 @@ _NAMES = {side: name for name, side in SIDES.items()}
 class Running(NamedTuple):
     """The agent's program at one place.
 
-    `proper`: it is attached as this agent attaches; a filter of a former run is not where tcx is used.
-    `before`: what sees a packet earlier, in running order. `can_advance`: `attach` would change that.
+    `proper`: it is attached in the way that this agent uses. Where tcx is used, a filter of a previous run
+    is not. `before`: the programs that run before it, in this order. `can_advance`: `attach` would move it
+    before these.
     """
 
     program_id: int
@@ -32,12 +33,14 @@ class Running(NamedTuple):
 
 
 class Attachments(Protocol):
-    """`makes_clsact`: `attach` may make a clsact; it then returns True.
+    """`makes_clsact`: whether `attach` may make a clsact. `attach` returns True if it made one.
 
-    `attach` gets the program to the first place that can be had, replaces another program of the agent in one
-    step, and lets no packet pass in between. It raises NotFound where the device is gone, or KernelError.
-    `detach` returns whether anything was attached. `forget_gone` drops what is left of devices that do not
-    exist; `present` are those that do.
+    - `running` returns the agent's program at a place, None if there is none.
+    - `attach` attaches the program at the first position that is available. It replaces another program of
+      the agent in one step, so no packet passes without one. Raises NotFound if the device is gone, or
+      another KernelError.
+    - `detach` returns whether anything was attached.
+    - `forget_gone` removes what is left of devices that do not exist. `present`: the existing devices.
     """
 
     makes_clsact: bool
@@ -52,8 +55,8 @@ class Attachments(Protocol):
 
 
 class TcFilters:
-    """Filters below clsact. `owned`: the programs, by id, whose filters are the agent's; None for all of the
-    agent's name."""
+    """Filters of the clsact qdisc. `owned`: the ids of programs whose filters are the agent's. None: all
+    filters with ebpfproxy's name are."""
 
     makes_clsact = True
 
@@ -75,12 +78,12 @@ class TcFilters:
         return self.running(ifindex, side) is not None and tc.detach(ifindex, side)
 
     def forget_gone(self, present: Collection[int]) -> None:
-        """The kernel has removed their filters."""
+        """Does nothing: the kernel has removed the filters with the devices."""
 
 
 class TcxLinks:
-    """tcx links, pinned in `folder` as IFINDEX_SIDE. A filter of a former run, which had no tcx, is removed
-    once the link is there. `owned` is as in TcFilters."""
+    """tcx links, pinned in `folder` as IFINDEX_SIDE. A filter of a previous run without tcx is removed once
+    the link is attached. `owned` is as in TcFilters."""
 
     makes_clsact = False
 
@@ -107,7 +110,7 @@ class TcxLinks:
         return ids.index(known) if known and known in ids else None
 
     def _former(self, ifindex: int, side: Side) -> Running | None:
-        """A filter of a former run. Only such a run makes them: where there is none, none will come."""
+        """A filter of a previous run. None, once found, is final: an agent with tcx makes no filters."""
         if (ifindex, side) in self._without_filter:
             return None
         found = self._filters.running(ifindex, side)
@@ -143,7 +146,7 @@ class Pin(NamedTuple):
 
 
 def pinned(folder: Path) -> list[Pin]:
-    """The links of `TcxLinks` that are pinned there, by device and side; none without that folder."""
+    """The pinned links of `TcxLinks`, by device and side. Empty if the folder does not exist."""
     found = []
     for path in folder.iterdir() if folder.is_dir() else ():
         ifindex, _, side = path.name.removesuffix("_new").partition("_")
@@ -153,15 +156,15 @@ def pinned(folder: Path) -> list[Pin]:
 
 
 def choose(folder: Path, owned: Collection[int] | None = None) -> Attachments:
-    """The best way that this kernel has; `folder` is for pins. Raises Rejected where the kernel cannot be
-    asked."""
+    """The best way that this kernel supports. `folder` is for pins. Raises Rejected if support cannot be
+    determined."""
     return TcxLinks(folder, owned) if tcx.is_supported() else TcFilters(owned)
 
 
 def _name(placed: Placed) -> str:
     try:
         program = Program.by_id(placed.program_id)
-    except KernelError:  # it is gone by now, or CAP_SYS_ADMIN is missing
+    except KernelError:  # it was unloaded meanwhile, or CAP_SYS_ADMIN is missing
         return f"tcx program {placed.program_id}"
     try:
         return f"{program.called or 'unnamed'} (tcx program {placed.program_id})"

@@ -1,4 +1,4 @@
-"""The eBPF dataplane: the six methods, over local networks, services, devices and hooks."""
+"""The eBPF dataplane: the six methods of `Backend` for local networks, Services, devices and hooks."""
 
 import contextlib
 import functools
@@ -57,7 +57,7 @@ UNKNOWN_PORTS = "Cannot read the connections that netfilter masquerades"
 """A new flow may be given a port that one of them uses, which then receives nothing."""
 
 _U32 = struct.Struct("=I")
-_PATIENCE = 5.0  # seconds for an agent that is about to end, as at a DaemonSet's update
+_PATIENCE = 5.0  # seconds to wait for an agent that is about to end, as when a DaemonSet is updated
 
 
 def _nobody_counts(counts: SocketCounts) -> None:
@@ -79,12 +79,12 @@ class _Attachments(NamedTuple):
 
 
 def _without(devices: frozenset[int], of: _Attachments) -> _Attachments:
-    """`devices`: their indices."""
+    """`devices`: the ifindexes to leave out."""
     return of._replace(devices=frozenset(each for each in of.devices if each[0].ifindex not in devices))
 
 
 class EbpfBackend:
-    """See `Backend` for the contract. The calling thread's network namespace counts as the node."""
+    """See `Backend` for the contract. The node is the calling thread's network namespace."""
 
     name = "ebpf"
 
@@ -96,31 +96,34 @@ class EbpfBackend:
         pods_bypass: Callable[[frozenset[int]], object] = _nobody_plans,
         filters_changed: Callable[[], object] = _nobody_looks,
     ) -> None:
-        """`sockets_counted`, `pods_bypass` and `filters_changed` are called in threads of ours: see
-        `StaleSockets`, `FlowCollector` and `FilterWatch`. `pods_bypass` is called by `open`, too, with the
-        devices of all pods whose packets a former run translated, or saw that it had to. After
-        `filters_changed`, `generation` may have changed."""
+        """`sockets_counted`, `pods_bypass` and `filters_changed` are called in threads of this object. See
+        `StaleSockets`, `FlowCollector` and `FilterWatch`.
+
+        `open` calls `pods_bypass`, too. It passes the devices of all pods whose packets a previous run
+        translated, or found to need translation. After a call of `filters_changed`, `generation` may have
+        changed.
+        """
         self._settings = settings
         self._sockets_counted = sockets_counted
         self._clock = clock
         self._pods_bypass = pods_bypass
         self._filters_changed = filters_changed
-        self._watch: FilterWatch | None = None  # where filters are used
+        self._watch: FilterWatch | None = None  # if programs are attached by tc filters
         self._positions = Positions(clock)
-        self._clsacts: frozenset[int] = frozenset()  # that former maps know to be ours, by ifindex
+        self._clsacts: frozenset[int] = frozenset()  # ifindexes; previous maps record them as the agent's
         self._opened: contextlib.ExitStack | None = None  # what `close` closes
         self._attached = Generation(self._attachments)
         self._generation: Hashable = None
-        self._services_applied = False  # and nothing else, by the last delta
+        self._services_applied = False  # whether the last delta contained services only
 
     def open(self) -> None:
-        """Maps and programs are there afterwards; what is attached is still what was attached before.
+        """Provide maps and programs. The attachments do not change.
 
-        Raises AlreadyExists where another agent has this bpffs root, since two would overwrite each other's
-        slots and endpoints. That no other agent has the devices of this network namespace is for the caller
-        to see to, by a NamespaceLock: there is one filter of ours at most on each.
+        Raises AlreadyExists if another agent uses this bpffs root: two agents would overwrite each other's
+        slots and endpoints. The caller ensures by a NamespaceLock that no other agent uses the devices of
+        this network namespace. Each side of a device has at most one filter of ebpfproxy.
 
-        Where it fails, nothing is left open, and it may be called again.
+        After a failure nothing is left open, and it may be called again.
         """
         root = self._settings.bpffs_root
         if mounts.ensure_bpffs(root):
@@ -130,7 +133,7 @@ class EbpfBackend:
             self._opened = opened.pop_all()
 
     def _open(self, root: Path, opened: contextlib.ExitStack) -> None:
-        """What is opened is put on the stack at once."""
+        """`opened` gets each object as soon as it is open."""
         lock = FolderLock(root, _PATIENCE)
         opened.callback(lock.release)
         self._pins = Pins(root)
@@ -153,10 +156,10 @@ class EbpfBackend:
         self._settled = False
 
     def _open_devices(self) -> None:
-        """With what every map of devices that is there remembers of them, the present one and former ones."""
+        """Include what all pinned maps `devices` record, the present one and those of previous versions."""
         pins = list(self._pins.pinned_maps("devices"))
         pods = former_pods(pins, self._pins.pinned_maps("bypassing"))
-        pins.remove(self._pins.maps_of(self._programs.directory)["devices"])  # what it knows may change yet
+        pins.remove(self._pins.maps_of(self._programs.directory)["devices"])  # its content may still change
         self._clsacts |= former_clsacts(pins)
         owned = None if self._settings.devices else pinned_classifiers(self._pins)
         self._devices = DeviceTable(
@@ -196,9 +199,9 @@ class EbpfBackend:
         return entries.render(plans, node, () if off else self._programs.hooks)
 
     def read(self) -> dict[Key, Entry]:
-        """If our pins were removed, everything is made again first, and nothing is in force then.
+        """If the pins were removed, open again first. Nothing is in force then.
 
-        Where that fails, it raises KernelError, and the next call tries again.
+        Raises KernelError if that fails. The next call tries again.
         """
         if self._opened and not self._programs.is_pinned():
             log.warning(PINS_REMOVED, root=self._settings.bpffs_root)
@@ -218,11 +221,12 @@ class EbpfBackend:
         return found
 
     def apply(self, delta: Delta[Key, Entry]) -> Mapping[Key, KernelError]:
-        """Networks, services, devices, hooks: nothing is sent anywhere before the maps are complete.
+        """Put networks, services, devices and hooks, in this order: no packet is translated before the maps
+        are complete.
 
-        Services that are dropped go along with those that are put, since frontends and room may pass from
-        one to another; hooks, devices and networks go last, in this order, when all that takes their place
-        is there.
+        Services are dropped together with the puts of services, since a frontend or the room of one may pass
+        to another. Hooks, devices and networks are dropped last, in this order, when their replacements are
+        in force.
         """
         touched = [key for keys in (delta.puts, delta.drops) for key in keys]
         services_only = all(isinstance(key, ServicePortKey) for key in touched)
@@ -263,9 +267,9 @@ class EbpfBackend:
         return refused
 
     def _attach(self, puts: Mapping[Key, Entry], refused: dict[Key, KernelError]) -> bool:
-        """Whether anything was; what was not is put into `refused`.
+        """Whether anything was attached. Failures are added to `refused`.
 
-        Where programs with maps of other sizes are in force, flows, sockets and clients are migrated.
+        If programs with maps of other sizes are in force, flows, sockets and clients are migrated.
         """
         hooks = [key.name for key in puts if isinstance(key, HookKey)]
         devices = {k: cast(DeviceEntry, e) for k, e in puts.items() if isinstance(k, DeviceKey)}
@@ -282,8 +286,10 @@ class EbpfBackend:
         return not wanted <= refused.keys()
 
     def _learn_netfilter_flows(self) -> None:
-        """Of another mode, which may have served until now. What is logged here costs an open connection at
-        worst, and is no reason not to serve."""
+        """Learn connections of another mode, which may have been active until now.
+
+        A failure is logged only: at worst, it breaks an open connection.
+        """
         try:
             self._collector.netfilter_flows.learn()
         except KernelError as failure:
@@ -297,14 +303,15 @@ class EbpfBackend:
         return refused | dict(self._devices.drop(devices).items())
 
     def _settle(self, refused: Collection[Key], attached: bool) -> None:
-        """After the first delta that left nothing of a former run attached: let go of what it left.
+        """Remove what a previous run left, after the first delta that leaves none of its programs attached.
 
-        What it knows is copied once more each time that something was replaced, and at the end in any case,
-        since whatever held it may have gone by itself.
+        The contents of its maps are copied again each time that a program was replaced. They are copied once
+        at the end in any case: the last program of that run may have been detached by itself, with its
+        device.
         """
         if self._settled:
             return
-        # A device that takes no filter of ours, as another program's qdisc is in the way, holds nothing.
+        # A device that rejects the filter, because of another program's qdisc, has no previous program.
         devices_held = any(self._devices.has_outdated(key) for key in refused if isinstance(key, DeviceKey))
         held = devices_held or any(isinstance(key, HookKey) for key in refused)
         if attached or not held:
@@ -313,18 +320,18 @@ class EbpfBackend:
             self._migration.finish_flows()
         if held:
             return
-        self._learn_netfilter_flows()  # of what was begun meanwhile
+        self._learn_netfilter_flows()  # connections may have begun since the first call
         self._migration.close()
         self._programs.settle()
         self._node.settle()
         self._settled = True
-        self._stale.look()  # for what changed while no agent ran
+        self._stale.look()  # endpoints may have changed while no agent ran
 
     def generation(self) -> Hashable:
-        """Of pins, hooks and filters; what is in the maps is compared by `read` alone.
+        """Covers pins, hooks and filters. Only `read` compares the contents of the maps.
 
-        To ask the kernel takes longer than to apply a small change. So what it was before stands once for
-        what it is after a delta that touched none of them.
+        Reading the kernel takes longer than applying a small change. So after a delta of services only, the
+        first call returns the previous value.
         """
         asked_for_services = self._services_applied
         self._services_applied = False
@@ -339,7 +346,7 @@ class EbpfBackend:
         return _Attachments(True, hooks, frozenset(self._devices.look().items()))
 
     def close(self) -> None:
-        """Nothing happens where it is not open, as after a reading that could not open it again."""
+        """Does nothing if it is not open, as after a `read` that could not open it again."""
         if self._opened:
             self._opened.close()
             self._opened = None
@@ -347,7 +354,10 @@ class EbpfBackend:
     # For any thread:
 
     def usage(self) -> dict[str, tuple[int, int]]:
-        """By map: entries in use, and room. Flows are those that the collector counted last."""
+        """By map: how many entries are in use, and how many it has room for.
+
+        The collector's last walk counted the flows.
+        """
         found, sizes = self._collector.collected(), self._settings.sizes
         return self._table.usage() | {
             "flows": (found.entries, sizes.flows),
@@ -355,11 +365,11 @@ class EbpfBackend:
         }
 
     def lacking(self) -> KernelError | None:
-        """Why a hook of sockets has no program, of those that we cannot do without; None where each has."""
+        """Why a required socket hook has no program. None if each has one."""
         return self._unhooked
 
     def counters(self) -> dict[str, int]:
-        """How often the programs and the collector did what, by its name."""
+        """How often each event occurred in the programs and the collector, by name."""
         return self._readings.counters() | self._collector.collected().events()
 
     def is_notified(self) -> bool:
@@ -367,16 +377,16 @@ class EbpfBackend:
         return self._watch is not None and self._watch.is_running()
 
     def bypassed(self) -> tuple[DeviceSide, ...]:
-        """Where programs of others run before the classifiers, or packets do not reach them."""
+        """The places where other programs run before the classifiers, or where packets do not reach them."""
         return self._positions.troubles() + self._check.troubles()
 
     def traffic(self) -> list[ServiceTraffic]:
-        """What the packet path has carried, by service."""
+        """The traffic of the packet path, by service."""
         return self._readings.traffic()
 
 
 def _warn_of_private_mount(root: Path, proc_root: Path) -> None:
-    """A bpffs that we had to mount, and that the host's processes do not see, goes with this container."""
+    """A bpffs that this process mounted, and that host processes do not see, ends with the container."""
     with contextlib.suppress(OSError):
         if not mounts.is_mounted_for(proc_root / "1", root):
             log.warning(

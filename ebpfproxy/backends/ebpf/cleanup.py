@@ -1,4 +1,4 @@
-"""Removing everything that the eBPF dataplane put into the kernel."""
+"""Removes everything that the eBPF dataplane made in the kernel."""
 
 import contextlib
 import shutil
@@ -16,19 +16,22 @@ from ebpfproxy.linux.netlink import reinjection
 
 
 def remove(bpffs_root: Path, cgroup_root: Path | None, dry_run: bool = False) -> list[str]:
-    """Detach and unpin all that is ours; returns what was removed, in order, and is empty where nothing was.
+    """Detach and unpin all objects of ebpfproxy. Returns what was removed, in order, one line each. The
+    result is empty if nothing was there.
 
-    Hooks and filters first, so that no connection meets a program without its maps. Devices are those of
-    the calling thread's network namespace; their filters are known by what they are called, so they go
-    also where the bpffs went before. A clsact goes where the maps say that it is ours, and no filter is in
-    it. `cgroup_root` is only needed where the kernel has no cgroup links, or an agent was killed while it
-    asked a program for its network namespace. Sockets that are connected already continue; flows whose
-    packets were translated end.
+    Hooks and filters are detached first, so that no program runs without its maps. The devices are those of
+    the calling thread's network namespace. Filters are identified by their name, so they are removed even if
+    the bpffs no longer exists. A clsact is removed if the maps record it as the agent's and it has no filter.
 
-    With `dry_run` nothing is touched, and what is returned is what would be removed; an agent may run.
+    `cgroup_root` is only needed where the kernel has no cgroup links, or to remove temporary cgroups. An
+    agent leaves one if it is killed while a program determines the cookie of its network namespace.
 
-    That no agent has the devices of this network namespace is for the caller to see to, by a NamespaceLock.
-    Raises Rejected while one has this bpffs root, and where we may not remove.
+    Connected sockets stay connected. Flows whose packets were translated end.
+
+    With `dry_run` nothing changes, and the result is what would be removed. An agent may be running then.
+
+    The caller ensures by a NamespaceLock that no agent uses the devices of this network namespace. Raises
+    Rejected if an agent uses this bpffs root, or if permissions are missing.
     """
     if not dry_run:
         with alone(bpffs_root) as pins:
@@ -39,9 +42,9 @@ def remove(bpffs_root: Path, cgroup_root: Path | None, dry_run: bool = False) ->
 
 @contextlib.contextmanager
 def alone(bpffs_root: Path) -> Iterator[Pins | None]:
-    """The pins below a bpffs root that no agent has within the block; None where there is no such folder.
+    """The pins below a bpffs root, locked against agents within the block. None if there is no such folder.
 
-    Raises Rejected while an agent has it, and where we may not change it.
+    Raises Rejected if an agent uses it, or if permissions are missing.
     """
     if not _is_there(bpffs_root):
         yield None
@@ -59,7 +62,7 @@ def alone(bpffs_root: Path) -> Iterator[Pins | None]:
 
 
 def remove_held(pins: Pins | None, cgroup_root: Path | None, dry_run: bool = False) -> list[str]:
-    """As `remove`, within `alone`."""
+    """As `remove`, for callers within `alone`. `pins`: None if there is no bpffs root."""
     removed = programs.detach_all(pins, cgroup_root, dry_run=dry_run) if pins else []
     clsacts = filters.former_clsacts(pins.pinned_maps("devices") if pins else ())
     removed += _remove_devices(pins, clsacts, dry_run)
@@ -75,7 +78,10 @@ def remove_held(pins: Pins | None, cgroup_root: Path | None, dry_run: bool = Fal
 
 
 def _remove_devices(pins: Pins | None, clsacts: frozenset[int], dry_run: bool) -> list[str]:
-    """What was removed from devices, and our own; `clsacts`: by ifindex, where the clsact is ours."""
+    """Remove filters, links and clsacts, and the reinjection veth pair. Returns what was removed.
+
+    `clsacts`: ifindexes of devices whose clsact the agent made.
+    """
     removed = filters.detach_all(pins.devices if pins else None, dry_run)
     removed += filters.remove_clsacts(clsacts, dry_run)
     if reinjection.has_inlet() if dry_run else reinjection.remove_inlet():

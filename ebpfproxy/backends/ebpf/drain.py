@@ -1,31 +1,32 @@
-"""Leaving a node to another dataplane, which serves there already, without ending what is under way.
+"""Drains the eBPF dataplane after another dataplane has taken over the node: open connections continue.
 
-The first step takes away all by which something new becomes ours, in such an order that no packet is refused
-or dropped for it:
+The first step ends the translation of new connections. The order ensures that it rejects or drops no packet:
 
-0. conntrack gets an entry for each connection of the hooks' sockets (sockets/tracking.py);
-1. the hooks that send sockets elsewhere, or keep the node from binding a port;
-2. the bits of `service_ports`, in memory. A packet asks them first (service_find() of bpf/service.h), and
-   from then on no frontend is found, so that neither an endpoint is chosen nor anybody refused;
-3. `frontend_addresses`, by which pings are answered; `services`; and `affinity`.
+0. Each connection of a socket that a hook has redirected gets a conntrack entry (sockets/tracking.py).
+1. The hooks that redirect sockets, or reject the bind() of a NodePort, are detached.
+2. All bits of `service_ports` are cleared, in memory. The programs look there first (service_find() of
+   bpf/service.h). From then on they find no frontend, so they neither select an endpoint nor reject packets.
+3. `frontend_addresses` (replies to pings), `services` and `affinity` are emptied.
 
-Flows that are known continue: what the programs need of them is in the maps of flows, `devices`, `node` and
-`local_networks`, and these stay, as do filters and inlet. A TCP connection lives until both sides have closed
-it, or as long without a packet as `node` says. A SYN that is sent again goes where the first one went.
+Known flows continue. The programs need the maps of flows, `devices`, `node` and `local_networks` for them.
+These maps stay, as do the attachments to devices and the reinjection veth pair. A TCP connection ends once
+both sides have closed it, or after the timeout in `node` without a packet. A repeated SYN is translated as
+the first one was.
 
-UDP never ends by itself, and nothing would notice here that an endpoint goes. So what a client sends is let
-go at once: with its entry of `services` a datagram's flow is in force no more (frontend_is_in_force() of
-bpf/admit.h), and it passes on to the other dataplane. What an endpoint sends is given back for as long as it
-does, since that needs no Service: answers under way, and streams.
+A UDP flow has no end, and a drained dataplane is not notified when its endpoint is removed. So datagrams of
+clients are not translated any more: the other dataplane translates them. A UDP flow without an entry in
+`services` is not in force (frontend_is_in_force() of bpf/admit.h). Datagrams of endpoints are translated as
+long as the endpoint sends, since that needs no Service. So pending replies and streams arrive.
 
-What gives addresses back to sockets goes one step later, for the datagrams whose answers were under way.
-From then on getpeername() returns the endpoint. A connected socket keeps its endpoint: of TCP until it ends,
-which is right. A UDP socket does so also where that endpoint goes later, unnoticed.
+The hooks that translate addresses back for sockets are detached one step later, since replies to datagrams
+may be pending. From then on getpeername() returns the endpoint. A connected socket keeps its endpoint. For
+TCP that is correct until the connection ends. A UDP socket keeps it even after the endpoint is removed,
+unnoticed.
 
-Endpoints and names stay as they are: if this dataplane is chosen again, it finds both by their ids, and
-a reference to one of them still means the same.
+Endpoints and names stay unchanged. If this dataplane is selected again, it finds both by their ids, and each
+reference to them remains valid.
 
-All of it is in the pins. A step picks up where the last one ended, be that another process's.
+The complete state is in the pins. A step continues where the last one ended, even in another process.
 """
 
 import contextlib
@@ -54,16 +55,17 @@ INCOMPATIBLE = "Ending connections of incompatible maps"
 _GIVING_BACK = frozenset({"sock_release", "getpeername4", "getpeername6", "recvmsg4", "recvmsg6"})
 _TAKING = tuple(hook for hook in SOCKET_HOOKS if hook.name not in _GIVING_BACK)
 _FLAGS = columns(abi.FLOW, flags="H")
-_LONGEST_SWEEP = 4.0  # seconds, less than an agent waits that is to have the bpffs root
+_LONGEST_SWEEP = 4.0  # seconds; shorter than a starting agent waits for the lock of the bpffs root
 _LONGEST_REST = 0.05  # seconds
 
 
 class Drain:
-    """Of the eBPF dataplane with this bpffs root. `cgroup_root` is only needed where the kernel has no cgroup
-    links. Devices are those of the calling thread's network namespace, which no other agent has; nothing
-    looks after new ones.
+    """Drains the eBPF dataplane with this bpffs root.
 
-    Until nothing is left, EbpfBackend may be opened and synced again at any time between two steps.
+    `cgroup_root` is only needed where the kernel has no cgroup links. The devices are those of the calling
+    thread's network namespace, which no other agent may use. New devices get no programs.
+
+    EbpfBackend may be opened and synced again between two steps, as long as something is left.
     """
 
     def __init__(self, bpffs_root: Path, cgroup_root: Path | None, proc_root: Path = Path("/proc")) -> None:
@@ -72,14 +74,14 @@ class Drain:
         self._proc_root = str(proc_root)
 
     def step(self) -> tuple[list[str], bool]:
-        """What was removed, a line each, and whether something is left for another step, in some ten seconds.
+        """Return what was removed, one line each, and whether another step is needed, in about ten seconds.
 
-        The first one is described above. Each further one removes flows that are over; where none is left,
-        everything goes as by `removal.remove`. Maps that are not like ours tell nothing of their flows, which
-        therefore end. What is not there is no error, be it all of it.
+        The module's docstring describes the first step. Each later step removes flows that are over. Once no
+        flow is left, it removes everything, as `cleanup.remove` does. The flows in maps of another version
+        cannot be read, and end. Missing objects are no error. If nothing is left, the result is empty.
 
-        Raises Rejected while an agent has this bpffs root, and where we may not; other KernelErrors where the
-        kernel refuses something. The next step then tries again.
+        Raises Rejected if an agent uses this bpffs root, or if permissions are missing. Raises other
+        KernelErrors if the kernel rejects a change. The next step then tries again.
         """
         with cleanup.alone(self._root) as pins, contextlib.ExitStack() as opened:
             if pins is None:
@@ -99,7 +101,7 @@ class Drain:
             return removed + cleanup.remove_held(pins, self._cgroup), False
 
     def _let_go(self, pins: Pins, opened: list[Maps]) -> list[str]:
-        """Have nothing new become ours; what that took, nothing after the first time."""
+        """End the translation of new connections. Returns what was removed; later calls return nothing."""
         for maps in opened:
             if any(True for _ in maps["services"].items()):
                 track_sockets(maps, self._proc_root)
@@ -114,9 +116,9 @@ class Drain:
 
 
 def _opened(folder: Path, stack: contextlib.ExitStack) -> Maps:
-    """The maps that the programs of a folder use, to be closed by the stack.
+    """The maps that the programs of a folder use. The stack closes them.
 
-    Raises AbiMismatch where they are those of another version, NotFound where one is gone.
+    Raises AbiMismatch if they are of another version, NotFound if one is missing.
     """
     if not is_versioned(folder):
         raise AbiMismatch(f"{folder.name} is of version 0.1")
@@ -126,14 +128,16 @@ def _opened(folder: Path, stack: contextlib.ExitStack) -> Maps:
 
 
 def _empty(of: Map) -> int:
-    """Delete all that it has; how much that was."""
+    """Delete all entries. Returns how many were deleted."""
     return sum(of.delete(key) for key, _ in list(of.items()))
 
 
 def _has_flows(maps: Maps) -> bool:
-    """Whether a flow is left that needs these maps after those that are over were removed; where these are
-    many, that takes several calls. A reply without a flow counts, since its endpoint may still send. The
-    sweep works for half of the time: no caller waits for it."""
+    """Remove flows that are over, and return whether a flow that needs these maps is left.
+
+    Many flows take several calls. A reply entry without a flow counts, since its endpoint may still send. The
+    sweep works for half of the time, since no caller waits for it.
+    """
     until = time.monotonic() + _LONGEST_SWEEP
 
     def rest(worked: float) -> bool:
@@ -148,8 +152,10 @@ def _has_flows(maps: Maps) -> bool:
 
 
 def _is_direct_datagrams(pair: Pair) -> bool:
-    """Whether it is a direct flow of UDP: programs still open these, and they may never end. Without the
-    flow the next datagram keeps its own port, which the dataplane that translates it knows."""
+    """Whether it is a direct flow of UDP. The programs still create these, so they may never end.
+
+    Without the flow, the next datagram keeps its own port, which the translating dataplane knows.
+    """
     if protocols(pair.key)[0] != IPPROTO_UDP:
         return False
     flags = _FLAGS.unpack(pair.flow)[0] if pair.flow else REPLY_GLANCE.unpack(pair.reply or b"")[0]

@@ -1,7 +1,7 @@
-"""What the eBPF dataplane holds, by key, and how a plan becomes that. Pure.
+"""The keys and entries of the eBPF dataplane, and how they are derived from a plan. Pure.
 
-One ServicePort in one family is one entry, since it changes as one. Ids and ranges of slots are not
-part of an entry: they are found when it is written, and seen through when it is read back.
+One ServicePort in one family is one entry, since it changes in one step. Ids and ranges of slots are not part
+of an entry. They are allocated when the entry is written, and resolved when it is read back.
 """
 
 from collections.abc import Iterable
@@ -35,7 +35,7 @@ class ServicePortKey(NamedTuple):
 
 
 class HookKey(NamedTuple):
-    """A hook of the kernel that one of our programs is attached to."""
+    """A kernel hook that a program of ebpfproxy is attached to."""
 
     name: str
 
@@ -44,7 +44,7 @@ class HookKey(NamedTuple):
 
 
 class DeviceKey(NamedTuple):
-    """A network device that our classifiers are on. Another device that takes the name is another one."""
+    """A network device with the classifiers attached. A new device of the same name has another key."""
 
     ifindex: int
     name: str
@@ -72,9 +72,9 @@ class EndpointEntry(NamedTuple):
 
 
 class ServicePortEntry(NamedTuple):
-    """All tuples sorted, the first two by address and port. `affinity_timeout` in seconds, 0 for none.
+    """All tuples are sorted, the first two by address and port. `affinity_timeout` is in seconds, 0 for none.
 
-    `source_ranges` hold for those frontends that are restricted.
+    `source_ranges` apply to those frontends that are restricted.
     """
 
     frontends: tuple[FrontendEntry, ...]
@@ -84,9 +84,9 @@ class ServicePortEntry(NamedTuple):
 
 
 class DeviceEntry(NamedTuple):
-    """`flags` are abi.h's device_flag without DEVICE_CLSACT; `sides` those where our classifier is.
+    """`flags` are abi.h's device_flag without DEVICE_CLSACT. `sides`: where a classifier is attached.
 
-    `v4` and `v6` are the unspecified address of their family where there is nothing to masquerade with.
+    `v4` and `v6` are the addresses to masquerade with, the unspecified address of the family for none.
     """
 
     flags: int
@@ -97,11 +97,11 @@ class DeviceEntry(NamedTuple):
 
 Key = ServicePortKey | Network | HookKey | DeviceKey
 Entry = ServicePortEntry | int | str | DeviceEntry
-"""For a Network: abi.h's network_flag. For a hook: the state that it is in, of which ATTACHED is good."""
+"""For a Network: abi.h's network_flag. For a hook: its state, where ATTACHED is the desired one."""
 
 ATTACHED, OUTDATED = "attached", "outdated"
 BEHIND = "behind"
-"""Of a side of a device: another program runs before the right one, which is to get to the first place."""
+"""For a side of a device: another program runs before the required one, which is to be moved before it."""
 INGRESS, EGRESS = "ingress", "egress"
 
 _KIND = {FrontendKind(name): number for number, name in abi.KINDS.items()}
@@ -110,14 +110,14 @@ _KIND = {FrontendKind(name): number for number, name in abi.KINDS.items()}
 def render(
     plans: Iterable[ServicePortPlan], node: NodePlan | None, hooks: Iterable[Hook]
 ) -> dict[Key, Entry]:
-    """The entries that the plans ask for; with a `node` those of the node, and that `hooks` be attached."""
+    """The desired entries of the plans. With a `node`, they include its networks and devices, and `hooks`."""
     entries: dict[Key, Entry] = {}
     for plan in plans:
         key = ServicePortKey(str(plan.name), plan.name.protocol, plan.family)
         entries[key] = ServicePortEntry(
             tuple(sorted(_frontend(frontend, plan) for frontend in plan.frontends)),
             tuple(map(_endpoint, plan.endpoints)),
-            plan.affinity_timeout if plan.frontends else 0,  # the maps have it with each frontend
+            plan.affinity_timeout if plan.frontends else 0,  # the maps store it with each frontend
             _source_ranges(plan),
         )
     if node is not None:
@@ -128,7 +128,7 @@ def render(
 
 
 def _source_ranges(plan: ServicePortPlan) -> tuple[Network, ...]:
-    """All restricted frontends of a ServicePort have the same, those of its Service."""
+    """All restricted frontends of a ServicePort have the same source ranges, those of its Service."""
     return tuple(sorted({net for each in plan.frontends if each.restricted for net in each.source_ranges}))
 
 
@@ -179,9 +179,9 @@ def _endpoint(planned: PlannedEndpoint) -> EndpointEntry:
 
 
 def _networks(node: NodePlan) -> dict[Key, Entry]:
-    """The longest match decides in the kernel, so each network says for itself whether NodePorts answer."""
+    """Each network has its own NodePort flag, since the kernel uses only the entry with the longest match."""
     answering = node.node_port_networks
-    lengths = sorted({each.length for each in answering})  # few, where there may be thousands of networks
+    lengths = sorted({each.length for each in answering})  # few, while networks may be thousands
     found: dict[Key, Entry] = {}
     for net in node.local_networks | answering:
         flags = abi.NETWORK_LOCAL

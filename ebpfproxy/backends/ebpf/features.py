@@ -1,8 +1,8 @@
-"""What this kernel has that we would rather use, found by loading a program that uses it.
+"""Optional kernel features, each found by loading a program that uses it.
 
-Never by its version: distributions take single features into older kernels. Helpers are numbered as in
-include/uapi/linux/bpf.h. Each probe gives valid arguments, so that the verifier has one reason alone to
-refuse it.
+The kernel's version is not used, since distributions backport single features. Helpers have the numbers of
+include/uapi/linux/bpf.h. Each probe passes valid arguments, so that the verifier has only one possible reason
+to reject it: the missing feature.
 """
 
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from ebpfproxy.linux.bpf import bpf
 _FRAME = 10  # the register that points to the end of the stack
 _TUPLE, _FIB = 16, 64  # bytes: struct bpf_sock_tuple with IPv4, padded, and struct bpf_fib_lookup
 _SK_RELEASE, _MAP_UPDATE_ELEM = 86, 2
-_PSEUDO_MAP_FD = 1  # in place of a register: what is loaded is a map, by its file descriptor
+_PSEUDO_MAP_FD = 1  # in place of a register: the immediate is a map's file descriptor
 
 
 def _instruction(code: int, to: int = 0, source: int = 0, offset: int = 0, immediate: int = 0) -> bytes:
@@ -41,13 +41,13 @@ GET_NETNS_COOKIE = _call(122)
 
 
 def _stack(register: int, size: int) -> bytes:
-    """Have the register point to `size` bytes of zeros, a multiple of 8."""
+    """Set the register to the address of `size` zero bytes on the stack. `size` is a multiple of 8."""
     zeros = b"".join(_instruction(0x7A, _FRAME, offset=-at) for at in range(8, size + 1, 8))
     return zeros + _copy(register, _FRAME) + _instruction(0x07, register, immediate=-size)
 
 
 def _lookup(helper: int) -> bytes:
-    """bpf_skc_lookup_tcp(ctx, tuple, size, netns, flags) and its like; what is found is released."""
+    """bpf_skc_lookup_tcp(ctx, tuple, size, netns, flags), or a similar helper. A found socket is released."""
     arguments = _stack(2, _TUPLE) + _set(3, 12) + _set(4, -1) + _set(5, 0)
     release = _copy(1, 0) + _call(_SK_RELEASE)
     none_found = _instruction(0x15, 0, offset=len(release) // 8)  # if r0 == 0 skip the release
@@ -67,7 +67,7 @@ def stores_netns_cookie(array_fd: int) -> bytes:
 
 
 class Probe(NamedTuple):
-    """`define` is the compiler's macro where the program loads."""
+    """`define`: the macro that is defined if the kernel loads the program."""
 
     define: str
     code: bytes
@@ -79,7 +79,7 @@ PROBES = (
         "HAVE_FIB_LOOKUP", _stack(2, _FIB) + _set(3, _FIB) + _set(4, 0) + _call(69) + RETURN_0
     ),
     Probe("HAVE_SKC_LOOKUP_TCP", _lookup(99)),  # 5.2, edbf8c01de5a
-    Probe(  # 5.10, b4ab31414970: an index, no next hop of ours, no flags
+    Probe(  # 5.10, b4ab31414970: an ifindex, no next hop, no flags
         "HAVE_REDIRECT_NEIGH", _set(1, 1) + _set(2, 0) + _set(3, 0) + _set(4, 0) + _call(152) + RETURN_0
     ),
     Probe("HAVE_REDIRECT_PEER", _set(1, 1) + _set(2, 0) + _call(155) + RETURN_0),  # 5.10, 9aa1206e8f48
@@ -89,9 +89,9 @@ SET_RETVAL = Probe("HAVE_SET_RETVAL", _set(1, -111) + _call(187) + RETURN_1)  # 
 
 
 def defines() -> dict[str, str]:
-    """What the kernel was found to have, as macros of the value 1.
+    """The features that the kernel has, as macros with the value 1.
 
-    Raises Rejected where we may not load programs at all.
+    Raises Rejected if loading programs is not permitted.
     """
     found = [probe for probe in PROBES if bpf.loads(SCHED_CLS, 0, probe.code)]
     if bpf.loads(CONNECT4.program_type, CONNECT4.attach_type, SET_RETVAL.code):

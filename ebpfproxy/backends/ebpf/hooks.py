@@ -1,7 +1,7 @@
-"""The hooks that our programs are attached to.
+"""The hooks that the programs are attached to.
 
-Numbers from include/uapi/linux/bpf.h. The first kernel that has one is for readers; what this
-kernel has is found by trying.
+The numbers are those of include/uapi/linux/bpf.h. `since` is the first kernel that has a hook, for messages
+only. Which hooks this kernel has is found by loading a program.
 """
 
 from typing import NamedTuple
@@ -11,7 +11,7 @@ SCHED_CLS = 3  # BPF_PROG_TYPE_SCHED_CLS
 
 
 class Hook(NamedTuple):
-    """`name` is that of the program, of its pin and of the link's pin. `optional`: we can do without."""
+    """`name`: of the program, its pin and the link's pin. `optional`: the dataplane works without it."""
 
     name: str
     program_type: int
@@ -20,7 +20,7 @@ class Hook(NamedTuple):
     optional: bool = False
 
 
-# In the order of attaching: what gives an address back is there before anything is sent elsewhere.
+# In the order of attaching: hooks that translate addresses back precede those that redirect sockets.
 SOCKET_HOOKS = (
     Hook("sock_release", _SOCK, 34, "5.9", optional=True),
     Hook("getpeername4", _SOCK_ADDR, 29, "5.8", optional=True),

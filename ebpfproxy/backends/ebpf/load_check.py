@@ -1,7 +1,7 @@
-"""Compiling and loading the real programs, for who wants to know whether this kernel takes them.
+"""Compiles and loads the real programs, to find out whether this kernel accepts them.
 
-Nothing is pinned or attached, so that nothing remains of it. The maps are small: the memory of an agent's own
-would be needed a second time, and the verifier does not go by their sizes.
+It pins and attaches nothing, so nothing remains. The maps are small, since maps of full size would take the
+memory of an agent's maps a second time. The verifier does not depend on their sizes.
 """
 
 import errno
@@ -19,7 +19,7 @@ _SIZES = MapSizes(64, 64, 64, 64, 64, 64, 64)
 
 
 def try_out() -> Finding:
-    """Whether the kernel loads every program. It takes about 4 s, most of which is the compiler's."""
+    """Whether the kernel loads every program. It takes about 4 s, mostly for the compiler."""
     try:
         try_to_load(sources(), _SIZES.defines() | features.defines(), specs(available_hooks()))
     except ProgramRejected as failure:

@@ -1,4 +1,4 @@
-"""The maps of bpf/maps.h: their sizes, and how they are opened by their pins and checked."""
+"""The maps of bpf/maps.h: their sizes, and opening and checking them by their pins."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -11,8 +11,8 @@ from ebpfproxy.errors import AbiMismatch
 from ebpfproxy.linux.bpf.bpf import Map
 
 _HALF_OPEN_PART, _HALF_OPEN_MIN = 8, 4096
-"""Half-open flows have an eighth of the room of established ones. With the default that is 32 768: a flood
-takes at most half of the ports by which one endpoint can be reached."""
+"""Half-open flows have an eighth of the room of established ones, at least 4096. The default is 32 768, so a
+flood occupies at most half of the ports by which one endpoint can be reached."""
 
 
 _ROW: int = abi.CONSTANTS["HALF_OPEN_ROW"]
@@ -31,7 +31,7 @@ class MapSizes:
     source_ranges: int = 65536
 
     def defines(self) -> dict[str, str]:
-        """As maps.h wants them from the compiler's command line."""
+        """The macros that maps.h expects from the compiler's command line."""
         sizes = dataclasses.asdict(self) | {"flow_entries": self.flows + self.half_open}
         defines = {f"{name.upper()}_MAX": str(value) for name, value in sizes.items()}
         return defines | {"HALF_OPEN_ROWS": str(self.half_open // _ROW)}
@@ -43,17 +43,17 @@ class MapSizes:
 
 
 def shapes(sizes: MapSizes) -> dict[str, MapShape]:
-    """The maps by name, as this version makes them."""
+    """The shapes of this version's maps, by map name."""
     return map_shapes.read(abi.source_directory(), sizes.defines())
 
 
 class Maps:
-    """Every map, open. Close with `close`."""
+    """All maps, open. Close with `close`."""
 
     def __init__(self, directory: Path) -> None:
-        """Open those pinned in `directory`, whatever their sizes are.
+        """Open the maps that are pinned in `directory`, of any size.
 
-        Raises NotFound, and AbiMismatch for one whose key or value has another layout.
+        Raises NotFound if one is missing, AbiMismatch if a key or value has another layout.
         """
         self._maps: dict[str, Map] = {}
         try:
@@ -76,7 +76,7 @@ class Maps:
 
 
 def _check(path: Path, opened: Map, shape: MapShape) -> None:
-    """bpffs remembers nothing of a layout: the name of the pin does, to which `path` is a link."""
+    """bpffs does not store a map's layout. The pin's name contains it, and `path` is a link to the pin."""
     found, wanted = (opened.shape.key_size, opened.shape.value_size), (shape.key_size, shape.value_size)
     hint = "run `ebpfproxy cleanup`, then start the agent"
     if found != wanted:
@@ -89,5 +89,5 @@ def _check(path: Path, opened: Map, shape: MapShape) -> None:
 
 
 def is_complete(directory: Path) -> bool:
-    """Whether all maps are pinned there."""
+    """Whether all maps are pinned in this directory."""
     return all((directory / name).exists() for name in shapes(MapSizes()))

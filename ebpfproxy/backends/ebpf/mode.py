@@ -1,4 +1,4 @@
-"""Mode ebpf."""
+"""Mode ebpf: makes the dataplane and its settings from the configuration."""
 
 import contextlib
 from collections.abc import Callable
@@ -55,12 +55,12 @@ class EbpfMode:
         return cleanup.remove(config.bpffs_root, _cgroup_root(config), dry_run)
 
     def retire(self, config: Config, translates: Callable[[Family], bool]) -> tuple[list[str], bool]:
-        """What these programs translate the kernel knows nothing of."""
+        """Ignores `translates`: conntrack does not contain the connections that these programs translate."""
         return Drain(config.bpffs_root, _cgroup_root(config), config.proc_root).step()
 
 
 def _cgroup_root(config: Config) -> Path | None:
-    """None where it is not to be found: it is needed only where the kernel has no links."""
+    """None if it cannot be found. It is only needed where the kernel has no cgroup links."""
     if config.cgroup_root is None:
         with contextlib.suppress(EbpfProxyError):
             return mounts.host_cgroup2_root()
@@ -68,7 +68,7 @@ def _cgroup_root(config: Config) -> Path | None:
 
 
 def ebpf_settings(config: Config, cgroup_root: Path) -> EbpfSettings:
-    """`cgroup_root` is the one found, where `config` names none."""
+    """`cgroup_root`: from `config`, or found if `config` has none."""
     return EbpfSettings(
         cgroup_root=cgroup_root,
         bpffs_root=config.bpffs_root,
@@ -95,7 +95,7 @@ def _sizes(config: Config) -> MapSizes:
 
 
 def _timeouts(config: Config) -> FlowTimeouts:
-    """0 leaves a timeout as it is, which with kube-proxy means as the kernel has it."""
+    """A value of 0 selects the default. kube-proxy leaves the kernel's timeout unchanged then."""
     usual = FlowTimeouts()
     return FlowTimeouts(
         tcp_established=config.conntrack_tcp_timeout_established or usual.tcp_established,

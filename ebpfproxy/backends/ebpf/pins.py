@@ -1,15 +1,15 @@
-"""Where objects are pinned below the bpffs root.
+"""The paths of pinned objects below the bpffs root.
 
     maps/NAME-<shape>                 one pin for each map and shape
-    programs-<digest>/NAME            one folder for each code and its settings
+    programs-<digest>/NAME            one folder for each source with its settings
     programs-<digest>/maps/NAME       links to those pins of maps/ that these programs use
     links/NAME                        what attaches a program to its hook
     devices/IFINDEX_SIDE              the tcx link of a device, SIDE being ingress or egress
     current -> programs-<digest>      the programs in force
 
 Two folders of programs exist side by side only while one replaces the other. Version 0.1 had a folder
-v2-<digest> with both maps and programs; it is recognized to be replaced and removed. bpffs allows no dots in
-names.
+v2-<digest> with both maps and programs. It is recognized, replaced and removed. Names contain no dots, since
+bpffs does not allow them.
 """
 
 import hashlib
@@ -21,11 +21,11 @@ from ebpfproxy.errors import NotFound, Rejected
 
 _DIGITS = 10
 _PROGRAMS = "programs-"
-_PARTIAL = "_partial"  # as the compiler names a folder that is not complete
+_PARTIAL = "_partial"  # the compiler's suffix of a folder that is not complete
 
 
 def is_versioned(folder: Path) -> bool:
-    """Whether the pins of its maps have their shape in their names, which those of version 0.1 have not."""
+    """Whether the pins of its maps have the shape in their names. In version 0.1 they have not."""
     return folder.name.startswith(_PROGRAMS)
 
 
@@ -40,35 +40,35 @@ class Pins:
         self.current = root / "current"
 
     def programs(self, code: str) -> Path:
-        """The folder of the programs made of `code`: the source and what it is compiled with."""
+        """The folder of the programs compiled from `code`: the source and all settings."""
         return self.root / f"{_PROGRAMS}{hashlib.sha256(code.encode()).hexdigest()[:_DIGITS]}"
 
     def folders(self) -> Iterator[Path]:
-        """Every folder of programs, also those of version 0.1 and those that are not complete."""
+        """Every folder of programs, including those of version 0.1 and incomplete ones."""
         for pattern in (f"{_PROGRAMS}*", "v*-*"):
             yield from sorted(path for path in self.root.glob(pattern) if path.is_dir())
 
     def loaded(self) -> Iterator[Path]:
-        """Those that have programs: of others none was ever attached."""
+        """The folders that have programs. No program of another folder was ever attached."""
         for folder in self.folders():
             inner = [folder] if is_versioned(folder) else folder.glob("programs_*")
             if not all(path.name.endswith(_PARTIAL) for path in inner):
                 yield folder
 
     def pinned_programs(self, name: str) -> Iterator[Path]:
-        """Every pin of a program, of whatever code."""
+        """Every pin of a program, of any version."""
         for pattern in (f"{_PROGRAMS}*/{name}", f"v*-*/programs_*/{name}"):
             yield from sorted(self.root.glob(pattern))
 
     def pinned_maps(self, name: str) -> Iterator[Path]:
-        """Every pin of a map, of whatever shape."""
+        """Every pin of a map, of any shape."""
         for pattern in (f"maps/{name}-*-*", f"v*-*/maps/{name}"):
             yield from sorted(self.root.glob(pattern))
 
     def maps_of(self, folder: Path | None) -> dict[str, Path]:
-        """By name, the pins of the maps that the programs of a folder use.
+        """The pins of the maps that the programs of a folder use, by map name. Empty without that folder.
 
-        Those of version 0.1 have no shape in their names.
+        Pins of version 0.1 have no shape in their names.
         """
         if folder is None or not (folder / "maps").is_dir():
             return {}
@@ -78,9 +78,9 @@ class Pins:
         }
 
     def hooked_in(self) -> Path:
-        """The folder whose programs are, or were last, attached.
+        """The folder whose programs are attached, or were attached last.
 
-        Raises NotFound, or Rejected where we may not look.
+        Raises NotFound if nothing is pinned, Rejected if permissions are missing.
         """
         try:
             return self.root / self.current.readlink()
@@ -94,7 +94,7 @@ class Pins:
             ) from failure
 
     def in_force(self) -> Path | None:
-        """As `hooked_in`; None where there is no such folder."""
+        """As `hooked_in`. None if there is no such folder."""
         try:
             folder = self.hooked_in()
         except (NotFound, Rejected):
@@ -102,14 +102,17 @@ class Pins:
         return folder if folder.is_dir() else None
 
     def set_current(self, folder: Path) -> None:
-        """In one step."""
+        """Change `current` to this folder in one step."""
         fresh = self.root / "current_new"
         fresh.unlink(missing_ok=True)
         fresh.symlink_to(folder.name)
         fresh.rename(self.current)
 
     def remove_others(self, programs: Path) -> list[Path]:
-        """Drop the pins of all but these programs and their maps; what is attached stays by its link."""
+        """Remove all pins except those of these programs and their maps. Attachments stay: links keep them.
+
+        Returns the removed paths.
+        """
         stale = [path for path in self.folders() if path != programs]
         for path in stale:
             shutil.rmtree(path)

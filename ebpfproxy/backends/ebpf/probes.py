@@ -1,8 +1,8 @@
-"""What the eBPF dataplane needs of this machine, and what it would rather have: all of it is tried.
+"""Probes what the eBPF dataplane requires of this machine, and what it can use.
 
-Nothing stays of it, and no traffic notices: maps and programs that are closed at once, a file system that is
-opened and not mounted, a network namespace that goes again. Versions of Linux are for readers, as in
-README.md; nothing is decided by them.
+Each feature is tried. Nothing remains, and traffic is not affected. Maps and programs are closed at once, a
+file system is opened but not mounted, and a network namespace is removed again. Versions of Linux are for
+messages only. No decision depends on them.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ from ebpfproxy.model.address import Address, Family, Protocol, unspecified
 
 _HASH, _ARRAY, _LRU_HASH, _LPM_TRIE = 1, 2, 9, 11  # BPF_MAP_TYPE_*
 _NO_PREALLOC, _MMAPABLE = 1, 1 << 10  # BPF_F_*
-_LOOPBACK = 1  # its index in every network namespace
+_LOOPBACK = 1  # its ifindex in every network namespace
 _INIT = 1  # the process ID of the first process in a PID namespace
 _NO_FILE = 1 << 30  # a descriptor that is never open
 _FORWARD = re.compile(r'#include "(/usr/include/[^"]+)"')
@@ -81,10 +81,10 @@ _HELPERS = {
 
 
 def probe(bpffs_root: Path, cgroup_root: Path | None, devices: bool) -> tuple[Finding, ...]:
-    """What is needed comes first. It takes some 10 ms.
+    """The findings, required features first. It takes about 10 ms.
 
-    `cgroup_root`: None where it has to be found. `devices`: whether there are any to look after. Where bpf(2)
-    itself is refused, what takes it cannot be tried, and is left out.
+    `cgroup_root`: None to find it. `devices`: whether network devices are managed. If bpf(2) itself is
+    rejected, features that use it cannot be tried, and are left out.
     """
     allowed = _bpf()
     files = _cgroup(cgroup_root, allowed.present), _bpffs(bpffs_root), _bcc(), _headers()
@@ -94,7 +94,7 @@ def probe(bpffs_root: Path, cgroup_root: Path | None, devices: bool) -> tuple[Fi
     needed = (allowed, *_maps(), *_hooks(), _netns_cookie(cgroup_root), *attaching[:1], *files)
     places: list[Finding] = []
     if devices:
-        with contextlib.suppress(KernelError):  # nothing that serving takes
+        with contextlib.suppress(KernelError):  # it is not required
             places.extend(_places(bpffs_root))
     return (*needed, *_helpers(), _links(), *attaching[1:], _reconnecting(), _destroying(), *places)
 
@@ -102,7 +102,8 @@ def probe(bpffs_root: Path, cgroup_root: Path | None, devices: bool) -> tuple[Fi
 def _tried(
     attempt: Callable[[], object], feature: str, missing: str, remedy: str, needed: bool = True
 ) -> Finding:
-    """What the attempt shows. Without `missing` and `remedy` it is the error that says them."""
+    """The finding of an attempt. An empty `missing` or `remedy` is replaced by the error's message or
+    hint."""
     try:
         attempt()
     except (KernelError, OSError) as failure:
@@ -112,7 +113,7 @@ def _tried(
 
 
 def _number(failure: BaseException | None) -> int:
-    """The errno that is behind an error."""
+    """The errno that caused an error, EINVAL if unknown."""
     while failure:
         if isinstance(failure, OSError) and failure.errno:
             return failure.errno
@@ -133,7 +134,7 @@ _load_connect = partial(_load, CONNECT4.program_type, CONNECT4.attach_type)
 
 
 def _bpf() -> Finding:
-    """Whether we may make maps, load programs for packets, and have them compare pointers."""
+    """Whether this process may make maps, and load programs for packets that compare pointers."""
     try:
         Map.create(_ARRAY, 4, 4, 1).close()
         _load(SCHED_CLS, 0, features.RETURN_0)
@@ -147,14 +148,17 @@ def _bpf() -> Finding:
 
 
 def _why_unknown() -> tuple[str, str]:
-    """What is missing, and the remedy."""
+    """What is missing, and the remedy, if the kernel does not know bpf(2)."""
     if capabilities.is_filtered():
         return "a seccomp filter hides it, or this kernel has none", "run the container privileged"
     return "this kernel has none", "use a kernel with CONFIG_BPF_SYSCALL"
 
 
 def _why_refused() -> tuple[str, str]:
-    """As above. Linux before 5.8 has CAP_SYS_ADMIN alone, which stands for the others ever since."""
+    """What is missing, and the remedy, if bpf(2) is not permitted.
+
+    Linux before 5.8 has CAP_SYS_ADMIN only. Later versions accept it in place of the others.
+    """
     held = capabilities.capabilities()
     lacking = [
         name for name in (capabilities.BPF, capabilities.NET_ADMIN, capabilities.PERFMON) if name not in held
@@ -201,7 +205,7 @@ def _hooks() -> Iterator[Finding]:
 
 
 def _netns_cookie(root: Path | None) -> Finding:
-    """By which the programs distinguish the node's sockets from those of pods, once the map has it."""
+    """The programs distinguish the node's sockets from those of pods by it."""
     name = "the network namespace's cookie"
     attempt = partial(_load_connect, features.GET_NETNS_COOKIE + features.RETURN_1)
     for_programs = _tried(attempt, name, "programs cannot ask for it", _NEWER.format("5.7"))
@@ -217,7 +221,7 @@ def _clsact() -> Finding:
         stack.callback(program.close)
         try:
             stack.enter_context(netns.throw_away())
-        except KernelError as failure:  # which serving does not take
+        except KernelError as failure:  # the dataplane does not need new namespaces, only this probe does
             return Finding(name, _number(failure), f"it cannot be tried: {failure.message}", "", needed=False)
         return _tried(
             partial(tc.try_out, _LOOPBACK, program),
@@ -228,7 +232,7 @@ def _clsact() -> Finding:
 
 
 def _attaching() -> tuple[Finding, ...]:
-    """By which programs get to devices: one of the two is needed."""
+    """The two ways to attach programs to devices. One of them is required."""
     tcx_links = _tried(
         _ask_for_tcx,
         "tcx links",
@@ -245,7 +249,7 @@ def _ask_for_tcx() -> None:
 
 
 def _places(bpffs_root: Path) -> Iterator[Finding]:
-    """Where programs of others run before those that an agent with this bpffs root has attached."""
+    """The places where other programs run before those that an agent with this bpffs root has attached."""
     ways = attachments.choose(Pins(bpffs_root).devices)
     for ifindex, device in links.names().items():
         for side, place in SIDES.items():
@@ -278,7 +282,7 @@ def _links() -> Finding:
 
 
 def _attach_nowhere() -> None:
-    """A kernel that has links only does not find the cgroup."""
+    """A kernel with cgroup links fails with EBADF, since the cgroup's file descriptor is invalid."""
     program = Program.load(CONNECT4.program_type, CONNECT4.attach_type, features.RETURN_1)
     with contextlib.closing(program):
         try:
@@ -289,8 +293,10 @@ def _attach_nowhere() -> None:
 
 
 def _reconnecting() -> Finding:
-    """Whether descriptors of other processes may be duplicated. A security module may still refuse it for
-    single processes, which the agent reports when it happens."""
+    """Whether file descriptors of other processes may be duplicated.
+
+    A security module may still reject it for single processes. The agent reports that when it happens.
+    """
     feature = "reconnecting other processes' sockets"
     missing = "connected UDP sockets keep an endpoint that is gone"
     if capabilities.SYS_PTRACE not in capabilities.capabilities():
@@ -312,7 +318,7 @@ def _destroying() -> Finding:
 
 
 def _destroy_nobody() -> None:
-    """A kernel that can only does not find that socket: none has no address, no port and this cookie."""
+    """A kernel that supports it fails with ENOENT: no socket has these addresses, ports and cookie."""
     nowhere: Address = unspecified(Family.IPV4)
     nobody = sockets.DiagSocket(AF_INET, Protocol.UDP, nowhere, 0, nowhere, 0, cookie=1, interface=0)
     with contextlib.suppress(NotFound):
@@ -323,7 +329,7 @@ def _destroy_nobody() -> None:
 
 
 def _cgroup(root: Path | None, allowed: bool) -> Finding:
-    """Whether there is one that catches all sockets, and, where we may ask, whether it takes programs."""
+    """Whether a cgroup v2 root for all sockets exists and, if `allowed`, whether it accepts programs."""
 
     def attempt() -> None:
         found = root or mounts.cgroup_root_of_all()
@@ -353,7 +359,7 @@ def _bpffs(root: Path) -> Finding:
 
 
 def _bcc() -> Finding:
-    """Found, not imported: that takes a second, and 75 MB."""
+    """Searches the package without importing it: an import takes a second and 75 MB."""
     spec = importlib.util.find_spec("bcc")
     if spec is None:
         return Finding("bcc", errno.ENOENT, "there is no such Python package", _BCC_REMEDY)
@@ -364,7 +370,8 @@ def _bcc() -> Finding:
 
 
 def _headers() -> Finding:
-    """Those that our stand-ins for the kernel's forward to, and the machine's own that these include."""
+    """The C headers that the replacements in bpf/include forward to, and those of the machine's architecture
+    that they include."""
     stand_ins = sorted((abi.source_directory() / "include").rglob("*.h"))
     wanted = [(Path(name),) for each in stand_ins for name in _FORWARD.findall(each.read_text())]
     around = Path("/usr/include")

@@ -1,4 +1,4 @@
-"""The programs: compiled where this code was not yet, attached to their hooks, replaced, detached."""
+"""Compiles the BPF programs, unless they are pinned; attaches, replaces and detaches them at socket hooks."""
 
 import contextlib
 import re
@@ -32,7 +32,7 @@ _COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 def available_hooks() -> tuple[Hook, ...]:
     """Those of SOCKET_HOOKS that this kernel has, found by loading a program for each.
 
-    Raises Unsupported where one is missing that we cannot do without, Rejected without the capabilities.
+    Raises Unsupported if a required hook is missing, Rejected if capabilities are missing.
     """
     found = []
     for hook in SOCKET_HOOKS:
@@ -47,7 +47,7 @@ def available_hooks() -> tuple[Hook, ...]:
 
 
 def specs(hooks: Iterable[Hook]) -> tuple[ProgramSpec, ...]:
-    """Every program that is loaded where the kernel has these hooks of sockets."""
+    """All programs that are loaded if the kernel has these socket hooks."""
     of_sockets = (ProgramSpec(hook.name, hook.program_type, hook.attach_type) for hook in hooks)
     return (*of_sockets, *(ProgramSpec(name, SCHED_CLS, 0) for name in (*CLASSIFIERS, *TAIL_CALLS)))
 
@@ -58,10 +58,10 @@ def sources() -> tuple[Path, ...]:
 
 
 class Programs:
-    """The programs of one code with its settings, loaded and pinned, and their attachments to one cgroup."""
+    """The loaded and pinned programs of one source with its settings, and their attachments to one cgroup."""
 
     def __init__(self, pins: Pins, cgroup_root: Path, sizes: MapSizes, kept_open: tuple[int, ...]) -> None:
-        """Compile and load them, unless a former run left them pinned. Raises KernelError.
+        """Compile and load them, unless a previous run left them pinned. Raises KernelError.
 
         `kept_open`: see `compiler.build`.
         """
@@ -85,15 +85,15 @@ class Programs:
         self._links: bool | None = None
 
     def is_pinned(self) -> bool:
-        """Whether everything that `__init__` made, or found, is still there."""
+        """Whether all pins that `__init__` made or found still exist."""
         pinned = ((self.directory / spec.name).exists() for spec in self._specs)
         return is_complete(self.maps) and all(pinned)
 
     def _make_room(self, sizes: MapSizes) -> Path:
-        """Have the maps, and a folder of links to them, to which the compiler adds the programs.
+        """Provide the maps, and a folder of links to them, to which the compiler adds the programs.
 
-        Where a pin of a map in force is gone, all maps are made again: programs that are attached keep using
-        the map that has no pin, beside others that this agent would write.
+        If a pin of a map in force is missing, all maps are made again. The attached programs continue to use
+        the unpinned map, while this agent would write to a new one beside it.
         """
         partial = self.directory.with_name(f"{self.directory.name}_partial")
         try:
@@ -111,11 +111,11 @@ class Programs:
         return partial / "maps"
 
     def hook_states(self) -> dict[str, str]:
-        """ATTACHED for the hooks where our programs run for every process below the cgroup: attached, and
-        in force. OUTDATED where another program of ours is, or a link of ours that does nothing. Hooks with
-        neither are left out.
+        """The state by hook name: ATTACHED or OUTDATED. Hooks without any program of the agent are left out.
 
-        A link may exist and yet do nothing, since its cgroup is another one (cilium #48420).
+        ATTACHED: this object's program is attached to the cgroup and runs for every process below it.
+        OUTDATED: a program of another version is attached, or a pinned link has no effect. A link has no
+        effect if its cgroup is another one (cilium #48420).
         """
         states = {hook.name: self._state(hook) for hook in self.hooks}
         return {name: state for name, state in states.items() if state}
@@ -136,7 +136,7 @@ class Programs:
         return ""
 
     def _is_linked_here(self, hook: Hook) -> bool:
-        """Whether it is attached to this very cgroup, and not to one above."""
+        """Whether it is attached to this cgroup itself, and not to one above."""
         try:
             link = Link.pinned(self._pins.links / hook.name)
         except NotFound:
@@ -148,7 +148,7 @@ class Programs:
             link.close()
 
     def attach(self, names: Iterable[str]) -> Mapping[str, KernelError]:
-        """Attach these hooks' programs, in the order of SOCKET_HOOKS; what failed, by name."""
+        """Attach these hooks' programs, in the order of SOCKET_HOOKS. Returns the failures by hook name."""
         wanted = set(names)
         failed: dict[str, KernelError] = {}
         for hook in self.hooks:
@@ -164,7 +164,10 @@ class Programs:
         return failed
 
     def detach(self, names: Iterable[str]) -> Mapping[str, KernelError]:
-        """Take whatever is ours off these hooks, what sends elsewhere first; what failed, by name."""
+        """Detach the agent's programs from these hooks, those that redirect sockets first.
+
+        Returns the failures by hook name.
+        """
         wanted = set(names)
         failed: dict[str, KernelError] = {}
         for hook in reversed(self.hooks):
@@ -196,7 +199,7 @@ class Programs:
                 former.close()
 
     def _former(self, hook: Hook) -> Program | None:
-        """The program of another code that is attached without a link, found by its pin."""
+        """The program of another version that is attached without a link, found by its pin."""
         present = cgroup.programs(self._cgroup, hook.attach_type)
         for program in pinned_programs(self._pins, hook.name):
             if program.id in present and program.id != self._ids[hook.name]:
@@ -205,7 +208,7 @@ class Programs:
         return None
 
     def settle(self) -> None:
-        """Everything is attached: these programs are in force, and the pins of others are removed."""
+        """To be called once everything is attached. Record these programs as in force; unpin all others."""
         self._pins.set_current(self.directory)
         for path in self._pins.remove_others(self.directory):
             log.info(REPLACED, what=path.relative_to(self._pins.root))
@@ -216,21 +219,21 @@ class Programs:
 
 
 def first_needed(failed: Mapping[str, KernelError]) -> KernelError | None:
-    """The first failure, by name of hook, of a hook that we cannot do without; None where there is none."""
+    """The first failure of a required hook. `failed` is by hook name. None if there is no such failure."""
     return next(
         (failed[hook.name] for hook in SOCKET_HOOKS if hook.name in failed and not hook.optional), None
     )
 
 
 def pinned_programs(pins: Pins, name: str) -> Iterable[Program]:
-    """All programs of a hook that are pinned, of whatever code."""
+    """All pinned programs of a hook, of any version."""
     for path in pins.pinned_programs(name):
         with contextlib.suppress(NotFound):
             yield Program.pinned(path)
 
 
 def pinned_classifiers(pins: Pins) -> frozenset[int]:
-    """The ids of all programs for devices that are pinned, of whatever code."""
+    """The ids of all pinned programs for devices, of any version."""
     found = set()
     for program in (each for name in CLASSIFIERS for each in pinned_programs(pins, name)):
         with contextlib.closing(program):
@@ -241,9 +244,10 @@ def pinned_classifiers(pins: Pins) -> frozenset[int]:
 def detach_all(
     pins: Pins, cgroup_root: Path | None, hooks: Collection[Hook] = SOCKET_HOOKS, dry_run: bool = False
 ) -> list[str]:
-    """Take our programs off these hooks, and off such as another version has; what was detached.
+    """Detach the agent's programs from these hooks, and from hooks that only another version has.
 
-    No error where nothing is. With `dry_run` it is only said.
+    Returns what was detached. The result is empty if nothing was attached. With `dry_run` nothing changes,
+    and the result is what would be detached.
     """
     wanted = (hook for hook in reversed(SOCKET_HOOKS) if hook in hooks)
     removed = [what for hook in wanted for what in _detach(hook, pins, cgroup_root, dry_run)]
@@ -257,19 +261,19 @@ def detach_all(
 
 
 def _link_pins(pins: Pins, hook: Hook) -> tuple[Path, Path]:
-    """Where a hook's link is, and where it is for a moment while it is made."""
+    """The pin of a hook's link, and its pin while the link is made."""
     return pins.links / hook.name, pins.links / f"{hook.name}_new"
 
 
 def _detach(hook: Hook, pins: Pins, cgroup_root: Path | None, dry_run: bool = False) -> list[str]:
-    """What was detached. `cgroup_root` is only needed where the kernel has no cgroup links."""
+    """Returns what was detached. `cgroup_root` is only needed where the kernel has no cgroup links."""
     removed = []
     for path in _link_pins(pins, hook):
         if path.exists():
             if not dry_run:
                 path.unlink(missing_ok=True)
             removed.append(f"link {path.name}")
-    if cgroup_root is None or (dry_run and removed):  # the kernel counts what a link attaches, too
+    if cgroup_root is None or (dry_run and removed):  # the kernel's list includes programs of links, too
         return removed
     for program in pinned_programs(pins, hook.name):
         with contextlib.closing(program):

@@ -10,14 +10,14 @@ from ebpfproxy.plan.service_plan import SocketLb
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EbpfSettings:
-    """Where everything is. `cgroup_root` catches the sockets of all processes below it.
+    """Paths and options.
 
-    `devices`: whether there are network devices to look after. Without, none is touched, so that another
-    agent may look after those of this network namespace; only what a former run of ours left there goes.
-
-    `destroy_stale_sockets`: connected UDP sockets whose endpoint is gone and which could not be reconnected.
-
-    `redirect`: flows to another node's endpoint skip this node's stack where the kernel can do that.
+    - `cgroup_root`: the hooks apply to the sockets of all processes below it.
+    - `devices`: whether to manage network devices. If not, another agent may manage those of this network
+      namespace. This agent then removes only what a previous run of its own left at them.
+    - `destroy_stale_sockets`: whether to destroy connected UDP sockets whose endpoint is gone and which could
+      not be reconnected.
+    - `redirect`: flows to another node's endpoint skip this node's stack if the kernel supports that.
     """
 
     cgroup_root: Path

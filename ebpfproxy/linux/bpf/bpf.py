@@ -1,8 +1,8 @@
-"""bpf(2): maps, programs and links, each by one system call. No libbpf and no bcc: 0.1 MB instead of 75.
+"""bpf(2): maps, programs and links by direct system calls. This takes 0.1 MB; libbpf or bcc take 75 MB.
 
-Keys and values are bytes in the machine's own layout; what they mean is the caller's affair. File
-descriptors are owned by the objects here and closed by `close`. See include/uapi/linux/bpf.h for
-the layout of `union bpf_attr`, of which each call packs the part it uses.
+Keys and values are bytes in the machine's own layout. The caller interprets them. Each object owns its file
+descriptor, and `close` closes it. Each call packs the part of `union bpf_attr` that it uses. See
+include/uapi/linux/bpf.h for its layout.
 """
 
 import contextlib
@@ -27,20 +27,20 @@ MAP_LOOKUP_BATCH, MAP_UPDATE_BATCH, MAP_DELETE_BATCH = 24, 26, 27
 LINK_CREATE, LINK_UPDATE, LINK_DETACH = 28, 29, 34
 
 PERCPU_TYPES = frozenset({5, 6, 10})  # BPF_MAP_TYPE_PERCPU_HASH, _PERCPU_ARRAY, _LRU_PERCPU_HASH
-ENOTSUPP = 524  # the kernel's own, which has no name in user space
+ENOTSUPP = 524  # the kernel's internal error number, which has no name in user space
 
 _SYSCALL = {"x86_64": 321, "aarch64": 280, "riscv64": 280, "loongarch64": 280, "s390x": 351, "ppc64le": 361}
 _libc = ctypes.CDLL(None, use_errno=True)
 _BEFORE = 1 << 3  # BPF_F_BEFORE
-_ATTEMPTS = 5  # as libbpf's sys_bpf_prog_load()
+_ATTEMPTS = 5  # the same as in libbpf's sys_bpf_prog_load()
 _NOT_NOW = frozenset({errno.EPERM, errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
 BUSY = frozenset({errno.EBUSY, errno.EDEADLK, errno.ETIMEDOUT})
-"""A bucket of a hash map was locked: the first of them since 5.11 (20b6cc34ea74), the others since 6.15."""
-_CHUNK = 4096  # entries a batch: long enough to be cheap, short enough not to hold a CPU for long
+"""A bucket of a hash map was locked. EBUSY: since Linux 5.11 (20b6cc34ea74). The others: since 6.15."""
+_CHUNK = 4096  # entries per batch: large enough to be cheap, small enough not to hold a CPU for long
 
 
 def syscall_number() -> int:
-    """What bpf(2) is called by on this machine. Raises Unsupported where that is not known."""
+    """The system call number of bpf(2) on this machine. Raises Unsupported if it is unknown."""
     number = _SYSCALL.get(platform.machine())
     if number is None:
         raise Unsupported(f"bpf(2) has no known number on {platform.machine()}")
@@ -48,7 +48,10 @@ def syscall_number() -> int:
 
 
 def bpf(command: int, attr: bytes, what: str) -> tuple[int, bytes]:
-    """One call: its result, and `attr` as the kernel left it. Raises KernelError that names `what`."""
+    """One call. Returns its result, and `attr` as the kernel changed it.
+
+    Raises KernelError with `what` as the start of its message.
+    """
     buffer = ctypes.create_string_buffer(attr, len(attr))
     result = _libc.syscall(syscall_number(), command, buffer, len(attr))
     if result < 0:
@@ -57,7 +60,7 @@ def bpf(command: int, attr: bytes, what: str) -> tuple[int, bytes]:
 
 
 def error(number: int, what: str) -> KernelError:
-    """The error of our tree that `number` (an errno) stands for."""
+    """The error of ebpfproxy.errors for `number` (an errno), which is the errno of its cause."""
     kinds: dict[int, type[KernelError]] = {
         errno.ENOENT: NotFound,
         errno.EEXIST: AlreadyExists,
@@ -74,23 +77,27 @@ def error(number: int, what: str) -> KernelError:
 
 
 def errno_of(failure: KernelError) -> int:
-    """The errno behind an error of this module; 0 where there is none."""
+    """The errno that caused an error of this module. 0 if there is none."""
     cause = failure.__cause__
     return cause.errno or 0 if isinstance(cause, OSError) else 0
 
 
 @functools.cache
 def _unlimit() -> None:
-    """Before Linux 5.11 maps and programs count as locked memory, all that root has there together: an agent
-    that starts again, its maps being there, could not make one more."""
+    """Raise the limit of locked memory.
+
+    Before Linux 5.11 it includes all maps and programs of root together. An agent that starts again, with its
+    maps still pinned, could make no further map.
+    """
     _, most = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     resource.setrlimit(resource.RLIMIT_MEMLOCK, (most, most))
-    with contextlib.suppress(OSError, ValueError):  # more than that takes CAP_SYS_RESOURCE
+    with contextlib.suppress(OSError, ValueError):  # exceeding the hard limit requires CAP_SYS_RESOURCE
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 
 class MapFacts(NamedTuple):
-    """struct bpf_map_info, its first fields. Sizes in bytes; for per-CPU maps the size of one value."""
+    """The first fields of struct bpf_map_info. Sizes are in bytes. For per-CPU maps, `value_size` is that of
+    one CPU's value."""
 
     type: int
     id: int
@@ -102,14 +109,14 @@ class MapFacts(NamedTuple):
 
 
 class _Object:
-    """Something with a file descriptor and a path that it is, or can be, pinned to."""
+    """A kernel object with a file descriptor. It can be pinned to a path."""
 
     def __init__(self, fd: int, name: str) -> None:
         self.fd = fd
         self.name = name
 
     def pin(self, path: Path) -> None:
-        """Raises AlreadyExists. bpffs takes no dots in names (kernel/bpf/inode.c, bpf_lookup)."""
+        """Raises AlreadyExists. bpffs allows no dots in names (kernel/bpf/inode.c, bpf_lookup)."""
         name = ctypes.create_string_buffer(os.fsencode(path))
         bpf(OBJ_PIN, struct.pack("=QII", ctypes.addressof(name), self.fd, 0), f"cannot pin {path}")
 
@@ -127,12 +134,12 @@ class _Object:
 
 
 def _pinned_fd(path: Path, kind: str) -> int:
-    """`kind`: map, prog or link. The kernel does not check it, and describes each in its own way."""
+    """`kind`: "map", "prog" or "link". It is checked, since the kernel opens a pin of any kind."""
     name = ctypes.create_string_buffer(os.fsencode(path))
     try:
         fd, _ = bpf(OBJ_GET, struct.pack("=QII", ctypes.addressof(name), 0, 0), f"cannot open {path}")
     except Rejected as failure:
-        if errno_of(failure) == errno.EACCES:  # of the path, not of a capability
+        if errno_of(failure) == errno.EACCES:  # because of the path's permissions, not of a capability
             failure.hint = "run as root"
         raise
     found = str(Path(f"/proc/self/fd/{fd}").readlink())  # "anon_inode:bpf-map", "anon_inode:bpf_link"
@@ -143,7 +150,7 @@ def _pinned_fd(path: Path, kind: str) -> int:
 
 
 class Map(_Object):
-    """A BPF map. Iteration is safe against changes meanwhile, but then may miss or repeat an entry."""
+    """A BPF map. Entries may change during an iteration, which then may miss or repeat an entry."""
 
     def __init__(self, fd: int, name: str) -> None:
         super().__init__(fd, name)
@@ -172,9 +179,10 @@ class Map(_Object):
         name: str = "",
         inner: "Map | None" = None,
     ) -> "Map":
-        """One that is gone when it is closed, unless it was pinned. Raises KernelError.
+        """Make a map, which exists until it is closed, unless it is pinned. Raises KernelError.
 
-        The kernel keeps 15 characters of `name`. `inner`: of an array of maps, one like those that it takes.
+        The kernel keeps 15 characters of `name`. `inner`: for an array of maps, a map that is the template of
+        its entries.
         """
         _unlimit()
         sizes = type_, key_size, value_size, max_entries, flags
@@ -183,7 +191,10 @@ class Map(_Object):
         return cls(bpf(MAP_CREATE, attr, what)[0], name or "unnamed")
 
     def lookup(self, key: bytes) -> bytes | None:
-        """A per-CPU map's value is that of all possible CPUs in a row, each padded to 8 bytes."""
+        """The value of a key. None if there is no such entry.
+
+        For a per-CPU map it is the concatenated values of all possible CPUs, each padded to 8 bytes.
+        """
         ctypes.memmove(self._key, key, len(key))
         try:
             bpf(MAP_LOOKUP_ELEM, self._element + bytes(8), f"cannot read map {self.name}")
@@ -192,7 +203,7 @@ class Map(_Object):
         return self._value.raw
 
     def update(self, key: bytes, value: bytes, flags: int = 0) -> None:
-        """Raises TableFull where a map without eviction has no room."""
+        """Raises TableFull if a map without eviction has no room."""
         ctypes.memmove(self._key, key, len(key))
         ctypes.memmove(self._value, value, len(value))
         attr = self._element + struct.pack("=Q", flags)
@@ -202,14 +213,14 @@ class Map(_Object):
         """Whether there was such an entry."""
         ctypes.memmove(self._key, key, len(key))
         try:
-            # Without the value's address: a field that the command does not use must be zero.
+            # Without the value's address: fields that the command does not use must be zero.
             bpf(MAP_DELETE_ELEM, self._element[:16], f"cannot delete from map {self.name}")
         except NotFound:
             return False
         return True
 
     def update_all(self, entries: list[tuple[bytes, bytes]]) -> None:
-        """Write many entries, in chunks. When it raises, some of them are written."""
+        """Write many entries, in chunks. If it raises, some of them may have been written."""
         for start in range(0, len(entries), _CHUNK):
             part = entries[start : start + _CHUNK]
             keys = ctypes.create_string_buffer(b"".join(key for key, _ in part))
@@ -217,21 +228,21 @@ class Map(_Object):
             self._batch(MAP_UPDATE_BATCH, 0, 0, keys, values, len(part))
 
     def items(self) -> Iterator[tuple[bytes, bytes]]:
-        """Every entry; in no order."""
+        """Every entry, in no order."""
         key_size, stride = self.shape.key_size, self._stride
         for keys, values in self.batches(_CHUNK):
             for i in range(len(keys) // key_size):
                 yield keys[i * key_size : (i + 1) * key_size], values[i * stride : (i + 1) * stride]
 
     def batches(self, room: int) -> Iterator[tuple[bytes, bytes]]:
-        """Every entry, up to `room` of them at a time: their keys in a row, and their values in a row.
+        """Every entry, up to `room` of them at a time, as concatenated keys and concatenated values.
 
-        Two empty strings: the kernel found a bucket locked, and it is tried again when the caller continues.
-        One call into the kernel lasts as long as it takes to fill a batch, empty buckets included.
+        Two empty strings mean that the kernel found a bucket locked. The next iteration tries it again. One
+        call into the kernel continues until the batch is full, and passes empty buckets meanwhile.
         """
         try:
             yield from self._lookup_batches(room)
-        except Unsupported:  # this type has no batches on this kernel; nothing was yielded yet
+        except Unsupported:  # this kernel has no batches for this type; nothing was yielded yet
             yield from self._items_one_by_one()
 
     def _lookup_batches(self, room: int) -> Iterator[tuple[bytes, bytes]]:
@@ -254,7 +265,7 @@ class Map(_Object):
                     continue
                 if errno_of(stopped) not in BUSY:
                     raise
-                n = stopped.args[1]  # those before the bucket that is locked; the token is at that one
+                n = stopped.args[1]  # the entries before the locked bucket; the token refers to that bucket
             first = False
             if n or not done:
                 yield ctypes.string_at(keys, n * key_size), ctypes.string_at(values, n * stride)
@@ -268,7 +279,8 @@ class Map(_Object):
         values: "ctypes.Array[ctypes.c_char]",
         n: int,
     ) -> int:
-        """How many entries it handled. NotFound, a walk's regular end, has that as its second argument."""
+        """How many entries it handled. NotFound, the regular end of a walk, has this number as its second
+        argument."""
         addresses = ctypes.addressof(keys), ctypes.addressof(values)
         attr = struct.pack("=QQQQIIQQ", start, end, *addresses, n, self.fd, 0, 0)
         buffer = ctypes.create_string_buffer(attr, len(attr))
@@ -301,7 +313,7 @@ class Map(_Object):
             here = ctypes.addressof(at)
 
     def mapped(self) -> mmap.mmap:
-        """The memory of an array made with BPF_F_MMAPABLE (5.5, fc9702273e2e): values 8-byte aligned."""
+        """The memory of an array made with BPF_F_MMAPABLE (5.5, fc9702273e2e). Values are 8-byte aligned."""
         size = (self.shape.value_size + 7) // 8 * 8 * self.shape.max_entries
         pages = (size + mmap.PAGESIZE - 1) // mmap.PAGESIZE * mmap.PAGESIZE
         try:
@@ -320,7 +332,8 @@ class Program(_Object):
 
     @classmethod
     def load(cls, type_: int, attach_type: int, instructions: bytes) -> "Program":
-        """From instructions (struct bpf_insn), in which a map is its file descriptor. Raises KernelError."""
+        """Load instructions (struct bpf_insn), which refer to a map by its file descriptor. Raises
+        KernelError."""
         _unlimit()
         code = ctypes.create_string_buffer(instructions, len(instructions))
         license_ = ctypes.create_string_buffer(b"Dual BSD/GPL")
@@ -334,12 +347,13 @@ class Program(_Object):
                 return cls(bpf(PROG_LOAD, attr, "cannot load a program")[0], "ebpfproxy_probe")
             except KernelError as failure:
                 if errno_of(failure) != errno.EAGAIN or attempt == _ATTEMPTS - 1:
-                    raise  # the verifier was not, or is always, disturbed by a signal
+                    raise  # EAGAIN: a signal interrupted the verifier, at the last attempt, too
         raise AssertionError("unreachable")
 
     @classmethod
     def by_id(cls, number: int) -> "Program":
-        """Any program of this machine. Raises NotFound where it is gone, Rejected without CAP_SYS_ADMIN."""
+        """Any program of this machine. Raises NotFound if it does not exist, Rejected without
+        CAP_SYS_ADMIN."""
         fd, _ = bpf(PROG_GET_FD_BY_ID, struct.pack("=III", number, 0, 0), f"cannot open program {number}")
         return cls(fd, f"program {number}")
 
@@ -349,12 +363,12 @@ class Program(_Object):
 
     @property
     def called(self) -> str:
-        """The name that it was loaded with: up to 15 characters, "" where its loader gave none."""
+        """The name that it was loaded with: up to 15 characters, "" if it has none."""
         return self.facts(80)[64:80].partition(b"\0")[0].decode(errors="replace")
 
 
 class Link(_Object):
-    """A bpf_link: an attachment that lasts as long as it is open or pinned."""
+    """A bpf_link: an attachment that exists as long as it is open or pinned."""
 
     @classmethod
     def pinned(cls, path: Path) -> "Link":
@@ -363,7 +377,7 @@ class Link(_Object):
 
     @classmethod
     def create(cls, program: Program, target_fd: int, attach_type: int) -> "Link":
-        """Cgroup links: kernel 5.7 (af6eea57437a). Raises Unsupported before that."""
+        """A cgroup link. Raises Unsupported before Linux 5.7 (af6eea57437a)."""
         attr = struct.pack("=IIII", program.fd, target_fd, attach_type, 0)
         try:
             return cls(bpf(LINK_CREATE, attr, f"cannot attach {program.name}")[0], program.name)
@@ -376,9 +390,11 @@ class Link(_Object):
     def create_first(cls, program: Program, ifindex: int, attach_type: int) -> "Link":
         """A tcx link (BPF_TCX_INGRESS, BPF_TCX_EGRESS) at the head of the device's list: Linux 6.6.
 
-        BPF_F_BEFORE without another program is the head: e420bed02507 ("bpf: Add fd-based tcx multi-prog
-        infra with link support", 6.6). The device is one of the calling thread's network namespace. Raises
-        AlreadyExists where the very program is in the list already, Rejected (ENODEV) without the device.
+        BPF_F_BEFORE without another program selects the head: e420bed02507 ("bpf: Add fd-based tcx multi-prog
+        infra with link support", 6.6). The device is one of the calling thread's network namespace.
+
+        Raises AlreadyExists if the same program is in the list already, Rejected (ENODEV) if the device does
+        not exist.
         """
         attr = struct.pack("=IIIIIIQ", program.fd, ifindex, attach_type, _BEFORE, 0, 0, 0)
         return cls(bpf(LINK_CREATE, attr, f"cannot attach {program.name}")[0], program.name)
@@ -393,37 +409,40 @@ class Link(_Object):
 
     @property
     def ifindex(self) -> int:
-        """Of a tcx link the device, in its own network namespace; 0 where that is gone."""
+        """The device of a tcx link, in the device's network namespace. 0 if the device is gone."""
         return int(struct.unpack_from("=I", self.facts(32), 16)[0])
 
     def detach(self) -> None:
-        """At once, though the link stays open or pinned. No error where it is detached already."""
+        """Detach at once, although the link stays open or pinned. No error if it is detached already."""
         bpf(LINK_DETACH, struct.pack("=I", self.fd), f"cannot detach {self.name}")
 
     @property
     def cgroup_id(self) -> int:
-        """The inode number of the cgroup; 0 where that is gone."""
+        """The inode number of the cgroup. 0 if the cgroup is gone."""
         return int(struct.unpack_from("=Q", self.facts(32), 16)[0])
 
     def replace(self, program: Program) -> None:
-        """From one packet to the next. ENOLINK, as Rejected, where the cgroup, or device, is gone."""
+        """Replace the program between two packets.
+
+        Raises Rejected (ENOLINK) if the cgroup or device is gone.
+        """
         attr = struct.pack("=IIII", self.fd, program.fd, 0, 0)
         bpf(LINK_UPDATE, attr, f"cannot replace the program of {self.name}")
 
 
 def loads(program_type: int, attach_type: int, instructions: bytes) -> bool:
-    """Whether the kernel takes a program of these instructions (struct bpf_insn): how features are probed.
+    """Whether the kernel loads a program of these instructions (struct bpf_insn). For probing features.
 
-    Raises as `refusal`.
+    Raises the same errors as `refusal`.
     """
     return not refusal(program_type, attach_type, instructions)
 
 
 def refusal(program_type: int, attach_type: int, instructions: bytes) -> int:
-    """The errno with which the kernel refuses a program of these instructions; 0 where it takes it.
+    """The errno with which the kernel rejects a program of these instructions. 0 if it loads it.
 
-    Raises Rejected where we may not load programs at all, or where there is no memory or file descriptor
-    for it: that says nothing about the program.
+    Raises Rejected if loading programs is not permitted, or if memory or file descriptors are missing. Such
+    errors do not depend on the program.
     """
     try:
         Program.load(program_type, attach_type, instructions).close()
@@ -435,6 +454,6 @@ def refusal(program_type: int, attach_type: int, instructions: bytes) -> int:
 
 
 def possible_cpus() -> int:
-    """How many values a per-CPU map has: /sys/devices/system/cpu/possible, such as "0-3,8"."""
+    """How many values a per-CPU map has, from /sys/devices/system/cpu/possible, for example "0-3,8"."""
     text = Path("/sys/devices/system/cpu/possible").read_text().strip()
     return 1 + max(int(part.split("-")[-1]) for part in text.split(","))

@@ -1,5 +1,7 @@
-"""Attaching programs to a cgroup of version 2: by links where the kernel has them, by PROG_ATTACH before; and
-a cgroup of our own to try them in."""
+"""Attaches programs to a cgroup v2: by links if the kernel has them, else by PROG_ATTACH.
+
+It also makes temporary cgroups, to run a program for a single process.
+"""
 
 import ctypes
 import os
@@ -16,18 +18,18 @@ from ebpfproxy.linux.bpf.bpf import PROG_ATTACH, PROG_DETACH, PROG_QUERY, Link, 
 
 _ALLOW_MULTI, _REPLACE = 2, 4  # BPF_F_ALLOW_MULTI, BPF_F_REPLACE
 _QUERY_EFFECTIVE = 1  # BPF_F_QUERY_EFFECTIVE
-_CONNECT = (  # "0" is the writing process; the hooks are run before the socket is looked at
+_CONNECT = (  # "0" is the writing process; the hooks run before the kernel uses the socket
     "import socket, sys\n"
     "open(sys.argv[1], 'w').write('0')\n"
     "socket.socket(socket.AF_INET, socket.SOCK_DGRAM).connect_ex(('127.0.0.1', 9))\n"
 )
 _TEMPORARY = "ebpfproxy-temporary-"
-_ROOM = 1024  # programs: BPF_CGROUP_MAX_PROGS (64) of each cgroup from here to the root
+_ROOM = 1024  # programs: up to BPF_CGROUP_MAX_PROGS (64) of each cgroup on the path to the root
 
 
 @contextmanager
 def opened(cgroup: Path) -> Iterator[int]:
-    """A file descriptor of the cgroup's folder. Raises NotFound."""
+    """A file descriptor of the cgroup's directory. Raises NotFound."""
     try:
         fd = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as failure:
@@ -39,7 +41,8 @@ def opened(cgroup: Path) -> Iterator[int]:
 
 
 def programs(cgroup: Path, attach_type: int, effective: bool = False) -> list[int]:
-    """The ids of the programs at this cgroup; `effective`: those of its ancestors, too, in running order."""
+    """The ids of the programs attached to this cgroup. `effective`: also those of its ancestors, in the order
+    in which they run."""
     ids = (ctypes.c_uint32 * _ROOM)()
     with opened(cgroup) as fd:
         flags = _QUERY_EFFECTIVE if effective else 0
@@ -49,10 +52,10 @@ def programs(cgroup: Path, attach_type: int, effective: bool = False) -> list[in
 
 
 def attach_link(program: Program, cgroup: Path, attach_type: int, pin: Path) -> None:
-    """Attach by a link pinned at `pin`; where there is one, replace its program in one step.
+    """Attach by a link pinned at `pin`. If the link exists, its program is replaced in one step.
 
-    A link whose cgroup is gone or another one (calico #12801: ENOLINK) is unpinned and made again.
-    Raises Unsupported where the kernel has no cgroup links.
+    A link whose cgroup is gone (calico #12801: ENOLINK) or is another one is unpinned and made again. Raises
+    Unsupported if the kernel has no cgroup links.
     """
     with opened(cgroup) as fd:
         if _replaced(program, os.fstat(fd).st_ino, pin):
@@ -62,13 +65,13 @@ def attach_link(program: Program, cgroup: Path, attach_type: int, pin: Path) -> 
         link = Link.create(program, fd, attach_type)
         try:
             link.pin(fresh)
-            fresh.rename(pin)  # what was there stays in force until now
+            fresh.rename(pin)  # a previous link stays in force until now
         finally:
             link.close()
 
 
 def _replaced(program: Program, cgroup_id: int, pin: Path) -> bool:
-    """Whether a link of that cgroup was there, and runs `program` now. Whatever else is there is no use."""
+    """Replace the program of the pinned link. False if it fails, or the link is not of that cgroup."""
     try:
         link = Link.pinned(pin)
     except KernelError:
@@ -85,7 +88,7 @@ def _replaced(program: Program, cgroup_id: int, pin: Path) -> bool:
 
 
 def attach_multi(program: Program, cgroup: Path, attach_type: int, former: Program | None) -> None:
-    """Attach beside others' programs, without a link; in `former`'s place where that is attached."""
+    """Attach without a link, beside other programs. It replaces `former` if that is attached."""
     with opened(cgroup) as fd:
         if former is not None and former.id in programs(cgroup, attach_type):
             flags, old = _ALLOW_MULTI | _REPLACE, former.fd
@@ -96,7 +99,7 @@ def attach_multi(program: Program, cgroup: Path, attach_type: int, former: Progr
 
 
 def detach(program: Program, cgroup: Path, attach_type: int) -> bool:
-    """Undo `attach_multi`; whether it was attached so."""
+    """Undo `attach_multi`. Returns whether the program was attached in that way."""
     with opened(cgroup) as fd:
         attr = struct.pack("=IIIII", fd, program.fd, attach_type, 0, 0)
         try:
@@ -108,7 +111,7 @@ def detach(program: Program, cgroup: Path, attach_type: int) -> bool:
 
 @contextmanager
 def temporary(parent: Path) -> Iterator[Path]:
-    """A cgroup below `parent` within the block. What is attached to it goes with it. Raises Rejected."""
+    """A cgroup below `parent` that exists within the block, with what is attached to it. Raises Rejected."""
     try:
         made = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=parent))
     except OSError as failure:
@@ -121,7 +124,10 @@ def temporary(parent: Path) -> Iterator[Path]:
 
 
 def remove_temporary(parent: Path, dry_run: bool = False) -> list[str]:
-    """The names of those that a process left behind which was killed; with a process in it one stays."""
+    """Remove temporary cgroups that a killed process has left. Returns their names.
+
+    A cgroup that contains a process stays.
+    """
     removed = []
     for left in sorted(parent.glob(f"{_TEMPORARY}*")):
         with suppress(OSError):
@@ -132,8 +138,10 @@ def remove_temporary(parent: Path, dry_run: bool = False) -> list[str]:
 
 
 def connect_in(cgroup: Path) -> None:
-    """Have a process in that cgroup, and in the calling thread's network namespace, call connect(2). It
-    connects a datagram's socket to loopback: no packet is sent. Raises Rejected."""
+    """Run a process that calls connect(2), in that cgroup and in the calling thread's network namespace.
+
+    It connects a UDP socket to loopback, which sends no packet. Raises Rejected.
+    """
     command = [sys.executable, "-I", "-S", "-c", _CONNECT, str(cgroup / "cgroup.procs")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -1,17 +1,17 @@
-"""Compiling C and loading programs with bcc, in a child process that ends when that is done.
+"""Compiles C and loads programs with bcc, in a child process.
 
-`build` is what others call; it runs this module as a program. The child alone imports bcc, so that the memory
-of clang and LLVM (130 MB) goes with it. What it made lasts by its pins:
+`build` runs this module as a program. Only the child imports bcc, so the memory of clang and LLVM (130 MB) is
+free once it ends. These pins remain:
 
-    <maps>/NAME          every map that the source declares, pinned by the source itself (PIN_DIR)
-    <programs>/NAME      every program, appearing all at once
-    <programs>/tail_calls  the map of that name, with the programs that others continue in: it is emptied by
-                           the kernel when nothing but programs refers to it (prog_array_map_clear())
+    <maps>/NAME            every map that the source declares, pinned by the source itself (PIN_DIR)
+    <programs>/NAME        every program; all of them appear in one step
+    <programs>/tail_calls  the map with the programs of tail calls. It is pinned, since the kernel empties
+                           a map to which only programs refer (prog_array_map_clear())
 
-The child writes nothing to its standard output, unless the kernel does not load a program: then that is its
-report, one JSON object (see `_Rejection`). Messages of clang and of Python go to its standard error.
+If the kernel does not load a program, the child writes a report to its standard output: one JSON object (see
+`_Rejection`). Otherwise it writes nothing there. Messages of clang and of Python go to its standard error.
 
-bcc comes from the distribution (python3-bpfcc), never from PyPI, where that name is another project's.
+bcc must be that of the distribution (python3-bpfcc). On PyPI that name belongs to another project.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ from ebpfproxy.errors import ProgramRejected, Rejected, Unsupported
 from ebpfproxy.linux.bpf import verifier_log
 
 _FLAGS = ("-Wall", "-Werror=implicit-function-declaration", "-I/usr/include", "-g0")
-"""-g0: bcc asks for debug information, which takes a fifth of the compiler's time, and is not used."""
+"""-g0: bcc requests debug information, which takes a fifth of the compiler's time and is not used."""
 _PR_SET_PDEATHSIG = 1
 _CLANG_ERROR = ": error: "  # after the file, line and column
 TAIL_CALLS = "tail_calls"
@@ -43,7 +43,7 @@ _LOCAL_INCLUDE = re.compile(r'#include "([^"/]+)"')
 
 
 class ProgramSpec(NamedTuple):
-    """A function of the source, and the kernel's BPF_PROG_TYPE_* and attach type (bpf_attach_type) for it."""
+    """A function of the source, with its BPF_PROG_TYPE_* and its attach type (bpf_attach_type)."""
 
     name: str
     type: int
@@ -60,25 +60,28 @@ def build(
     beside: tuple[Path, ...] = (),
     tail_calls: tuple[str, ...] = (),
 ) -> None:
-    """Compile `source`, load `programs`, pin them below `program_pins`, which must not exist yet.
+    """Compile `source`, load `programs`, and pin them below `program_pins`, which must not exist yet.
 
-    Sources `beside` it are compiled as one text with it, so that clang runs once, and maps that are not
-    pinned are shared. Maps that are pinned, or linked, already below `map_pins` are used, without a check of
-    their shape; `map_pins` may be inside NAME_partial, which becomes `program_pins` (NAME). `tail_calls`:
-    which of `programs` are put into the map `tail_calls`, in this order. The child has the file descriptors
-    `kept_open`, too, so that a lock among them lasts as long as it runs; it ends with us, and leaves signals
-    of the terminal to us.
-    Raises Unsupported where bcc is missing or another package, ProgramRejected where the kernel does not load
-    a program, Rejected where clang fails or the kernel does not make a map.
+    - `beside`: sources that are compiled as one text with `source`. So clang runs once, and maps without pins
+      are shared.
+    - `map_pins`: maps that are pinned or linked below it already are used, without a check of their shape. It
+      may be inside NAME_partial, which becomes `program_pins` (NAME).
+    - `tail_calls`: which of `programs` are put into the map `tail_calls`, in this order.
+    - `kept_open`: file descriptors that the child inherits, so that a lock among them is held until it ends.
+
+    The child ends with this process. SIGINT and SIGTERM are blocked in it, since this process handles them.
+
+    Raises Unsupported if bcc is missing or another package. Raises ProgramRejected if the kernel does not
+    load a program. Raises Rejected if clang fails or the kernel does not make a map.
     """
     pins = {"maps": str(map_pins), "pins": str(program_pins)}
     _build((source, *beside), defines, programs, pins, kept_open, tail_calls)
 
 
 def try_to_load(sources: Sequence[Path], defines: Mapping[str, str], programs: Sequence[ProgramSpec]) -> None:
-    """Compile `sources` and load `programs`, and pin nothing: programs and maps are gone when it returns.
+    """Compile `sources` and load `programs` without pinning. Programs and maps do not exist after it returns.
 
-    The sources have to make maps without pins where PIN_DIR is not defined. Raises as `build`.
+    Without the macro PIN_DIR, the sources must declare maps without pins. Raises the same errors as `build`.
     """
     _build(sources, defines, programs, {"maps": "", "pins": ""}, ())
 
@@ -104,7 +107,7 @@ def _build(
 
 
 def _failure(code: int, report: str, messages: str, sources: Sequence[Path]) -> Rejected | Unsupported:
-    """The error that an exit code of the child, what it reported and its messages stand for."""
+    """The error for an exit code of the child, its report and its messages."""
     if code == _REJECTED:
         return _rejection(_Rejection(**json.loads(report)))
     lines = [line for line in messages.splitlines() if line.strip()]
@@ -120,7 +123,7 @@ def _failure(code: int, report: str, messages: str, sources: Sequence[Path]) -> 
 
 
 def _rejection(found: "_Rejection") -> ProgramRejected:
-    """The message has the verifier's reason in it, so that one line says it."""
+    """The message includes the verifier's reason, so that one line of the log is sufficient."""
     lines = verifier_log.last_lines(found.log)
     said = os.strerror(found.errno) if found.errno else found.message
     reason = f"{said}: {lines[-1]}" if lines else said
@@ -140,9 +143,11 @@ def _hint(number: int, by_verifier: bool) -> str:
 
 
 def _run(request: str, kept_open: tuple[int, ...]) -> tuple[int, str, str]:
-    """The exit code of the child, its standard output and its standard error. It is born with the signals
-    that end us blocked: a Ctrl-C goes to the whole process group, and it is for us to say what becomes of
-    it."""
+    """The exit code of the child, its standard output and its standard error.
+
+    The child starts with SIGINT and SIGTERM blocked. A Ctrl-C reaches the complete process group, but only
+    this process must handle it.
+    """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         child = subprocess.Popen(
@@ -161,9 +166,9 @@ def _run(request: str, kept_open: tuple[int, ...]) -> tuple[int, str, str]:
 
 
 def expand(*sources: Path) -> str:
-    """The sources as one, with our own headers put in place, each once: bcc rewrites the main file only.
+    """The sources as one text, with each header of the project in it once: bcc rewrites the main file only.
 
-    `#line` keeps the messages of clang and of the verifier true.
+    `#line` directives keep the positions in messages of clang and of the verifier correct.
     """
     seen: set[Path] = set()
     return "\n".join(line for source in sources for line in _expanded(source, seen)) + "\n"
@@ -188,8 +193,10 @@ _NO_BCC, _REJECTED = 9, 10  # exit codes of the child
 
 
 class _Rejection(NamedTuple):
-    """What the child reports of a program that the kernel did not load. `errno`: 0 where bcc did not ask the
-    kernel. `log`: what the verifier and bcc wrote meanwhile."""
+    """The child's report of a program that the kernel did not load.
+
+    `errno`: 0 if bcc did not call the kernel. `log`: the output of the verifier and of bcc.
+    """
 
     program: str
     errno: int
@@ -217,14 +224,14 @@ def _import_bcc() -> Any:
 
 
 def _end_with_parent() -> None:
-    """prctl(2): a compiler whose agent was killed would be in the next one's way."""
+    """prctl(2): otherwise the compiler of a killed agent would disturb the next agent."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _load(request: dict[str, Any]) -> None:
-    """Raises _NotLoadedError where the kernel does not load a program."""
+    """Raises _NotLoadedError if the kernel does not load a program."""
     sources = [Path(source) for source in request["sources"]]
-    # bcc asks for kernel headers, which a node need not have; these stand-ins are all it uses.
+    # bcc requires kernel headers, which a node need not have. These replacements are sufficient.
     os.environ["BCC_KERNEL_SOURCE"] = str(sources[0].parent / "include")
     bcc = _import_bcc()
     cflags = [*_FLAGS, f"-I/usr/include/{sysconfig.get_config_var('MULTIARCH')}"]
@@ -243,7 +250,7 @@ def _load(request: dict[str, Any]) -> None:
 
 
 def _emptied(partial: Path, maps: Path) -> Path:
-    """The folder, with nothing in it that a child left which was killed, but `maps`."""
+    """The folder, emptied of what a killed child has left, except `maps`."""
     partial.mkdir(parents=True, exist_ok=True)
     for path in partial.iterdir():
         if path != maps:
@@ -271,8 +278,8 @@ def _load_one(compiled: Any, spec: ProgramSpec) -> int:
         ctypes.set_errno(0)
         try:
             return int(compiled.load_func(spec.name.encode(), spec.type, attach_type=spec.attach_type).fd)
-        except Exception as failure:  # bcc has no other type for it
-            number = ctypes.get_errno()  # of bcc's last call, which was the one to load it
+        except Exception as failure:  # bcc has no more specific type for it
+            number = ctypes.get_errno()  # of bcc's last call, which tried to load it
             log.seek(0)
             said = log.read().decode(errors="replace")
             raise _NotLoadedError(_Rejection(spec.name, number, str(failure), said)) from failure
@@ -280,8 +287,10 @@ def _load_one(compiled: Any, spec: ProgramSpec) -> int:
 
 @contextlib.contextmanager
 def _standard_error() -> Iterator[Any]:
-    """A file that has what is written to standard error within the block, by the C library, too: bcc prints
-    the verifier's log there, and has no way to return it."""
+    """A file with all output to standard error within the block, including that of the C library.
+
+    bcc prints the verifier's log there, and cannot return it.
+    """
     former = os.dup(2)
     try:
         with os.fdopen(os.memfd_create("verifier-log"), "w+b") as log:

@@ -1,19 +1,19 @@
-"""Programs at a device's ingress and egress: bpf filters of tc, in direct action mode, below clsact.
+"""Attaches programs to a device's ingress and egress as tc filters of clsact: bpf, in direct action mode.
 
-A filter of this agent is known by its kind and name, so it is found again, replaced, and removed without
-regard to other filters of the same device. Reading is done with raw netlink, since pyroute2 does not know
-TCA_BPF_ID; changing with pyroute2. Everything here acts in the network namespace of the calling thread. A
-device that is gone has no filters; only for `attach` is that an error.
+A filter of the agent is identified by its kind and name. So it can be found, replaced and removed without
+changing other filters of the device. Filters are read with raw netlink, since pyroute2 does not know
+TCA_BPF_ID. They are changed with pyroute2. All functions use the network namespace of the calling thread. A
+device that is gone has no filters, which is an error only for `attach`.
 
 Filters run in the order of their priorities, 1 first. All filters of one priority have one kind and one
-protocol, and of the bpf filters of one priority the newest runs first (cls_bpf_change() of
-net/sched/cls_bpf.c, list_add_rcu); a filter that is replaced keeps its place (list_replace_rcu). So a filter
-gets to the first place when it is added at priority 1, whichever bpf filters are there. A filter without a
-priority gets 49152 or less from the kernel (tcf_auto_prio() of net/sched/cls_api.c).
+protocol. Of the bpf filters of one priority, the newest runs first (cls_bpf_change() of net/sched/cls_bpf.c,
+list_add_rcu). A replaced filter keeps its position (list_replace_rcu). So a filter that is added at priority
+1 runs first, regardless of other bpf filters. A filter without a priority gets 49152 or less from the kernel
+(tcf_auto_prio() of net/sched/cls_api.c).
 
-A qdisc `ingress` (its own kind, older than clsact) has the same parent and has ingress only, but accepts
-filters "at egress" and runs them at ingress (ingress_tcf_block() of net/sched/sch_ingress.c does not look at
-the class). So egress is never read from it, and no program is attached to egress there.
+The qdisc `ingress` is another kind, older than clsact. It has the same parent and only the side ingress. But
+it accepts filters "at egress" and runs them at ingress: ingress_tcf_block() of net/sched/sch_ingress.c
+ignores the class. So no filters of egress are read from it, and no program is attached to its egress.
 
 Sources: tc(8), tc-bpf(8); include/uapi/linux/{rtnetlink,pkt_sched,pkt_cls}.h; net/sched/cls_api.c;
 1f211a1b929c ("net, sched: add clsact qdisc", 4.5).
@@ -34,7 +34,7 @@ from ebpfproxy.linux.netlink import iproute, netlink
 
 NAME = "ebpfproxy"
 FIRST = 1
-"""The priority that runs first. Priority 0 stands for one that the kernel chooses."""
+"""The priority that runs first. With priority 0 the kernel selects one."""
 
 HANDLES = range(0xEB, 0xEB + 64)
 """Handles of the agent's filters. A new filter gets a free one."""
@@ -45,8 +45,8 @@ ETH_P_ALL = 3
 TCA_KIND, TCA_OPTIONS, TCA_CHAIN = 1, 2, 11
 TCA_BPF_FD, TCA_BPF_NAME, TCA_BPF_FLAGS, TCA_BPF_ID = 6, 7, 8, 11
 TCA_BPF_FLAG_ACT_DIRECT = 1
-_TC_H_INGRESS = 0xFFFFFFF1  # where both clsact and ingress stand
-_NO_CLASS = 0xFFFF0000  # the qdisc itself: clsact has filters only at its two classes, ingress here too
+_TC_H_INGRESS = 0xFFFFFFF1  # the parent of both clsact and ingress
+_NO_CLASS = 0xFFFF0000  # the qdisc itself: ingress has filters at it, clsact only at its two classes
 _U32 = struct.Struct("=I")
 _TCMSG = struct.Struct("=BxxxiIII")  # struct tcmsg: family, ifindex, handle, parent, info
 
@@ -64,7 +64,7 @@ class Side(enum.IntEnum):
 class Filter(NamedTuple):
     """One filter. `protocol` is an Ethernet type in host order, ETH_P_ALL (3) for all.
 
-    `name` and `program_id` are of the kind bpf, "" and 0 for all others.
+    `name` and `program_id` exist for the kind bpf only. They are "" and 0 for all others.
     """
 
     priority: int
@@ -77,7 +77,7 @@ class Filter(NamedTuple):
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is a filter of ebpfproxy, of this version or of one before it."""
+        """Whether it is a filter of ebpfproxy, of this or a previous version."""
         return (self.chain, self.kind, self.name) == (0, "bpf", NAME)
 
     @property
@@ -99,7 +99,7 @@ class Filter(NamedTuple):
 
 
 def filters(ifindex: int, side: Side) -> list[Filter]:
-    """All filters there, in the order in which they see a packet; of every chain, anybody's.
+    """All filters of this side, in the order in which they run: of every chain, and of all programs.
 
     Raises Rejected.
     """
@@ -107,18 +107,17 @@ def filters(ifindex: int, side: Side) -> list[Filter]:
 
 
 def program_id(ifindex: int, side: Side) -> int | None:
-    """The id of the program of the agent's filter that runs first; None without such a filter. Raises
-    Rejected."""
+    """The program id of the agent's filter that runs first. None if it has none. Raises Rejected."""
     return next((one.program_id for one in filters(ifindex, side) if one.is_ours), None)
 
 
 def before(found: Iterable[Filter]) -> list[Filter]:
-    """Those of `filters` that see a packet before the agent's filter does: others of chain 0."""
+    """Those of `found` that run before the agent's filter: others of chain 0. `found`: from `filters`."""
     return list(itertools.takewhile(lambda one: not one.is_ours, (one for one in found if not one.chain)))
 
 
 def can_advance(found: Iterable[Filter]) -> bool:
-    """Whether the agent's filter is not at the first place that it can have; of `filters`."""
+    """Whether `attach` would move the agent's filter to an earlier position. `found`: from `filters`."""
     found = [one for one in found if not one.chain]
     best = _best_priority(one for one in found if not one.is_ours)
     at_best = [one for one in found if one.priority == best]
@@ -126,21 +125,20 @@ def can_advance(found: Iterable[Filter]) -> bool:
 
 
 def has_clsact(ifindex: int) -> bool:
-    """Whether the device has one, of any program. Raises Rejected."""
+    """Whether the device has a clsact, made by any program. Raises Rejected."""
     return _qdisc(ifindex) == CLSACT
 
 
 def attach(ifindex: int, side: Side, program: Program) -> bool:
-    """Have `program` run there at the first place that can be had; make clsact if needed.
+    """Attach `program` at the first position that is available. Make a clsact if needed.
 
-    Where the agent's filter has that place already, the kernel changes from the old program to the new one
-    between two packets (cls_bpf_change(), list_replace_rcu()). Otherwise a new filter is added there, and
-    then the old one is removed: a packet in between meets both. Filters of others are never changed. Those
-    of another kind, or of one protocol only, can have priority 1 to themselves; then the next priority is
-    the first place that can be had.
+    If the agent's filter has that position already, the kernel replaces the program between two packets
+    (cls_bpf_change(), list_replace_rcu()). Otherwise a new filter is added, and then the old one is removed.
+    A packet in between passes both. Filters of other programs are never changed. One of another kind, or for
+    one protocol only, occupies its priority alone. Then the next priority is the first position available.
 
-    Returns whether it made the clsact. Raises NotFound where the device is gone; Unsupported where the kernel
-    has no clsact or no bpf filters, or the device has a qdisc on which `side` cannot be served; Rejected.
+    Returns whether it made the clsact. Raises NotFound if the device is gone, Rejected for other failures.
+    Raises Unsupported if the kernel has no clsact or no bpf filters, or the device's qdisc lacks this side.
     """
     what = f"cannot attach to {side.name.lower()} of {iproute.device_name(ifindex)}"
     found = [one for one in filters(ifindex, side) if not one.chain]
@@ -165,13 +163,13 @@ def attach(ifindex: int, side: Side, program: Program) -> bool:
 
 
 def _best_priority(others: Iterable[Filter]) -> int:
-    """The lowest one at which the agent's filter can be; `others` are of chain 0."""
+    """The lowest priority that is available for the agent's filter. `others` are of chain 0."""
     taken = {one.priority for one in others if not one.shares_priority}
     return next(priority for priority in itertools.count(FIRST) if priority not in taken)
 
 
 def _free_handle(found: Iterable[Filter], priority: int) -> int:
-    """Raises AlreadyExists where all are taken."""
+    """Raises AlreadyExists if no handle is free."""
     taken = {one.handle for one in found if one.priority == priority}
     for handle in HANDLES:
         if handle not in taken:
@@ -180,14 +178,14 @@ def _free_handle(found: Iterable[Filter], priority: int) -> int:
 
 
 def detach(ifindex: int, side: Side) -> bool:
-    """Remove the agent's filters; the clsact stays. Whether there was one. Raises Rejected."""
+    """Remove the agent's filters. The clsact stays. Returns whether a filter was removed. Raises Rejected."""
     what = f"cannot detach from {side.name.lower()} of {iproute.device_name(ifindex)}"
     own = [one for one in filters(ifindex, side) if one.is_ours]
     return _remove(ifindex, side, own, what)
 
 
 def _remove(ifindex: int, side: Side, own: list[Filter], what: str) -> bool:
-    """Whether any was removed; not so where another process was faster, or the device is gone."""
+    """Whether any filter was removed. It may be gone already, with the device or by another process."""
     removed = False
     for one in own:
         try:
@@ -201,10 +199,10 @@ def _remove(ifindex: int, side: Side, own: list[Filter], what: str) -> bool:
 
 
 def remove_clsact(ifindex: int) -> bool:
-    """Remove it if there is no filter on either side; whether it was removed. Raises Rejected.
+    """Remove the clsact if neither side has a filter. Returns whether it was removed. Raises Rejected.
 
-    A filter that another program adds between our look and the removal goes with it: the kernel has no way to
-    remove an empty one only.
+    A filter that another program adds between the check and the removal is removed, too. The kernel cannot
+    remove a clsact on the condition that it is empty.
     """
     if not has_clsact(ifindex) or any(_filters(ifindex, side) for side in Side):
         return False
@@ -219,10 +217,10 @@ def remove_clsact(ifindex: int) -> bool:
 
 
 def try_out(ifindex: int, program: Program) -> None:
-    """Make a clsact on a device that has none, and have `program` run at both of its sides.
+    """Make a clsact on a device that has none, and attach `program` to both of its sides.
 
-    For a device that is about to go: nothing is undone where it fails. By raw netlink, since pyroute2 takes
-    longer to load than all of this. Raises OSError with the kernel's errno.
+    For a temporary device: a failure undoes nothing. It uses raw netlink, since loading pyroute2 takes longer
+    than these calls. Raises OSError with the kernel's errno.
     """
     create = netlink.NLM_F_CREATE | netlink.NLM_F_EXCL
     qdisc = _TCMSG.pack(0, ifindex, _NO_CLASS, _TC_H_INGRESS, 0) + _kind(CLSACT)
@@ -242,13 +240,13 @@ def _kind(name: str) -> bytes:
 
 
 def _where(side: Side, priority: int, handle: int) -> dict[str, Any]:
-    """What identifies a filter of the agent on a device."""
+    """The parameters that identify a filter of the agent on a device."""
     return {"name": NAME, "handle": handle, "prio": priority, "protocol": ETH_P_ALL, "parent": int(side)}
 
 
 @contextlib.contextmanager
 def _opened(ifindex: int, what: str) -> Iterator[Any]:
-    """As iproute.opened; for a kernel that lacks the parts it says ENOENT, as for much else."""
+    """As iproute.opened. Raises Unsupported for ENOENT, with which a kernel without these features fails."""
     try:
         with iproute.opened(what) as changes:
             yield changes
@@ -260,7 +258,7 @@ def _opened(ifindex: int, what: str) -> Iterator[Any]:
 
 
 def _ensure_qdisc(ifindex: int, side: Side, what: str) -> bool:
-    """Have a qdisc that takes filters at `side`; whether it was made."""
+    """Ensure that a qdisc with this side exists. Returns whether it was made."""
     if not _qdisc(ifindex):
         with contextlib.suppress(AlreadyExists):  # another program was faster
             with _opened(ifindex, what) as changes:
@@ -275,7 +273,7 @@ def _ensure_qdisc(ifindex: int, side: Side, what: str) -> bool:
 
 
 def _qdisc(ifindex: int) -> str:
-    """The kind of qdisc in the place of clsact; "" where there is none, or no such device."""
+    """The kind of the qdisc with clsact's parent. "" if there is none, or no such device."""
     request = _TCMSG.pack(0, ifindex, 0, _TC_H_INGRESS, 0)
     try:
         answers = netlink.get(socket.NETLINK_ROUTE, RTM_GETQDISC, request)
@@ -287,7 +285,10 @@ def _qdisc(ifindex: int) -> str:
 
 
 def _filters(ifindex: int, side: Side) -> list[bytes]:
-    """Messages about filters there, and one for each priority in use; see above for the qdisc `ingress`."""
+    """Messages about the filters of this side, and one for each priority in use.
+
+    None for egress of the qdisc `ingress`: see the module's docstring.
+    """
     found = _dump_filters(ifindex, side)
     if side is Side.EGRESS and found and _dump_filters(ifindex, _NO_CLASS):
         return []
@@ -299,13 +300,13 @@ def _dump_filters(ifindex: int, parent: int) -> list[bytes]:
     try:
         return netlink.dump(socket.NETLINK_ROUTE, RTM_GETTFILTER, request)
     except OSError as error:
-        if error.errno in (errno.ENODEV, errno.EINVAL):  # the device, or its qdisc, went meanwhile
+        if error.errno in (errno.ENODEV, errno.EINVAL):  # the device or its qdisc is gone
             return []
         raise _reading_failed(ifindex, error) from error
 
 
 def _filter(message: bytes) -> Filter:
-    """From struct tcmsg and its attributes; of a priority as such the handle is 0."""
+    """From struct tcmsg and its attributes. The handle is 0 if the message is about a priority only."""
     _, _, handle, _, info = _TCMSG.unpack_from(message)
     attributes = dict(netlink.attributes(message, _TCMSG.size))
     kind = netlink.text(attributes.get(TCA_KIND))

@@ -19,20 +19,23 @@ _REPORT = struct.Struct("=4xH10x4xi")  # nlmsg_type of struct nlmsghdr, tcm_ifin
 
 
 def watch(is_watched: Callable[[int], bool], changed: Callable[[], object], stop: Stop) -> None:
-    """Call `changed` soon after filters or qdiscs may have changed at a device, by ifindex, for which
-    `is_watched` is true, until `stop` is set.
+    """Call `changed` soon after filters or qdiscs of a watched device may have changed, until `stop` is set.
 
-    A burst of changes leads to one call, or to a few calls where it is long. Lost notifications count as a
-    change. Runs in the calling thread, in its network namespace, and calls both functions in it.
+    `is_watched` is called with the device's ifindex. A burst of changes leads to one call, or to a few calls
+    if it is long. Lost notifications count as a change. Runs in the calling thread, in its network namespace,
+    and calls both functions in it.
 
-    Raises Rejected where notifications cannot be received.
+    Raises Rejected if notifications cannot be received.
     """
     concerns = functools.partial(is_relevant, is_watched)
     rtnetlink_watch.await_reports("tc filters", GROUPS, concerns, changed, stop)
 
 
 def is_relevant(is_watched: Callable[[int], bool], report: bytes) -> bool:
-    """`report`: the beginning of a datagram, in host byte order. Its messages are about one device."""
+    """Whether a notification concerns a watched device, or a filter block that devices share.
+
+    `report`: the beginning of a datagram, in host byte order. All of its messages are about one device.
+    """
     if len(report) < _REPORT.size:
         return False
     kind, ifindex = _REPORT.unpack_from(report)

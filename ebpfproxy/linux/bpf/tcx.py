@@ -1,14 +1,14 @@
-"""Programs at a device's ingress and egress by tcx links: Linux 6.6.
+"""Attaches programs to a device's ingress and egress by tcx links (Linux 6.6).
 
 Each side of a device has one ordered list of programs, which run before all tc filters of that side. A
-program that returns TCX_NEXT (-1) passes the packet to the next one in the list, and after the last one to
-the filters. TCX_PASS (0) ends both.
+program that returns TCX_NEXT (-1) passes the packet to the next program in the list, and after the last one
+to the filters. TCX_PASS (0) ends both.
 
-A link of the agent is pinned. It ends with its pin and with its device. The kernel cannot move a link within
-the list, and one program cannot be in a list twice. `attach` documents how a link gets to the head without a
-packet that passes in between.
+A link of the agent is pinned. It ends with its pin or with its device. The kernel cannot move a link within
+the list, and one program cannot be in a list twice. `attach` documents how a link is moved to the head
+without an unprocessed packet in between.
 
-Everything here acts in the network namespace of the calling thread.
+All functions use the network namespace of the calling thread.
 
 Sources: e420bed02507 ("bpf: Add fd-based tcx multi-prog infra with link support", 6.6); kernel/bpf/tcx.c,
 kernel/bpf/mprog.c; include/uapi/linux/bpf.h.
@@ -35,18 +35,18 @@ _PROG_ARRAY = 3  # BPF_MAP_TYPE_PROG_ARRAY
 
 
 class Placed(NamedTuple):
-    """`link_id` is 0 for a program that was attached without a link."""
+    """A program in a list. `link_id` is 0 if it was attached without a link."""
 
     program_id: int
     link_id: int
 
 
 def is_supported() -> bool:
-    """Whether this kernel has tcx, found by asking for the programs of loopback. Raises Rejected."""
+    """Whether this kernel has tcx, found by listing the programs of loopback. Raises Rejected."""
     try:
         _query(_LOOPBACK, Side.INGRESS)
     except Rejected as failure:
-        if errno_of(failure) == errno.EINVAL:  # an attach type, or fields, that it does not know
+        if errno_of(failure) == errno.EINVAL:  # the kernel does not know the attach type or the fields
             return False
         if errno_of(failure) != errno.ENODEV:
             raise
@@ -54,7 +54,8 @@ def is_supported() -> bool:
 
 
 def programs(ifindex: int, side: Side) -> tuple[Placed, ...]:
-    """All programs there, in running order; none where the device is gone. Raises Rejected."""
+    """All programs of this side, in the order in which they run. Empty if the device is gone. Raises
+    Rejected."""
     try:
         return _query(ifindex, side)
     except Rejected as failure:
@@ -64,14 +65,14 @@ def programs(ifindex: int, side: Side) -> tuple[Placed, ...]:
 
 
 def attach(ifindex: int, side: Side, program: Program, pin: Path) -> None:
-    """Have `program` run there first, by the link that is pinned at `pin`, or by a new one.
+    """Make `program` the first one of this side, by the link that is pinned at `pin`, or by a new link.
 
-    Where the link is at the head of the list, its program is replaced in one step. Where another program is
-    at the head, a new link is made there, whose program calls `program`. Then the old link is detached, and
-    the new one gets `program` itself. Each packet meets `program` throughout; between two of the steps a
-    packet meets it twice.
+    If the link is at the head of the list, its program is replaced in one step. If another program is at the
+    head, a new link is made at the head, whose program calls `program`. Then the old link is detached, and
+    the new one gets `program` itself. Each packet passes `program` throughout. Between two of the steps a
+    packet passes it twice.
 
-    Raises NotFound where the device is gone; KernelError.
+    Raises NotFound if the device is gone, or another KernelError.
     """
     _finish(pin, ifindex, side)
     with _pinned(pin) as link:
@@ -89,8 +90,10 @@ def attach(ifindex: int, side: Side, program: Program, pin: Path) -> None:
 
 
 def _advance(ifindex: int, side: Side, program: Program, pin: Path, former: Link) -> None:
-    """A process that is killed after the detachment leaves a link whose program calls nothing any more, since
-    the kernel empties an array of programs that no process has open. `_finish` repairs that."""
+    """If the process is killed after the detachment, the new link's program calls no other program any more.
+
+    The kernel empties an array of programs that no process has open. `_finish` repairs that.
+    """
     with contextlib.ExitStack() as stack:
         caller = stack.enter_context(_caller(program))
         made = _create(caller, ifindex, side)
@@ -103,7 +106,7 @@ def _advance(ifindex: int, side: Side, program: Program, pin: Path, former: Link
 
 @contextlib.contextmanager
 def _caller(program: Program) -> Iterator[Program]:
-    """A program that calls `program`, and returns TCX_NEXT where that fails, for as long as the block."""
+    """A program that calls `program`, within the block. If the call fails, it returns TCX_NEXT."""
     with contextlib.closing(Map.create(_PROG_ARRAY, 4, 4, 1)) as array:
         array.update(bytes(4), struct.pack("=I", program.fd))
         code = b"".join(
@@ -122,7 +125,7 @@ def _caller(program: Program) -> Iterator[Program]:
 
 
 def _finish(pin: Path, ifindex: int, side: Side) -> None:
-    """End what a process began that was killed in `_advance`."""
+    """Complete the steps of a process that was killed in `_advance`."""
     fresh = _fresh(pin)
     with _pinned(fresh) as left:
         if left is None:
@@ -135,8 +138,7 @@ def _finish(pin: Path, ifindex: int, side: Side) -> None:
 
 
 def detach(pin: Path) -> bool:
-    """Detach the link that is pinned there, at once, and unpin it; whether it was attached. Raises
-    KernelError."""
+    """Detach the pinned link at once, and unpin it. Returns whether it was attached. Raises KernelError."""
     attached = False
     for path in (_fresh(pin), pin):
         attached = _remove(path) or attached
@@ -144,7 +146,7 @@ def detach(pin: Path) -> bool:
 
 
 def _remove(path: Path) -> bool:
-    """Unpinning alone detaches some time later: the kernel puts off what a link's last user began."""
+    """Detach before unpinning: after the last pin is removed, the kernel detaches a link some time later."""
     attached = False
     with _pinned(path) as link:
         if link:
@@ -155,13 +157,13 @@ def _remove(path: Path) -> bool:
 
 
 def link_id(pin: Path) -> int | None:
-    """The id of the link that is pinned there; None where there is none."""
+    """The id of the pinned link. None if there is none."""
     with _pinned(pin) as link:
         return link.id if link else None
 
 
 def _position(link: Link | None, placed: tuple[Placed, ...]) -> int | None:
-    """None where the link is not in the list: its device is gone, or in another network namespace."""
+    """The link's index in the list. None if its device is gone or in another network namespace."""
     ids = [each.link_id for each in placed]
     return ids.index(link.id) if link and link.id in ids else None
 

@@ -1,4 +1,4 @@
-"""Running a classifier on packets of ours, by BPF_PROG_TEST_RUN of bpf(2): for tests and measurements."""
+"""Runs a classifier on given packets, by BPF_PROG_TEST_RUN of bpf(2). For tests and measurements."""
 
 import ctypes
 import struct
@@ -10,8 +10,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class RunResult(NamedTuple):
-    """What a program made of a packet. `verdict` is signed, as TC_ACT_UNSPEC is -1; `cb` is the first
-    word of the packet's control block. `duration_ns` has the kernel's own cost of a run in it.
+    """The result of a run: the verdict and the changed packet.
+
+    `verdict` is signed, since TC_ACT_UNSPEC is -1. `cb` is the first word of the packet's control block.
+    `duration_ns` includes the kernel's own cost of a run.
     """
 
     verdict: int
@@ -23,22 +25,24 @@ class RunResult(NamedTuple):
 class TestRuns:
     """BPF_PROG_TEST_RUN of a classifier (4.12, 1cf1cae963c2; with a context 5.0, b0b9395d865e).
 
-    A packet begins with an Ethernet header, which has its protocol, whatever device the program is
-    for. All buffers are made once: a run costs 4 us beside the program. `ifindex` is that of a device in
-    the calling thread's network namespace (0: its loopback), `ingress_ifindex` where a packet that leaves
-    came in (0: it is of this node's own), `cb` the first word of the control block.
+    A packet begins with an Ethernet header for every type of device, since that header contains its protocol.
+    All buffers are made once: a run costs 4 us in addition to the program.
+
+    - `ifindex`: a device in the calling thread's network namespace. 0: its loopback.
+    - `ingress_ifindex`: the device where a leaving packet came in. 0: it is host-originated.
+    - `cb`: the first word of the control block.
     """
 
     __test__ = False  # pytest: no test case
     _ROOM = 1 << 16
-    _CONTEXT = 192  # struct __sk_buff of 5.18 (f6d60facd9b6): one that is longer has zeros behind it
+    _CONTEXT = 192  # struct __sk_buff of 5.18 (f6d60facd9b6); a longer one is filled with zeros
     _SIZES = struct.Struct("=IIII")  # union bpf_attr: prog_fd, retval, data_size_in, data_size_out
     _TEST = struct.Struct("=QQIIIIQQIII4x")  # the rest of its `test`
     _RESULT = struct.Struct("=4xiII")
 
     def __init__(self, program: Program, *, ifindex: int = 0, ingress_ifindex: int = 0, cb: int = 0) -> None:
         self._name, self._fd = program.name, program.fd
-        self._call = _libc["syscall"]  # a function object of our own, with types: half the time of a call
+        self._call = _libc["syscall"]  # a separate function object with types halves the time of a call
         self._call.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_long)
         self._call.restype = ctypes.c_long
         self._number = syscall_number()
@@ -52,19 +56,22 @@ class TestRuns:
 
     @staticmethod
     def _address(buffer: bytearray) -> int:
-        """Where it is: it must not change its size from here on."""
+        """The address of a buffer. Its size must not change afterwards."""
         return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
 
     def _prepare(self, repeat: int) -> None:
-        """The part of the attributes that the kernel reads and never writes, but for the contexts' size."""
+        """Write the part of the attributes that the kernel only reads, except for the size of the context."""
         data_in, data_out, before, after = self._addresses
         context = self._CONTEXT
         values = (data_in, data_out, repeat, 0, context, context, before, after, 0, 0, 0)
         self._TEST.pack_into(self._attr, self._SIZES.size, *values)
 
     def run(self, packet: bytes) -> tuple[int, bytearray]:
-        """Verdict and packet: the short way, for millions. Raises Rejected for one of less than 14 bytes,
-        or more than the kernel takes (a page less 400 bytes)."""
+        """The verdict and the changed packet. It is the fast way, for millions of runs.
+
+        Raises Rejected if the packet has less than 14 bytes, or more than the kernel accepts (a page minus
+        400 bytes).
+        """
         size = len(packet)
         self._SIZES.pack_into(self._attr, 0, self._fd, 0, size, self._ROOM)
         self._in[:size] = packet
@@ -74,7 +81,7 @@ class TestRuns:
         return verdict, self._out[:size]
 
     def measure(self, packet: bytes, repeat: int = 1) -> RunResult:
-        """As `run`, with all that there is to know; of many runs, the last one's packet."""
+        """As `run`, with all results. After several runs, the packet is that of the last one."""
         self._prepare(repeat)
         try:
             verdict, changed = self.run(packet)
@@ -90,5 +97,5 @@ class TestRuns:
 
     @cb.setter
     def cb(self, value: int) -> None:
-        """For the runs to come."""
+        """Set it for later runs."""
         struct.pack_into("=I", self._before, 48, value)

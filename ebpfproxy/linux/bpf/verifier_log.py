@@ -1,7 +1,7 @@
 """The part of a verifier's log that explains why a program was rejected.
 
-The kernel writes the reason last, before a line of statistics (print_verification_stats() in
-kernel/bpf/verifier.c, Linux 6.12). bcc prints the log between lines of its own (libbpf.c of bcc 0.26).
+The kernel writes the reason last, before a line of statistics: print_verification_stats() in
+kernel/bpf/verifier.c (Linux 6.12). bcc prints the log between lines of its own (libbpf.c of bcc 0.26).
 """
 
 _LINES = 5
@@ -11,7 +11,7 @@ _OF_BCC = ("bpf: ", "HINT: ")
 
 
 def last_lines(log: str) -> tuple[str, ...]:
-    """The last lines before the statistics, the reason last: at most 5, each of at most 200 characters.
+    """The last lines before the statistics, with the reason last. At most 5 lines of at most 200 characters.
 
     >>> start = "bpf: Failed to load program: Permission denied\\n0: (61) r0 = *(u32 *)(r1 +24)\\n"
     >>> end = "R0 invalid mem access 'scalar'\\nprocessed 2 insns (limit 1000000)\\n\\nHINT: see docs\\n"

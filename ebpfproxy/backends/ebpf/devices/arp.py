@@ -1,9 +1,9 @@
-"""ARP on the uplinks: which address of the node its requests carry.
+"""ARP on the uplinks: which of the node's addresses is the sender of its requests.
 
-The classifiers masquerade at egress, which is after the kernel has looked up the next hop's link-layer
-address. Where that address is unknown, the kernel asks for it with the packet's own source as sender
-(arp_solicit() in net/ipv4/arp.c). A process that is bound to a load balancer address would make the node
-announce that address, and a next hop that has no route to it on this link does not reply.
+The classifiers masquerade at egress, after the kernel has looked up the next hop's link-layer address. If
+that address is unknown, the kernel requests it with the packet's source as sender (arp_solicit() in
+net/ipv4/arp.c). For a process that is bound to a load balancer address, the node would announce that address.
+A next hop without a route to it on this link does not reply.
 """
 
 from ebpfproxy.errors import KernelError, NotFound
@@ -22,7 +22,7 @@ STAYS = "Cannot set sysctl"
 def announce_own_addresses(device: str) -> None:
     """Set arp_announce of the device in the calling thread's network namespace.
 
-    Never raises: a device that is gone needs nothing, and any other failure is logged.
+    Never raises. A missing device needs nothing, and any other failure is logged.
     """
     name = f"net/ipv4/conf/{device}/arp_announce"
     try:

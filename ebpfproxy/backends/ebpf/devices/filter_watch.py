@@ -1,7 +1,7 @@
-"""A thread that asks for a look at the devices when tc filters there have changed.
+"""A thread that requests a check of the devices after their tc filters have changed.
 
-The look reads the kernel in any case, and is made every few seconds without it. So a notification that is
-missing only delays the repair.
+The check reads the kernel in any case, and is also made every few seconds. So a lost notification only delays
+the repair.
 """
 
 import threading
@@ -15,15 +15,15 @@ from ebpfproxy.log import Logger
 log = Logger(__name__)
 
 UNWATCHED = "Cannot watch tc filters"
-"""Notifications cannot be received. Changes of filters are found by the periodic look alone."""
+"""Notifications cannot be received. Only the periodic check finds changes of filters."""
 
 _PATIENCE = 5.0  # seconds that the agent's end waits for the thread
 
 
 class FilterWatch:
-    """The thread is in the network namespace of the thread that makes it.
+    """The thread is in the network namespace of the thread that makes this object.
 
-    `is_watched` (of a device, by ifindex) and `changed` are called in it.
+    It calls `is_watched` (with a device's ifindex) and `changed`.
     """
 
     def __init__(self, is_watched: Callable[[int], bool], changed: Callable[[], object]) -> None:
@@ -34,7 +34,7 @@ class FilterWatch:
         self._thread.start()
 
     def is_running(self) -> bool:
-        """False once notifications could not be received."""
+        """False after notifications could not be received."""
         return self._thread.is_alive()
 
     def close(self) -> None:

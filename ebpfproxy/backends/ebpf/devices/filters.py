@@ -1,7 +1,7 @@
-"""The devices that the classifiers are on: what the map `devices` has of them, and the attachments.
+"""The devices that the classifiers are attached to: their entries in the map `devices`, and the attachments.
 
-The map is for the programs, and records which clsact the agent made. Whether the programs are attached is
-read from the devices.
+The programs read the map. It also records which clsact the agent made. Whether programs are attached is read
+from the devices.
 """
 
 import contextlib
@@ -22,18 +22,18 @@ from ebpfproxy.linux.netlink import iproute, links
 from ebpfproxy.model.address import Address, Family, unspecified
 
 GONE = "(gone)"
-"""The name of a device that is in the map and not on this node."""
+"""The name of a device that is in the map but does not exist on this node."""
 
 _U32 = struct.Struct("=I")
 _U64_SIZE = 8
 _UNKNOWN = DeviceEntry(-1, unspecified(Family.IPV4), unspecified(Family.IPV6), ())
-"""Of a device that has a filter of ours and is not in the map: what no plan asks for."""
+"""Of a device that has a program of the agent and is not in the map. It differs from every desired entry."""
 
 Refused = dict[DeviceKey, KernelError]
 
 
 class DeviceTable:
-    """Puts and drops are steps of their own, since other maps and hooks have their place between them."""
+    """Puts and drops are separate steps, since other maps and hooks are changed between them."""
 
     def __init__(
         self,
@@ -43,10 +43,10 @@ class DeviceTable:
         attachments: Attachments | None = None,
         positions: Positions | None = None,
     ) -> None:
-        """`classifiers` by name: the programs that are to run, as `hooks.CLASSIFIERS` lists them.
+        """`classifiers`: the programs that are to run, by the names of `hooks.CLASSIFIERS`.
 
-        `made`: devices by ifindex whose clsact is known to be the agent's, whatever the map says.
-        `attachments`: how the programs are attached; by tc filters unless given.
+        `made`: ifindexes of devices whose clsact is the agent's, in addition to those that the map records.
+        `attachments`: how programs are attached, by default as tc filters.
         """
         self._map = devices
         self._made = made
@@ -56,15 +56,17 @@ class DeviceTable:
         self._in_use: frozenset[int] = frozenset()  # the devices in `_attached`, by ifindex
         self._programs = classifiers
         self._ids = {name: program.id for name, program in classifiers.items()}
-        self._names: dict[int, str] = {}  # by ifindex: what it was put, or read, as last
+        self._names: dict[int, str] = {}  # by ifindex: the name at the last put or read
 
     def read(self) -> dict[DeviceKey, DeviceEntry]:
-        """Every device that is in the map, or has a filter of ours.
+        """Every device that is in the map, or has a program of the agent.
 
-        `sides` are those where the very program runs that the flags in the map ask for; another one of
-        ours shows as "outdated", so that it is replaced or removed, and one that is to be moved to the first
-        place as "behind". A device that is gone keeps what the
-        map says, under the name GONE; one that was renamed has its present name.
+        `sides` contains each side with a program of the agent. It is the plain name of the side if the
+        program is the one that the flags in the map require. Another program adds "outdated": it is replaced
+        or removed. A program that is to be moved to the first position adds "behind".
+
+        A device that no longer exists has its entry of the map and the name GONE. A renamed device has its
+        present name.
         """
         present = links.names()
         self._attachments.forget_gone(present.keys())
@@ -74,27 +76,31 @@ class DeviceTable:
 
     @property
     def uses_filters(self) -> bool:
-        """Whether programs are attached by tc filters, of which the kernel sends notifications."""
+        """Whether programs are attached as tc filters. The kernel notifies of changes to these."""
         return self._attachments.makes_clsact
 
     def attached(self) -> frozenset[tuple[int, str, str]]:
-        """Ifindex, side and device name of each place where `look` last found the right program. For any
-        thread."""
+        """Ifindex, side and device name of each place where the last `read` or `look` found the required
+        program. For any thread."""
         return self._attached
 
     def is_in_use(self, ifindex: int) -> bool:
-        """Whether `look` last found the right program at a side of the device. For any thread."""
+        """Whether the last `read` or `look` found the required program at a side of the device. For any
+        thread."""
         return ifindex in self._in_use
 
     def look(self) -> dict[DeviceKey, DeviceEntry]:
-        """As `read`, of the devices in the map alone: only a former run leaves programs elsewhere.
+        """As `read`, but of the devices in the map only: just a previous run leaves programs at others.
 
-        Devices that are put or dropped are further known by the names that were read before.
+        Does not change the names that `drop` compares.
         """
         return self._found(links.names(), ())
 
     def _found(self, present: Mapping[int, str], further: Collection[int]) -> dict[DeviceKey, DeviceEntry]:
-        """Of the devices in the map, and of `further` ones. `present`: the names of all that exist."""
+        """The devices in the map, and those of `further` that have a program.
+
+        `present`: the names of all existing devices, by ifindex.
+        """
         written = dict(self._written())
         found: dict[DeviceKey, DeviceEntry] = {}
         for ifindex in sorted(written.keys() | further):
@@ -134,7 +140,7 @@ class DeviceTable:
         return running.proper and running.program_id == self._ids[classifier(flags, side)]
 
     def fill(self, puts: Mapping[DeviceKey, DeviceEntry]) -> Refused:
-        """Write the map; no filter is touched. What was refused, by key."""
+        """Write the map. Attachments do not change. Returns the failures by key."""
         refused: Refused = {}
         for key, entry in puts.items():
             self._names[key.ifindex] = key.name
@@ -155,10 +161,10 @@ class DeviceTable:
         )
 
     def attach(self, puts: Mapping[DeviceKey, DeviceEntry]) -> Refused:
-        """Have the filters of devices that `fill` has written; what was refused, by key.
+        """Attach, replace or detach programs at devices that `fill` has written. Returns the failures by key.
 
-        All egress first, so that nothing is translated whose replies are not. A device that is gone
-        already is no error: it will be planned away.
+        All egress sides come first, so that no packet is translated whose replies are not. A device that no
+        longer exists is no error: its entry is deleted, and the next plan does not contain it.
         """
         refused: Refused = {}
         gone: set[DeviceKey] = set()
@@ -191,8 +197,8 @@ class DeviceTable:
             arp.announce_own_addresses(iproute.device_name(ifindex))
 
     def _attach(self, ifindex: int, place: Side, entry: DeviceEntry, program: Program) -> None:
-        """A clsact that is going to be made is recorded first: a process that ends in between leaves none
-        that has no owner."""
+        """A new clsact is recorded before it is made. So a process that is killed leaves no clsact without a
+        record."""
         if not self._attachments.makes_clsact:
             self._attachments.attach(ifindex, place, program)
             return
@@ -210,9 +216,10 @@ class DeviceTable:
             self._write(ifindex, entry, abi.DEVICE_CLSACT if made else 0)
 
     def drop(self, keys: Collection[DeviceKey]) -> Refused:
-        """Take away the filters, all ingress first, then an empty clsact of ours, then the map's entry.
+        """Detach the programs, all ingress sides first. Returns the failures by key.
 
-        A key whose device was put, or read, under another name since is passed over.
+        Then remove the clsact if the agent made it and it is empty, and then the map's entry.
+        A key is skipped if its device was put or read under another name since.
         """
         refused: Refused = {}
         ours = [key for key in keys if self._names.get(key.ifindex, key.name) == key.name]
@@ -242,16 +249,16 @@ class DeviceTable:
         self._positions.forget(ifindex)
 
     def has_outdated(self, key: DeviceKey) -> bool:
-        """Whether a program of ours that is not to run any more does so on this device."""
+        """Whether a program of the agent that is not one of `classifiers` is attached to this device."""
         found = (self._attachments.running(key.ifindex, place) for place in Side)
         return any(one.program_id not in self._ids.values() for one in found if one)
 
     def clsacts(self) -> frozenset[int]:
-        """Devices by ifindex whose clsact we made."""
+        """The ifindexes of devices whose clsact the agent made."""
         return clsacts(self._map)
 
     def _is_ours(self, ifindex: int) -> bool:
-        """Whether we made its clsact."""
+        """Whether the agent made the device's clsact."""
         value = self._map.lookup(_U32.pack(ifindex))
         return ifindex in self._made or bool(value and abi.DEVICE.unpack(value)[2] & abi.DEVICE_CLSACT)
 
@@ -261,24 +268,27 @@ class DeviceTable:
 
 
 def classifier(flags: int, side: str) -> str:
-    """The program for one side of a device with these flags (abi.h's device_flag)."""
+    """The name of the program for one side of a device with these flags (abi.h's device_flag)."""
     name = "to_any" if side == EGRESS else "from_any"
     return f"{name}_l3" if flags & abi.DEVICE_LAYER3 else name
 
 
 def clsacts(devices: Map) -> frozenset[int]:
-    """Devices by ifindex of which a map `devices` says that their clsact is of our making."""
+    """The ifindexes of devices whose clsact the agent made, as this map `devices` records."""
     return _flagged(devices, abi.DEVICE_CLSACT)
 
 
 def former_clsacts(pins: Iterable[Path]) -> frozenset[int]:
-    """As `clsacts`, of pins of maps `devices`; nothing of one that is gone, or has another shape."""
+    """As `clsacts`, for pins of maps `devices`. Ignores a pin that is missing or has another shape."""
     return frozenset().union(*(_former_flagged(pin, abi.DEVICE_CLSACT) for pin in pins))
 
 
 def former_pods(pins: Iterable[Path], bypassing: Iterable[Path]) -> frozenset[int]:
-    """Devices by ifindex whose pods were served, by pins of maps `devices`, or seen to need it, by pins of
-    maps `bypassing`. Of one that is gone, or has another shape, nothing."""
+    """The ifindexes of devices whose pods were served, or were found to bypass the socket hooks.
+
+    `pins` are of maps `devices` and record the first; `bypassing` are of maps `bypassing` and record the
+    second. Ignores a pin that is missing or has another shape.
+    """
     found = frozenset[int]().union(*(_former_flagged(pin, abi.DEVICE_POD) for pin in pins))
     for pin in bypassing:
         with _readable(pin, _U64_SIZE) as opened:
@@ -299,7 +309,7 @@ def _flagged(devices: Map, flag: int) -> frozenset[int]:
 
 @contextlib.contextmanager
 def _readable(path: Path, value_size: int) -> Iterator[Map | None]:
-    """A pinned map of devices by ifindex; None where it is gone, or of another shape."""
+    """A pinned map of devices by ifindex. None if it is missing or has another shape."""
     try:
         opened = Map.pinned(path)
     except KernelError:
@@ -311,8 +321,8 @@ def _readable(path: Path, value_size: int) -> Iterator[Map | None]:
 
 
 def detach_all(folder: Path | None, dry_run: bool = False) -> list[str]:
-    """Take the agent's programs off every device of this network namespace: filters, and links that are
-    pinned in `folder`. What was, or with `dry_run` would be, detached."""
+    """Detach the agent's programs from every device of this network namespace: tc filters, and links that are
+    pinned in `folder`. Returns what was detached, or with `dry_run` would be, one line each."""
     names = links.names()
     detached = [
         f"link at {pin.side} of {names.get(pin.ifindex, GONE)}"
@@ -329,8 +339,11 @@ def detach_all(folder: Path | None, dry_run: bool = False) -> list[str]:
 
 
 def remove_clsacts(made: Collection[int], dry_run: bool = False) -> list[str]:
-    """Take the clsact off devices here, by ifindex in `made`, unless it is in use; what was removed, or with
-    `dry_run` would be once our filters are gone."""
+    """Remove each clsact that is not in use from the devices of this network namespace in `made` (ifindexes).
+
+    Returns what was removed, one line each. With `dry_run`, it returns what would be removed once the agent's
+    filters are detached.
+    """
     return [
         f"clsact of {name}"
         for ifindex, name in links.names().items()
@@ -339,6 +352,6 @@ def remove_clsacts(made: Collection[int], dry_run: bool = False) -> list[str]:
 
 
 def _is_clsact_spare(ifindex: int) -> bool:
-    """Whether no other program has a filter in a clsact that is there."""
+    """Whether the device has a clsact without filters of other programs."""
     others = (one for side in Side for one in tc.filters(ifindex, side) if not one.is_ours)
     return tc.has_clsact(ifindex) and next(others, None) is None

@@ -1,8 +1,8 @@
-"""The self-check that packets reach the classifiers: an attachment alone does not prove it (cilium #48420).
+"""Checks that packets reach the classifiers. An attachment alone does not prove it (cilium #48420).
 
-Each classifier counts its packets in the map `device_packets` before it does anything else. Where a device
+Each classifier counts its packets in the map `device_packets` before it does anything else. If a device
 counts packets and the classifier counts none, the packets do not reach it. The two counts are not compared
-otherwise: the device counts before GRO and after segmentation, a program the packets in between.
+otherwise, since they differ: the device counts before GRO and after segmentation, a program in between.
 """
 
 import struct
@@ -22,22 +22,22 @@ from ebpfproxy.model.device_side import DeviceSide
 log = Logger(__name__)
 
 UNREACHED = "Packets do not reach an attached program"
-"""Packets pass the device, and the classifier at this side counts none: Services do not work for them."""
+"""Packets pass the device, but the classifier at this side counts none. Services do not work for them."""
 REACHED = "Packets reach the attached program again"
 """The classifier at this side counts packets again."""
 UNREADABLE = "Cannot check that packets reach the programs"
 """The device counters or the map `device_packets` could not be read."""
 
 INTERVAL = 5.0
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 
 LEAST = 100
-"""Packets of a device within one interval without which nothing is concluded."""
+"""With fewer packets of a device within one interval, nothing is concluded."""
 
 CONFIRMED = 2
-"""Intervals in a row after which it is reported."""
+"""After this many intervals in a row it is reported."""
 
-_PATIENCE = 5.0  # seconds that the agent's end waits for a look
+_PATIENCE = 5.0  # seconds that the agent waits for a check when it ends
 _U32, _U64 = struct.Struct("=I"), struct.Struct("=Q")
 
 
@@ -50,22 +50,25 @@ class Hook(NamedTuple):
 
 
 class Count(NamedTuple):
-    """Packets so far: what the device counted, and what the classifier did."""
+    """Packets so far, as the device and as the classifier counted them."""
 
     device: int
     program: int
 
 
 class Judge:
-    """Pure: counts in, places that packets do not reach out."""
+    """Derives from counts the places that packets do not reach. Pure."""
 
     def __init__(self) -> None:
         self._former: Mapping[Hook, Count] = {}
         self._suspect: dict[Hook, int] = {}  # intervals in a row
 
     def unreached(self, counts: Mapping[Hook, Count]) -> frozenset[Hook]:
-        """`counts` of all places that have a classifier now. A place that was not there at the last call is
-        judged from the next one on."""
+        """The places that packets do not reach.
+
+        `counts`: of all places that have a classifier now. A place that the last call did not contain is
+        evaluated from the next call on.
+        """
         suspect: dict[Hook, int] = {}
         for place, count in counts.items():
             former = self._former.get(place, count)
@@ -73,17 +76,17 @@ class Judge:
                 continue
             passed = count.device - former.device >= LEAST
             known = self._suspect.get(place, 0)
-            if passed or known:  # without packets nothing is learned, and what was known stays
+            if passed or known:  # few packets prove nothing: the previous result stays
                 suspect[place] = known + passed
         self._former, self._suspect = dict(counts), suspect
         return frozenset(place for place, times in suspect.items() if times >= CONFIRMED)
 
 
 class PacketCheck:
-    """A thread of its own, in the network namespace of the thread that makes it.
+    """A thread of its own, in the network namespace of the thread that makes this object.
 
-    `attached` is called in it: ifindex, side and device name of each place where a classifier is. Raises
-    NotFound where the map is not in `maps`.
+    The thread calls `attached`, which returns ifindex, side and device name of each place with a classifier.
+    Raises NotFound if the map is not in `maps`.
     """
 
     def __init__(
@@ -103,7 +106,7 @@ class PacketCheck:
         self._thread.start()
 
     def troubles(self) -> tuple[DeviceSide, ...]:
-        """The places that packets do not reach; for any thread."""
+        """The places that packets do not reach. For any thread."""
         return tuple(
             DeviceSide(place.device, place.side, unreached=True) for place in sorted(self._unreached)
         )
@@ -118,7 +121,7 @@ class PacketCheck:
         while not self._stop.wait(self._interval):
             try:
                 found = self._judge.unreached(self._counts())
-            except Exception as failure:  # the thread continues: the next look may succeed
+            except Exception as failure:  # the thread continues: the next check may succeed
                 self._tell_failure(failure.message if isinstance(failure, KernelError) else repr(failure))
                 continue
             self._failed = ""
@@ -129,13 +132,13 @@ class PacketCheck:
             self._unreached = found
 
     def _tell_failure(self, reason: str) -> None:
-        """Each reason once, until there is another one."""
+        """Log each reason once, until the reason changes."""
         if reason != self._failed:
             log.warning(UNREADABLE, reason=reason)
         self._failed = reason
 
     def _counts(self) -> dict[Hook, Count]:
-        """The device first: packets that come in between count for the program alone."""
+        """Read the devices first. Packets between the two readings then count for the program only."""
         attached = [Hook(*each) for each in self._attached()]
         devices = links.packets() if attached else {}
         return {
@@ -150,6 +153,8 @@ class PacketCheck:
 
 
 def slot(ifindex: int, side: str) -> int:
-    """The index in `device_packets`, as device_count() of bpf/maps.h has it. Devices may share one: then the
-    packets of one hide that those of the other are missing."""
+    """The index in `device_packets`, as in device_count() of bpf/maps.h.
+
+    Devices may share an index. Then the packets of one device hide that the other's do not arrive.
+    """
     return ifindex % abi.DEVICE_SLOTS * 2 + (INGRESS, EGRESS).index(side)

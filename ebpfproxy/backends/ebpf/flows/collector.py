@@ -1,5 +1,5 @@
-"""A thread that watches the packet path's maps: it removes flows that are over, and reports pods that no
-program of this dataplane sees.
+"""A thread that reads the packet path's maps. It removes flows that are over, and reports pods that bypass
+all programs of this dataplane.
 """
 
 import struct
@@ -29,19 +29,20 @@ COLLECT_FAILED = "Cannot collect flows"
 PORTS_UNREAD = "Cannot look up the connections that netfilter masquerades"
 """Their ports stay reserved until the next turn."""
 
-_POLL = 1.0  # seconds between looks at `bypassing`, and so until a pod that bypasses is served
+_POLL = 1.0  # seconds between readings of `bypassing`: the delay until a pod that bypasses is served
 _SHORTEST, _LONGEST = 10.0, 60.0  # seconds between walks
-_CHANGED = 0.05  # the part of all entries that is removed where a walk was worth it
-_CROWDED = 0.75  # the part of the room that is taken from which on memory is wanted soon
-_SHARE = 3  # it rests so much longer than it works: a quarter of a CPU while it walks
+_CHANGED = 0.05  # if a larger part of all entries was removed, the next walk follows soon
+_CROWDED = 0.75  # if a larger part of the room is in use, the next walk follows soon
+_SHARE = 3  # rests 3 times as long as it works: a walk takes a quarter of a CPU
 _LONGEST_REST = 0.05  # seconds
-_PATIENCE = 5.0  # seconds that an agent's end waits for a step that cannot be interrupted
+_PATIENCE = 5.0  # seconds that the agent waits at its end for a step that cannot be interrupted
 _IFINDEX = struct.Struct("=I")
 
 
 class Collected(NamedTuple):
-    """`entries` and `half_open` are the established and the half-open flows that the last walk left; the
-    other numbers are sums since the start. See `Swept`.
+    """`entries` and `half_open`: the established and the half-open flows that the last walk left.
+
+    The other numbers are sums since the start. See `Swept`.
     """
 
     entries: int = 0
@@ -52,7 +53,7 @@ class Collected(NamedTuple):
     busy: int = 0
 
     def events(self) -> dict[str, int]:
-        """As further counters beside those of the programs."""
+        """By counter name. They are reported together with the programs' counters."""
         return {
             "flow_expired": self.expired,
             "flow_retired": self.retired,
@@ -72,11 +73,13 @@ class Collected(NamedTuple):
 
 
 class FlowCollector:
-    """A thread of its own. `pods_bypass` is called in it, with the indexes of all devices whose pods were
-    seen to reach frontends by no program of ours, whenever there are others than before. `note_netfilter`:
-    see `NetfilterFlows`.
+    """A thread of its own.
 
-    Raises NotFound where the maps are not in `maps`.
+    The thread calls `pods_bypass` whenever the set of bypassing pods changes. The argument is the ifindexes
+    of all devices whose pods were found to send to frontends past all programs of this dataplane.
+    `note_netfilter`: see `NetfilterFlows`.
+
+    Raises NotFound if the maps are not in `maps`.
     """
 
     def __init__(
@@ -101,11 +104,11 @@ class FlowCollector:
         self._thread.start()
 
     def collected(self) -> Collected:
-        """For any thread."""
+        """The results so far. For any thread."""
         return self._collected
 
     def close(self) -> None:
-        """End, in the middle of a walk if need be. Where that takes longer than 5 s, it is not waited for."""
+        """End the thread, if necessary during a walk. Waits at most 5 s."""
         self._stop.set()
         self._thread.join(_PATIENCE)
         if self._thread.is_alive():  # it reads the maps: they stay open until the process ends
@@ -126,18 +129,18 @@ class FlowCollector:
                 due = time.monotonic() + interval
 
     def _poll(self) -> None:
-        """Tell of pods that bypass, where there are others than before."""
+        """Report pods that bypass, if the set has changed."""
         self._polled = time.monotonic()
         try:
             seen = frozenset(_IFINDEX.unpack(key)[0] for key, _ in self._bypassing.items())
             if seen != self._told:
                 self._pods_bypass(seen)
                 self._told = seen
-        except Exception as failure:  # the thread continues: only it looks again
+        except Exception as failure:  # the thread continues: without it there would be no later attempt
             log.error(PODS_UNREAD, reason=_reason(failure))
 
     def _walk(self, interval: float) -> float:
-        """Walk over all flows; returns the seconds until the next time."""
+        """Walk over all flows. Returns the seconds until the next walk."""
         try:
             swept = self._sweep.run(self._rest)
         except Exception as failure:  # as above
@@ -149,23 +152,23 @@ class FlowCollector:
         return following(swept, self._flows.shape.max_entries, interval)
 
     def _forget(self) -> None:
-        """Netfilter's connections that have ended, too."""
+        """Remove connections of netfilter that have ended."""
         try:
             self.netfilter_flows.forget(self._rest)
         except Exception as failure:  # as above
             log.error(PORTS_UNREAD, reason=_reason(failure))
 
     def _rest(self, worked: float) -> bool:
-        """Between two batches. Whether the agent ends."""
+        """Pause between two batches. Returns whether the agent ends."""
         if time.monotonic() - self._polled >= _POLL:
             self._poll()
         return self._stop.wait(min(_SHARE * worked, _LONGEST_REST))
 
 
 def following(swept: Swept, room: int, interval: float) -> float:
-    """How many seconds after this walk the next one begins, if `interval` passed before it.
+    """Seconds from this walk to the next one. `interval`: the seconds before this walk.
 
-    Twice as many as long as there is little to remove, up to a minute.
+    It doubles as long as little is removed and the map is not crowded, up to a minute. Otherwise it is 10 s.
     """
     removed = swept.expired + swept.retired + swept.orphaned
     used = max(swept.entries + swept.half_open, swept.replies)

@@ -1,12 +1,12 @@
-"""The map `netfilter_flows`: connections to Services that netfilter masquerades, and continues to.
+"""The map `netfilter_flows`: connections to Services that netfilter still masquerades.
 
-They were opened in another mode, which served this node before. An endpoint receives them from ports of
-this node that the map `replies` does not contain. If a new flow to the same endpoint were given one of these
-ports, its entry would be found first, and the older connection would receive nothing any more. So the
-programs assign no port that is in this map; they look there only while NODE_NETFILTER_FLOWS is set.
+They were opened while another mode was active on this node. Their endpoints receive them from ports of this
+node that the map `replies` does not contain. Suppose that a new flow to the same endpoint gets such a port:
+its entry would be found first, and the older connection would receive no more replies. So the programs assign
+no port that is in this map. They look there only while NODE_NETFILTER_FLOWS is set.
 
-An entry is the key of the packets that the endpoint sends, at ingress. It is removed when conntrack no longer
-has that connection. The map is pinned: the next agent removes what this one has learned.
+An entry is the key of the packets that the endpoint sends, at ingress. It is removed once conntrack no longer
+has that connection. The map is pinned, so the next agent removes the entries that this one has added.
 """
 
 import threading
@@ -24,20 +24,20 @@ from ebpfproxy.model.address import Address, Protocol
 
 _KEY = abi.FLOW_KEY.size
 _ZONE = Struct("=I")
-_BATCH = 64  # looked up in a row: 3 ms, 50 us each (measured)
+_BATCH = 64  # connections looked up without a pause: 3 ms, 50 us each (measured)
 
 
 class NetfilterFlows:
-    """`note` is called before the first entry is written, with True, and after the last one was removed, with
-    False. `learn` and `forget` may be called in different threads, each in one alone.
+    """Calls `note` with True before it writes the first entry, and with False after it removed the last one.
 
-    Raises NotFound where the map is not in `maps`.
+    `learn` and `forget` may be called in two different threads, but each in one thread only. Raises NotFound
+    if the map is not in `maps`.
     """
 
     def __init__(self, maps: Path, note: Callable[[bool], object]) -> None:
         self._map = Map.pinned(maps / "netfilter_flows")
         self._note = note
-        self._lock = threading.Lock()  # held while entries are written or found to be gone, and noted
+        self._lock = threading.Lock()  # one step: writing entries, or finding none, and calling `note`
         self._noted = not self._is_empty()
         note(self._noted)
 
@@ -45,12 +45,12 @@ class NetfilterFlows:
         self._map.close()
 
     def learn(self) -> int:
-        """Add the connections that conntrack has now, of the calling thread's network namespace; how many.
+        """Add the connections that conntrack has now, in the calling thread's network namespace.
 
-        Connections masqueraded on their way to the address that their client connected to belong to no
-        Service and are left out. Nothing is added where conntrack is not active, or not supported.
+        Returns how many. A masqueraded connection whose destination is not translated belongs to no Service,
+        and is left out. The result is 0 if conntrack is not active or not supported.
 
-        Raises Rejected, also where the map is full.
+        Raises Rejected, also if the map is full.
         """
         try:
             found = {
@@ -65,7 +65,7 @@ class NetfilterFlows:
         return len(found)
 
     def forget(self, rest: Callable[[float], bool]) -> int:
-        """Remove connections that conntrack no longer has; how many. `rest`: see `FlowSweep.run`.
+        """Remove connections that conntrack no longer has. Returns how many. `rest`: see `FlowSweep.run`.
 
         Raises KernelError.
         """
@@ -92,7 +92,7 @@ class NetfilterFlows:
 
 
 def _is_sent(flow: conntrack.Flow) -> bool:
-    """Whether it goes elsewhere than its client connected to. IPVS does that without the bit of DNAT."""
+    """Whether its destination is translated. Addresses are compared, since IPVS does not set the DNAT bit."""
     dialed = flow.destination, flow.destination_port
     return (flow.reply_source, flow.reply_source_port) != dialed
 

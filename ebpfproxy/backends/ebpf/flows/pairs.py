@@ -1,6 +1,6 @@
-"""All flows of the packet path, read from the maps with both entries of each.
+"""Reads all flows of the packet path from the maps, with both entries of each.
 
-Of 200 000 flows only the packed entries are held in memory.
+Entries stay packed in memory, since there may be 200 000 flows.
 """
 
 import struct
@@ -27,7 +27,8 @@ _GLANCE = columns(abi.FLOW, flags="H", half_open="B", last_seen="I")
 
 
 class Pair(NamedTuple):
-    """The entries of a flow, packed. `flow` is None where only its reply is left, and the reverse."""
+    """The entries of a flow, packed. `flow` is None if only the reply is left. `reply` is None if there is no
+    reply entry."""
 
     key: bytes
     flow: bytes | None
@@ -37,8 +38,10 @@ class Pair(NamedTuple):
 
 
 def pairs(maps: Maps, timeouts: FlowTimeouts) -> list[Pair]:
-    """By client and frontend. Half-open entries that are over are left out, as the programs ignore them;
-    established ones are included until they are removed.
+    """All flows, sorted by client and frontend.
+
+    Half-open entries that are over are left out, since the programs ignore them. Established entries are
+    included until they are removed.
     """
     oldest = Oldest(timeouts, time.monotonic_ns())
     flows, replies = (
@@ -49,7 +52,7 @@ def pairs(maps: Maps, timeouts: FlowTimeouts) -> list[Pair]:
 
 
 class FlowCount(NamedTuple):
-    """`half_open` without those that are over."""
+    """`half_open` does not include flows that are over."""
 
     established: int
     half_open: int
@@ -63,8 +66,10 @@ def count(maps: Maps, timeouts: FlowTimeouts) -> FlowCount:
 
 
 def _known(of: Map, glance: struct.Struct, oldest: Oldest) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values, without half-open ones that are over. `glance`: of a value its flags, whether it is
-    half-open, and when it was last seen."""
+    """Keys and values, without half-open ones that are over.
+
+    `glance` unpacks from a value its flags, whether it is half-open, and when it was last seen.
+    """
     for key, value in _entries(of):
         flags, half_open, seen = glance.unpack(value)
         if not half_open or seen >= oldest[protocols(key)[0], flags, half_open]:

@@ -1,9 +1,10 @@
 """Flows of the packet path: their entries, their state, and when they are over. Pure.
 
-A flow has an entry in `flows`, by what its client sends, and one in `replies`, by what its endpoint sends.
-It is half-open until both sides have been heard. `flow_key`, `reply_key`, `address_digest` and `Oldest` agree
-with flow_key_of(), reply_key_of(), address_digest() and has_passed() of bpf/flow_key.h and
-bpf/flow_half_open.h.
+A flow has an entry in `flows`, whose key is that of its client's packets. It has one in `replies`, whose key
+is that of its endpoint's packets. A flow is half-open until both sides have sent.
+
+`flow_key`, `reply_key`, `address_digest` and `Oldest` agree with C functions: flow_key_of(), reply_key_of(),
+address_digest() and has_passed() of bpf/flow_key.h and bpf/flow_half_open.h.
 """
 
 import dataclasses
@@ -19,7 +20,7 @@ UNIT = 1 << 30
 """The unit of `last_seen` in ns of CLOCK_MONOTONIC: 1.07 s."""
 
 NO_PLACE = 0xFFFFFFFF
-"""Instead of an index in `half_open_flows`."""
+"""In place of an index in `half_open_flows`: the flow has none."""
 
 _NS = 1_000_000_000
 _U32 = 0xFFFFFFFF
@@ -30,7 +31,7 @@ _WORDS = struct.Struct("=4I")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FlowTimeouts:
-    """Seconds without a packet after which a flow is over; abi.h's struct node says which one applies."""
+    """Seconds without a packet after which a flow is over. See abi.h's struct node for when each applies."""
 
     tcp_established: int = 86400
     tcp_close_wait: int = 3600
@@ -41,7 +42,7 @@ class FlowTimeouts:
 
 
 class FlowState(enum.Enum):
-    """The state of a flow. The last two are of UDP and SCTP."""
+    """The state of a flow. The last two are those of UDP and SCTP."""
 
     SYN = "SYN"
     ESTABLISHED = "ESTABLISHED"
@@ -54,9 +55,10 @@ class FlowState(enum.Enum):
 class Flow(NamedTuple):
     """A flow as both entries describe it. Ports are in network order, times in `UNIT`.
 
-    `masquerade` is the address that the endpoint sees, all zero where that is the client's own or not chosen
-    yet. `reply_port` is the client's port as the endpoint sees it. `client_seen` and `endpoint_seen` say when
-    either side sent last; `endpoint_seen` is None where there is no entry of the reply.
+    `masquerade` is the client's address as the endpoint sees it. It is all zero if that is the client's own,
+    or not selected yet. `reply_port` is the client's port as the endpoint sees it. `client_seen` and
+    `endpoint_seen` are the times of the last packet of each side. `endpoint_seen` is None without a reply
+    entry.
     """
 
     client: Address
@@ -77,7 +79,7 @@ class Flow(NamedTuple):
 
     @classmethod
     def unpack(cls, key: bytes, value: bytes, reply: bytes | None = None) -> "Flow":
-        """From a key and a value of `flows`, and the value in `replies`, which may be missing."""
+        """From a key and a value of `flows`, and the value in `replies`, None if there is none."""
         client, frontend, client_port, frontend_port, protocol, _, _ = abi.FLOW_KEY.unpack(key)
         endpoint, masquerade, *ports, service, id_, flags, half, _, seen, _, _, _ = abi.FLOW.unpack(value)
         reply_flags, _, reply_seen = REPLY_GLANCE.unpack(reply) if reply else (0, 0, None)
@@ -86,7 +88,7 @@ class Flow(NamedTuple):
         return cls._make((*map(Address, addresses), client_port, frontend_port, *ports, *rest))
 
     def entry(self) -> tuple[bytes, bytes]:
-        """Key and value in `flows`, as the programs write them; sequence numbers are 0, and the flow has no
+        """Key and value in `flows`, as the programs write them. Sequence numbers are 0, and the flow has no
         place in `half_open_flows`.
         """
         side = abi.AT_EGRESS if self.flags & abi.FLOW_NODE else abi.AT_INGRESS
@@ -100,7 +102,7 @@ class Flow(NamedTuple):
         return key, value
 
     def reply_entry(self) -> tuple[bytes, bytes]:
-        """Key and value in `replies`, as `entry`."""
+        """Key and value in `replies`, as the programs write them."""
         key, value = self.entry()
         masquerade = self.masquerade
         reply = abi.REPLY.pack(
@@ -113,8 +115,10 @@ class Flow(NamedTuple):
 
 
 def columns(layout: abi.Layout, **formats: str) -> struct.Struct:
-    """These fields of a packed struct, in its own order, by formats of the struct module: for walks over many
-    entries. A format longer than its field includes the fields behind it.
+    """Unpacks only these fields of a packed struct, which is faster in walks over many entries.
+
+    The fields are in the struct's order, with formats of the struct module. A format longer than its field
+    includes the fields after it.
     """
     text, at = "=", 0
     for name, format_ in formats.items():
@@ -135,7 +139,7 @@ _PROTOCOL_AT = abi.FLOW_KEY.offset("protocol")
 
 
 def protocols(keys: bytes) -> bytes:
-    """The protocols of packed keys in a row, one byte each."""
+    """The protocols of concatenated packed keys, one byte each."""
     return keys[_PROTOCOL_AT :: abi.FLOW_KEY.size]
 
 
@@ -156,7 +160,7 @@ def flow_key(key: bytes, value: bytes) -> bytes:
 
 
 def address_digest(address: bytes) -> int:
-    """An address in 32 bits, never 0: `masquerade_digest` in struct reply."""
+    """A digest of an address in 32 bits, never 0: `masquerade_digest` in struct reply."""
     first, *others = _WORDS.unpack(address)
     digest: int = first
     for word in others:
@@ -165,7 +169,7 @@ def address_digest(address: bytes) -> int:
 
 
 def state(protocol: int, flags: int, half_open: bool = False) -> FlowState:
-    """`flags` are abi.h's flow_flag, of both entries."""
+    """`flags`: the flow_flag bits (abi.h) of both entries, combined."""
     if protocol != IPPROTO_TCP:
         replied = not half_open or flags & abi.FLOW_REPLIED
         return FlowState.REPLIED if replied else FlowState.UNREPLIED
@@ -192,13 +196,14 @@ def timeout(protocol: int, flags: int, timeouts: FlowTimeouts, half_open: bool =
 
 
 def unit_now(now: int) -> int:
-    """`now`, in ns of CLOCK_MONOTONIC, as the programs would write it into `last_seen`."""
+    """`now` in ns of CLOCK_MONOTONIC. The result is in `UNIT`, as the programs write it into `last_seen`."""
     return now >> 30
 
 
 class Oldest(dict[tuple[int, int, int], int]):
-    """By protocol, flags, and whether it is half-open: an entry with a `last_seen` before this is over at
-    `now`, which is in ns of CLOCK_MONOTONIC.
+    """By protocol, flags, and whether the entry is half-open: the smallest `last_seen` that is not over.
+
+    `now`: in ns of CLOCK_MONOTONIC.
     """
 
     def __init__(self, timeouts: FlowTimeouts, now: int) -> None:

@@ -1,19 +1,20 @@
 """One walk over the flows that removes those that are over, in short steps.
 
-The programs never remove an established TCP flow by age, and the maps `flows` and `replies` never evict: a
-flow occupies its two entries, and its port, until this walk removes them. A flow is over when both of its
-entries are: each records when its own side sent last. An entry whose counterpart is gone, or belongs to
-another flow, is over by itself. A UDP flow is also removed once its endpoint is no longer listed.
+The programs never remove an established TCP flow by age, and the maps `flows` and `replies` never evict. A
+flow occupies its two entries and its port until this walk removes them. Each entry records when its own side
+sent last. A flow is over once both of its entries are. An entry is over by itself if its counterpart is
+missing or belongs to another flow. A UDP flow is also removed once its endpoint is no longer listed.
 
-Half-open flows that are over are ignored by the programs, and removed here; in between, a new flow may evict
-them. The walk ends with setting how many flows are established, which the programs count up. Flows that are
-established meanwhile may not be included; the maps have room for them.
+The programs ignore half-open flows that are over, and may evict them for a new flow. This walk removes them,
+too. At its end, it sets the number of established flows, which the programs count up. The number may not
+include flows that were established during the walk. The maps have room for them.
 
-A batch lookup locks one bucket at a time with interrupts off, and passes empty buckets without yielding the
-CPU: a sparse map was measured to hold a CPU for 36 ms (cilium #45564). In a map of 524 288 entries (Linux
-6.18, 2 virtual CPUs) a call for BATCH entries takes 65 us where 300 000 are in use, 0.1 ms where 1000 are,
-and 0.4 to 0.6 ms where so few are that it passes all buckets: the longest possible call.
-BPF_MAP_GET_NEXT_KEY passes buckets in the same way.
+A batch lookup locks one bucket at a time with interrupts off. It passes empty buckets without yielding the
+CPU: a sparse map was measured to hold a CPU for 36 ms (cilium #45564). BPF_MAP_GET_NEXT_KEY passes buckets in
+the same way. One call for BATCH entries, in a map of 524 288 entries (Linux 6.18, 2 virtual CPUs), takes:
+- 65 us if 300 000 entries are in use;
+- 0.1 ms if 1000 are;
+- 0.4 to 0.6 ms if so few are that it passes all buckets, which is the longest possible call.
 """
 
 import mmap
@@ -37,7 +38,7 @@ from ebpfproxy.errors import AlreadyExists, KernelError
 from ebpfproxy.linux.bpf.bpf import BUSY, Map, errno_of
 
 BATCH = 128
-"""Entries a call: see above."""
+"""Entries per call. The module's docstring has the duration."""
 
 _NS = 1_000_000_000
 _KEY = abi.FLOW_KEY.size
@@ -61,7 +62,7 @@ assert abi.REPLY.size == _VALUE
 
 
 class FlowMaps(NamedTuple):
-    """The maps of flows. `endpoints` is the memory of the map with that name."""
+    """The maps of flows. `endpoints` is the memory of the map `endpoints`."""
 
     flows: Map
     replies: Map
@@ -70,10 +71,13 @@ class FlowMaps(NamedTuple):
 
 
 class Swept(NamedTuple):
-    """Results of a walk. In flows: how many are established and stay, how many are half-open and stay, how
-    many were removed because they were over, or because their endpoint is no longer listed. In entries of
-    `replies`: how many stay, and how many without a flow were removed. `busy`: how often the kernel had a
-    bucket locked.
+    """Results of a walk.
+
+    - `entries`, `half_open`: how many established and half-open flows stay.
+    - `expired`, `retired`: how many flows were removed because they were over, or because their endpoint is
+      no longer listed.
+    - `replies`, `orphaned`: how many entries of `replies` stay, and how many without a flow were removed.
+    - `busy`: how often the kernel had a bucket locked.
     """
 
     entries: int = 0
@@ -101,10 +105,10 @@ class FlowSweep:
         self._half_open = self._expired = self._retired = self._orphaned = self._busy = 0
 
     def run(self, rest: Callable[[float], bool]) -> Swept:
-        """Walk over all entries once. `rest` is called between batches with the seconds that the last one
-        took; the walk ends early where it returns True.
+        """Walk over all entries once.
 
-        Raises KernelError where a map cannot be read.
+        It calls `rest` between batches, with the seconds that the last batch took. The walk ends early if
+        `rest` returns True. Raises KernelError if a map cannot be read.
         """
         self._start_over()
         stopped = False
@@ -146,7 +150,7 @@ class FlowSweep:
         return len(half_open) - staying
 
     def _suspects(self, keys: bytes, values: bytes) -> Iterator[int]:
-        """Which entries of a batch may be dead: most never are."""
+        """The positions of entries in a batch that may be over: a cheap filter, since most are not."""
         oldest, is_listed = self._oldest, self._is_listed
         glances = zip(protocols(keys), _GLANCE.iter_unpack(values), strict=True)
         for at, (protocol, (address, port, service, id_, flags, half_open, seen)) in enumerate(glances):
@@ -156,9 +160,9 @@ class FlowSweep:
                 yield at
 
     def _remove_flow(self, key: bytes) -> bool:
-        """Remove a flow if it is dead; whether it is gone. Both entries are read again for that.
+        """Remove a flow if it is over. Returns whether it is gone. Both entries are read again first.
 
-        Where its endpoint sends while its entry in `flows` is removed, that entry is put back.
+        If its endpoint sends while the entry in `flows` is removed, that entry is inserted again.
         """
         value = self._maps.flows.lookup(key)
         if not value:
@@ -183,7 +187,7 @@ class FlowSweep:
         return True
 
     def _is_silent(self, kind: tuple[int, int, int], seen: int, reply: bytes | None) -> bool:
-        """Whether both entries are over, of which the reply's may be missing. `kind`: see `Oldest`."""
+        """Whether both entries are over. The reply entry may be missing. `kind`: see `Oldest`."""
         if not reply:
             return seen < self._oldest[kind]
         protocol, flags, half_open = kind
@@ -191,12 +195,12 @@ class FlowSweep:
         return bool(max(seen, reply_seen) < self._oldest[protocol, flags | reply_flags, half_open])
 
     def _reply_of(self, key: bytes, place: bytes) -> bytes | None:
-        """The entry at `place` in `replies`; None where there is none, or another flow's."""
+        """The entry at `place` in `replies`. None if there is none, or it belongs to another flow."""
         reply = self._maps.replies.lookup(place)
         return reply if reply and flow_key(place, reply) == key else None
 
     def _put_back(self, key: bytes, value: bytes) -> bool:
-        """Whether the flow has its entry again. The programs may have made another one meanwhile."""
+        """Whether the flow has an entry again. The programs may have made a new one meanwhile."""
         try:
             self._maps.flows.update(key, value, _NOEXIST)
         except AlreadyExists:
@@ -211,7 +215,7 @@ class FlowSweep:
     # Replies
 
     def _sweep_replies(self, keys: bytes, values: bytes) -> int:
-        """How many of the batch stay. Those with a flow are the subject of the walk over `flows`."""
+        """How many of the batch stay. The walk over `flows` handles those with a flow."""
         staying = len(keys) // _KEY
         oldest = self._oldest
         glances = zip(protocols(keys), REPLY_GLANCE.iter_unpack(values), strict=True)
@@ -221,7 +225,7 @@ class FlowSweep:
         return staying
 
     def _remove_orphan(self, place: bytes) -> bool:
-        """Remove a reply that is over and has no flow; whether it is gone. It is read again for that."""
+        """Remove a reply that is over and has no flow. Returns whether it is gone. It is read again first."""
         reply = self._maps.replies.lookup(place)
         if not reply:
             return True
@@ -251,8 +255,9 @@ class FlowSweep:
         return True
 
     def _is_listed(self, address: bytes, port: int, service: int, id_: int) -> bool:
-        """Whether the endpoint is in force and still the same one, as endpoint_is_in_force() of bpf/admit.h:
-        ids are reused after a while. A direct flow belongs to no Service.
+        """Whether the endpoint is in force and still the same one, as endpoint_is_in_force() of bpf/admit.h.
+
+        Ids are reused after a while. A direct flow belongs to no Service, so it has no endpoint to check.
         """
         if not service:
             return True

@@ -1,4 +1,4 @@
-"""What the maps know of clients on this node: their affinity, and where their sockets were sent."""
+"""Clients in the maps: their affinity, and the endpoints that sockets of this node were redirected to."""
 
 import struct
 import time
@@ -27,7 +27,10 @@ class AffinityRow(NamedTuple):
 
 
 class SocketRow(NamedTuple):
-    """A socket and where it was sent. `kind`: connected, or datagrams for an unconnected UDP socket."""
+    """A socket and its endpoint. `kind`: "connected", or "datagrams" for an unconnected UDP socket.
+
+    `dialed` is the frontend address.
+    """
 
     service: str
     kind: str
@@ -38,7 +41,7 @@ class SocketRow(NamedTuple):
 
 
 def affinity(maps: Maps, name: NameOf, endpoint_at: Callable[[int], str]) -> list[AffinityRow]:
-    """Those that are still in force, the latest used first."""
+    """Affinities that are still in force, the latest used first."""
     timeouts = {}
     for _, value in maps["services"].items():
         _, _, id_, timeout, *_ = abi.SERVICE.unpack(value)
@@ -63,7 +66,7 @@ def _client(client: bytes, kind: int) -> str:
 
 
 def sockets(maps: Maps, name: NameOf) -> list[SocketRow]:
-    """Connected sockets, then unconnected ones, by service, cookie and what was dialed."""
+    """Connected sockets, then unconnected ones, sorted by service, cookie and frontend address."""
     rows = [*_connected(maps, name), *_unconnected(maps, name)]
     return sorted(rows, key=lambda row: (row.kind, row.service, row.cookie, row.dialed, row.endpoint))
 

@@ -1,7 +1,7 @@
-"""What the programs count: events by their reason, and the packet path's traffic by service.
+"""Counters of the programs: events by their reason, and the packet path's traffic by service.
 
-All values are per CPU in the kernel, and only grow while a map exists; those of a service begin again
-with its id.
+All values are per CPU in the kernel, and only grow while a map exists. Those of a service start at zero when
+its id is assigned.
 """
 
 import struct
@@ -30,7 +30,7 @@ class ServiceName(NamedTuple):
 
 
 def service_names(names: Map) -> dict[int, ServiceName]:
-    """By service id. What a foreign writer put there is read as well as it can be."""
+    """By service id. Invalid text, which another program may have written, is decoded with replacements."""
     found = {}
     for key, value in names.items():
         text, protocol, family = abi.SERVICE_NAME.unpack(value)
@@ -40,7 +40,7 @@ def service_names(names: Map) -> dict[int, ServiceName]:
 
 
 def events(counters: Map) -> dict[str, tuple[int, ...]]:
-    """By abi.h's enum counter, in its order: the value of each CPU."""
+    """The value of each CPU, by counter name, in the order of abi.h's enum counter."""
     found = {_U32.unpack(key)[0]: value for key, value in counters.items()}
     return {
         name: tuple(row[0] for row in _U64.iter_unpack(found[number]))
@@ -50,9 +50,9 @@ def events(counters: Map) -> dict[str, tuple[int, ...]]:
 
 
 def traffic(of: Map, names: dict[int, ServiceName]) -> Iterator[ServiceTraffic]:
-    """Of those services of `names` that have had any.
+    """The traffic of those services in `names` that have had any.
 
-    One call a service, not a walk: the map has room for all that there could be, times the CPUs.
+    It makes one lookup per service. A walk would read an entry for every possible service, times the CPUs.
     """
     for id_, name in names.items():
         value = of.lookup(_U32.pack(id_))
@@ -68,16 +68,16 @@ def _summed(value: bytes) -> Sequence[int]:
 
 
 class Readings:
-    """Of pinned maps, for any thread, by file descriptors of its own. Close with `close`.
+    """Reads pinned maps by its own file descriptors. For any thread. Close with `close`.
 
-    All methods raise KernelError; after `close` that is NotFound.
+    All methods raise KernelError. After `close` they raise NotFound.
     """
 
     _NAMES = ("counters", "traffic", "service_names")
 
     def __init__(self, maps: Path) -> None:
-        """Raises NotFound."""
-        self._lock = threading.Lock()  # a Map has one buffer for keys and values
+        """`maps`: the directory where they are pinned. Raises NotFound."""
+        self._lock = threading.Lock()  # a Map has only one buffer for keys and values
         self._maps: dict[str, Map] = {}
         try:
             for name in self._NAMES:
@@ -92,7 +92,7 @@ class Readings:
             return {name: sum(values) for name, values in events(self._opened("counters")).items()}
 
     def traffic(self) -> list[ServiceTraffic]:
-        """Of all services that have had any, in no order."""
+        """The traffic of all services that have had any, in no order."""
         with self._lock:
             return list(traffic(self._opened("traffic"), service_names(self._opened("service_names"))))
 

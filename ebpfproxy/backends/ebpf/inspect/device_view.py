@@ -1,4 +1,4 @@
-"""The devices that the packet path looks at: what the map says of them, and what the kernel has there."""
+"""The devices of the packet path: their entries in the map, and the programs that are attached to them."""
 
 import struct
 from pathlib import Path
@@ -16,12 +16,15 @@ _IFINDEX = struct.Struct("=I")
 
 
 class DeviceRow(NamedTuple):
-    """`role`: what comes in is of a pod of this node, or of the net. `link`: what its packets begin with.
+    """One device.
 
-    `masquerade` are the addresses that packets leaving there are masqueraded with. `ingress` and `egress`
-    are the ids of the agent's programs, 0 where there is none. `before`: what sees packets earlier than they
-    do, with the side. `clsact`: "ours" where the agent made it, "theirs", or "none". `device` is "?" where
-    this network namespace has no such device.
+    - `device`: its name, or "?" if this network namespace has no such device.
+    - `role`: "pod" if its packets come from a pod of this node, else "net".
+    - `link`: the first header of its packets, "ethernet" or "ip".
+    - `masquerade`: the addresses that leaving packets are masqueraded with.
+    - `ingress`, `egress`: the ids of the agent's programs, 0 for none.
+    - `clsact`: "ours" if the agent made it, "theirs" if another program did, "none" if there is none.
+    - `before`: programs that run before the agent's, each with its side.
     """
 
     device: str
@@ -36,10 +39,10 @@ class DeviceRow(NamedTuple):
 
 
 def devices(maps: Maps, links: Path) -> list[DeviceRow]:
-    """By ifindex; `links` is where those of devices are pinned. What the kernel has is that of the network
-    namespace of the calling thread.
+    """All devices in the map, by ifindex. `links`: the folder where tcx links are pinned.
 
-    Raises Rejected where programs and filters cannot be read.
+    Names and programs are read from the calling thread's network namespace. Raises Rejected if programs and
+    filters cannot be read.
     """
     ways = attachments.choose(links)
     found = [(int(_IFINDEX.unpack(key)[0]), value) for key, value in maps["devices"].items()]

@@ -29,14 +29,20 @@ _WORDS = {
 
 
 class FlowRow(NamedTuple):
-    """A flow. `service` is "" where the node connected to the endpoint itself, from a port that was in use
-    there. `masquerade` is the address that the endpoint sees, "" where that is the client's own. `age`:
-    seconds since the last packet, of the client where the flow is half-open; `left`: seconds until the flow
-    is over unless another one follows, 0 where it is over and not removed yet. Both are accurate to 1 s.
+    """A flow.
 
-    `flags`: node (the client is this node itself), redirect (the flow skips this node's stack), direct (it
-    belongs to no Service), stale-socket (the client is a UDP socket that is still connected to a former
-    endpoint, which is shown as the frontend).
+    - `service`: "" for a direct flow: this node connected to the endpoint itself, from an address and port
+      that another flow to that endpoint uses.
+    - `masquerade`: the client's address and port as the endpoint sees it, "" if the address is the client's
+      own.
+    - `age`: seconds since the last packet, accurate to 1 s. For a half-open flow: the client's last packet.
+    - `left`: seconds until the flow is over if no packet follows, accurate to 1 s. 0 if it is over and not
+      removed yet.
+    - `flags`: "node" (the client is this node itself), "redirect" (the flow skips this node's stack),
+      "direct" (it belongs to no Service), "stale-socket".
+
+    With "stale-socket" the client is a UDP socket that is still connected to a removed endpoint. `frontend`
+    is that endpoint.
     """
 
     service: str
@@ -52,7 +58,7 @@ class FlowRow(NamedTuple):
 
 
 def conntrack(maps: Maps, name: NameOf) -> Iterator[FlowRow]:
-    """Each flow once, by client and frontend, half-open ones included."""
+    """Each flow once, sorted by client and frontend. Half-open flows are included."""
     timeouts = read_timeouts(maps["node"])
     found = pairs(maps, timeouts)
     now = time.monotonic_ns()
@@ -80,7 +86,7 @@ def _row(flow: Flow, timeouts: FlowTimeouts, now: int, name: NameOf) -> FlowRow:
 
 
 def read_timeouts(node: Map) -> FlowTimeouts:
-    """The timeouts that the programs use; the defaults where the agent has not written any yet."""
+    """The timeouts that the programs use, or the defaults if the agent has not written any yet."""
     value = node.lookup(_U32.pack(0)) or bytes(abi.NODE.size)
     names = [field.name for field in dataclasses.fields(FlowTimeouts)]
     words = dict(zip((field.name for field in abi.NODE.fields), abi.NODE.unpack(value), strict=True))
@@ -89,7 +95,7 @@ def read_timeouts(node: Map) -> FlowTimeouts:
 
 
 def place(address: bytes, port: int) -> str:
-    """Address and port as text; `port` in network order."""
+    """Address and port as text. `port` is in network order."""
     return f"{_host(address)}:{ntohs(port)}"
 
 

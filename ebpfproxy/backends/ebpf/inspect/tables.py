@@ -1,6 +1,6 @@
-"""What the pinned maps hold, for people: read alone, so it works with no agent running.
+"""The contents of the pinned maps, for people. It works without a running agent.
 
-Nothing here writes. A dump of a busy node is no snapshot: entries may change while it is read.
+It only reads. A dump of a busy node is no snapshot: entries may change while they are read.
 """
 
 import contextlib
@@ -47,8 +47,12 @@ _FLAGS = {
 
 
 class ServiceRow(NamedTuple):
-    """One frontend. `internal` and `external` are the endpoints for clients on this node and for others,
-    sorted; `policy` says which list each is. `affinity` is a timeout in seconds, 0 for none."""
+    """One frontend.
+
+    `internal` and `external` are the endpoints for clients on this node and for other clients, sorted.
+    `policy` is the traffic policy of these lists: "Cluster", "Local", or both as "Cluster/Local". `affinity`
+    is a timeout in seconds, 0 for none.
+    """
 
     service: str
     kind: str
@@ -64,7 +68,7 @@ class ServiceRow(NamedTuple):
 
 
 class EndpointRow(NamedTuple):
-    """`lists`: cluster and local, as far as new connections may use it there. `draining`: in neither."""
+    """`lists`: the lists ("cluster", "local") in which new connections may use it. Empty: it is draining."""
 
     service: str
     protocol: str
@@ -76,7 +80,7 @@ class EndpointRow(NamedTuple):
 
 
 class CounterRow(NamedTuple):
-    """`value` is the sum of what each CPU counted."""
+    """`value` is the sum over all CPUs."""
 
     counter: str
     value: int
@@ -94,9 +98,9 @@ class _Endpoint(NamedTuple):
 
 
 class View:
-    """The maps of the layout that is hooked in below `root`.
+    """The maps of the programs in force below `root`, the bpffs root. Close with `close`.
 
-    Raises NotFound where nothing is, Rejected where we may not look.
+    Raises NotFound if nothing is pinned, Rejected if permissions are missing.
     """
 
     def __init__(self, root: Path) -> None:
@@ -113,7 +117,7 @@ class View:
         self._maps.close()
 
     def services(self) -> list[ServiceRow]:
-        """By service name, then address and port."""
+        """Sorted by service name, then address and port."""
         rows = [self._service(key, value) for key, value in self._maps["services"].items()]
         return [row for _, row in sorted(rows, key=lambda pair: (pair[1].service, pair[0]))]
 
@@ -143,7 +147,8 @@ class View:
         return key, row
 
     def _endpoints_in(self, packed: bytes) -> list[str]:
-        """Of a range that goes beyond the slots, which is none of ours, what there is of it."""
+        """The endpoints of a range. If the range exceeds the array, only its existing part is read: another
+        program wrote it."""
         first, count = abi.SLOT_RANGE.unpack(packed)
         places = range(first, min(first + count, self._room("slots")))
         ids = [_U32.unpack_from(self._slots, place * _SLOT_STRIDE)[0] for place in places]
@@ -161,7 +166,7 @@ class View:
         return _Endpoint(address, ntohs(port), flags, service)
 
     def endpoints(self) -> list[EndpointRow]:
-        """By service name, then address and port."""
+        """Sorted by service name, then address and port."""
         rows = []
         size = abi.ENDPOINT.size
         room = self._maps["endpoints"].shape.max_entries * size
@@ -191,37 +196,39 @@ class View:
         return protocol_name(known.protocol) if known else "?"
 
     def affinity(self) -> list[AffinityRow]:
-        """Those that are still in force, the latest used first."""
+        """Affinities that are still in force, the latest used first."""
         return client_view.affinity(self._maps, self.name, lambda id_: str(self._endpoint(id_)))
 
     def sockets(self) -> list[SocketRow]:
-        """Connected sockets, then unconnected ones, by service, cookie and what was dialed."""
+        """Connected sockets, then unconnected ones, sorted by service, cookie and frontend address."""
         return client_view.sockets(self._maps, self.name)
 
     def conntrack(self) -> Iterator[FlowRow]:
-        """The packet path's flows, by client and frontend."""
+        """The packet path's flows, sorted by client and frontend."""
         return flow_view.conntrack(self._maps, self.name)
 
     def nat(self) -> Iterator[TranslationRow]:
-        """What the packet path makes of which packets, by client and frontend."""
+        """How the packet path translates packets, sorted by client and frontend."""
         return translation_view.nat(self._maps, self.name)
 
     def devices(self) -> list[DeviceRow]:
-        """Those that the packet path looks at, by ifindex."""
+        """The devices of the packet path, by ifindex."""
         return device_view.devices(self._maps, self._links)
 
     def counters(self) -> list[CounterRow]:
-        """What the programs did, in the order of abi.h's enum counter."""
+        """Events in the programs, in the order of abi.h's enum counter."""
         found = counters.events(self._maps["counters"])
         return [CounterRow(name, sum(values), list(values)) for name, values in found.items()]
 
     def traffic(self) -> list[ServiceTraffic]:
-        """What the packet path carried, by service."""
+        """The packet path's traffic, sorted by service."""
         return sorted(counters.traffic(self._maps["traffic"], self._names))
 
     def usage(self) -> dict[str, tuple[int, int]]:
-        """By map: entries in use, and room. Of arrays those in force count, of half-open flows those that
-        are not over."""
+        """By map: how many entries are in use, and how many it has room for.
+
+        In arrays, entries in force count. Half-open flows that are over do not count.
+        """
         used = {name: self._count(name) for name in ("services", "affinity", "socket_flows")}
         timeouts = flow_view.read_timeouts(self._maps["node"])
         used["flows"], used["half_open_flows"] = pairs.count(self._maps, timeouts)
@@ -240,13 +247,13 @@ class View:
         return self._maps[name].shape.max_entries
 
     def name(self, service: int) -> str:
-        """ "namespace/name:port", or ``?/ID`` for one that has no name."""
+        """ "namespace/name:port", or ``?/ID`` for a service without a name."""
         known = self._names.get(service)
         return known.text if known else f"?/{service}"
 
 
 def _open(pins: Pins) -> Maps:
-    """An agent with another layout may remove the maps between the link to them and their opening."""
+    """Tries twice: an agent of another version may remove the maps after their folder was determined."""
     with contextlib.suppress(NotFound):
         return Maps(pins.hooked_in() / "maps")
     try:

@@ -17,9 +17,11 @@ _AT_ONCE = abi.FLOW_NODE | abi.FLOW_REDIRECT
 
 
 class TranslationRow(NamedTuple):
-    """A translation step: a packet from `source` to `destination` at this side of a device becomes one from
-    `new_source` to `new_destination`. A masqueraded flow that passes the node's stack has two steps in each
-    direction, other flows have one. An address that is not known is "*".
+    """A translation step at one side of a device.
+
+    A packet from `source` to `destination` becomes one from `new_source` to `new_destination`. An unknown
+    address is "*". A masqueraded flow that passes the node's stack has two steps in each direction, other
+    flows have one.
     """
 
     service: str
@@ -35,7 +37,7 @@ _Step = tuple[str, str, str, str, str]  # the columns of a row from `side` on
 
 
 def nat(maps: Maps, name: NameOf) -> Iterator[TranslationRow]:
-    """Each translation step, by client and frontend."""
+    """Each translation step, sorted by client and frontend."""
     for pair in pairs(maps, read_timeouts(maps["node"])):
         flow = _flow(pair)
         service = name(flow.service_id) if flow.service_id else ""
@@ -45,7 +47,7 @@ def nat(maps: Maps, name: NameOf) -> Iterator[TranslationRow]:
 
 
 def _flow(pair: Pair) -> Flow:
-    """A reply without a flow says everything but the address that the client is masqueraded with."""
+    """A reply entry without a flow contains everything except the masquerade address."""
     if pair.flow:
         return Flow.unpack(pair.key, pair.flow, pair.reply)
     client, frontend, client_port, frontend_port, protocol, _, _ = abi.FLOW_KEY.unpack(pair.key)

@@ -1,7 +1,7 @@
-"""Makes the maps that are missing. A map whose shape has not changed stays in use, with all that is in it.
+"""Makes the missing maps. A map whose shape has not changed stays in use, with its contents.
 
-New maps of Services begin with the content of those in force, so that the ids of Services and endpoints stay
-valid. What does not fit, or has another layout, is left out: the first sync writes it.
+New maps of Services start with the contents of those in force, so that the ids of Services and endpoints stay
+valid. Entries that do not fit, or have another layout, are left out. The first sync writes them.
 """
 
 import contextlib
@@ -18,18 +18,18 @@ from ebpfproxy.log import Logger
 log = Logger(__name__)
 
 COPY_FAILED = "Failed to copy map contents"
-"""A map is empty, or lacks entries, after its size changed."""
+"""After its size changed, a map is empty or lacks entries."""
 
 _COPIED = ("service_names", "services", "slots", "endpoints")
-"""The other maps of Services follow from these and from the plan."""
+"""The contents of the other maps of Services are derived from these and from the plan."""
 _ARRAY = 2  # BPF_MAP_TYPE_ARRAY
 
 
 def provide(pins: Pins, links: Path, wanted: Mapping[str, MapShape], former: Mapping[str, Path]) -> None:
-    """Pin the maps that are missing below `pins.maps`, and link all of `wanted` in the new folder `links`.
+    """Pin the missing maps below `pins.maps`, and link all of `wanted` in the new folder `links`.
 
-    A new map is pinned once it is filled, so a pin is never that of a map whose copy was interrupted.
-    `former`: the pins in force, by name. Raises KernelError and OSError.
+    A new map is pinned after it is filled, so no pinned map has an interrupted copy. `former`: the pins in
+    force, by map name. Raises KernelError and OSError.
     """
     pins.maps.mkdir(exist_ok=True)
     for unit in _units(wanted):
@@ -41,7 +41,7 @@ def provide(pins: Pins, links: Path, wanted: Mapping[str, MapShape], former: Map
 
 
 def _units(wanted: Mapping[str, MapShape]) -> Iterator[Sequence[MapShape]]:
-    """Maps that are made together. An array of maps comes after the map that its entries are like."""
+    """Maps that are made together. An array of maps comes after the map that is its template."""
     yield [wanted[name] for name in SERVICE_MAPS]
     others = (shape for name, shape in wanted.items() if name not in SERVICE_MAPS)
     for shape in sorted(others, key=lambda shape: bool(shape.inner)):
@@ -65,12 +65,12 @@ def _make(
             if shape.name in _COPIED and shape.name in former:
                 _fill(made[shape.name], former[shape.name], shape)
         for shape in unit:
-            (pins.maps / shape.pin).unlink(missing_ok=True)  # of a unit that was not completed
+            (pins.maps / shape.pin).unlink(missing_ok=True)  # an interrupted run may have pinned some maps
             made[shape.name].pin(pins.maps / shape.pin)
 
 
 def _fill(target: Map, former: Path, shape: MapShape) -> None:
-    """Copy what fits, unless the layouts differ. A failure costs ids, and is no reason not to serve."""
+    """Copy the entries that fit, unless the layouts differ. A failure is logged only: just ids are lost."""
     if layout_of(former.name) != shape.layout:
         return
     try:

@@ -1,8 +1,8 @@
-"""The shape of each map, read from bpf/maps.h and bpf/abi.h: there is no second list to drift.
+"""The shape of each map, read from bpf/maps.h and bpf/abi.h, so that there is no second list to maintain.
 
 A map is pinned as NAME-<layout>-<room>. `layout` is a digest of its key and value: fields by name, offset and
-type. `room` is a digest of its type, flags and size. Comments, and structs that a map does not use, have no
-part in either.
+type. `room` is a digest of its type, flags and size. Neither includes comments, or structs that the map does
+not use.
 """
 
 import hashlib
@@ -22,8 +22,10 @@ SERVICE_MAPS = (
     "service_ports",
     "frontend_addresses",
 )
-"""Maps that refer to each other by ids and ranges. If one of them changes, all are made again: programs that
-are replaced later must not see half of a change that is made for those that are replaced already."""
+"""Maps that refer to each other by ids and ranges. If the shape of one changes, all are made again.
+
+Programs are replaced one after another. Those not replaced yet must not see an incomplete change.
+"""
 
 _TYPES = {  # enum bpf_map_type
     "hash": 1,
@@ -45,9 +47,9 @@ _DIGITS = 8
 
 
 class MapShape(NamedTuple):
-    """`type` and `flags` as bpf(2) takes them; sizes in bytes; `entries`: how many there is room for.
+    """`type` and `flags` are those of bpf(2). Sizes are in bytes. `entries`: how many there is room for.
 
-    `inner`: of an array of maps, the map that its entries are like; "" of all other types.
+    `inner`: for an array of maps, the map that is the template of its entries. "" for all other types.
     """
 
     name: str
@@ -62,12 +64,12 @@ class MapShape(NamedTuple):
 
     @property
     def pin(self) -> str:
-        """The name of the pin; bpffs allows no dots in it."""
+        """The name of the pin. It has no dots, since bpffs does not allow them."""
         return f"{self.name}-{self.layout}-{self.room}"
 
 
 def layout_of(pin: str) -> str:
-    """The digest of key and value in a pin's name; "" where the name has none."""
+    """The digest of key and value in a pin's name. "" if the name has none."""
     parts = pin.rsplit("-", 2)
     return parts[1] if len(parts) == 3 else ""
 
@@ -75,7 +77,7 @@ def layout_of(pin: str) -> str:
 def read(source: Path, defines: Mapping[str, str]) -> dict[str, MapShape]:
     """The maps by name, as maps.h in the folder `source` declares them. `defines`: the sizes.
 
-    Raises ValueError for a declaration that cannot be read.
+    Raises ValueError if a declaration cannot be read.
     """
     parsed = abi.parse((source / "abi.h").read_text())
     found = dict(_declared((source / "maps.h").read_text(), parsed, defines))
@@ -83,7 +85,7 @@ def read(source: Path, defines: Mapping[str, str]) -> dict[str, MapShape]:
     for name in SERVICE_MAPS:
         found[name] = found[name]._replace(room=unit)
     for name, shape in found.items():
-        if shape.inner:  # the kernel takes only maps like the first one (bpf_map_meta_equal())
+        if shape.inner:  # the kernel accepts only maps like the template (bpf_map_meta_equal())
             like = found[shape.inner]
             layout = _digest(shape.layout, like.layout, str(like.type), str(like.flags))
             found[name] = shape._replace(layout=layout)
@@ -105,7 +107,7 @@ def _declared(text: str, of: abi.Abi, defines: Mapping[str, str]) -> Iterator[tu
 
 
 def _describe(type_: str, of: abi.Abi) -> tuple[int, str]:
-    """The size of a key or value, and what it consists of."""
+    """The size of a key or value in bytes, and a description of its fields."""
     if type_ in _SCALARS:
         return _SCALARS[type_], type_
     layout = of.layouts[type_.removeprefix("struct ")]
@@ -113,8 +115,11 @@ def _describe(type_: str, of: abi.Abi) -> tuple[int, str]:
 
 
 def _ids(key: str, value: str, of: abi.Abi) -> Iterator[str]:
-    """An id means something only as long as the maps that give it are kept. So they are part of the layout of
-    each map that has ids in it."""
+    """The layouts of the maps that define ids, for a map whose key or value contains ids.
+
+    Ids are valid only as long as the maps that define them are kept. So the layouts of these are part of the
+    digest.
+    """
     structs = [of.layouts[type_.removeprefix("struct ")] for type_ in (key, value) if type_ not in _SCALARS]
     names = {field.name for layout in structs for field in layout.fields}
     if names & {"service_id", "endpoint_id"}:

@@ -1,11 +1,13 @@
-"""Entries that only the programs write, from maps of the previous size into the present ones.
+"""Migrates entries that only the programs write, from maps of the previous size to the present ones.
 
-Ids are the same in both (map_pins.py), so entries are copied as they are. Sockets and clients are copied
-before the programs are replaced, and again after it. Flows are not copied before: while a program that uses
-the previous map is attached to a device, the new ones look up there what is not in theirs, and insert it.
-What is left in the previous map is copied when the last device has its new program.
+Ids are the same in both (map_pins.py), so entries are copied unchanged. Sockets and clients are copied before
+the programs are replaced, and again afterwards.
 
-A map whose key or value has another layout is not migrated. Counters begin at zero.
+Flows are not copied before. As long as a previous program is attached to a device, the new programs also look
+up flows in the previous map. They insert those they find into the new map. The rest of the previous map is
+copied once the last device has its new program.
+
+A map whose key or value has another layout is not migrated. Counters start at zero.
 """
 
 import contextlib
@@ -25,9 +27,9 @@ from ebpfproxy.log import Logger
 log = Logger(__name__)
 
 DISCARDED = "Discarded map contents of another layout"
-"""The struct has changed since the previous version: what these maps knew is lost."""
+"""The struct has changed since the previous version: the contents of these maps are lost."""
 MIGRATED = "Migrated map contents"
-"""So many entries were copied from a map of another size."""
+"""Entries were copied from a map of another size. The values are their numbers, by map."""
 MIGRATION_FAILED = "Failed to migrate map contents"
 """Sockets, clients or flows of this map are unknown to the new programs."""
 NO_FALLBACK = "Failed to show new programs the previous flows"
@@ -37,18 +39,18 @@ _PEERS = "socket_peers"
 _HASHES = ("socket_flows", "affinity")
 _ONLY = bytes(4)  # the key of an array of maps with one entry
 _NOEXIST = 1  # BPF_NOEXIST
-_ATTEMPTS = 3  # at an entry in a locked bucket
+_ATTEMPTS = 3  # to insert an entry while its bucket is locked
 
 
 class Migration:
-    """From the maps of `former`, a pin for each name, into `maps`. Nothing is written to the former maps.
+    """Copies from the pinned maps `former`, by name, to `maps`. It does not write to the previous maps.
 
-    `start` before something is attached, `copy` after it, `finish_flows` when no device has a former program.
-    Each may be called again. A map that cannot be copied is logged. Close with `close`.
+    Call `start` before anything is attached, `copy` afterwards, and `finish_flows` once no device has a
+    previous program. Each may be called again. A map that cannot be copied is logged. Close with `close`.
     """
 
     def __init__(self, wanted: Mapping[str, MapShape], maps: Maps, former: Mapping[str, Path]) -> None:
-        """Raises NotFound where a pin is gone."""
+        """`wanted`: the shapes of `maps`, by name. Raises NotFound if a pin is missing."""
         self._maps = maps
         self._arrays = {shape.inner: name for name, shape in wanted.items() if shape.inner}
         known = {*self._arrays, *_HASHES, _PEERS}
@@ -70,13 +72,13 @@ class Migration:
             self._steps[_PEERS] = functools.partial(PeerMigration(self._former[_PEERS], maps[_PEERS]).copy)
 
     def close(self) -> None:
-        """What is called later has nothing to do."""
+        """Later calls of other methods copy nothing."""
         self._flows.clear()
         self._steps.clear()
         self._opened.close()
 
     def start(self) -> None:
-        """The present maps know the sockets and clients, and look up flows in the former maps."""
+        """Copy sockets and clients, and have the new programs look up flows in the previous maps, too."""
         self._flows_done = False
         for name in self._flows:
             try:
@@ -87,14 +89,14 @@ class Migration:
         self.copy()
 
     def copy(self) -> None:
-        """What is new of sockets and clients in the former maps since the last copy.
+        """Copy sockets and clients that are new in the previous maps since the last copy.
 
-        What the new programs have written meanwhile is newer, and stays.
+        Entries that the new programs have written are newer, and stay.
         """
         self._run(self._steps)
 
     def finish_flows(self) -> None:
-        """Copy the flows that no new program has met, then have none looked up in the former maps."""
+        """Copy the flows that no new program has inserted. Then end the lookups in the previous maps."""
         if self._flows_done:
             return
         self._run({name: functools.partial(self._insert, name) for name in self._flows})
@@ -113,14 +115,14 @@ class Migration:
             log.info(MIGRATED, **copied)
 
     def _copy_new(self, name: str) -> int:
-        """Without what an earlier copy has brought: where that is gone, a program has removed it."""
+        """Without the entries of earlier copies. If such an entry is missing, a program has removed it."""
         seen = self._seen[name]
         fresh = [pair for pair in self._former[name].items() if pair[0] not in seen]
         seen.update(key for key, _ in fresh)
         return self._insert(name, fresh)
 
     def _insert(self, name: str, pairs: Iterable[tuple[bytes, bytes]] | None = None) -> int:
-        """How many were written: only as many as fit, and none that is there already."""
+        """How many entries were inserted: at most as many as fit, and none whose key exists already."""
         former, present = self._former[name], self._maps[name]
         room = present.shape.max_entries
         if room < former.shape.max_entries:
@@ -130,7 +132,7 @@ class Migration:
 
 
 def _add(present: Map, key: bytes, value: bytes) -> bool:
-    """Whether it was written. A bucket that stays locked costs this entry alone."""
+    """Whether it was inserted. If its bucket stays locked, only this entry is lost."""
     for _ in range(_ATTEMPTS):
         try:
             present.update(key, value, _NOEXIST)

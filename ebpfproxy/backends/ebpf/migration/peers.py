@@ -1,4 +1,4 @@
-"""Connected sockets: entries of `socket_peers`, each to its place in an array of another size."""
+"""Migrates `socket_peers` (connected sockets): copies each entry to its place in an array of another size."""
 
 import struct
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ _PROTOCOL_AT = abi.SOCKET_PEER.offset("protocol")
 
 
 class PeerMigration:
-    """Remembers what it has seen, so that each copy is of what changed since the last one."""
+    """Keeps the previous map's last contents, so that each copy is of the changes since then only."""
 
     def __init__(self, former: Map, present: Map) -> None:
         self._former = former
@@ -25,9 +25,10 @@ class PeerMigration:
         self._seen = bytes(former.shape.max_entries * _SIZE)
 
     def copy(self) -> int:
-        """How many entries were written.
+        """Copy the changes. Returns how many entries were written.
 
-        What changed is taken back first, then put: a socket may have got another place.
+        All changed entries are removed before any is written, since a socket's entry may have another place
+        now.
         """
         former = self._former.mapped()
         now = former[: len(self._seen)]
@@ -45,22 +46,22 @@ class PeerMigration:
             self._memory.close()
 
     def _at(self, entry: bytes) -> list[int]:
-        """The offsets in words where a socket's entry may be, as peer_find() of socket.h."""
+        """The offsets, in words of 8 bytes, where a socket's entry may be, as in peer_find() of socket.h."""
         (cookie,) = _COOKIE.unpack_from(entry)
         ways = range(abi.SOCKET_WAYS) if cookie else ()
         return [(cookie + way) % self._places * _WORDS for way in ways]
 
     def _remove(self, old: bytes) -> None:
-        """Unless the socket has connected to something else since."""
+        """Remove the entry, unless the new programs have changed it since."""
         for at in self._at(old):
             start = at * _COOKIE.size
             if self._memory[start : start + _SIZE] == old:
                 self._words[at] = 0
 
     def _put(self, new: bytes) -> bool:
-        """Whether there was a place, and no entry of the same socket.
+        """Write the entry if a place is free and the socket has no entry yet. Returns whether it was written.
 
-        The cookie is written last, in one store: it puts the entry in force.
+        The cookie is written last, in one store, since it puts the entry in force.
         """
         at = self._place(new)
         if at is None:
@@ -72,7 +73,7 @@ class PeerMigration:
         return True
 
     def _place(self, new: bytes) -> int | None:
-        """As peer_place() of socket.h, but only a TCP socket makes room, and only for a UDP socket."""
+        """As peer_place() of socket.h, but it replaces only a TCP socket's entry, and only by a UDP one's."""
         places = self._at(new)
         owners = [self._words[at] for at in places]
         if not places or _COOKIE.unpack_from(new)[0] in owners:
@@ -86,7 +87,7 @@ class PeerMigration:
 
 
 def _changes(old: bytes, new: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """What an entry was and is, for each that changed."""
+    """The old and the new content of each entry that changed."""
     for start in range(0, len(new), _BLOCK):
         if old[start : start + _BLOCK] == new[start : start + _BLOCK]:
             continue

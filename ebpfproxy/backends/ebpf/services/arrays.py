@@ -1,4 +1,4 @@
-"""The maps `slots` and `endpoints`, mapped into memory, and which parts of them are in use."""
+"""The maps `slots` and `endpoints`, mapped into memory, and the allocation of their entries."""
 
 import struct
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from ebpfproxy.backends.ebpf.maps import Maps
 from ebpfproxy.backends.ebpf.services.record import Range
 from ebpfproxy.backends.ebpf.services.slot_ranges import Ids, Ranges
 
-_FLAGS_AT = abi.ENDPOINT.offset("flags") // 2  # in steps of 16 bits, as `_halves` is
+_FLAGS_AT = abi.ENDPOINT.offset("flags") // 2  # in units of 16 bits, as in `_halves`
 _STRIDE = abi.ENDPOINT.size
 _SLOT_STRIDE = 8  # an array's elements are 8-byte aligned
 _SCAN = 4096
@@ -23,7 +23,7 @@ def _slots_format(count: int) -> struct.Struct:
 
 
 class Arrays:
-    """What is written here is seen by the programs at once. Close with `close`."""
+    """Writes are visible to the programs at once. Close with `close`."""
 
     def __init__(self, maps: Maps) -> None:
         self._slots = maps["slots"].mapped()
@@ -52,7 +52,7 @@ class Arrays:
         _slots_format(len(ids)).pack_into(self._slots, first * _SLOT_STRIDE, *ids)
 
     def listed(self) -> Iterator[tuple[int, EndpointEntry, int]]:
-        """The endpoints in force, by id: what they are, and the service that each belongs to."""
+        """Id, entry and service id of each endpoint in force, by id."""
         empty = bytes(_SCAN * _STRIDE)
         for start in range(0, self.endpoint_ids.capacity, _SCAN):
             block = self._endpoints[start * _STRIDE : (start + _SCAN) * _STRIDE]
@@ -71,5 +71,5 @@ class Arrays:
         return self._halves[endpoint * _STRIDE // 2 + _FLAGS_AT]
 
     def set_flags(self, endpoint: int, flags: int) -> None:
-        """In one store, as struct.pack_into(), which writes zeros first, would not."""
+        """Write in one store. struct.pack_into() would write zeros first."""
         self._halves[endpoint * _STRIDE // 2 + _FLAGS_AT] = flags

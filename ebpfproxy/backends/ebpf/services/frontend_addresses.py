@@ -1,11 +1,14 @@
-"""The map `frontend_addresses`: by address of frontends, which clients get an answer to a ping of it.
+"""The map `frontend_addresses`: for each address of a frontend, which clients get replies to pings.
 
-A client gets one if some frontend of the address gives it an endpoint or a rejection. It gets none if every
-frontend drops its packets: with policy Local, a node without an endpoint of its own is silent. Source ranges
-do not count, since they restrict ports and ICMP has none. kube-proxy's IPVS mode answers pings from clients
-outside them as well: KUBE-LOAD-BALANCER-FW and KUBE-LOAD-BALANCER-SOURCE-CIDR match protocol and port.
+A client gets a reply if some frontend of the address has an endpoint for it, or rejects its packets. It gets
+no reply if every frontend drops its packets. With policy Local, a node without a local endpoint drops them.
 
-The address of NodePorts has no entry. It stands for the node's own addresses, which the kernel answers for.
+Source ranges are ignored, since they restrict ports, and ICMP has none. kube-proxy's IPVS mode also replies
+to pings of clients outside them: KUBE-LOAD-BALANCER-FW and KUBE-LOAD-BALANCER-SOURCE-CIDR match protocol and
+port.
+
+The unspecified address, which is that of NodePorts, has no entry. It represents the node's own addresses, and
+the kernel replies to pings of these.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,7 +25,7 @@ Entries = Iterable[tuple[bytes, bytes]]
 
 
 class FrontendAddresses:
-    """Has for each address the keys of `services` with that address, and the clients that each key serves."""
+    """Keeps for each address the keys of `services` with that address, and the clients that each serves."""
 
     def __init__(self, map_: Map) -> None:
         self._map = map_
@@ -30,7 +33,7 @@ class FrontendAddresses:
         self._written: dict[Address, int] = {}
 
     def read(self, services: Entries) -> None:
-        """Make the map agree with these entries, which are all of `services`. Raises KernelError."""
+        """Bring the map in sync with `services`, which contains exactly these entries. Raises KernelError."""
         self._frontends = {}
         for address, key, clients in _served(services):
             self._frontends.setdefault(address, {})[key] = clients
@@ -45,7 +48,7 @@ class FrontendAddresses:
         self._written = wanted
 
     def extend(self, services: Entries) -> None:
-        """Before these entries are written to `services`: their clients get answers, too.
+        """To be called before these entries are written to `services`. Adds their clients.
 
         Raises KernelError.
         """
@@ -55,7 +58,10 @@ class FrontendAddresses:
         self._write(wanted)
 
     def settle(self, services: Entries, gone: Iterable[bytes]) -> None:
-        """After these entries were written to `services`, and the keys `gone` deleted. Raises KernelError."""
+        """To be called after these entries were written to `services` and the keys `gone` were deleted.
+
+        Removes clients that no frontend serves any more. Raises KernelError.
+        """
         touched: set[Address] = set()
         for address, key, clients in _served(services):
             self._frontends.setdefault(address, {})[key] = clients
@@ -70,7 +76,7 @@ class FrontendAddresses:
                 self._frontends.pop(address, None)
 
     def _clients(self, address: Address) -> int:
-        """Of all frontends that have it."""
+        """The clients of all frontends with this address."""
         clients = 0
         for each in self._frontends.get(address, {}).values():
             clients |= each
@@ -88,7 +94,8 @@ class FrontendAddresses:
 
 
 def clients_served(value: bytes) -> int:
-    """Abi.h's enum ping_client: which clients a frontend with this value of `services` does not drop."""
+    """The clients (abi.h's enum ping_client) whose packets a frontend with this value in `services` does not
+    drop."""
     internal, external, *_, flags, _, _ = abi.SERVICE.unpack(value)
     rejects = flags & abi.SERVICE_REJECT
     clients = 0
@@ -100,7 +107,7 @@ def clients_served(value: bytes) -> int:
 
 
 def _count(range_: bytes) -> int:
-    """Of the endpoints in a packed slot_range."""
+    """The number of endpoints in a packed slot_range."""
     return int(abi.SLOT_RANGE.unpack(range_)[1])
 
 

@@ -1,4 +1,4 @@
-"""The one entry of the map `node`: what holds for all programs."""
+"""The single entry of the map `node`: settings and state of the node that apply to all programs."""
 
 import dataclasses
 import struct
@@ -22,22 +22,22 @@ NODE_NOT_REPAIRED = "Failed to restore the node's entry, retrying"
 
 _KEY = struct.pack("=I", 0)
 _ICMP = {"net/ipv4/icmp_msgs_per_sec": 1000, "net/ipv4/icmp_msgs_burst": 50}
-"""Sysctls that limit ICMP errors, and the kernel's first defaults (4cdf507d5452, 3.18), which apply where a
-network namespace does not have these sysctls."""
+"""Sysctls that limit ICMP errors, and the kernel's original defaults (4cdf507d5452, 3.18). The defaults apply
+in a network namespace without these sysctls."""
 
 
 class NodeEntry:
-    """Written when the dataplane is opened, and again where another process changed it.
+    """Writes the entry when the dataplane is opened, and again if another process changed it.
 
-    What a former run's settings gave and these take away (the sockets of pods, the inlet) is kept until
-    `settle`: until then nothing else may translate packets.
+    Features that a previous run had and these settings lack stay until `settle`: redirected sockets of pods,
+    and the reinjection veth pair. Until then nothing else may translate those packets.
     """
 
     def __init__(self, node: Map, settings: EbpfSettings, netns_cookie: int) -> None:
         self._map = node
         self._settings = settings
         self._cookie = netns_cookie
-        self._lock = threading.Lock()  # of the map, and of what is written there
+        self._lock = threading.Lock()  # for the map, and for what is written to it
         _, flags, former_inlet, *_ = abi.NODE.unpack(node.lookup(_KEY) or bytes(abi.NODE.size))
         self._kept_flags = flags & abi.NODE_SOCKETS_OF_PODS
         self._noted = flags & (abi.NODE_NETFILTER_FLOWS | abi.NODE_STALE_SOCKETS)
@@ -46,9 +46,9 @@ class NodeEntry:
         self._inlet = former_inlet
 
     def write(self) -> bool:
-        """Have the inlet where it is needed, and the entry; whether that was not as it should be.
+        """Provide the reinjection veth pair if it is needed, and write the entry.
 
-        Raises KernelError.
+        Returns whether the entry differed. Raises KernelError.
         """
         if self._has_inlet:
             self._inlet = reinjection.ensure_inlet()
@@ -56,7 +56,7 @@ class NodeEntry:
         return self._write()
 
     def _write(self) -> bool:
-        """Whether the entry was another one. Raises KernelError."""
+        """Whether the entry differed. Raises KernelError."""
         with self._lock:
             wanted = self._wanted()
             if self._map.lookup(_KEY) == wanted:
@@ -65,9 +65,9 @@ class NodeEntry:
             return True
 
     def repair(self) -> None:
-        """As `write`, but an inlet that cannot be had is logged: Services are no better off without the rest.
+        """As `write`. If the veth pair cannot be made, that is logged and the entry is written nevertheless.
 
-        Raises KernelError where the map cannot be written.
+        Raises KernelError if the map cannot be written.
         """
         try:
             if self.write():
@@ -81,9 +81,10 @@ class NodeEntry:
             self._write()
 
     def settle(self) -> None:
-        """Everything else is in force: let go of what only a former run needed. Raises KernelError.
+        """To be called once everything else is in force. Removes what only a previous run needed.
 
-        Where the devices are none of ours to look after, an inlet is left to whose it is now.
+        If this agent does not manage devices, a veth pair stays, since another agent may use it. Raises
+        KernelError.
         """
         self._kept_flags = self._kept_inlet = 0
         self._write()
@@ -91,11 +92,11 @@ class NodeEntry:
             reinjection.remove_inlet()
 
     def note_netfilter_flows(self, present: bool) -> None:
-        """Whether the programs look into `netfilter_flows`. For any thread. Raises KernelError."""
+        """Set whether the programs look into `netfilter_flows`. For any thread. Raises KernelError."""
         self._note(abi.NODE_NETFILTER_FLOWS, present)
 
     def note_stale_sockets(self, present: bool) -> None:
-        """Whether the programs look into `stale_sockets`. For any thread. Raises KernelError."""
+        """Set whether the programs look into `stale_sockets`. For any thread. Raises KernelError."""
         self._note(abi.NODE_STALE_SOCKETS, present)
 
     def _note(self, flag: int, present: bool) -> None:
@@ -120,7 +121,8 @@ class NodeEntry:
 
 
 def _read_icmp_limits() -> tuple[int, ...]:
-    """ICMP errors per second, and at once; 0: no limit. Of the calling thread's network namespace."""
+    """The limits of ICMP errors per second and per burst, in the calling thread's network namespace. 0: no
+    limit."""
     return tuple(_read_number(name, default) for name, default in _ICMP.items())
 
 

@@ -1,7 +1,7 @@
-"""The map `service_ports`: a bit for each port that some key of `services` has, by protocol, and apart for
-NodePorts, whose keys have the unspecified address.
+"""The map `service_ports`: a bit for each protocol and port that a key of `services` has.
 
-A packet to any other port is no Service's, which a program so learns without a lookup in a hash map.
+NodePorts, whose keys have the unspecified address, have separate bits. A packet to a port without a bit
+belongs to no Service, and a program can skip the lookup in a hash map.
 """
 
 from collections import Counter
@@ -23,8 +23,8 @@ _LINES = {
 class ServicePorts:
     """Counts for each protocol and port how many keys of `services` have it. Close with `close`.
 
-    A word is written in one store, as struct.pack_into(), which writes zeros first, would not: a program that
-    looked then would take 64 ports for unused.
+    A word is written in one store. struct.pack_into() would write zeros first, and a program that reads
+    meanwhile would find 64 ports unused.
     """
 
     def __init__(self, map_: Map) -> None:
@@ -37,7 +37,7 @@ class ServicePorts:
         self._memory.close()
 
     def read(self, services: Iterable[bytes]) -> None:
-        """Set the map right for these keys of `services`. No bit is ever off that has to be on."""
+        """Bring the map in sync with these keys of `services`. No required bit is cleared meanwhile."""
         self._uses = Counter(_bits(services))
         words: Counter[int] = Counter()
         for bit in self._uses:
@@ -47,14 +47,14 @@ class ServicePorts:
                 self._words[word] = words[word]
 
     def add(self, services: Iterable[bytes]) -> None:
-        """Before these keys are written to `services`, which has none of them yet."""
+        """To be called before these keys are written to `services`, which must not contain them yet."""
         for bit in _bits(services):
             self._uses[bit] += 1
             if self._uses[bit] == 1:
                 self._write(bit, True)
 
     def remove(self, services: Iterable[bytes]) -> None:
-        """After these keys were deleted from `services`."""
+        """To be called after these keys were deleted from `services`."""
         for bit in _bits(services):
             self._uses[bit] -= 1
             if not self._uses[bit]:
@@ -62,14 +62,14 @@ class ServicePorts:
                 self._write(bit, False)
 
     def _write(self, bit: int, present: bool) -> None:
-        """Only this process writes the map, so reading and writing a word need not be one step."""
+        """Only this process writes the map, so reading and writing a word need not be atomic."""
         word, mask = bit // _BITS, 1 << (bit % _BITS)
         former = self._words[word]
         self._words[word] = former | mask if present else former & ~mask
 
 
 def _bits(services: Iterable[bytes]) -> Iterable[int]:
-    """Which bit of the map each key is for; a foreign writer's may be of another protocol, and has none."""
+    """The bit of each key. A key of another program may have an unknown protocol, and has none."""
     for key in services:
         address, port, protocol, _ = abi.SERVICE_KEY.unpack(key)
         if protocol in _LINES:

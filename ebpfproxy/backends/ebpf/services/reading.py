@@ -1,7 +1,8 @@
-"""What the maps hold for services, read back.
+"""Reads the entries of ServicePorts back from the maps.
 
-What contradicts itself comes out as something no plan asks for. Endpoints and source ranges of a service
-that is not known are in no entry, where no comparison finds them: they are put right on the way.
+Inconsistent contents result in an entry that differs from every plan, so that a sync replaces it. Endpoints
+and source ranges of an unknown service are in no entry, so no comparison finds them. They are removed while
+reading.
 """
 
 from collections import defaultdict
@@ -18,13 +19,13 @@ from ebpfproxy.backends.ebpf.services.source_ranges import SourceRanges
 from ebpfproxy.model.address import Family, Network, Protocol, family
 
 _CONTRADICTION = 1 << 16
-"""A flag that no plan asks for, beyond those of the maps: on what is read back and contradicts itself."""
+"""A flag for entries with inconsistent contents. No plan has it, and it is outside the flags of the maps."""
 
 _FAMILIES = {4: Family.IPV4, 6: Family.IPV6}  # by service_name.family
 
 
 class Reading:
-    """One walk through the maps: `records` and `owner` are what it found. Ids and ranges found are taken."""
+    """Walks once through the maps. The results are `records` and `owner`. Reserves ids and ranges found."""
 
     def __init__(
         self,
@@ -70,11 +71,11 @@ class Reading:
                 if not 0 < id_ < self._service_ids.capacity:
                     raise ValueError(f"{id_} is no id that we give")
                 yield id_, ServicePortKey(name, Protocol(protocol), _FAMILIES[version])
-            except (KeyError, ValueError):  # a foreign writer's: to be dropped, with all that has this id
+            except (KeyError, ValueError):  # another program wrote it: a sync drops all that has this id
                 yield id_, ServicePortKey(f"?/{id_}", Protocol.TCP, Family.IPV4)
 
     def _read_endpoints(self, known: Set[int]) -> dict[int, list[tuple[int, EndpointEntry]]]:
-        """Those in force, by service id; whose service is unknown are retired on the way."""
+        """The endpoints in force, by service id. Those of an unknown service lose their flags."""
         found: dict[int, list[tuple[int, EndpointEntry]]] = defaultdict(list)
         taken: set[int] = set()
         for id_, endpoint, service in self._arrays.listed():
@@ -125,7 +126,7 @@ class Reading:
     def _adopt_range(
         self, record: Record, scope: str, found: Range, seen: dict[str, bool], now: float
     ) -> bool:
-        """Whether this frontend agrees with those before it about the list of this scope."""
+        """Whether this frontend has the same list of this scope as the previous frontends."""
         first, count = found
         if not seen[scope]:
             seen[scope] = True
@@ -136,7 +137,7 @@ class Reading:
         if found == getattr(record, scope) or (not count and getattr(record, scope) == NOTHING):
             return True
         if count and first + count <= self._ranges.capacity and self._ranges.reserve(first, count):
-            self._ranges.release(first, count, now)  # of an update that was cut short: still in use
+            self._ranges.release(first, count, now)  # an interrupted update left it, and readers may use it
         return False
 
     def _adopt_endpoints(
@@ -146,7 +147,7 @@ class Reading:
         seen: Mapping[str, bool],
         now: float,
     ) -> list[tuple[EndpointEntry, int]]:
-        """The endpoints, sorted. One whose flags are not those of the lists that name it is marked so."""
+        """The endpoints, sorted. One whose flags differ from the lists that contain it is marked."""
         read = self._arrays.read_slots
         lists = {
             abi.ENDPOINT_CLUSTER: set(read(record.cluster)) if seen["cluster"] else None,
@@ -165,7 +166,7 @@ class Reading:
         return sorted(found.values())
 
     def _lists_are_whole(self, record: Record) -> bool:
-        """Whether both lists name endpoints of this ServicePort only, and none twice."""
+        """Whether both lists contain endpoints of this ServicePort only, and none twice."""
         ids = set(record.ids)
         lists = self._arrays.read_slots(record.cluster), self._arrays.read_slots(record.local)
         return all(len(slots) == len(ids.intersection(slots)) for slots in lists)

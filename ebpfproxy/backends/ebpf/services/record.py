@@ -1,4 +1,4 @@
-"""One ServicePort as the maps hold it, and how its keys and values are packed."""
+"""One ServicePort as it is in the maps, and the packing of its keys and values."""
 
 import dataclasses
 import struct
@@ -12,7 +12,7 @@ from ebpfproxy.model.address import Address, Family
 
 Netns = tuple[Address, int]
 Range = tuple[int, int]
-"""Of slots: the first, and how many."""
+"""A range of slots: the first one, and how many."""
 
 NOTHING: Range = (0, 0)
 U32 = struct.Struct("=I")
@@ -20,8 +20,11 @@ U32 = struct.Struct("=I")
 
 @dataclasses.dataclass(slots=True)
 class Record:
-    """What the kernel holds for one ServicePort: ranges, packed `services` entries, and the ids of
-    `entry.endpoints`, in the same order."""
+    """What the maps contain for one ServicePort.
+
+    `ids` are those of `entry.endpoints`, in the same order. `cluster` and `local` are ranges of slots.
+    `services` has packed keys and values.
+    """
 
     id: int
     entry: ServicePortEntry
@@ -59,7 +62,7 @@ def name_value(key: ServicePortKey) -> bytes:
 
 
 def full(map_: str, key: ServicePortKey, needed: int, capacity: int) -> TableFull:
-    """`capacity` and `needed`: how many entries the map has room for, and how many it would have to hold."""
+    """`needed`: how many entries the map would have to hold. `capacity`: how many it has room for."""
     option = {"service_names": "services"}.get(map_, map_).replace("_", "-")
     return TableFull(
         f"{key.name}: map {map_} is full: it has room for {capacity} entries, {needed} are needed",

@@ -1,8 +1,8 @@
-"""Who owns which part of the slots array: ranges of powers of two, given back after a grace period.
+"""Allocates ranges of the array `slots`, and ids. Both are free again only after a grace period.
 
-A reader in the kernel may hold the old range of a service while the new one is already in force. So
-what is given back rests for `GRACE` seconds, by a clock that is passed in, before it is given out
-again; a BPF program runs for microseconds, and the kernel complains of one that takes seconds.
+A program may use the old range of a service while the new one is already in force. So a released range or id
+rests for `GRACE` seconds before it is allocated again. That is long enough: a BPF program runs for
+microseconds, and the kernel warns of one that runs for seconds. The caller passes the time.
 """
 
 from collections import deque
@@ -11,7 +11,7 @@ GRACE = 3.0
 
 
 class Ranges:
-    """Allocates ranges out of `capacity` places (buddy system: a range of n takes the next power of two)."""
+    """Allocates ranges of `capacity` places by the buddy system. A range of n takes the next power of two."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -19,14 +19,14 @@ class Ranges:
         self._free: dict[int, set[int]] = {}  # order -> firsts
         self._resting: deque[tuple[float, int, int]] = deque()  # when free again, first, order
         first = 0
-        while first < capacity:  # a capacity that is no power of two is a sum of some
+        while first < capacity:  # any capacity is a sum of powers of two
             order = (capacity - first).bit_length() - 1
             self._free.setdefault(order, set()).add(first)
             first += 1 << order
 
     @staticmethod
     def order_of(count: int) -> int:
-        """The power of two that `count` places take.
+        """The exponent of the power of two that `count` places take.
 
         >>> [Ranges.order_of(n) for n in (1, 2, 3, 4, 5, 1000)]
         [0, 1, 2, 2, 3, 10]
@@ -34,7 +34,7 @@ class Ranges:
         return max(count - 1, 0).bit_length()
 
     def allocate(self, count: int, now: float) -> int | None:
-        """The first place of a range of `count`, at least 1; None where there is no room."""
+        """The first place of a range of `count` places, at least 1. None if there is no room."""
         self._wake(now)
         order = self.order_of(count)
         larger = order
@@ -50,7 +50,8 @@ class Ranges:
         return first
 
     def reserve(self, first: int, count: int) -> bool:
-        """Take a given range, as a former run had it; False where some of it is taken or was never one."""
+        """Take a given range, which a previous run had. False if part of it is taken, or if it is no valid
+        range."""
         order = self.order_of(count)
         if first % (1 << order):
             return False
@@ -69,17 +70,17 @@ class Ranges:
         return False
 
     def release(self, first: int, count: int, now: float) -> None:
-        """Give a range back; it may be given out again after the grace period."""
+        """Release a range. It can be allocated again after the grace period."""
         self._resting.append((now + GRACE, first, self.order_of(count)))
         self.used -= 1 << self.order_of(count)
 
     def undo(self, first: int, count: int) -> None:
-        """Give back what no reader can have found: it may be given out again at once."""
+        """Release a range that no reader can have found. It can be allocated again at once."""
         self._put_back(first, self.order_of(count))
         self.used -= 1 << self.order_of(count)
 
     def inherit(self, former: "Ranges") -> None:
-        """Let rest what still rests in `former`, as far as it is free here: this takes its place."""
+        """Take over the resting ranges of `former`, which this object replaces, as far as they are free."""
         for until, first, order in former._resting:
             if self.reserve(first, 1 << order):
                 self.used -= 1 << order
@@ -100,7 +101,7 @@ class Ranges:
 
 
 class Ids:
-    """Allocates ids from 1 to `capacity` - 1, each again only after the grace period. 0 is never given."""
+    """Allocates ids from 1 to `capacity` - 1, each again only after the grace period. 0 is not an id."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -109,9 +110,9 @@ class Ids:
         self._resting: deque[tuple[float, int]] = deque()
 
     def adopt(self, taken: set[int]) -> None:
-        """Start over with these taken, as the maps hold them; what rests still rests.
+        """Start again with the ids `taken`, which the maps contain. Resting ids continue to rest.
 
-        What is no id of ours is left out.
+        Invalid ids are ignored.
         """
         taken = set(filter(self._is_ours, taken))
         self._next = max(self._next, max(taken, default=0) + 1)
@@ -121,7 +122,7 @@ class Ids:
         self.used = len(taken)
 
     def allocate(self, now: float) -> int | None:
-        """None where there is none left."""
+        """An id. None if none is left."""
         if self._resting and self._resting[0][0] <= now:
             self.used += 1
             return self._resting.popleft()[1]
@@ -132,13 +133,13 @@ class Ids:
         return None
 
     def release(self, id_: int, now: float) -> None:
-        """Give an id back; one that is none of ours, as a foreign writer makes them up, is ignored."""
+        """Release an id. An invalid one, which another program may have written to a map, is ignored."""
         if self._is_ours(id_):
             self.used -= 1
             self._resting.append((now + GRACE, id_))
 
     def undo(self, id_: int) -> None:
-        """Give back what no reader can have found: it may be given out again at once."""
+        """Release an id that no reader can have found. It can be allocated again at once."""
         self.used -= 1
         self._resting.appendleft((0.0, id_))
 

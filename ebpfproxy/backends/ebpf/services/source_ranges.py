@@ -1,6 +1,6 @@
 """The map `source_ranges`: by service id, the networks whose clients a restricted frontend admits.
 
-The kernel finds the longest match, but here any match does, so ranges may overlap.
+The kernel finds the longest match. Any match admits the client, so ranges may overlap.
 """
 
 from collections import defaultdict
@@ -16,7 +16,7 @@ _ADMITTED = U32.pack(1)
 
 
 class SourceRanges:
-    """Who writes decides the order: what is new before it is needed, what is old when nothing asks for it."""
+    """The caller decides the order: it adds new ranges before use, and removes old ones after use."""
 
     def __init__(self, map_: Map) -> None:
         self._map = map_
@@ -24,9 +24,10 @@ class SourceRanges:
         self.capacity = map_.shape.max_entries
 
     def read(self, known: Set[int]) -> dict[int, list[Network]]:
-        """By service id, sorted. Those of a service that is not `known`, or of several, are deleted.
+        """By service id, sorted. Entries of a service that is not `known`, or of several, are deleted.
 
-        What an entry says is set right here: the programs look whether there is one.
+        Wrong values are corrected. They have no effect, since the programs only check whether an entry
+        exists.
         """
         found: dict[int, set[Network]] = defaultdict(set)
         for key, value in list(self._map.items()):
@@ -41,13 +42,14 @@ class SourceRanges:
         return {service: sorted(networks) for service, networks in found.items()}
 
     def add(self, service: int, networks: Iterable[Network]) -> None:
-        """None of which it has yet; there is room. One by one: batches are younger than this type of map."""
+        """The map must not contain them yet, and must have room. They are written one by one: older kernels
+        have this type of map without batches."""
         for each in networks:
             self._map.update(_key(service, each), _ADMITTED)
             self.used += 1
 
     def remove(self, service: int, networks: Iterable[Network]) -> None:
-        """All of which it has."""
+        """The map must contain all of them."""
         for each in networks:
             self._map.delete(_key(service, each))
             self.used -= 1

@@ -1,6 +1,6 @@
-"""What is written before a change of services comes into force: endpoints and lists that nothing leads to.
+"""Stages a change of services: writes endpoints and lists that no entry refers to yet.
 
-Room in every map is found first, so that a ServicePort that has none keeps what it had.
+Room in every map is checked first, so that a ServicePort without room keeps its present state.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from ebpfproxy.model.address import Network
 
 
 class Change(NamedTuple):
-    """`old` is None for a ServicePort that the kernel does not hold."""
+    """`old` is None for a ServicePort that the maps do not contain."""
 
     old: Record | None
     new: Record
@@ -33,20 +33,21 @@ class Change(NamedTuple):
 
 @dataclasses.dataclass(slots=True)
 class Room:
-    """What a map holds, with what is staged, and how much it can hold. A drop makes room when it is done."""
+    """How many entries a map has, staged ones included, and how many it can hold. Drops make room only once
+    they are committed."""
 
     map: str
     used: int
     capacity: int
 
     def check(self, key: ServicePortKey, fresh: int) -> None:
-        """Raises TableFull where there is no room for so many entries more."""
+        """Raises TableFull if there is no room for `fresh` more entries."""
         if self.used + fresh > self.capacity:
             raise full(self.map, key, self.used + fresh, self.capacity)
 
 
 class Staging:
-    """The changes of one delta, in `changes`. `owned`: the keys of `services` that are there already."""
+    """The changes of one delta, in `changes`. `owned`: the keys that `services` contains already."""
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class Staging:
         self._now = now
 
     def add(self, key: ServicePortKey, old: Record | None, entry: ServicePortEntry) -> None:
-        """Write all that no reader can find yet. Raises TableFull, with nothing kept."""
+        """Write what no reader can find yet. Raises TableFull, and then undoes all of it."""
         fresh = sum(service_key(frontend) not in self._owned for frontend in entry.frontends)
         self._services.check(key, fresh)
         sources = len(sources_beyond(entry, old.entry if old else None))
@@ -119,7 +120,7 @@ class Staging:
     def _stage_list(
         self, key: ServicePortKey, old: Record | None, new: Record, bit: int, ranges: list[Range]
     ) -> Range:
-        """The range that holds the endpoints with this flag: the old one if it is the same list."""
+        """The range with the endpoints that have this flag. It is the old one if the list is unchanged."""
         ids = [id_ for (*_, flags), id_ in zip(new.entry.endpoints, new.ids, strict=True) if flags & bit]
         if not ids:
             return NOTHING

@@ -1,15 +1,15 @@
-"""What the maps hold for services: entries in, entries out.
+"""Reads and writes the entries of ServicePorts in the maps.
 
-How a change comes into force without a reader ever seeing half of it:
-1. endpoints that are new, and the new lists of slots, are written where no service points to, and
-   source ranges and frontends' addresses and ports that are new beside the old ones, as are clients
-   whose pings of an address are answered;
-2. each entry of `services` is replaced, which is one atomic step;
-3. what the old entries alone pointed to is retired: endpoints lose their flags, so that neither
-   affinity nor an unconnected socket keeps using them, and ids and ranges rest for a grace
-   period (ranges.py) before they are used again. Old source ranges, addresses and ports are deleted.
+A change has three steps, so that no reader sees an incomplete change:
+1. New endpoints and new lists of slots are written to places that no service refers to. New source ranges,
+   and new addresses and ports of frontends, are added beside the old ones. So are clients whose pings get
+   replies.
+2. Each entry of `services` is replaced, which is one atomic step.
+3. What only the old entries refer to is cleaned up. Endpoints lose their flags, so neither affinity nor an
+   unconnected socket continues to use them. Ids and ranges rest for a grace period (slot_ranges.py) before
+   they are used again. Old source ranges, addresses and ports are deleted.
 
-A service's id is given to another one later. What was counted of the packets of the one is zeroed then.
+The id of a deleted service is used for another one later. Its traffic counters are set to zero then.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -32,7 +32,7 @@ _NO_TRAFFIC = bytes((abi.TRAFFIC.size + 7) // 8 * 8)
 
 
 class ServiceTable:
-    """All ServicePorts that the kernel knows. After an error of any method, call `read`."""
+    """All ServicePorts in the maps. After an error of any method, call `read`."""
 
     def __init__(self, maps: Maps, clock: Callable[[], float]) -> None:
         self._maps = maps
@@ -59,12 +59,12 @@ class ServiceTable:
         }
 
     def ids_of(self, key: ServicePortKey) -> tuple[int, Mapping[Netns, int]] | None:
-        """A ServicePort's id and those of its endpoints in force; None where the kernel does not hold it."""
+        """The id of a ServicePort, and those of its endpoints in force. None if it is not in the maps."""
         record = self._records.get(key)
         return (record.id, record.places()) if record else None
 
     def read(self) -> dict[ServicePortKey, ServicePortEntry]:
-        """What the kernel holds. What contradicts itself comes out as something no plan asks for."""
+        """The entries in the maps. Inconsistent contents result in an entry that differs from every plan."""
         found = Reading(self._maps, self._arrays, self._service_ids, self._sources, self._clock)
         self._records, self._owner = found.records, found.owner
         self._ports.read(self._owner)
@@ -74,11 +74,11 @@ class ServiceTable:
     def apply(
         self, puts: Mapping[ServicePortKey, ServicePortEntry], drops: Iterable[ServicePortKey]
     ) -> dict[ServicePortKey, KernelError]:
-        """What has no room. Such a ServicePort keeps what it had."""
+        """Apply a change. Returns the ServicePorts without room, which keep their present state."""
         changes, refused = self._stage(puts)
         dropped = {key: self._records[key] for key in drops if key in self._records}
         self._commit(changes, dropped)
-        now = self._clock()  # from here on nothing finds what is removed
+        now = self._clock()  # from now on no lookup finds what is removed
         for key, (old, new) in changes.items():
             self._records[key] = new
             self._retire(old, new, now)
@@ -127,7 +127,7 @@ class ServiceTable:
             self._maps["service_names"].delete(U32.pack(record.id))
 
     def _prepare(self, changes: Mapping[ServicePortKey, Change]) -> None:
-        """What a program looks up beside the entry of `services` is there before that is."""
+        """Write what a program looks up in addition to the entry of `services`, before that entry."""
         made = [(key, new.id) for key, (old, new) in changes.items() if not old]
         traffic = self._maps["traffic"]
         for _, id_ in made:
@@ -140,7 +140,7 @@ class ServiceTable:
         self._ports.add({each for each in packed if each not in self._owner})
 
     def _delete_services(self, leaving: Iterable[tuple[bytes, ServicePortKey]]) -> list[bytes]:
-        """The keys that were deleted."""
+        """Delete keys from `services`. Returns those that were deleted."""
         gone: list[bytes] = []
         for packed, key in leaving:
             if self._owner.get(packed) == key:  # not taken over by another ServicePort meanwhile
@@ -151,7 +151,7 @@ class ServiceTable:
         return gone
 
     def _gain_flags(self, old: Record | None, new: Record) -> None:
-        """What an endpoint may newly be used for; what it may no longer, it loses when it is retired."""
+        """Add new flags to endpoints. `_retire` removes old flags later."""
         if not old:
             return
         for (*_, flags), id_ in zip(new.entry.endpoints, new.ids, strict=True):
@@ -160,7 +160,7 @@ class ServiceTable:
                 self._arrays.set_flags(id_, flags | present)
 
     def _retire(self, old: Record | None, new: Record | None, now: float) -> None:
-        """Take back what only `old` used."""
+        """Release what only `old` used."""
         if not old:
             return
         if new:
@@ -179,7 +179,7 @@ class ServiceTable:
             self._service_ids.release(old.id, now)
 
     def _forget_affinity(self, services: set[int]) -> None:
-        """Affinity that is turned off and on starts empty."""
+        """Delete the affinity of these services, so that it starts empty if it is enabled again."""
         if not services:
             return
         affinity = self._maps["affinity"]

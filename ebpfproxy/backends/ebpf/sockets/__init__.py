@@ -1,1 +1,5 @@
-"""Sockets that the connect hooks have rewritten."""
+"""Sockets that the hooks have redirected: finding, reconnecting, translating and tracking them.
+
+Only backends/ebpf and the layers above backends (see backends/ebpf/__init__.py) may import it. Read
+stale_sockets.py first, then peers.py.
+"""

@@ -1,4 +1,4 @@
-"""Which cookie stands for the agent's network namespace, where the node's own sockets are."""
+"""The cookie of the agent's network namespace, in which host-originated connections have their sockets."""
 
 import contextlib
 import sys
@@ -16,10 +16,10 @@ _ARRAY = 2  # BPF_MAP_TYPE_ARRAY
 
 
 def own(cgroup_root: Path | None) -> int:
-    """The cookie of the calling thread's network namespace: what bpf_get_netns_cookie gives there, never 0.
+    """The cookie of the calling thread's network namespace, as bpf_get_netns_cookie returns it, never 0.
 
-    Where the kernel does not tell us (before 5.14), a program does that is run for a process of ours, in a
-    cgroup that is made below `cgroup_root` for as long; None: the root has to be found. Raises KernelError.
+    Before Linux 5.14 a process cannot read it. Then a program reads it, which runs for a child process in a
+    temporary cgroup below `cgroup_root`. None: the root of all cgroups is found first. Raises KernelError.
     """
     try:
         return netns.cookie()
@@ -28,7 +28,7 @@ def own(cgroup_root: Path | None) -> int:
 
 
 def told_by_program(cgroup_root: Path) -> int:
-    """As `own`, on every kernel that has bpf_get_netns_cookie (5.7, f318903c0bf4). Takes 13 to 20 ms."""
+    """As `own`, on every kernel with bpf_get_netns_cookie (5.7, f318903c0bf4). Takes 13 to 20 ms."""
     with contextlib.ExitStack() as stack:
         told = Map.create(_ARRAY, 4, 8, 1)
         stack.callback(told.close)

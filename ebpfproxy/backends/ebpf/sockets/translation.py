@@ -1,19 +1,19 @@
 """The map `stale_sockets`: UDP sockets of pods that could not be reconnected, and are translated instead.
 
-Such a socket stays connected to its former endpoint. The programs on the pod's device treat its packets as
-packets to the frontend: they select an endpoint, and its answers get the address of the former endpoint. So
-these devices need programs: `pods_bypass` has them attached.
+Such a socket stays connected to its removed endpoint. The programs on the pod's device handle its packets as
+packets to the frontend, and select an endpoint. Replies get the address of the removed endpoint. So these
+devices need programs, which a call of `pods_bypass` requests.
 
-An entry has the tuple of the socket's packets, so it must not outlast the socket: another one may get the
-same port, and be connected to a pod that has the same address now. Entries are compared with `socket_peers`
-every second (`forget`), and with all stale sockets at each search (`translate`).
-The map is pinned: the next agent removes what this one has left.
+The key of an entry is the tuple of the socket's packets, so the entry must not outlast the socket. Another
+socket may get the same port, and be connected to a new pod with the same address. Entries are compared with
+`socket_peers` every second (`forget`), and with all stale sockets at each search (`translate`). The map is
+pinned, so the next agent removes entries that this one has left.
 
-A pod that has no gateway on the way to the former endpoint (a bridge that both are on) sends nothing once no
+A pod without a gateway on the path to the removed endpoint (both are on one bridge) sends nothing once no
 neighbor answers for that address. Its sockets get entries, but do not count as translated.
 
 Sockets of the node itself are not translated. Their packets would need programs on the devices of all pods,
-and the veth pair by which --socket-lb=off gives answers back to the node.
+and the reinjection veth pair, which --socket-lb=off uses for replies to the node.
 """
 
 import contextlib
@@ -37,11 +37,11 @@ from ebpfproxy.linux.sockets.sockets import DiagSocket
 
 _IFINDEX = Struct("=I")
 _MAPS = "stale_sockets", "devices", "flows", "replies"
-_PATIENCE = 10.0  # seconds until a device that was asked for counts as one that gets no programs
+_PATIENCE = 10.0  # seconds after the request until a device counts as one that gets no programs
 
 
 class Translated(NamedTuple):
-    """Cookies of sockets. `pending`: the device of their pod has no programs yet."""
+    """Cookies of sockets. `pending`: the device of the socket's pod has no programs yet."""
 
     done: frozenset[int]
     pending: frozenset[int]
@@ -57,9 +57,9 @@ class _Found(NamedTuple):
 class StaleTranslation:
     """For one thread.
 
-    `note` is called with True before the first entry is written, with False after the last one was removed,
-    and at once with whether a former agent has left any. `pods_bypass` is called with the indexes of devices
-    that need programs.
+    Calls `note` with True before it writes the first entry, and with False after it removed the last one. The
+    constructor calls `note` with whether a previous agent has left entries. `pods_bypass` is called with the
+    ifindexes of devices that need programs.
     """
 
     def __init__(
@@ -82,21 +82,24 @@ class StaleTranslation:
         self._pods_bypass = pods_bypass
         self._clock = clock
         self._cookies: dict[int, bytes] = {}  # the key of each socket's entry
-        self._asked: dict[int, float] = {}  # when a device was, by its index
+        self._asked: dict[int, float] = {}  # by ifindex: time of the first request for programs
         self._noted = next(self._maps["stale_sockets"].items(), None) is not None
         note(self._noted)
 
     def close(self) -> None:
-        """Entries stay, as the programs do."""
+        """Entries stay, since the programs stay attached."""
         self._opened.close()
 
     @property
     def is_empty(self) -> bool:
-        """Whether this object has written no entry that is still there."""
+        """Whether no entry that this object has written is left."""
         return not self._cookies
 
     def translate(self, stale: Mapping[int, StalePeer]) -> Translated:
-        """Have entries of these sockets, as far as they are found, and of no others. Raises KernelError."""
+        """Write entries for those of these sockets that are found, and remove all others.
+
+        Raises KernelError.
+        """
         found = dict(self._find(stale)) if stale else {}
         wanted = {each.key: each.frontend for each in found.values()}
         entries = self._maps["stale_sockets"]
@@ -118,7 +121,7 @@ class StaleTranslation:
         return Translated(done & sure, pending & sure)
 
     def forget(self, peers: SocketPeers) -> None:
-        """Remove the entries of sockets that were closed, or are stale no more. Raises KernelError."""
+        """Remove the entries of sockets that were closed or are no longer stale. Raises KernelError."""
         for cookie, key in list(self._cookies.items()):
             if not peers.of(cookie):
                 self._remove(key)
@@ -127,7 +130,7 @@ class StaleTranslation:
             self._set(False)
 
     def _find(self, stale: Mapping[int, StalePeer]) -> Iterator[tuple[int, _Found]]:
-        """By cookie, of sockets of pods that a device of the node leads to."""
+        """By cookie: sockets of pods that are reached by a device of the node."""
         located: list[tuple[DiagSocket, PodDevice, bool]] = []
         with contextlib.closing(reconnect.located_by_namespace(self._proc_root, stale)) as spaces:
             for identity, sockets in spaces:
@@ -139,7 +142,7 @@ class StaleTranslation:
                 yield each.cookie, _Found(_key(each), _frontend(stale[each.cookie]), device, has_gateway)
 
     def _attached(self, devices: Mapping[int, int]) -> Translated:
-        """`devices`: the index of each socket's device, by cookie."""
+        """`devices`: the ifindex of each socket's device, by cookie."""
         lacking = {each for each in devices.values() if not self._has_programs(each)}
         now = self._clock()
         self._asked = {each: self._asked.get(each, now) for each in lacking}
@@ -153,7 +156,7 @@ class StaleTranslation:
         return bool(value and abi.DEVICE.unpack(value)[2] & abi.DEVICE_POD)
 
     def _remove(self, key: bytes) -> None:
-        """The entry, then its flow: the same port may get answers of that endpoint directly."""
+        """Remove the entry, then its flow: the port may be used for a direct connection to that endpoint."""
         self._maps["stale_sockets"].delete(key)
         if value := self._maps["flows"].lookup(key):
             self._maps["replies"].delete(reply_key(key, value))
@@ -166,8 +169,10 @@ class StaleTranslation:
 
 
 def _in_pod(sockets: list[DiagSocket]) -> Iterator[tuple[DiagSocket, PodDevice, bool]]:
-    """With the device of each, and whether it sends by a gateway. The calling thread is in the pod's network
-    namespace."""
+    """Each socket with its pod's device, and whether it sends by a gateway.
+
+    The calling thread is in the pod's network namespace.
+    """
     devices = pod_devices.by_address()
     peers = {each.destination for each in sockets}
     by_gateway = {address for address in peers if pod_devices.has_gateway(address)}
