@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from ebpfproxy.agent.daemon import NODE_MISSING
 from ebpfproxy.agent.mode_switch import SWITCH_LATER, SWITCHED
 from ebpfproxy.api.reflector import UNREACHABLE
 from ebpfproxy.bench.load import Load
@@ -250,7 +251,7 @@ def test_without_the_right_to_read_our_node_it_serves_after_a_while(
     web = put(server, rough.service(), rough.a)
     server.fail(10_000, 403, match=lambda request: request.path.endswith("/nodes"))
     run(rough, server, tmp_path)
-    assert any("our Node cannot be read" in line.text for line in rough.agent.lines)
+    assert any(NODE_MISSING in line.text for line in rough.agent.lines)
     assert answer(rough, web) == "a"
 
 
