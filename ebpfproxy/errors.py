@@ -4,7 +4,7 @@
     ├── ConfigError          a flag, a file of ours or the environment is wrong       exit 2
     ├── SourceError          the API server or a manifest could not be read           exit 3
     │   └── InvalidObject    one object cannot be served; the others can
-    └── KernelError          the kernel refused, or has not got, what we need         exit 4
+    └── KernelError          the kernel rejected, or has not got, what we need         exit 4
         ├── NotFound
         ├── AlreadyExists
         ├── TableFull        a map or table is too small for the plan
@@ -49,7 +49,7 @@ class InvalidObject(SourceError):
 
 
 class KernelError(EbpfProxyError):
-    """The kernel refused, or has not got, what we need."""
+    """The kernel rejected, or has not got, what we need."""
 
     exit_code = 4
 

@@ -66,14 +66,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--histories",
         type=int,
         metavar="N",
-        help="how many random histories all dataplanes are led through (make differential: 500); "
+        help="how many random histories all backends are led through (make differential: 500); "
         "default: 15, always the same",
     )
     parser.addoption(
         "--subjects",
         default="",
         metavar="NAMES",
-        help="which dataplanes these are, as SUBJECTS in tests/kernel/differential has them; default: all",
+        help="which backends these are, as SUBJECTS in tests/kernel/differential has them; default: all",
     )
     parser.addoption(
         "--image",

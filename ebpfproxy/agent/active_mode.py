@@ -1,4 +1,4 @@
-"""One mode at work: its dataplane, and the proxier that keeps that in step."""
+"""One mode at work: its backend, and the proxier that keeps that in step."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from ebpfproxy.model.device_side import DeviceSide
 from ebpfproxy.model.traffic import ServiceTraffic
 from ebpfproxy.plan.service_plan import NodePlan
 
-_HOLDS = SyncResult(put=0, dropped=0, refused=0, drifted=0)
+_HOLDS = SyncResult(put=0, dropped=0, rejected=0, drifted=0)
 
 
 class ActiveMode:
@@ -22,9 +22,9 @@ class ActiveMode:
         """Raises KernelError where what it needs is not to be found."""
         self.mode = mode
         self._parts = mode.prepare(config, callbacks)
-        self.proxier: Reconciler[Any, Any] = Reconciler(self._parts.dataplane, self._parts.context)
+        self.proxier: Reconciler[Any, Any] = Reconciler(self._parts.backend, self._parts.context)
         self._opened = False
-        self._node_told: NodePlan | None = None
+        self._reported_node: NodePlan | None = None
 
     @property
     def owns_namespace(self) -> bool:
@@ -37,7 +37,7 @@ class ActiveMode:
 
     def open(self) -> None:
         """Raises KernelError."""
-        self._parts.dataplane.open()
+        self._parts.backend.open()
         self._opened = True
         if self._parts.beside:
             self._parts.beside.opened()
@@ -47,14 +47,14 @@ class ActiveMode:
         beside = self._parts.beside
         if beside:
             node = self.proxier.node_plan
-            beside.expect(self.proxier.take_changed(), node if node != self._node_told else None)
-            self._node_told = node
+            beside.expect(self.proxier.take_changed(), node if node != self._reported_node else None)
+            self._reported_node = node
         done = self.proxier.sync(verify)
         if beside:
             left = self.proxier.take_left_over()
             if left:
                 beside.left_over(left)
-            beside.in_force(self.proxier.refused(), self.proxier.holds)
+            beside.in_force(self.proxier.rejected(), self.proxier.holds)
             if done.drifted:
                 beside.restored()
         return done
@@ -73,7 +73,7 @@ class ActiveMode:
 
     def take_over(self, state_now: Callable[[], ClusterState]) -> SyncResult:
         """Open it, bring all of the state into the kernel, and see that it is there. The state is asked for
-        once it is open: what it finds of a former run may be a part of it.
+        once it is open: what it finds of a previous run may be a part of it.
 
         Raises KernelError; then the caller closes it, and removes what it left.
         """
@@ -81,7 +81,7 @@ class ActiveMode:
         self.plan_all(state_now())
         done = self.sync(verify=True)
         held = self.sync(verify=True)
-        if held._replace(refused=0) != _HOLDS:
+        if held._replace(rejected=0) != _HOLDS:
             raise Rejected(f"mode {self.name}: what was programmed did not last: {held}")
         return done
 
@@ -89,7 +89,7 @@ class ActiveMode:
         """Nothing happens where it is not open."""
         if self._opened:
             self._opened = False
-            self._parts.dataplane.close()
+            self._parts.backend.close()
             if self._parts.beside:
                 self._parts.beside.close()
 

@@ -1,7 +1,7 @@
 """The agent: builds the parts, runs them, and ends at a signal or when a part dies.
 
 One thread, the one that calls `run`, owns all state. Sources, the monitors of local addresses, of devices
-and of the configuration file, the dataplane's own threads and signal handlers only put something into its
+and of the configuration file, the backend's own threads and signal handlers only put something into its
 queue.
 """
 
@@ -58,7 +58,7 @@ STARTING = "Starting"
 NODE_MISSING = "Cannot read the Node object, continuing without it"
 """Topology hints, the Node's addresses and its readiness apply once it can be read."""
 SYNCED = "Synced services"
-"""Every change up to this moment is in the kernel, except `refused` entries."""
+"""Every change up to this moment is in the kernel, except `rejected` entries."""
 AT_NEXT_START = "Changed options take effect at the next start"
 """A running agent follows only the mode and the options of its section."""
 OOM_SCORE = "Cannot set the OOM score adjustment"
@@ -257,13 +257,13 @@ class _Agent:
             self._follow_pace()
             return
         ended = time.monotonic()
-        if done.refused:  # what had no room may have it once ranges that rest are free again
-            self._pacer.refused(ended, verified=verify)
+        if done.rejected:  # what had no room may have it once ranges that rest are free again
+            self._pacer.rejected(ended, verified=verify)
         else:
             self._pacer.succeeded(ended, verified=verify)
         self._health.updated(ended)
         self._answer_health_checks()
-        self._tell(done, now, ended)
+        self._report(done, now, ended)
         self._oldest, self._triggers = None, []
         if self._first:
             self._first = False
@@ -291,7 +291,7 @@ class _Agent:
             addresses = health_check_addresses(proxier.node_plan)
             self._service_health.tell(proxier.health_checks.values(), addresses)
 
-    def _tell(self, done: SyncResult, began: float, ended: float) -> None:
+    def _report(self, done: SyncResult, began: float, ended: float) -> None:
         """Metrics of a sync, and a line of the log where it changed something."""
         proxier = self._modes.serving.proxier
         state = State(
@@ -299,7 +299,7 @@ class _Agent:
             endpoints=proxier.endpoints,
             no_local_internal=proxier.no_local_internal,
             no_local_external=proxier.no_local_external,
-            refused=done.refused,
+            rejected=done.rejected,
             conflicts=proxier.conflicts,
         )
         self._metrics.synced(ended - began, time.time(), self._triggers, state)
@@ -312,7 +312,7 @@ class _Agent:
                 endpoints=proxier.endpoints,
                 put=done.put,
                 dropped=done.dropped,
-                refused=done.refused,
+                rejected=done.rejected,
                 latency_ms=round(1000 * (ended - (self._oldest or began)), 3),
                 duration_ms=round(1000 * (ended - began), 3),
             )
@@ -324,9 +324,9 @@ class _Agent:
         except ConfigError as failure:
             log.error(CONFIG_REJECTED, why=reason, reason=failure.message)
             return
-        former = self._modes.config
-        with_mode = ("proxy_mode", *OF_MODES) if config.proxy_mode != former.proxy_mode else ()
-        self._follow(dataclasses.replace(former, **{name: getattr(config, name) for name in with_mode}))
+        previous = self._modes.config
+        with_mode = ("proxy_mode", *OF_MODES) if config.proxy_mode != previous.proxy_mode else ()
+        self._follow(dataclasses.replace(previous, **{name: getattr(config, name) for name in with_mode}))
         known = self._modes.asked or self._modes.config
         later = [name for name in _differing(config, known) if name != "proxy_mode"]
         if later:
@@ -349,7 +349,7 @@ class _Agent:
         return self._state
 
     def _pods_bypass(self, devices: frozenset[int]) -> None:
-        """In our own thread, as at the start, at once: no plan may leave out what a former run served."""
+        """In our own thread, as at the start, at once: no plan may leave out what a previous run served."""
         if threading.get_ident() == self._thread:
             self._tracker.fold(PodsBypass(devices))
         else:

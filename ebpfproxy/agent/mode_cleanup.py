@@ -25,26 +25,26 @@ _STEP = 10.0  # seconds between two looks at what still waits for connections to
 
 
 class ModeCleanup:
-    """A mode that is given to `retire` is worked on until nothing of it is left, or it is to serve again.
+    """A mode that is given to `drain` is worked on until nothing of it is left, or it is to serve again.
 
-    `retired` is called in the thread, with a mode's name and how much of it was removed.
+    `drained` is called in the thread, with a mode's name and how much of it was removed.
     """
 
     def __init__(
-        self, config: Config, retired: Callable[[str, int], object] = lambda name, count: None
+        self, config: Config, drained: Callable[[str, int], object] = lambda name, count: None
     ) -> None:
-        self._config = config  # as of the last `retire`
-        self._retired = retired
+        self._config = config  # as of the last `drain`
+        self._retired = drained
         self._waiting: dict[str, Mode] = {}
-        self._told: dict[str, str] = {}
+        self._reported: dict[str, str] = {}
         self._translates: Callable[[Family], bool] = _is_translating
         self._lock = threading.RLock()  # held while a mode is worked on, or begins
         self._wake = threading.Event()
         self._stop = False
-        self._thread = threading.Thread(target=self._run, name="retirer", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="mode-cleanup", daemon=True)
         self._thread.start()
 
-    def retire(self, modes: Collection[Mode], serving: Mode, config: Config) -> None:
+    def drain(self, modes: Collection[Mode], serving: Mode, config: Config) -> None:
         """Begin at once with these; `serving` is at work, by `config`."""
         with self._lock:
             self._config = config
@@ -54,8 +54,11 @@ class ModeCleanup:
 
     @contextlib.contextmanager
     def spare(self, mode: Mode) -> Iterator[None]:
-        """Leave this one alone from here on: it is to serve. Within the block, where it begins to, and the
-        former one ends, leave all alone: modes may have chains in common. Waits for a step that has begun."""
+        """Stop the cleanup of `mode`, which is about to serve, and pause that of all modes within the block.
+
+        Modes may share chains, so nothing is removed while `mode` starts and the previous one ends. Waits for
+        a step that has begun.
+        """
         with self._lock:
             self._waiting.pop(mode.name, None)
             yield
@@ -81,23 +84,23 @@ class ModeCleanup:
     def _step(self, mode: Mode) -> bool:
         """Whether something is left."""
         try:
-            removed, left = mode.retire(self._config, self._translates)
+            removed, left = mode.drain(self._config, self._translates)
         except KernelError as failure:
-            self._tell(mode, failure.message, failure.hint)
+            self._report(mode, failure.message, failure.hint)
             return True
         except Exception as failure:  # the thread continues: only it tries again
-            self._tell(mode, repr(failure))
+            self._report(mode, repr(failure))
             return True
         if removed:
             log.info(REMOVED, mode=mode.name, items=len(removed), first=removed[0])
             self._retired(mode.name, len(removed))
         return left
 
-    def _tell(self, mode: Mode, reason: str, hint: str = "") -> None:
+    def _report(self, mode: Mode, reason: str, hint: str = "") -> None:
         """Each reason once, until there is another one."""
-        if self._told.get(mode.name) != reason:
+        if self._reported.get(mode.name) != reason:
             log.warning(NOT_REMOVED, mode=mode.name, reason=reason, hint=hint)
-            self._told[mode.name] = reason
+            self._reported[mode.name] = reason
 
 
 def _is_translating(of: Family) -> bool:

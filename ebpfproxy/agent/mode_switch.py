@@ -21,7 +21,7 @@ log = Logger(__name__)
 SWITCHING = "Switching mode"
 """The other mode is opened and programmed beside the current one."""
 SWITCHED = "Switched mode"
-"""The other mode is in force; objects of the former one are removed next."""
+"""The other mode is in force; objects of the previous one are removed next."""
 SWITCH_FAILED = "Failed to switch mode, keeping the current one"
 """`reason` is what failed in the other mode."""
 SAME_MODE = "Mode is unchanged"
@@ -54,11 +54,11 @@ class ModeSwitcher:
         self._callbacks = callbacks
         self._metrics = metrics
         self._failed: dict[str, Lack] = {}  # modes that `auto` does not take any more, by name
-        self._told: set[tuple[str, Lack]] = set()
+        self._reported: set[tuple[str, Lack]] = set()
         self._first_syncs = 0  # that failed, of the mode that serves
         self._committed = False  # `auto` stays with the mode: a sync has succeeded, or no other mode works
         self.serving = self._prepare_usable()
-        self._retirer = ModeCleanup(config, metrics.retired)
+        self._mode_cleanup = ModeCleanup(config, metrics.drained)
         self.asked: Config | None = None  # what is to be followed when a sync has succeeded
         self._last: SyncResult | None = None
         self._lock: NamespaceLock | None = None
@@ -97,21 +97,21 @@ class ModeSwitcher:
             return
         if self._first_syncs < _ATTEMPTS and not final:
             return
-        former = self.serving
-        failed = self._failed | {former.name: Lack(failure.message, failure.hint)}
+        previous = self.serving
+        failed = self._failed | {previous.name: Lack(failure.message, failure.hint)}
         try:
             choose(self.config, failed=failed)
         except Unsupported:
             self._committed = True
             return
-        former.close()
-        self._leave(former.name, failure)
+        previous.close()
+        self._leave(previous.name, failure)
         self.serving = self._prepare_usable()
         self.open()
         self.serving.plan_all(state_now())
 
     def close(self) -> None:
-        self._retirer.close()
+        self._mode_cleanup.close()
         self.serving.close()
         if self._lock:
             self._lock.release()
@@ -127,7 +127,7 @@ class ModeSwitcher:
             raise lacking
         self._committed = True
         if self._last is None:
-            self._retire_others()
+            self._drain_others()
         self._last = done
         return done
 
@@ -166,17 +166,17 @@ class ModeSwitcher:
     def _move(self, choice: Choice, config: Config, state_now: Callable[[], ClusterState]) -> bool:
         began = time.monotonic()
         log.info(SWITCHING, mode=self.serving.name, other=choice.mode.name)
-        with self._retirer.spare(choice.mode):
+        with self._mode_cleanup.spare(choice.mode):
             try:
                 new, done = self._begin(choice, config, state_now)
             except KernelError as failure:
                 return self._stay(choice.mode, failure)
-            former, self.serving, self._last = self.serving, new, done
+            previous, self.serving, self._last = self.serving, new, done
             self._failed.pop(new.name, None)
             self.config = config
             self._metrics.mode(new.name)
-            former.close()
-            self._retire_others()
+            previous.close()
+            self._drain_others()
         log.info(SWITCHED, mode=new.name, duration_ms=round(1000 * (time.monotonic() - began), 3))
         return True
 
@@ -188,8 +188,8 @@ class ModeSwitcher:
         self._own(new)
         try:
             done = new.take_over(state_now)
-            if self._last and done.refused > self._last.refused:
-                raise Rejected(f"mode {new.name}: the kernel refuses {done.refused} entries there")
+            if self._last and done.rejected > self._last.rejected:
+                raise Rejected(f"mode {new.name}: the kernel rejects {done.rejected} entries there")
         except KernelError:
             new.close()
             raise
@@ -212,10 +212,10 @@ class ModeSwitcher:
             self._last = self.serving.sync(verify=True)  # the other one may have taken common chains
         except KernelError as lost:
             log.warning(RESYNC_FAILED, mode=self.serving.name, reason=lost.message, hint=lost.hint)
-            self._last = None  # the next one that succeeds has the others retired
+            self._last = None  # the next one that succeeds has the others drained
             return False
         if self._lock:
-            self._retirer.retire([other], self.serving.mode, self.config)
+            self._mode_cleanup.drain([other], self.serving.mode, self.config)
         return True
 
     def _prepare_usable(self) -> ActiveMode:
@@ -233,7 +233,7 @@ class ModeSwitcher:
         if self.config.proxy_mode != AUTO:
             raise failure
         lack = self._failed[name] = Lack(failure.message, failure.hint)
-        self._told.add((name, lack))
+        self._reported.add((name, lack))
         self._metrics.move_failed(name)
         values = {"mode": name, "reason": lack.reason}
         if isinstance(failure, ProgramRejected):
@@ -242,15 +242,15 @@ class ModeSwitcher:
 
     def _prepare(self, choice: Choice, config: Config) -> ActiveMode:
         for name, lack in choice.why_not.items():
-            if (name, lack) not in self._told:
-                self._told.add((name, lack))
+            if (name, lack) not in self._reported:
+                self._reported.add((name, lack))
                 log.warning(UNAVAILABLE, mode=name, reason=lack.reason, hint=lack.remedy)
         return ActiveMode(choice.mode, config, self._callbacks)
 
-    def _retire_others(self) -> None:
+    def _drain_others(self) -> None:
         """Not where this agent leaves the network namespace to others."""
         if self._lock is None:
             return
         serving = self.serving.mode
         others = [mode for mode in MODES if mode.name != serving.name]
-        self._retirer.retire(others, serving, self.config)
+        self._mode_cleanup.drain(others, serving, self.config)

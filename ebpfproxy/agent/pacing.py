@@ -9,14 +9,14 @@ _MOST_DOUBLINGS = 30
 
 
 class Pacer:
-    """Paces the attempts at a sync, of which each ends with `succeeded`, `refused` or `failed`.
+    """Paces the attempts at a sync, of which each ends with `succeeded`, `rejected` or `failed`.
 
     - Nothing is due before the first `changed`.
     - Between the end of an attempt and the next lie at least `min_interval` seconds.
     - A failed attempt is due again after `backoff_first` seconds, then twice that, up to
       `backoff_max`. A change that comes after the failure may be tried at once, but not within
       `backoff_first` seconds of it.
-    - While the kernel refuses some entries, they are tried again `grace` seconds after the last change
+    - While the kernel rejects some entries, they are tried again `grace` seconds after the last change
       was taken in, then after twice that, up to `backoff_max`; what is freed has room again after such a
       time. Neither do changes wait for that, nor is anything verified because of it.
     - At least every `max_interval` seconds, and after each failure, a sync verifies: it reads the
@@ -39,7 +39,7 @@ class Pacer:
         self._started = False
         self._changed = False
         self._failures = 0
-        self._refusals = 0  # in a row, since the last change that was taken in
+        self._rejections = 0  # in a row, since the last change that was taken in
         self._ended: float | None = None
         self._verified: float | None = None
 
@@ -76,19 +76,19 @@ class Pacer:
 
         `verified`: it read the kernel back. Until one has where `verify_due` asks for it, it stays due.
         """
-        self._refusals = 0
+        self._rejections = 0
         self._end_well(now, verified)
 
-    def refused(self, now: float, *, verified: bool) -> None:
-        """The sync has ended as in `succeeded`, but for some entries that the kernel refused."""
-        self._refusals = 1 if self._changed else self._refusals + 1
+    def rejected(self, now: float, *, verified: bool) -> None:
+        """The sync has ended as in `succeeded`, but for some entries that the kernel rejected."""
+        self._rejections = 1 if self._changed else self._rejections + 1
         self._end_well(now, verified)
 
     def failed(self, now: float) -> None:
         """The sync has ended badly: what it should have done is still to be done."""
         self._ended, self._changed = now, False
         self._failures += 1
-        self._refusals = 0
+        self._rejections = 0
 
     def _end_well(self, now: float, verified: bool) -> None:
         self._ended, self._failures, self._changed = now, 0, False
@@ -104,8 +104,8 @@ class Pacer:
         if self._changed or self._failures or self._verified is None:
             return earliest
         at = self._verified + self._max_interval
-        if self._refusals:
-            at = min(at, self._ended + self._doubled(self._grace, self._refusals))
+        if self._rejections:
+            at = min(at, self._ended + self._doubled(self._grace, self._rejections))
         return max(earliest, at)
 
     def _pause(self) -> float:

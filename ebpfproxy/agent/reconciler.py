@@ -1,4 +1,4 @@
-"""Keeps one dataplane in step: render, diff, apply, remember."""
+"""Keeps one backend in step: render, diff, apply, remember."""
 
 from collections.abc import Collection, Hashable, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -39,12 +39,12 @@ NOT_SERVED = "Kernel rejected an entry, its ServicePort is not up to date"
 
 
 class SyncResult(NamedTuple):
-    """What a sync did: entries put, dropped, and refused, be it to be put or to be dropped; `drifted` of
+    """What a sync did: entries put, dropped, and rejected, be it to be put or to be dropped; `drifted` of
     them only because the kernel had come to differ from what we had written there."""
 
     put: int
     dropped: int
-    refused: int
+    rejected: int
     drifted: int
 
 
@@ -55,8 +55,8 @@ class Reconciler(Generic[K, E]):
     reads the kernel back and compares everything.
     """
 
-    def __init__(self, dataplane: Backend[K, E], context: PlanContext) -> None:
-        self._dataplane = dataplane
+    def __init__(self, backend: Backend[K, E], context: PlanContext) -> None:
+        self._backend = backend
         self._context = context
         self._claims = Claims()
         self._size = ClusterSize()
@@ -70,7 +70,7 @@ class Reconciler(Generic[K, E]):
         self._actual: dict[K, E] | None = None  # None: not known, so read it
         self._generation: Hashable = None  # of the kernel, when that was known
         self._touched: set[K] = set()
-        self._told: dict[K, str] = {}
+        self._reported: dict[K, str] = {}
         self._changed: dict[PlanKey, ServicePortPlan | None] = {}
         self._left_over: set[K] = set()
         self._begun = False  # whether a sync has succeeded
@@ -113,13 +113,13 @@ class Reconciler(Generic[K, E]):
             self._plan_node(state)
 
     def _plan_node(self, state: ClusterState) -> None:
-        self._tell_undetected(undetected(self._context, state.node))
+        self._report_undetected(undetected(self._context, state.node))
         plan = plan_node(state, self._context, self._pods, self.node_plan)
         if plan != self.node_plan:  # a device may change in ways that mean nothing here
-            self._desire(None, self._dataplane.render((), plan))
+            self._desire(None, self._backend.render((), plan))
             self.node_plan = plan
 
-    def _tell_undetected(self, families: frozenset[Family]) -> None:
+    def _report_undetected(self, families: frozenset[Family]) -> None:
         if families - self._undetected:
             log.warning(
                 NO_LOCAL_DETECTION,
@@ -151,10 +151,10 @@ class Reconciler(Generic[K, E]):
                 FRONTEND_CONFLICT,
                 frontend=lost.frontend,
                 served=str(lost.winner),
-                refused=str(lost.loser),
+                rejected=str(lost.loser),
             )
         for plan in settlement.plans:
-            self._desire(plan.key, self._dataplane.render((plan,), None))
+            self._desire(plan.key, self._backend.render((plan,), None))
             self._count(plan.key, plan)
             self._changed[plan.key] = plan
         for key in settlement.removed:
@@ -164,14 +164,14 @@ class Reconciler(Generic[K, E]):
 
     def _desire(self, origin: PlanKey | None, entries: Mapping[K, E]) -> None:
         keys = frozenset(entries)
-        former = self._keys.get(origin, frozenset())
-        for key in former - keys:
+        previous = self._keys.get(origin, frozenset())
+        for key in previous - keys:
             self._disown(key)
-        for key in keys - former:
+        for key in keys - previous:
             if key in self._desired:
                 self._shared[key] = self._shared.get(key, 0) + 1
         self._desired.update(entries)
-        self._touched |= keys | former
+        self._touched |= keys | previous
         if keys:
             self._keys[origin] = keys
         else:
@@ -187,12 +187,12 @@ class Reconciler(Generic[K, E]):
 
     def _count(self, key: PlanKey, plan: ServicePortPlan | None) -> None:
         """Keep up the sums that metrics show."""
-        former = self._figures.pop(key, None)
+        previous = self._figures.pop(key, None)
         figures = None
         if plan:
             without = no_local_endpoints((plan,))
             figures = self._figures[key] = (len(plan.endpoints), *without, needs_packets_of_pods(plan))
-        for sign, some in ((-1, former), (1, figures)):
+        for sign, some in ((-1, previous), (1, figures)):
             if some:
                 endpoints, internal, external, needing = some
                 self.endpoints += sign * endpoints
@@ -211,12 +211,12 @@ class Reconciler(Generic[K, E]):
         left, self._left_over = self._left_over, set()
         return frozenset(left)
 
-    def refused(self) -> frozenset[PlanKey]:
-        """The plans of which the last sync that succeeded was refused something."""
-        if not self._told:
+    def rejected(self) -> frozenset[PlanKey]:
+        """The plans of which the last sync that succeeded was rejected something."""
+        if not self._reported:
             return frozenset()
-        told = frozenset(self._told)
-        return frozenset(origin for origin, keys in self._keys.items() if origin and keys & told)
+        reported = frozenset(self._reported)
+        return frozenset(origin for origin, keys in self._keys.items() if origin and keys & reported)
 
     def holds(self, keys: Collection[K]) -> bool:
         """Whether the kernel has the entries of all these keys as they are desired, by the last sync that
@@ -229,7 +229,7 @@ class Reconciler(Generic[K, E]):
 
         False where there was none. Raises KernelError.
         """
-        return self._actual is not None and self._dataplane.generation() != self._generation
+        return self._actual is not None and self._backend.generation() != self._generation
 
     def sync(self, verify: bool) -> SyncResult:
         """Bring the kernel in step; with `verify`, or after a failure, compare everything.
@@ -240,37 +240,37 @@ class Reconciler(Generic[K, E]):
         try:
             if verify or self._actual is None:
                 self._actual = None
-                actual = self._dataplane.read()
+                actual = self._backend.read()
                 delta = diff(actual, self._desired)
             else:
                 actual = self._actual
-                delta = self._with_refused(diff(actual, self._desired, self._touched))
+                delta = self._with_rejected(diff(actual, self._desired, self._touched))
             drifted = self._drifted(expected, actual) if verify and expected is not None else 0
             if not self._begun:
                 self._left_over |= delta.drops
-            # Also where nothing differs: after a restart the dataplane lets go of what was there before.
+            # Also where nothing differs: after a restart the backend lets go of what was there before.
             applies = verify or bool(delta)
-            refused = self._dataplane.apply(delta) if applies else {}
+            rejected = self._backend.apply(delta) if applies else {}
         except KernelError:
             self._actual = None
             raise
         for key, entry in delta.puts.items():
-            if key not in refused:
+            if key not in rejected:
                 actual[key] = entry
-        dropped = delta.drops - refused.keys()
+        dropped = delta.drops - rejected.keys()
         for key in dropped:
             actual.pop(key, None)
         self._actual, self._begun = actual, True
         if applies:  # else what others did meanwhile would be taken for known
-            self._generation = self._dataplane.generation()
-        self._touched = set(refused)
-        self._tell(refused)
-        return SyncResult(len(delta.puts.keys() - refused.keys()), len(dropped), len(refused), drifted)
+            self._generation = self._backend.generation()
+        self._touched = set(rejected)
+        self._report(rejected)
+        return SyncResult(len(delta.puts.keys() - rejected.keys()), len(dropped), len(rejected), drifted)
 
-    def _with_refused(self, delta: Delta[K, E]) -> Delta[K, E]:
-        """What was refused is put again even where it looks as desired: it kept what it had, but for
+    def _with_rejected(self, delta: Delta[K, E]) -> Delta[K, E]:
+        """What was rejected is put again even where it looks as desired: it kept what it had, but for
         frontends that another took over."""
-        again = {key: self._desired[key] for key in self._told if key in self._desired}
+        again = {key: self._desired[key] for key in self._reported if key in self._desired}
         return Delta({**delta.puts, **again}, delta.drops)
 
     @staticmethod
@@ -281,9 +281,9 @@ class Reconciler(Generic[K, E]):
             log.warning(REPAIRED, entries=len(keys), first=keys[0])
         return len(difference.puts) + len(difference.drops)
 
-    def _tell(self, refused: Mapping[K, KernelError]) -> None:
-        """Each refusal once, until it is over."""
-        for key, failure in refused.items():
-            if self._told.get(key) != failure.message:
+    def _report(self, rejected: Mapping[K, KernelError]) -> None:
+        """Each rejection once, until it is over."""
+        for key, failure in rejected.items():
+            if self._reported.get(key) != failure.message:
                 log.warning(NOT_SERVED, reason=failure.message, hint=failure.hint)
-        self._told = {key: failure.message for key, failure in refused.items()}
+        self._reported = {key: failure.message for key, failure in rejected.items()}

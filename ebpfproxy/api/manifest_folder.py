@@ -152,11 +152,11 @@ def _stamp(path: Path) -> _Stamp | None:
 def changes(before: Reading, after: Reading) -> list[Event]:
     """The events that lead from one reading to the next: what is new or different, gone, newly invalid."""
     known = set(before.invalid)
-    told: list[Event] = [one for one in after.invalid if one not in known]
+    reported: list[Event] = [one for one in after.invalid if one not in known]
     for key, event in after.objects.items():
         if before.objects.get(key) != event:
-            told.append(event)
-    return told + [_gone(before.objects[key]) for key in before.objects.keys() - after.objects.keys()]
+            reported.append(event)
+    return reported + [_gone(before.objects[key]) for key in before.objects.keys() - after.objects.keys()]
 
 
 class FileSource:
@@ -183,8 +183,8 @@ class FileSource:
         while not stop.is_set():
             self._look(always=False)
             watched = self._identity()
-            for told in self._wake_ups(stop):
-                self._look(always=told)
+            for reported in self._wake_ups(stop):
+                self._look(always=reported)
                 if self._identity() != watched:
                     break
             if self._identity() in (None, watched):
@@ -193,7 +193,7 @@ class FileSource:
     def _wake_ups(self, stop: threading.Event) -> Iterator[bool]:
         """True after a change that inotify reported, False when it is time to look; ends if it cannot."""
         try:
-            for told in watchfiles.watch(
+            for reported in watchfiles.watch(
                 self._directory,
                 watch_filter=None,
                 debounce=_DEBOUNCE_MS,
@@ -204,7 +204,7 @@ class FileSource:
                 raise_interrupt=False,
                 recursive=False,
             ):
-                yield bool(told)
+                yield bool(reported)
         except FileNotFoundError:
             return
         except (OSError, RuntimeError) as error:  # WatchfilesRustInternalError is a RuntimeError

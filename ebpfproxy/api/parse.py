@@ -248,7 +248,7 @@ def _service(decoded: fields.Service) -> ServiceChanged:
             spec.health_check_node_port, "healthCheckNodePort", complaints
         ),
     )
-    return ServiceChanged(name, service, complaints.told())
+    return ServiceChanged(name, service, complaints.reported())
 
 
 def _slice(decoded: fields.EndpointSlice) -> SliceChanged:
@@ -271,7 +271,7 @@ def _slice(decoded: fields.EndpointSlice) -> SliceChanged:
         endpoints=parts.endpoints(decoded.endpoints or (), of, complaints),
         trigger_time=parts.moment(trigger) if trigger else None,
     )
-    return SliceChanged(name, result, complaints.told())
+    return SliceChanged(name, result, complaints.reported())
 
 
 def _node(decoded: fields.Node) -> NodeChanged:

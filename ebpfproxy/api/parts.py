@@ -50,7 +50,7 @@ into the rules and comments that are fed to other programs."""
 
 
 class Complaints(list[str]):
-    def told(self) -> tuple[str, ...]:
+    def reported(self) -> tuple[str, ...]:
         """All of them where they are few, else the first and how many more."""
         if len(self) <= _MAX_COMPLAINTS:
             return tuple(self)
@@ -129,7 +129,7 @@ def cluster_ips(spec: fields.ServiceSpec, complaints: Complaints) -> tuple[Addre
             else:
                 found.setdefault(of, address)
     if not found:
-        raise InvalidObject("; ".join(complaints.told()) or "it has no cluster IP")
+        raise InvalidObject("; ".join(complaints.reported()) or "it has no cluster IP")
     return tuple(found.values())
 
 

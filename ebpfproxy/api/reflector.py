@@ -219,21 +219,21 @@ class Outage:
     def __init__(self, kind: str, warn_again: float, clock: Callable[[], float]) -> None:
         self._kind, self._warn_again, self._clock = kind, warn_again, clock
         self._stage = 0
-        self._since = self._told_at = 0.0
+        self._since = self._reported_at = 0.0
         self._attempts = 0
-        self._told: set[object] = set()
+        self._reported: set[object] = set()
 
     def failed(self, stage: int, error: SourceError) -> None:
         now = self._clock()
         if not self._stage:
             self._since, self._attempts = now, 0
         self._stage, self._attempts = stage, self._attempts + 1
-        if now - self._told_at >= self._warn_again:
-            self._told.clear()
+        if now - self._reported_at >= self._warn_again:
+            self._reported.clear()
         what = (type(error), getattr(error, "code", None), error.hint)
-        if what not in self._told:
-            self._told.add(what)
-            self._told_at = now
+        if what not in self._reported:
+            self._reported.add(what)
+            self._reported_at = now
             seconds = round(now - self._since, 1)
             log.warning(
                 UNREACHABLE, kind=self._kind, reason=error.message, hint=error.hint,
@@ -246,7 +246,7 @@ class Outage:
             seconds = round(self._clock() - self._since, 1)
             log.info(REACHABLE, kind=self._kind, attempts=self._attempts, seconds=seconds)
             self._stage = 0
-            self._told.clear()
+            self._reported.clear()
 
 
 class Reflector:
@@ -350,7 +350,7 @@ class Reflector:
         if not seen and self.resource.absent:
             log.warning(NOT_FOUND, kind=self.resource.kind, **self.resource.query, hint=self.resource.hint)
             if first:
-                self._tell(self.resource.absent)
+                self._report(self.resource.absent)
         self._resource_version = page.resource_version
         self._listed_at = self._clock()
         self._relist_at = self._listed_at + self._uniform(0.8, 1.2) * self._timing.relist_period
@@ -375,16 +375,16 @@ class Reflector:
         """Tell an object unless it is the one known. None where it has no name to know it by."""
         name, version = object_head(raw)
         if name is None or not version or self._known.get(name) != version:
-            self._tell(self.resource.parse(raw))
+            self._report(self.resource.parse(raw))
         if name is not None:
             self._known[name] = version
         return name
 
     def _forget(self, name: NamespacedName) -> None:
         self._known.pop(name, None)
-        self._tell(self.resource.gone(name))
+        self._report(self.resource.gone(name))
 
-    def _tell(self, event: Event) -> None:
+    def _report(self, event: Event) -> None:
         self.events += 1
         self._put(event)
 

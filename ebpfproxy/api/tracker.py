@@ -95,7 +95,7 @@ class Tracker:
         self._received: Counter[str] = Counter()
 
         self._invalid: Counter[str] = Counter()
-        self._told = _Told()
+        self._reported = _Reported()
 
     @property
     def synced(self) -> bool:
@@ -150,7 +150,7 @@ class Tracker:
                 self._synced.add(kind)
             case Invalid():
                 self._invalid[event.kind] += 1
-                if self._told.is_new(event.kind, event.name, event.reason):
+                if self._reported.is_new(event.kind, event.name, event.reason):
                     log.warning(REJECTED, kind=event.kind, name=event.name, reason=event.reason)
 
     def drain(self) -> Drained:
@@ -235,29 +235,29 @@ class Tracker:
         if _serve_alike(earlier, new):
             del self._earlier_slices[event.name]
 
-    def _fold_node(self, told: Node | None) -> None:
+    def _fold_node(self, reported: Node | None) -> None:
         """A Node that is gone, or that registers again and has not said so yet, keeps its addresses and its
         pods' networks, and loses its zone: the kernel below is the same one (kube-proxy's OnNodeDelete, too,
         forgets topology alone)."""
-        former = self._node
-        if former is None:
-            self._node = told
+        previous = self._node
+        if previous is None:
+            self._node = reported
             return
-        fresh = told or Node(former.name)
-        status = fresh if fresh.addresses or fresh.external_addresses else former
+        fresh = reported or Node(previous.name)
+        status = fresh if fresh.addresses or fresh.external_addresses else previous
         self._node = dataclasses.replace(
             fresh,
             addresses=status.addresses,
             external_addresses=status.external_addresses,
-            pod_cidrs=fresh.pod_cidrs or former.pod_cidrs,
+            pod_cidrs=fresh.pod_cidrs or previous.pod_cidrs,
         )
 
     def _fold_devices(self, devices: tuple[Device, ...]) -> None:
-        former = self._ifindexes
-        told, earlier = tuple(sorted(devices, key=lambda each: each.ifindex)), self._drained.devices
-        self._devices = earlier if told == earlier else told  # by identity from here on, as networks
+        previous = self._ifindexes
+        reported, earlier = tuple(sorted(devices, key=lambda each: each.ifindex)), self._drained.devices
+        self._devices = earlier if reported == earlier else reported  # by identity from here on, as networks
         present = self._ifindexes
-        self._seen_to_bypass -= former - present  # another device may be given the index one day
+        self._seen_to_bypass -= previous - present  # another device may be given the index one day
         self._bypassing = present & self._seen_to_bypass
 
     @property
@@ -273,9 +273,9 @@ class Tracker:
 
     def _complain(self, kind: str, name: NamespacedName, gone: bool, complaints: tuple[str, ...]) -> None:
         if gone:
-            self._told.forget(kind, str(name))
+            self._reported.forget(kind, str(name))
         for complaint in complaints:
-            if self._told.is_new(kind, str(name), complaint):
+            if self._reported.is_new(kind, str(name), complaint):
                 log.warning(REJECTED_PART, kind=kind, name=name, reason=complaint)
 
 
@@ -296,7 +296,7 @@ def _serve_alike(one: EndpointSlice | None, other: EndpointSlice | None) -> bool
     )
 
 
-class _Told:
+class _Reported:
     """What was logged already, by object, so that each text is logged once as long as the object lives.
 
     Bounded: of one object a hundred texts, and when there are too many objects all are forgotten.

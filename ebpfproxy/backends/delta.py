@@ -1,4 +1,4 @@
-"""The one comparison of desired and actual entries, for every dataplane."""
+"""The one comparison of desired and actual entries, for every backend."""
 
 from collections.abc import Iterable, Mapping
 from typing import TypeVar

@@ -1,4 +1,4 @@
-"""What a look at this machine found out about one feature that a dataplane needs or would rather have."""
+"""What a look at this machine found out about one feature that a backend needs or would rather have."""
 
 import errno
 from typing import NamedTuple
@@ -10,7 +10,7 @@ FAMILY_NOT_SERVED = "Address family is not served"
 class Finding(NamedTuple):
     """`failure` is the errno that the kernel, or the start of a tool, gave; 0 where the feature is there.
 
-    `needed`: without it the dataplane cannot serve at all; otherwise it does so with less, which `missing`
+    `needed`: without it the backend cannot serve at all; otherwise it does so with less, which `missing`
     then says. `preferred`: `auto` takes a mode without it only where every other mode lacks something of that
     kind, too. `missing` and `remedy` are one line each, empty where the feature is there.
     """

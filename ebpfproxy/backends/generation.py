@@ -25,7 +25,7 @@ class Generation(Generic[T]):
         self._known, self._missed = self._look(), False
 
     @contextlib.contextmanager
-    def ours(self, about: Callable[[T], Hashable] = lambda value: value) -> Iterator[None]:
+    def own_change(self, about: Callable[[T], Hashable] = lambda value: value) -> Iterator[None]:
         """What is changed within is changed by us. `about` leaves out of a value what is no change of others,
         as what our own one follows."""
         if self._known is not None and about(self._look()) != about(self._known):

@@ -1,4 +1,4 @@
-"""What a dataplane is: one kernel mechanism that holds entries by key."""
+"""What a backend is: one kernel mechanism that holds entries by key."""
 
 import dataclasses
 from collections.abc import Hashable, Iterable, Mapping
@@ -31,10 +31,10 @@ class Backend(Protocol[K, E]):
       plans may have an entry in common, which then is equal in all.
     - `read` returns what the kernel really holds, in the same entries.
     - `apply` brings a delta into the kernel. Puts come into force before drops do. It returns what
-      the kernel refused, by key; all the rest is in force. An error raised instead means that
+      the kernel rejected, by key; all the rest is in force. An error raised instead means that
       nothing is known: the caller reads the kernel back.
     - `generation` is a value that changes when any program, this one included, changes in the kernel what
-      this dataplane keeps there. What another program changed since the last `read` shows after an `apply`,
+      this backend keeps there. What another program changed since the last `read` shows after an `apply`,
       too, by yet another value. It costs a few milliseconds at any size, so it is asked every other second;
       where it changed although we wrote nothing, everything is read and compared. It may change without need,
       and need not notice a counter.

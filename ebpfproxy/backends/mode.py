@@ -15,13 +15,13 @@ from ebpfproxy.plan.service_plan import NodePlan, PlanContext, PlanKey, ServiceP
 
 
 class Callbacks(NamedTuple):
-    """What a dataplane's own threads tell the agent; for any thread.
+    """What a backend's own threads tell the agent; for any thread.
 
     `stale_removed`: how many flows of endpoints that are gone were ended, and how many could not be.
     `sockets_counted`: what became of connected UDP sockets whose endpoint is gone. `pods_bypass`: devices
     whose pods' packets have to be looked at. `flows_looked_at`: tracked flows of this family were searched
     for stale ones; how many were ended, and in how many seconds. `changed`: another program may have changed
-    what the dataplane has in the kernel, so its `generation` is to be looked at soon.
+    what the backend has in the kernel, so its `generation` is to be looked at soon.
     """
 
     stale_removed: Callable[[int, int], object]
@@ -52,12 +52,12 @@ def _nothing_bypassed() -> tuple[DeviceSide, ...]:
 
 
 class SyncHooks(Protocol):
-    """What goes along with a dataplane: it is notified of each sync, and closed after it.
+    """What goes along with a backend: it is notified of each sync, and closed after it.
 
-    `opened`: the dataplane is open, and nothing was synced yet. `expect`: these plans, None for one that
+    `opened`: the backend is open, and nothing was synced yet. `expect`: these plans, None for one that
     goes, and this node are synced next. `left_over`: an earlier run had these keys in the kernel, and the
     first sync has removed them; called before its `in_force`. `in_force`: what was expected is in the kernel,
-    but for those `refused`; `holds` says whether it has the entries of all these keys. `restored`: what
+    but for those `rejected`; `holds` says whether it has the entries of all these keys. `restored`: what
     others had changed in the kernel is as it was.
     """
 
@@ -67,7 +67,7 @@ class SyncHooks(Protocol):
 
     def expect(self, changed: Mapping[PlanKey, ServicePortPlan | None], node: NodePlan | None) -> None: ...
 
-    def in_force(self, refused: Collection[PlanKey], holds: Callable[[Collection[Any]], bool]) -> None: ...
+    def in_force(self, rejected: Collection[PlanKey], holds: Callable[[Collection[Any]], bool]) -> None: ...
 
     def restored(self) -> None: ...
 
@@ -75,15 +75,15 @@ class SyncHooks(Protocol):
 
 
 class Parts(NamedTuple):
-    """A dataplane that is not open yet, and what goes with it.
+    """A backend that is not open yet, and what goes with it.
 
     `usage` (by table: entries in use, and room), `counters`, `traffic` and `bypassed` are for metrics and
-    health, from any thread, while the dataplane is open. `owns_namespace`: there can be one such at a time in
+    health, from any thread, while the backend is open. `owns_namespace`: there can be one such at a time in
     a network namespace. `lacking`: after a sync that succeeded, why the mode forwards nothing; None where it
     forwards. `is_notified`: whether `Callbacks.changed` is called.
     """
 
-    dataplane: Backend[Any, Any]
+    backend: Backend[Any, Any]
     context: PlanContext
     owns_namespace: bool = True
     usage: Callable[[], Mapping[str, tuple[int, int]]] = _nothing_used
@@ -104,10 +104,10 @@ class Mode(Protocol):
     - `prepare` gives what serves. Raises KernelError.
     - `remove` takes away all that this mode ever left, be it kube-proxy's; what it was, a line each. With
       `dry_run` it only says so. Connections that need it end. Raises KernelError.
-    - `retire` does so where another mode serves: at once all that acts on new connections, and at last what
+    - `drain` does so where another mode serves: at once all that acts on new connections, and at last what
       continues with those that are open, which may take as long as they last. `translates` says of a family
       whether there are any whose addresses the kernel translates only because of this mode. What was removed,
-      and whether something is left to be retired by another call. Raises KernelError.
+      and whether something is left to be drained by another call. Raises KernelError.
 
     `uses_kernel_nat`: while it serves, the kernel continues translating what it has translated so far.
     """
@@ -126,4 +126,4 @@ class Mode(Protocol):
 
     def remove(self, config: Config, dry_run: bool = False) -> list[str]: ...
 
-    def retire(self, config: Config, translates: Callable[[Family], bool]) -> tuple[list[str], bool]: ...
+    def drain(self, config: Config, translates: Callable[[Family], bool]) -> tuple[list[str], bool]: ...

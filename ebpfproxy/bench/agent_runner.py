@@ -21,7 +21,7 @@ _SWITCHED = f" INFO {SWITCHED} "
 _STAYED = f" ERROR {SWITCH_FAILED} "
 
 
-class Fate(NamedTuple):
+class FaultSchedule(NamedTuple):
     """What becomes of the agent meanwhile: it is killed and started again every `crash_s` seconds, with other
     programs and maps each time if `replace`; it moves to the next mode every `move_s`. 0: never."""
 
@@ -30,19 +30,19 @@ class Fate(NamedTuple):
     move_s: float = 0.0
 
 
-class Life:
+class AgentRunner:
     """The agent on the first node, and its successors. Its mode stands in a file, which it follows."""
 
-    def __init__(self, lab: Lab, folder: Path, modes: Sequence[str], fate: Fate) -> None:
+    def __init__(self, lab: Lab, folder: Path, modes: Sequence[str], faults: FaultSchedule) -> None:
         """Raises ConfigError where it cannot move as it shall."""
-        if fate.move_s and len(set(modes)) < 2:
+        if faults.move_s and len(set(modes)) < 2:
             raise ConfigError(f"{modes[0]} is one mode, and nowhere to move to", "--modes=ebpf,nftables")
         self._lab = lab
         self._folder = folder
         self._modes = modes
-        self._fate = fate
+        self._fate = faults
         self._crashes = self._moves = 0
-        self._syncs_of_former = 0
+        self._syncs_of_previous = 0
         self._file = lab.folder / "configuration.json"
         self._options = modes_of.options_of_one_life(modes)
         self._configure()
@@ -51,12 +51,12 @@ class Life:
     def __str__(self) -> str:
         return ", ".join(f"{figure} {name}" for name, figure in self.figures().items())
 
-    def go_on(self, elapsed: float) -> None:
+    def advance(self, elapsed: float) -> None:
         """So many seconds after the beginning. Raises AgentFailed."""
         check_alive(self._agent)
         if self._fate.crash_s and elapsed > self._fate.crash_s * (self._crashes + 1):
             self._crashes += 1
-            self._syncs_of_former += _syncs(self._agent)
+            self._syncs_of_previous += _syncs(self._agent)
             self._agent.kill()
             self._agent = self._start(wait=0)
         if self._fate.move_s and elapsed > self._fate.move_s * (self._moves + 1):
@@ -71,7 +71,7 @@ class Life:
         self._await_moved()
 
     def figures(self) -> dict[str, int]:
-        syncs = self._syncs_of_former + _syncs(self._agent)
+        syncs = self._syncs_of_previous + _syncs(self._agent)
         return {"syncs": syncs, "crashes": self._crashes, "moves": self._moves}
 
     @property

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ebpfproxy.bench import flapping, workload
-from ebpfproxy.bench.agent_runner import Fate, Life
+from ebpfproxy.bench.agent_runner import AgentRunner, FaultSchedule
 from ebpfproxy.bench.flow_clients import Reports, tell_errors
 from ebpfproxy.bench.load import Load, LoadFailed
 from ebpfproxy.bench.samples import Result, Samples
@@ -44,12 +44,16 @@ class Size(NamedTuple):
 
 
 def run(
-    size: Size, fate: Fate, modes: Sequence[str], progress: Progress, clients: Sequence[str] = CLIENTS[:2]
+    size: Size,
+    faults: FaultSchedule,
+    modes: Sequence[str],
+    progress: Progress,
+    clients: Sequence[str] = CLIENTS[:2],
 ) -> Iterator[Result]:
     """One Service whose endpoints change, but one of them. Endpoints are on this node and on another one.
     `clients`, of CLIENTS, dial its ClusterIP; outside dials its NodePort.
 
-    An agent that moves (`fate`) has all of `modes` in one run; otherwise each has a run of its own.
+    An agent that moves (`faults`) has all of `modes` in one run; otherwise each has a run of its own.
 
     - connects_failed: how many of `n` connections (with an exchange of a byte) failed;
     - established_failed: of `n` that lasted all the time;
@@ -65,16 +69,16 @@ def run(
     """
     if not size.connects and not size.seconds:
         raise ConfigError("--connects and --seconds are both 0, so there is no end", "give one of them")
-    lives = [tuple(modes)] if fate.move_s else [(mode,) for mode in modes]
-    samples = Samples([",".join(life) for life in lives], services=1)
-    for life in lives:
-        _live(size, fate, life, clients, samples, progress)
+    runners = [tuple(modes)] if faults.move_s else [(mode,) for mode in modes]
+    samples = Samples([",".join(runner) for runner in runners], services=1)
+    for runner in runners:
+        _run_one(size, faults, runner, clients, samples, progress)
     yield from samples.results()
 
 
-def _live(
+def _run_one(
     size: Size,
-    fate: Fate,
+    faults: FaultSchedule,
     modes: Sequence[str],
     clients: Sequence[str],
     samples: Samples,
@@ -84,36 +88,38 @@ def _live(
         load = Load(lab.folder)
         flapping.serve(lab, load)
         slices = flapping.Slices(lab.folder / "manifests", [node.name for node in lab.nodes])
-        life = Life(lab, slices.folder, modes, fate)
-        crowd = _Crowd(lab, load, clients, size)
-        _go_on(size, crowd, slices, life, progress)
-        crowd.end()
-        life.end()
-    for client, reports in crowd.reports.items():
+        runner = AgentRunner(lab, slices.folder, modes, faults)
+        group = _ClientGroup(lab, load, clients, size)
+        _run_until_done(size, group, slices, runner, progress)
+        group.end()
+        runner.end()
+    for client, reports in group.reports.items():
         tell_errors(progress, client, reports)
     path = "clusterip" if "outside" not in clients else "nodeport" if len(clients) == 1 else "both"
-    note(samples, ",".join(modes), path, crowd.new, crowd.lasting, crowd.downloads, life.figures())
+    note(samples, ",".join(modes), path, group.new, group.lasting, group.downloads, runner.figures())
 
 
-def _go_on(size: Size, crowd: "_Crowd", slices: flapping.Slices, life: Life, progress: Progress) -> None:
-    """Change endpoints, and have the agent's fate overtake it, until it is enough."""
+def _run_until_done(
+    size: Size, group: "_ClientGroup", slices: flapping.Slices, runner: AgentRunner, progress: Progress
+) -> None:
+    """Change endpoints, and have the agent's faults overtake it, until it is enough."""
     started = time.monotonic()
     turn, shown, due = 1, started, started
-    while not crowd.is_done():
+    while not group.is_done():
         now = time.monotonic()
         if size.seconds and now - started > size.seconds:
             return
-        life.go_on(now - started)
+        runner.advance(now - started)
         if now >= due:
             slices.flap(turn)
             turn, due = turn + 1, now + size.flap_ms / 1000
         if now - shown > _TOLD:
             shown = now
-            progress(f"{life}: {now - started:.0f} s")
+            progress(f"{runner}: {now - started:.0f} s")
         time.sleep(min(_LONGEST_NAP, max(0.0, due - time.monotonic())))
 
 
-class _Crowd:
+class _ClientGroup:
     """The clients. Each makes its part of new connections, has some that last, and a download."""
 
     def __init__(self, lab: Lab, load: Load, clients: Sequence[str], size: Size) -> None:
@@ -165,7 +171,7 @@ def note(
     new: Reports,
     lasting: Reports,
     downloads: Reports,
-    life: dict[str, int],
+    runner: dict[str, int],
 ) -> None:
     """Raises LoadFailed where there was nothing to fail."""
     attempts = sum(report["attempts"] for report in new)
@@ -181,5 +187,5 @@ def note(
     brought = sum(report["bytes"] for report in downloads) / 1e6
     samples.count(mode, path, "download_mb", round(brought, 1), len(downloads))
     samples.count(mode, path, "connect_slowest_us", max(report["slowest_us"] for report in new), attempts)
-    for name, figure in life.items():
+    for name, figure in runner.items():
         samples.count(mode, path, name, figure, attempts)

@@ -39,16 +39,16 @@ def run(sizes: Iterable[Size], modes: Sequence[str], progress: Progress) -> Iter
         progress(f"{size.services} services with {size.endpoints} endpoints each")
         names = (NONE, *modes)
         samples = Samples(names, size.services)
-        with side_by_side(names, functools.partial(_Ground, size=size), progress) as sides:
+        with side_by_side(names, functools.partial(_Testbed, size=size), progress) as sides:
             for turn, (metric, place), side in turns(sides, size.rounds, parts, progress):
                 paths = PATHS if side.agents else PATHS[:1]
-                took = side.ground.measure(metric, place, paths, turn)
+                took = side.testbed.measure(metric, place, paths, turn)
                 for path, figures in took.items():
                     samples.add(side.mode, path, METRICS[metric], turn, figures)
         yield from samples.results()
 
 
-class _Ground:
+class _Testbed:
     """A node with a server and a client."""
 
     def __init__(self, lab: Lab, size: Size) -> None:

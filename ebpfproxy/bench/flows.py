@@ -48,9 +48,9 @@ def run(size: Size, modes: Sequence[str], progress: Progress) -> Iterator[Result
     samples = Samples(names, SERVICES)
     with side_by_side(
         names,
-        functools.partial(_Ground, size=size),
+        functools.partial(_Testbed, size=size),
         progress,
-        flags=lambda ground: ground.flags,
+        flags=lambda testbed: testbed.flags,
         pods=PodNetwork.ROUTED,
     ) as sides:
         for side in sides:
@@ -67,7 +67,7 @@ def run(size: Size, modes: Sequence[str], progress: Progress) -> Iterator[Result
     yield from samples.results()
 
 
-class _Ground(Clients):
+class _Testbed(Clients):
     """Looks at the rate before there are agents, since their flow table has to have room for as many."""
 
     def __init__(self, lab: Lab, size: Size) -> None:
@@ -78,15 +78,15 @@ class _Ground(Clients):
         self.flags = [*FLAGS, f"--ebpf-flows-max={entries}"]
 
 
-def _require_room(side: Side[_Ground], size: Size) -> None:
+def _require_room(side: Side[_Testbed], size: Size) -> None:
     """Raises ConfigError where the mode has connections tracked, and there would be too many."""
-    side.ground.open(DIRECT, min(size.seconds, _GLANCE))
+    side.testbed.open(DIRECT, min(size.seconds, _GLANCE))
     if flow_tables.tracked(side.lab.node):
         limit = report.conntrack("max")
-        flow_tables.require_tracking(side.mode, limit, size.held, side.ground.rate)
+        flow_tables.require_tracking(side.mode, limit, size.held, side.testbed.rate)
 
 
-def _measure(side: Side[_Ground], size: Size, turn: int, samples: Samples, progress: Progress) -> None:
+def _measure(side: Side[_Testbed], size: Size, turn: int, samples: Samples, progress: Progress) -> None:
     """- held_unopened, held_silent: of those to be held, how many could not be opened, and no longer answered
       after all that follows;
     - entries: what the first node keeps of flows while they stay;
@@ -97,20 +97,20 @@ def _measure(side: Side[_Ground], size: Size, turn: int, samples: Samples, progr
     paths = {path: ways for path, ways in _PATHS.items() if side.agents or path == "direct"}
     last = list(paths)[-1]
     progress(f"{side.mode}: holding {size.held} connections")
-    held = side.ground.hold(paths[last], size.held)
+    held = side.testbed.hold(paths[last], size.held)
     samples.count(side.mode, last, "held_unopened", held.unopened, held.attempts)
     samples.add(side.mode, last, "entries", turn, [flow_tables.entries(side.lab)])
     slices = max(1, math.ceil(size.seconds / _SLICE))
     for number in range(turn * slices, (turn + 1) * slices):
         for path, ways in paths.items():
             before = sum(map(flow_tables.cpu_seconds, side.agents))
-            new = side.ground.open(ways, size.seconds / slices, number)
+            new = side.testbed.open(ways, size.seconds / slices, number)
             used = sum(map(flow_tables.cpu_seconds, side.agents)) - before
             note_opened(samples, side.mode, path, number, new)
             tell_errors(progress, side.mode, new)
             if path != "direct":
                 samples.add(side.mode, path, "agents_cpu", number, [used * slices / size.seconds])
-    ends = side.ground.end(held)
+    ends = side.testbed.end(held)
     tell_errors(progress, side.mode, ends)
     silent = sum(report["failed"] for report in ends) - held.unopened
     samples.count(side.mode, last, "held_silent", silent, held.attempts)

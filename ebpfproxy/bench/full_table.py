@@ -32,9 +32,9 @@ def run(mode: str, entries: int, seconds: float, samples: Samples, progress: Pro
         pods=PodNetwork.ROUTED,
     ) as (side,):
         progress(f"{mode}: a table of {entries} entries")
-        held = side.ground.hold(NODE_PORTS, _BUSY, busy=_EXCHANGES)
-        new = side.ground.open(NODE_PORTS, seconds)
-        busy = side.ground.end(held)
+        held = side.testbed.hold(NODE_PORTS, _BUSY, busy=_EXCHANGES)
+        new = side.testbed.open(NODE_PORTS, seconds)
+        busy = side.testbed.end(held)
         tell_errors(progress, mode, [*new, *busy])
         note_opened(samples, mode, "full", 0, new)
         samples.count(mode, "full", "busy_failed", sum(report["failed"] for report in busy), held.attempts)

@@ -23,7 +23,7 @@ class LoadFailed(EbpfProxyError):
 
 
 class Load:
-    """The program, compiled into a folder that is there for the lab's life."""
+    """The program, compiled into a folder that is there for as long as the lab."""
 
     def __init__(self, folder: Path) -> None:
         """Compile it, in about half a second. Raises ConfigError without a C compiler."""

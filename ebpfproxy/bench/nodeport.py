@@ -62,7 +62,7 @@ class _Connections:
         self._metric, self._size = metric, size
 
     def __call__(self, side: Side[Crossing], turn: int, samples: Samples) -> None:
-        crossing, size, paths = side.ground, self._size, _paths(side)
+        crossing, size, paths = side.testbed, self._size, _paths(side)
         targets = crossing.targets(paths, size.services, size.endpoints)
         count = max(1, size.each // _PORTIONS) * len(paths)
         took = crossing.load.measure(crossing.client, self._metric, targets, count, seed=turn)
@@ -78,8 +78,8 @@ class _Streams:
 
     def __call__(self, side: Side[Crossing], turn: int, samples: Samples) -> None:
         for path in _paths(side):
-            address, port = side.ground.iperf_target(path)
-            reached = iperf.megabits(side.ground.client, address, self._megabytes, port)
+            address, port = side.testbed.iperf_target(path)
+            reached = iperf.megabits(side.testbed.client, address, self._megabytes, port)
             samples.add(side.mode, path, "tcp_mbit_s", turn, [reached])
 
 

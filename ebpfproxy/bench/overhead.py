@@ -47,14 +47,14 @@ def run(size: Size, modes: Sequence[str], progress: Progress) -> Iterator[Result
     parts = [
         (way, metric) for way in WAYS for metric in ("tcp_mbit_s", "udp_per_s", *["rr_per_s"] * _PORTIONS)
     ]
-    build = functools.partial(_Ground, size=size)
+    build = functools.partial(_Testbed, size=size)
     with side_by_side(names, build, progress, pods=PodNetwork.ROUTED) as sides:
         for turn, (way, metric), side in turns(sides, size.rounds, parts, progress):
-            samples.add(side.mode, way, metric, turn, [side.ground.measure(way, metric, turn)])
+            samples.add(side.mode, way, metric, turn, [side.testbed.measure(way, metric, turn)])
     yield from samples.results()
 
 
-class _Ground:
+class _Testbed:
     """A pod that sends, and one on either node that answers."""
 
     def __init__(self, lab: Lab, size: Size) -> None:

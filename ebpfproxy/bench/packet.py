@@ -41,10 +41,10 @@ def run(sizes: Sequence[Size], modes: Sequence[str], progress: Progress) -> Iter
         progress(f"{size.services} services with {size.endpoints} endpoints each")
         names = (NONE, *modes)
         samples = Samples(names, size.services)
-        with side_by_side(names, functools.partial(_Ground, size=size), progress) as sides:
+        with side_by_side(names, functools.partial(_Testbed, size=size), progress) as sides:
             for turn, metric, side in turns(sides, size.rounds, list(METRICS), progress):
                 paths = PATHS if side.agents else PATHS[:1]
-                for path, figures in side.ground.measure(metric, paths, turn).items():
+                for path, figures in side.testbed.measure(metric, paths, turn).items():
                     samples.add(side.mode, path, METRICS[metric], turn, figures)
         if EBPF in modes:
             tested = prog_test_run.Size(size.services, size.endpoints, size.runs, size.rounds)
@@ -52,7 +52,7 @@ def run(sizes: Sequence[Size], modes: Sequence[str], progress: Progress) -> Iter
         yield from samples.results()
 
 
-class _Ground:
+class _Testbed:
     """A node with a pod that drops what it gets, and a client outside."""
 
     def __init__(self, lab: Lab, size: Size) -> None:

@@ -25,7 +25,7 @@ class Side(NamedTuple, Generic[T]):
 
     mode: str
     lab: Lab
-    ground: T
+    testbed: T
     agents: list[Agent]
 
 
@@ -35,7 +35,7 @@ def side_by_side(
     build: Callable[[Lab], T],
     progress: Progress,
     *,
-    flags: Callable[[T], Sequence[str]] = lambda ground: (),
+    flags: Callable[[T], Sequence[str]] = lambda testbed: (),
     pods: PodNetwork | None = None,
 ) -> Iterator[list[Side[T]]]:
     """A lab for each mode, which `build` fills, manifests included; then agents start with `flags`.
@@ -47,12 +47,12 @@ def side_by_side(
         sides = []
         for number, name in enumerate(names, 1):
             lab = labs.enter_context(Lab(f"bench-{name}", number, pods))
-            ground = build(lab)
+            testbed = build(lab)
             progress(f"{name}: starting")
-            agents = start(lab, name, _UNDISTURBED, *flags(ground))
+            agents = start(lab, name, _UNDISTURBED, *flags(testbed))
             for agent in agents:
                 agent.await_sync(timeout=PATIENCE)
-            sides.append(Side(name, lab, ground, agents))
+            sides.append(Side(name, lab, testbed, agents))
         yield sides
 
 

@@ -52,7 +52,7 @@ def run(size: Size, modes: Sequence[str], progress: Progress) -> Iterator[Result
 
 
 def _round(lab: Lab, size: Size, mode: str) -> Figures:
-    """One life of a node: a start with nothing in the kernel, changes, and a restart after a crash.
+    """One run of a node: a start with nothing in the kernel, changes, and a restart after a crash.
 
     - first_sync_s: from the agent's start to its word that all is in the kernel;
     - first_answer_s: to the first connection through the last Service that is answered;

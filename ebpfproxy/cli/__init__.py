@@ -40,9 +40,9 @@ class LazyGroup(click.Group):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            refusal = unknown_flag(error)
-            hint = refusal.hint or "the flags of a command stand behind it: ebpfproxy run --proxy-mode=ebpf"
-            raise ConfigError(refusal.message, hint) from None
+            rejection = unknown_flag(error)
+            hint = rejection.hint or "the flags of a command stand behind it: ebpfproxy run --proxy-mode=ebpf"
+            raise ConfigError(rejection.message, hint) from None
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

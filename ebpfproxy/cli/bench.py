@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 
 from ebpfproxy.bench import churn, connect, flows, nodeport, overhead, packet, report, sync
-from ebpfproxy.bench.agent_runner import Fate
+from ebpfproxy.bench.agent_runner import FaultSchedule
 from ebpfproxy.bench.samples import Result
 from ebpfproxy.cli import bench_options as options
 
@@ -215,7 +215,7 @@ def churn_command(
     and the server's own end. Ends with status 1 if one of all these failed.
     """
     size = churn.Size(connects, seconds, flap_ms, rate)
-    results = list(churn.run(size, Fate(crash_s, replace, move_s), modes, _progress, clients))
+    results = list(churn.run(size, FaultSchedule(crash_s, replace, move_s), modes, _progress, clients))
     _show("churn", results, output)
     _fail_where_any(results, churn.FAILURES)
 

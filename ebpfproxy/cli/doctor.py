@@ -61,8 +61,8 @@ def _show(rows: Iterable[tuple[str, str, str, str, str]]) -> None:
         table.add_column(heading, overflow="fold")
     last = ""
     for mode, feature, state, missing, remedy in rows:
-        told = missing + (f"; {remedy}" if remedy else "")
-        table.add_row(mode if mode != last else "", feature, state, told)
+        reported = missing + (f"; {remedy}" if remedy else "")
+        table.add_row(mode if mode != last else "", feature, state, reported)
         last = mode
     if sys.stdout.isatty():
         Console(file=sys.stdout, highlight=False).print(table)

@@ -1,6 +1,6 @@
 """A configuration file as a tree of YAML nodes, which know their lines and show what stands twice.
 
-JSON is read as the YAML that it is, as Kubernetes does. Aliases are refused, and nodes are not nested
+JSON is read as the YAML that it is, as Kubernetes does. Aliases are rejected, and nodes are not nested
 deeply: so a tree is no larger than its file, and may be walked by recursion.
 """
 

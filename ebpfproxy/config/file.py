@@ -1,8 +1,8 @@
 """A KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1) as the texts of options.
 
 Decoded as kube-proxy does (loadConfig in cmd/kube-proxy/app/options.go): what a strict decoder would
-refuse, an unknown field or one that stands twice, is reported, and then left out; of two the last counts.
-What has the wrong shape is refused.
+reject, an unknown field or one that stands twice, is reported, and then left out; of two the last counts.
+What has the wrong shape is rejected.
 """
 
 import dataclasses

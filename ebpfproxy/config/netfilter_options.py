@@ -53,7 +53,7 @@ class NetfilterOptions:
         "--iptables-flavour --iptables-backend", flag_types.one_of("auto", "legacy", "nft"), "auto",
         _NETFILTER,
         "iptables backend for modes iptables and ipvs. auto: the one that holds this node's rules "
-        "(ebpfproxy only). --iptables-flavour is its former name.",
+        "(ebpfproxy only). --iptables-flavour is its previous name.",
     )  # fmt: skip
     iptables_min_sync_period: float = option(
         "--iptables-min-sync-period", flag_types.duration(zero=True), "1s", _NETFILTER,

@@ -204,7 +204,7 @@ class Config(EbpfOptions, NetfilterOptions, IpvsOptions):
             found = list(config._conflicts(label))
             if not found:
                 return config
-        raise _refusal(found, texts)
+        raise _rejection(found, texts)
 
     def _conflicts(self, label: "_Label") -> Iterator[str]:
         """What is wrong between options that are right alone."""
@@ -278,7 +278,7 @@ def parse_some(texts: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, An
     """
     values, problems = _parse(texts, {name: OPTIONS[name] for name in names}, _labeller({}))
     if problems:
-        raise _refusal(problems, texts)
+        raise _rejection(problems, texts)
     return values
 
 
@@ -299,7 +299,7 @@ def _parse(
     return values, problems
 
 
-def _refusal(problems: list[str], texts: Mapping[str, Any]) -> ConfigError:
+def _rejection(problems: list[str], texts: Mapping[str, Any]) -> ConfigError:
     hint = ""
     if texts.get("proxy_mode") in NOT_BUILT_IN:
         hint = f"this version has {', '.join(MODES[1:])}; auto takes the first of them that works here"

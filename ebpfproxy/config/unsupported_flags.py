@@ -3,9 +3,9 @@
 _NOTHING = "kube-proxy has it, but here it would change nothing: leave it out"
 _CLIENT = "kube-proxy has it; how the API server is asked cannot be tuned here: leave it out"
 _ALWAYS = "kube-proxy has it; ebpfproxy needs its privileges for as long as it runs: leave it out"
-_FORMER = "kube-proxy had it in former versions: leave it out"
+_PREVIOUS = "kube-proxy had it in previous versions: leave it out"
 
-_OF_FORMER_TIMES = (
+_OF_PREVIOUS_TIMES = (
     "add-dir-header alsologtostderr log-backtrace-at log-dir log-file log-file-max-size logtostderr "
     "one-output resource-container skip-headers skip-log-headers stderrthreshold udp-timeout"
 )
@@ -26,7 +26,7 @@ _WITHOUT_EFFECT = (
 HINTS: dict[str, str] = {
     **{f"--{name}": _NOTHING for name in _OF_NOTHING.split()},
     **{f"--kube-api-{name}": _CLIENT for name in ("burst", "content-type", "qps")},
-    **{f"--{name}": _FORMER for name in _OF_FORMER_TIMES.split()},
+    **{f"--{name}": _PREVIOUS for name in _OF_PREVIOUS_TIMES.split()},
     "--init-only": _ALWAYS,
     "--version": "ebpfproxy version shows it",
 }

@@ -42,7 +42,7 @@ class ServiceHealthServer:
         self._checks: Mapping[int, HealthCheck] = {}  # by port; replaced as a whole, as the next one is
         self._wanted: frozenset[_Place] = frozenset()
         self._servers: dict[_Place, Server] = {}
-        self._told: dict[_Place, str] = {}
+        self._reported: dict[_Place, str] = {}
         self._lost: frozenset[tuple[int, NamespacedName]] = frozenset()  # claims to ports that others have
         self._changed = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._stopping = False
@@ -76,7 +76,7 @@ class ServiceHealthServer:
                 CHECK_CONFLICT,
                 port=port,
                 served=str(by_port[port].service),
-                refused=str(service),
+                rejected=str(service),
             )
         self._lost = frozenset(lost)
         self._checks = by_port
@@ -105,14 +105,14 @@ class ServiceHealthServer:
         for place in self._servers.keys() - wanted:
             waiting.unregister(self._servers[place])
             self._servers.pop(place).server_close()
-        self._told = {place: reason for place, reason in self._told.items() if place in wanted}
+        self._reported = {place: reason for place, reason in self._reported.items() if place in wanted}
         for place in sorted(wanted - self._servers.keys()):
             try:
                 self._servers[place] = self._listening(place)
             except OSError as failure:
                 self._tell_once(place, failure.strerror or str(failure))
             else:
-                self._told.pop(place, None)
+                self._reported.pop(place, None)
                 waiting.register(self._servers[place], selectors.EVENT_READ)
         return wanted <= self._servers.keys()
 
@@ -145,9 +145,9 @@ class ServiceHealthServer:
         return Response(code, json.dumps(body, indent="\t").encode(), headers)
 
     def _tell_once(self, place: _Place, reason: str) -> None:
-        if self._told.get(place) == reason:
+        if self._reported.get(place) == reason:
             return
-        self._told[place] = reason
+        self._reported[place] = reason
         address, port = place
         check = self._checks.get(port)
         log.error(

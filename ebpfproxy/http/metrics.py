@@ -38,7 +38,7 @@ class State(NamedTuple):
     """What is in force after a sync.
 
     `no_local_internal` and `no_local_external` count the ServicePorts whose policy is Local and which
-    have endpoints, but none on this node. `refused` counts entries that the kernel did not take,
+    have endpoints, but none on this node. `rejected` counts entries that the kernel did not take,
     `conflicts` frontends that more than one ServicePort claims.
     """
 
@@ -46,7 +46,7 @@ class State(NamedTuple):
     endpoints: int = 0
     no_local_internal: int = 0
     no_local_external: int = 0
-    refused: int = 0
+    rejected: int = 0
     conflicts: int = 0
 
 
@@ -70,7 +70,7 @@ class Metrics:
         prometheus_client.PlatformCollector(registry=self.registry)
         self.registry.register(Readings(maps, events, traffic, bypassed))
         self._make_kube_proxys()
-        self._make_ours()
+        self._make_own()
 
     def _make_kube_proxys(self) -> None:
         self._sync_seconds = self._histogram(
@@ -124,7 +124,7 @@ class Metrics:
             "ip_family",
         )
 
-    def _make_ours(self) -> None:
+    def _make_own(self) -> None:
         self._mode = self._gauge(
             "ebpfproxy_info", "1; the version and the proxy mode in force", "version", "mode"
         )
@@ -141,7 +141,10 @@ class Metrics:
         self._failures = self._counter("ebpfproxy_sync_failures_total", "Syncs that failed")
         self._services = self._gauge("ebpfproxy_services", "Services in force")
         self._endpoints = self._gauge("ebpfproxy_endpoints", "Endpoints in force")
-        self._refused = self._gauge("ebpfproxy_refused_entries", "Entries that the kernel did not take")
+        self._rejected = self._gauge("ebpfproxy_rejected_entries", "Entries that the kernel rejected")
+        self._rejected_in_0_1 = self._gauge(
+            "ebpfproxy_refused_entries", "Previous name of ebpfproxy_rejected_entries, until 0.3"
+        )
         self._conflicts = self._gauge(
             "ebpfproxy_frontend_conflicts", "Frontends that more than one ServicePort claims"
         )
@@ -228,7 +231,8 @@ class Metrics:
         self._endpoints.set(state.endpoints)
         self._no_local.labels("internal").set(state.no_local_internal)
         self._no_local.labels("external").set(state.no_local_external)
-        self._refused.set(state.refused)
+        self._rejected.set(state.rejected)
+        self._rejected_in_0_1.set(state.rejected)
         self._conflicts.set(state.conflicts)
 
     def sync_failed(self, duration: float) -> None:
@@ -268,7 +272,7 @@ class Metrics:
         self._look_seconds.labels(family.value).observe(seconds)
         self._flows_ended.labels(family.value).inc(ended)
 
-    def retired(self, mode: str, count: int) -> None:
+    def drained(self, mode: str, count: int) -> None:
         """So many things that `mode` had left in the kernel were removed."""
         self._leftovers.labels(mode).inc(count)
 

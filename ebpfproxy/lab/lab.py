@@ -51,14 +51,14 @@ class Lab:
         self.number = number
         self.addresses = Addresses(number)
         self._pod_network = pods
-        self._ground = Testbed(name)
+        self._testbed = Testbed(name)
         self._owner = os.getpid()
         self._heeded: list[signal.Signals] = []
 
     def __enter__(self) -> "Lab":
         if os.geteuid():
             raise ConfigError("network namespaces and BPF need root", "run it with sudo")
-        self._ground.prepare()
+        self._testbed.prepare()
         atexit.register(self._remove)
         self._heed_signals()
         try:
@@ -78,7 +78,7 @@ class Lab:
 
     @property
     def identity(self) -> str:
-        return self._ground.identity
+        return self._testbed.identity
 
     @property
     def node_name(self) -> str:
@@ -109,7 +109,7 @@ class Lab:
 
         It has the pod's network namespace, but a cgroup outside the node's.
         """
-        return self._ground.bypassing(pod)
+        return self._testbed.bypassing(pod)
 
     def agent(self, manifests: Path, *flags: str, wait: float = 60.0, before: Sequence[str] = ()) -> Agent:
         """Start the agent on the first node: see `Node.agent`."""
@@ -120,11 +120,11 @@ class Lab:
         devices.ip(place, *commands)
 
     def _build(self) -> None:
-        self.folder = self._ground.folder("files")
+        self.folder = self._testbed.folder("files")
         count = 2 if self._pod_network else 1
-        self.nodes = tuple(Node(self._ground, self.addresses, index) for index in range(count))
+        self.nodes = tuple(Node(self._testbed, self.addresses, index) for index in range(count))
         self.node = self.nodes[0].host
-        self.outside = self._ground.place("outside", self._ground.cgroup, self.addresses.outside, "eth0")
+        self.outside = self._testbed.place("outside", self._testbed.cgroup, self.addresses.outside, "eth0")
         if self._pod_network:
             self._route(self._pod_network)
         else:
@@ -132,7 +132,7 @@ class Lab:
 
     def _route(self, kind: PodNetwork) -> None:
         gateway, further = self.addresses.router, self.addresses.further_network
-        self.router = self._ground.place("router", self._ground.cgroup, gateway)
+        self.router = self._testbed.place("router", self._testbed.cgroup, gateway)
         for node in self.nodes:
             devices.lead(self.router, gateway, node.host, node.cgroup.name)
         devices.lead(self.router, gateway, self.outside, "outside")
@@ -169,7 +169,7 @@ class Lab:
 
     def _remove(self) -> None:
         if os.getpid() == self._owner:
-            self._ground.remove()
+            self._testbed.remove()
 
 
 def _exit_by_signal(number: int, _frame: object) -> None:

@@ -24,16 +24,16 @@ class Node:
     - `pods`: by their names.
     """
 
-    def __init__(self, ground: Testbed, addresses: Addresses, index: int) -> None:
+    def __init__(self, testbed: Testbed, addresses: Addresses, index: int) -> None:
         """The node with this index, joined to no other yet."""
         suffix = f"-{index + 1}" if index else ""
         self.index = index
         self.name = f"node-{addresses.number}{suffix}"
         self.pods: dict[str, Pod] = {}
-        self.cgroup = ground.cgroup / f"node{suffix}"
-        self.bpffs = ground.bpffs(f"bpf{suffix}")
-        self.host = ground.place(f"host{suffix}", self.cgroup, addresses.node(index))
-        self._ground = ground
+        self.cgroup = testbed.cgroup / f"node{suffix}"
+        self.bpffs = testbed.bpffs(f"bpf{suffix}")
+        self.host = testbed.place(f"host{suffix}", self.cgroup, addresses.node(index))
+        self._testbed = testbed
         self._addresses = addresses
         self._hosts = itertools.count(2)
 
@@ -47,7 +47,7 @@ class Node:
         if not 0 < len(name) <= _LONGEST_POD_NAME:
             raise ConfigError(f"the pod name {name!r} is not of 1 to {_LONGEST_POD_NAME} characters")
         free = self._addresses.pod(self.index, next(self._hosts))
-        pod = self._ground.place(
+        pod = self._testbed.place(
             name, self.cgroup, Pair(v4 or free.v4, v6 or free.v6), f"{_POD_DEVICES}{name}"
         )
         devices.lead(self.host, self._addresses.gateway(self.index), pod, pod.device)

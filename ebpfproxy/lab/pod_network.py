@@ -63,15 +63,15 @@ class Backbone:
             return
         if kind in _TUNNELS and self._kind in _TUNNELS:
             self.join(PodNetwork.ROUTED)
-        former = _TUNNELS.get(self._kind) if self._kind else None
+        previous = _TUNNELS.get(self._kind) if self._kind else None
         for node, peer in ((self._first, self._second), (self._second, self._first)):
             if kind in _TUNNELS:
                 self._open(_TUNNELS[kind], node, peer)
             if kind is PodNetwork.USER:
                 user_tunnel.relay(node.host, _TUNNELS[kind].device, peer.host.v4)
             ip(self._router, *self._routes(kind, node))
-            if former:
-                ip(node.host, f"link del {former.device}")
+            if previous:
+                ip(node.host, f"link del {previous.device}")
         self._kind = kind
 
     def _open(self, tunnel: _Tunnel, node: Node, peer: Node) -> None:

@@ -125,7 +125,7 @@ def ensure_bpffs(path: Path) -> bool:
     return mounted
 
 
-def bpffs_refusal(path: Path) -> int:
+def bpffs_rejection(path: Path) -> int:
     """The errno for which `ensure_bpffs` would fail; 0 where it would not. Nothing is made or mounted.
 
     fsopen(2) of Linux 5.2 (24dcb3d90a1f) finds the file system and asks for the capability. Where there is no
@@ -184,7 +184,7 @@ def unmount(path: Path) -> None:
     code = ctypes.get_errno()
     if code in (errno.EINVAL, errno.ENOENT):
         raise NotFound(f"nothing is mounted at {path}")
-    raise _refusal(f"unmounting {path}", code)
+    raise _rejection(f"unmounting {path}", code)
 
 
 def _mounts_of(kind: str, mounts: str) -> Iterator[Path]:
@@ -241,10 +241,10 @@ def _make_folders(path: Path) -> None:
 def _mount_bpffs(target: Path) -> None:
     flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
     if _libc.mount(b"bpf", os.fsencode(target), b"bpf", ctypes.c_ulong(flags), b"mode=0700") != 0:
-        raise _refusal(f"mounting bpffs at {target}", ctypes.get_errno())
+        raise _rejection(f"mounting bpffs at {target}", ctypes.get_errno())
 
 
-def _refusal(what: str, code: int) -> KernelError:
+def _rejection(what: str, code: int) -> KernelError:
     if code in (errno.EPERM, errno.EACCES):
         return Unsupported(
             f"{what} is not permitted: {os.strerror(code)}", "it takes the capability CAP_SYS_ADMIN"

@@ -14,7 +14,7 @@ from ebpfproxy.model.node import Node
 from ebpfproxy.plan.service_plan import DevicePlan, DeviceRole, PlanContext, SocketLb
 
 INLET_PAIR = frozenset({"ebpfproxy0", "ebpfproxy1"})
-"""Our own veth pair; the dataplane cares for it."""
+"""Our own veth pair; the backend cares for it."""
 
 NO_DEVICES = ("none",)
 """Device patterns by which nothing is looked at on any device, loopback included."""

@@ -25,16 +25,16 @@ from ebpfproxy.plan.service_plan import (
     FrontendKind,
     FrontendPlan,
     LocalTraffic,
-    Otherwise,
+    NoEndpointAction,
     PlanContext,
     ServicePortPlan,
 )
 from ebpfproxy.plan.topology import NodeLocation, Uses, merge, plan_endpoints
 from ebpfproxy.plan.traffic_policy import (
-    Treatments,
+    PolicyResults,
     external_policy_local,
-    external_treatments,
-    internal_treatments,
+    external_policy_results,
+    internal_policy_results,
 )
 
 
@@ -57,8 +57,8 @@ class _Exposure(NamedTuple):
 
     of: Family
     addresses: tuple[tuple[Address, FrontendKind], ...]
-    internal: Treatments
-    external: Treatments
+    internal: PolicyResults
+    external: PolicyResults
     admission: _Admission
     local_traffic: LocalTraffic | None
 
@@ -108,7 +108,7 @@ def _plan_port(
         exposure.of,
         frontends,
         endpoints,
-        Otherwise.DROP if has_any else Otherwise.REJECT,
+        NoEndpointAction.DROP if has_any else NoEndpointAction.REJECT,
         service.affinity_timeout,
         exposure.local_traffic,
         service.health_check_node_port if needs_health_check(service) else 0,
@@ -140,9 +140,9 @@ def _frontends(port: ServicePort, exposure: _Exposure) -> tuple[FrontendPlan, ..
 
 
 def _frontend_plan(frontend: Frontend, kind: FrontendKind, exposure: _Exposure) -> FrontendPlan:
-    treatments = exposure.internal if kind is FrontendKind.CLUSTER_IP else exposure.external
+    policy_results = exposure.internal if kind is FrontendKind.CLUSTER_IP else exposure.external
     admission = exposure.admission if kind is FrontendKind.LOAD_BALANCER else _EVERYBODY
-    return FrontendPlan(frontend, kind, *treatments, *admission)
+    return FrontendPlan(frontend, kind, *policy_results, *admission)
 
 
 def _expose(service: Service, of: Family, node: Node | None, context: PlanContext) -> _Exposure | None:
@@ -161,8 +161,8 @@ def _expose(service: Service, of: Family, node: Node | None, context: PlanContex
     return _Exposure(
         of,
         tuple(addresses.items()),
-        internal_treatments(service, context, detected),
-        external_treatments(service, detected),
+        internal_policy_results(service, context, detected),
+        external_policy_results(service, detected),
         _admission(service, of, node, context) if service.source_ranges else _EVERYBODY,
         local_traffic(context, of, node),
     )

@@ -11,8 +11,8 @@ def host_ips(node: Node | None, context: PlanContext) -> tuple[Address, ...]:
     Empty where none is set: kube-proxy's loopback serves no client.
     """
     bound = (context.bind_address,) if context.bind_address else ()
-    told = (*node.addresses, *node.external_addresses) if node else ()
+    reported = (*node.addresses, *node.external_addresses) if node else ()
     found: dict[Family, Address] = {}
-    for address in (*bound, *told):
+    for address in (*bound, *reported):
         found.setdefault(family(address), address)
     return tuple(found.values())

@@ -16,16 +16,18 @@ API_SERVER = NamespacedName("default", "kubernetes")
 
 
 def with_last_endpoints(
-    plans: tuple[ServicePortPlan, ...], former: Callable[[PlanKey], ServicePortPlan | None]
+    plans: tuple[ServicePortPlan, ...], previous: Callable[[PlanKey], ServicePortPlan | None]
 ) -> tuple[ServicePortPlan, ...]:
     """The plans of `API_SERVER`; one without a usable endpoint keeps its previous endpoints."""
-    return tuple(_kept(plan, former(plan.key)) for plan in plans)
+    return tuple(_kept(plan, previous(plan.key)) for plan in plans)
 
 
-def _kept(plan: ServicePortPlan, former: ServicePortPlan | None) -> ServicePortPlan:
-    if former is None or _is_usable(plan) or not _is_usable(former):
+def _kept(plan: ServicePortPlan, previous: ServicePortPlan | None) -> ServicePortPlan:
+    if previous is None or _is_usable(plan) or not _is_usable(previous):
         return plan
-    return dataclasses.replace(plan, endpoints=former.endpoints, otherwise=former.otherwise)
+    return dataclasses.replace(
+        plan, endpoints=previous.endpoints, no_endpoint_action=previous.no_endpoint_action
+    )
 
 
 def _is_usable(plan: ServicePortPlan) -> bool:

@@ -1,7 +1,7 @@
 """What of a plan a pod's own sockets cannot do, so that its packets have to be looked at."""
 
 from ebpfproxy.model.address import Protocol
-from ebpfproxy.plan.service_plan import FrontendPlan, Otherwise, Scope, ServicePortPlan
+from ebpfproxy.plan.service_plan import FrontendPlan, NoEndpointAction, Scope, ServicePortPlan
 
 
 def needs_packets_of_pods(plan: ServicePortPlan) -> bool:
@@ -17,7 +17,7 @@ def needs_packets_of_pods(plan: ServicePortPlan) -> bool:
 
 
 def _is_dropped(plan: ServicePortPlan, frontend: FrontendPlan) -> bool:
-    if plan.otherwise is not Otherwise.DROP:
+    if plan.no_endpoint_action is not NoEndpointAction.DROP:
         return False
     local = frontend.pod.scope is Scope.LOCAL
     return not any(each.local if local else each.cluster for each in plan.endpoints)

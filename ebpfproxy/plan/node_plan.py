@@ -9,14 +9,14 @@ from ebpfproxy.plan.service_plan import DeviceRole, NodePlan, PlanContext
 
 
 def plan_node(
-    state: ClusterState, context: PlanContext, pods: bool, former: NodePlan | None = None
+    state: ClusterState, context: PlanContext, pods: bool, previous: NodePlan | None = None
 ) -> NodePlan:
     """`pods`: whether the plan of any Service needs packets of pods (`needs_packets_of_pods`).
 
-    `former`: the plan before this one. A pod's device that is in it stays one as long as it exists: what
+    `previous`: the plan before this one. A pod's device that is in it stays one as long as it exists: what
     was translated there continues only where it is translated.
     """
-    kept = _kept(state, former) if former else frozenset()
+    kept = _kept(state, previous) if previous else frozenset()
     return NodePlan(
         state.local_networks,
         plan_node_ports(state.local_networks, state.node, context),
@@ -26,8 +26,8 @@ def plan_node(
     )
 
 
-def _kept(state: ClusterState, former: NodePlan) -> frozenset[int]:
-    """Devices of pods, by ifindex, that `former` has. By name, too: an index may be given once more."""
+def _kept(state: ClusterState, previous: NodePlan) -> frozenset[int]:
+    """Devices of pods, by ifindex, that `previous` has. By name, too: an index may be given once more."""
     present = {(each.ifindex, each.name) for each in state.devices}
-    pods = (each for each in former.devices if each.role is DeviceRole.POD)
+    pods = (each for each in previous.devices if each.role is DeviceRole.POD)
     return frozenset(each.ifindex for each in pods if (each.ifindex, each.name) in present)

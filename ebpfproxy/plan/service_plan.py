@@ -1,4 +1,4 @@
-"""The values that a plan is made of: neutral about dataplanes, complete about Kubernetes."""
+"""The values that a plan is made of: neutral about backends, complete about Kubernetes."""
 
 import dataclasses
 import enum
@@ -38,14 +38,14 @@ class Scope(enum.Enum):
     LOCAL = "local"
 
 
-class Otherwise(enum.Enum):
+class NoEndpointAction(enum.Enum):
     """What a new connection gets where its scope has no endpoint."""
 
     REJECT = "reject"
     DROP = "drop"
 
 
-class Treatment(NamedTuple):
+class PolicyResult(NamedTuple):
     """What happens to a new connection from one class of sources."""
 
     scope: Scope
@@ -62,9 +62,9 @@ class FrontendPlan(NamedTuple):
 
     frontend: Frontend
     kind: FrontendKind
-    pod: Treatment
-    node: Treatment
-    outside: Treatment
+    pod: PolicyResult
+    node: PolicyResult
+    outside: PolicyResult
     restricted: bool = False
     source_ranges: tuple[Network, ...] = ()
     node_admitted: bool = True
@@ -101,11 +101,11 @@ class ServicePortPlan:
     """One port of one Service in one family.
 
     `frontends` in the order ClusterIP, ExternalIP, LoadBalancer, NodePort; `endpoints` sorted by
-    address and port, without duplicates. `otherwise` is REJECT where no endpoint could be used
+    address and port, without duplicates. `no_endpoint_action` is REJECT where no endpoint could be used
     anywhere, DROP where only this node's policy leaves none (a load balancer shall see silence then,
-    not a refusal). `affinity_timeout` in seconds, 0 for none. `local_traffic` is None where a dataplane
+    not a rejection). `affinity_timeout` in seconds, 0 for none. `local_traffic` is None where a backend
     knows the devices of pods by itself (`DetectLocal.DEVICES`), or without local traffic detection;
-    then no treatment differs between `pod` and the others. `health_check_node_port`: what load balancers
+    then no result differs between `pod` and the others. `health_check_node_port`: what load balancers
     ask, 0 for none. `terse`: when this was planned the cluster was `large`, so what is there for readers only
     may be left out; a plan that nothing else changes stays as it is.
     """
@@ -114,7 +114,7 @@ class ServicePortPlan:
     family: Family
     frontends: tuple[FrontendPlan, ...]
     endpoints: tuple[PlannedEndpoint, ...]
-    otherwise: Otherwise
+    no_endpoint_action: NoEndpointAction
     affinity_timeout: int = 0
     local_traffic: LocalTraffic | None = None
     health_check_node_port: int = 0
@@ -179,7 +179,7 @@ class SocketLb(enum.Enum):
 
 class DetectLocal(enum.Enum):
     """How the packets of pods are distinguished from others: kube-proxy's --detect-local-mode, and DEVICES:
-    by the role of the device that they come in by, whatever its name, as the eBPF dataplane does.
+    by the role of the device that they come in by, whatever its name, as the eBPF backend does.
 
     Pods are all of the cluster with CLUSTER_CIDR, those of this node with the others.
     """

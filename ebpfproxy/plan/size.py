@@ -25,10 +25,10 @@ class ClusterSize:
     def update(self, name: NamespacedName, service: Service | None, slices: Iterable[EndpointSlice]) -> None:
         """`service` is None where it is gone; `slices` are all of its own."""
         counts = _counts(service, slices) if service else {}
-        former = self._counts.pop(name, {})
+        previous = self._counts.pop(name, {})
         if counts:
             self._counts[name] = counts
-        for sign, some in ((-1, former), (1, counts)):
+        for sign, some in ((-1, previous), (1, counts)):
             for of, count in some.items():
                 self._totals[of] += sign * count
 

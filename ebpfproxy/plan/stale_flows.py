@@ -111,20 +111,20 @@ class StaleFlows:
         """NodePorts are about to answer here: `NodePlan.node_port_networks`; before, they do nowhere."""
         self._local_expected = networks
 
-    def in_force(self, refused: Collection[PlanKey] = ()) -> frozenset[Family]:
-        """What was expected is in the kernel, but for plans that it `refused`: these are expected further.
+    def in_force(self, rejected: Collection[PlanKey] = ()) -> frozenset[Family]:
+        """What was expected is in the kernel, but for plans that it `rejected`: these are expected further.
 
         Returns the families in which flows may be stale now that were not before. Empty where endpoints were
         added to others, or only policies changed.
         """
-        arrived = {key: self._expected[key] for key in self._expected if key not in refused}
+        arrived = {key: self._expected[key] for key in self._expected if key not in rejected}
         look = {key[1] for key, served in arrived.items() if _strands(self._plans.get(key), served)}
         for key in arrived:
             self._withdraw(key)
         for key, served in arrived.items():
             if served:
                 self._serve(key, served)
-        self._expected = {key: self._expected[key] for key in self._expected if key in refused}
+        self._expected = {key: self._expected[key] for key in self._expected if key in rejected}
         self._allowed = {}
         for served in self._expected.values():
             self._allow(served)
@@ -179,8 +179,8 @@ class StaleFlows:
                 self._allowed[place] = self._allowed.get(place, _NOTHING) | served.targets
 
     def _withdraw(self, key: PlanKey) -> None:
-        former = self._plans.pop(key, None)
-        for place in former.places if former else ():
+        previous = self._plans.pop(key, None)
+        for place in previous.places if previous else ():
             if self._owners.get(place) == key:
                 del self._owners[place]
                 self._gone.add(place)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ebpfproxy.plan.service_plan import FrontendKind, Otherwise, Scope, ServicePortPlan
+from ebpfproxy.plan.service_plan import FrontendKind, NoEndpointAction, Scope, ServicePortPlan
 
 
 class NoLocalEndpoints(NamedTuple):
@@ -20,7 +20,9 @@ def no_local_endpoints(plans: Iterable[ServicePortPlan]) -> NoLocalEndpoints:
     """
     internal = external = 0
     for plan in plans:
-        if plan.otherwise is Otherwise.DROP and not any(endpoint.local for endpoint in plan.endpoints):
+        if plan.no_endpoint_action is NoEndpointAction.DROP and not any(
+            endpoint.local for endpoint in plan.endpoints
+        ):
             kinds = {each.kind for each in plan.frontends if each.outside.scope is Scope.LOCAL}
             internal += FrontendKind.CLUSTER_IP in kinds
             external += bool(kinds - {FrontendKind.CLUSTER_IP})

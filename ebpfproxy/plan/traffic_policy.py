@@ -9,18 +9,18 @@ import functools
 from typing import NamedTuple
 
 from ebpfproxy.model.service import Service, ServiceType, TrafficPolicy
-from ebpfproxy.plan.service_plan import PlanContext, Scope, Treatment
+from ebpfproxy.plan.service_plan import PlanContext, PolicyResult, Scope
 
 
-class Treatments(NamedTuple):
+class PolicyResults(NamedTuple):
     """One row of the table; the fields stand in the order of those of `FrontendPlan`."""
 
-    pod: Treatment
-    node: Treatment
-    outside: Treatment
+    pod: PolicyResult
+    node: PolicyResult
+    outside: PolicyResult
 
 
-def internal_treatments(service: Service, context: PlanContext, has_detector: bool) -> Treatments:
+def internal_policy_results(service: Service, context: PlanContext, has_detector: bool) -> PolicyResults:
     """What a ClusterIP does. Only internalTrafficPolicy counts.
 
     Who is not a pod is masqueraded, since an endpoint elsewhere has perhaps no way back to it; without
@@ -30,7 +30,7 @@ def internal_treatments(service: Service, context: PlanContext, has_detector: bo
     return _internal(local, context.masquerade_all, has_detector)
 
 
-def external_treatments(service: Service, has_detector: bool) -> Treatments:
+def external_policy_results(service: Service, has_detector: bool) -> PolicyResults:
     """What a NodePort, an external IP or a load balancer's IP does. Only externalTrafficPolicy counts.
 
     With policy Local pods and the node itself are let through to every endpoint: there is no client
@@ -51,17 +51,17 @@ def external_policy_local(service: Service) -> bool:
 
 
 @functools.cache
-def _internal(local: bool, masquerade_all: bool, has_detector: bool) -> Treatments:
+def _internal(local: bool, masquerade_all: bool, has_detector: bool) -> PolicyResults:
     scope = Scope.LOCAL if local else Scope.CLUSTER
-    others = Treatment(scope, masquerade_all or has_detector)
-    return Treatments(pod=Treatment(scope, masquerade_all), node=others, outside=others)
+    others = PolicyResult(scope, masquerade_all or has_detector)
+    return PolicyResults(pod=PolicyResult(scope, masquerade_all), node=others, outside=others)
 
 
 @functools.cache
-def _external(local: bool, has_detector: bool) -> Treatments:
-    masqueraded = Treatment(Scope.CLUSTER, True)
+def _external(local: bool, has_detector: bool) -> PolicyResults:
+    masqueraded = PolicyResult(Scope.CLUSTER, True)
     if not local:
-        return Treatments(masqueraded, masqueraded, masqueraded)
-    outside = Treatment(Scope.LOCAL, False)
-    pod = Treatment(Scope.CLUSTER, False) if has_detector else outside
-    return Treatments(pod=pod, node=masqueraded, outside=outside)
+        return PolicyResults(masqueraded, masqueraded, masqueraded)
+    outside = PolicyResult(Scope.LOCAL, False)
+    pod = PolicyResult(Scope.CLUSTER, False) if has_detector else outside
+    return PolicyResults(pod=pod, node=masqueraded, outside=outside)

@@ -1,4 +1,4 @@
-"""What the contract of a dataplane is checked against: the fake, and each real one."""
+"""What the contract of a backend is checked against: the fake, and each real one."""
 
 import contextlib
 import itertools
@@ -35,11 +35,11 @@ from tests.support.fake_backend import FakeBackend, FakeKernel
 _LINK_GET_FD_BY_ID = 30  # BPF_LINK_GET_FD_BY_ID
 
 ROOM = 8
-"""How many frontends the dataplanes of these tests have room for."""
+"""How many frontends the backends of these tests have room for."""
 
 
 class Devices(Protocol):
-    """The network devices that a dataplane finds."""
+    """The network devices that a backend finds."""
 
     def add(self, name: str) -> int:
         """Make one; its ifindex, which no other one ever had."""
@@ -49,7 +49,7 @@ class Devices(Protocol):
     def rename(self, old: str, new: str) -> None: ...
 
     def strip(self, name: str) -> None:
-        """Take away what dataplanes put there, as somebody else might."""
+        """Take away what backends put there, as somebody else might."""
 
 
 class FakeDevices:
@@ -106,7 +106,7 @@ def _run(*command: str) -> None:
 
 
 class Subject:
-    """A dataplane, the devices that it finds, and how to have another run of the agent take it over."""
+    """A backend, the devices that it finds, and how to have another run of the agent take it over."""
 
     def __init__(self, make: Callable[[Clock], Backend[Any, Any]], devices: Devices) -> None:
         self._make = make
@@ -143,12 +143,12 @@ DATAPLANES = ("fake", "ebpf", "iptables-legacy", "iptables-nft", "nftables", "ip
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "dataplanes(*names): which dataplanes a test is about; default: all")
+    config.addinivalue_line("markers", "backends(*names): which backends a test is about; default: all")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "subject" in metafunc.fixturenames:
-        mark = metafunc.definition.get_closest_marker("dataplanes")
+        mark = metafunc.definition.get_closest_marker("backends")
         real = [name for name in (mark.args if mark else DATAPLANES) if name != "fake"]
         names = ["fake", *(pytest.param(name, marks=pytest.mark.kernel) for name in real)]
         metafunc.parametrize("subject", names, indirect=True)

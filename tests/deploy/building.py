@@ -34,7 +34,7 @@ class Built(NamedTuple):
 
 
 def base_name() -> str:
-    """What the Dockerfile builds on, if nobody says otherwise: debian:NAME-slim."""
+    """What the Dockerfile builds on, if none is given: debian:NAME-slim."""
     (name,) = re.findall(r"^ARG BASE=(\S+)$", DOCKERFILE.read_text(), re.MULTILINE)
     return str(name)
 

@@ -86,7 +86,7 @@ def test_the_node_goes_on_while_a_pod_is_replaced(installed: Installed) -> None:
     assert agent.stop() == 0
 
 
-def test_a_second_agent_on_the_node_is_refused(installed: Installed) -> None:
+def test_a_second_agent_on_the_node_is_rejected(installed: Installed) -> None:
     """So a rollout must not have two pods on a node: maxSurge is 0."""
     web(installed)
     agent = installed.start()
@@ -124,7 +124,7 @@ def test_the_pod_serves_in_another_mode(installed: Installed, mode: str) -> None
     agent.stop()
 
 
-def test_an_api_server_that_was_not_filled_in_is_refused() -> None:
+def test_an_api_server_that_was_not_filled_in_is_rejected() -> None:
     """Rather than go by the ClusterIP, which answers where kube-proxy was, until that node restarts."""
     unfilled = one(render(DEPLOY / "base"), "ConfigMap")["data"]["api-server"]
     with pytest.raises(ConfigError, match=r"--master: .* is not the URL of an API server"):

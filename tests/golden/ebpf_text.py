@@ -1,4 +1,4 @@
-"""Entries of the eBPF dataplane as text: what stands in the maps, without ids and slots."""
+"""Entries of the eBPF backend as text: what stands in the maps, without ids and slots."""
 
 from collections.abc import Iterator
 

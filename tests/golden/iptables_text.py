@@ -1,4 +1,4 @@
-"""Entries of the iptables dataplane as text, as iptables-save would print them: what Services have, and what
+"""Entries of the iptables backend as text, as iptables-save would print them: what Services have, and what
 depends on the plan of the node.
 """
 

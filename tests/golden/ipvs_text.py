@@ -1,4 +1,4 @@
-"""Entries of the IPVS dataplane as text: virtual servers as `ipvsadm -Ln` shows them, sets as `ipset list`,
+"""Entries of the IPVS backend as text: virtual servers as `ipvsadm -Ln` shows them, sets as `ipset list`,
 rules as `iptables-save`. A NodePort has 0.0.0.0 or :: for each of the addresses in KUBE-NODE-PORT-IP.
 """
 

@@ -1,4 +1,4 @@
-"""Entries of the nftables dataplane as text: what ServicePorts have, and what a plan of the node adds."""
+"""Entries of the nftables backend as text: what ServicePorts have, and what a plan of the node adds."""
 
 from collections.abc import Iterator, Mapping
 

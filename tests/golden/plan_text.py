@@ -8,11 +8,11 @@ from ebpfproxy.plan.service_plan import (
     DevicePlan,
     Frontend,
     FrontendPlan,
-    Otherwise,
+    NoEndpointAction,
     PlannedEndpoint,
+    PolicyResult,
     Scope,
     ServicePortPlan,
-    Treatment,
 )
 from ebpfproxy.plan.summary import no_local_endpoints
 from tests.golden.situation import Situation
@@ -47,14 +47,14 @@ def _port_block(plan: ServicePortPlan) -> Iterator[str]:
     for each in plan.frontends:
         yield f"  {each.kind.value} {_dialled(each.frontend)}"
         for source in _SOURCES:
-            treatment: Treatment = getattr(each, source)
-            yield f"    {source:<8} {treatment.scope.value}{', masquerade' * treatment.masquerade}"
+            policy_result: PolicyResult = getattr(each, source)
+            yield f"    {source:<8} {policy_result.scope.value}{', masquerade' * policy_result.masquerade}"
         if each.restricted:
             node = "admitted" if each.node_admitted else "not admitted"
             yield f"    only from {_ranges(each)}; the node is {node}"
     for endpoint in plan.endpoints:
         yield f"  endpoint {_endpoint(endpoint)} {_use(endpoint)}{', on this node' * bool(endpoint.on_node)}"
-    yield f"  otherwise {plan.otherwise.value}"
+    yield f"  otherwise {plan.no_endpoint_action.value}"
     if plan.affinity_timeout:
         yield f"  session affinity for {plan.affinity_timeout} s"
 
@@ -98,12 +98,12 @@ def _flows(plan: ServicePortPlan) -> Iterator[tuple[str, str, str, str, str]]:
             )
 
 
-def _result(plan: ServicePortPlan, treatment: Treatment) -> str:
-    local = treatment.scope is Scope.LOCAL
+def _result(plan: ServicePortPlan, policy_result: PolicyResult) -> str:
+    local = policy_result.scope is Scope.LOCAL
     usable = [_endpoint(each) for each in plan.endpoints if (each.local if local else each.cluster)]
     if not usable:
-        return "reject" if plan.otherwise is Otherwise.REJECT else "drop"
-    return " ".join(usable) + (" masqueraded" if treatment.masquerade else "")
+        return "reject" if plan.no_endpoint_action is NoEndpointAction.REJECT else "drop"
+    return " ".join(usable) + (" masqueraded" if policy_result.masquerade else "")
 
 
 def _use(endpoint: PlannedEndpoint) -> str:

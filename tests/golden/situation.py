@@ -80,7 +80,7 @@ def load(name: str) -> Situation:
 
 
 def told_by_address(situation: Situation) -> Situation:
-    """The same planned for a dataplane that does not know the devices of pods: those of `POD_CIDRS` are pods.
+    """The same planned for a backend that does not know the devices of pods: those of `POD_CIDRS` are pods.
 
     As it is where its options tell pods in another way than by devices.
     """

@@ -22,7 +22,7 @@ RENDERERS: dict[str, Callable[[Situation], str]] = {
     "nftables.txt": nftables_text,
     "ipvs.txt": ipvs_text,
 }
-"""Name of a golden file to what makes its text. A dataplane adds a line here."""
+"""Name of a golden file to what makes its text. A backend adds a line here."""
 
 
 @pytest.mark.parametrize("golden", RENDERERS)

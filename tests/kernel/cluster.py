@@ -1,6 +1,6 @@
 """A node in a lab, the agent on it, and Services that are changed by changing files.
 
-Nothing here knows of a dataplane: whether a change is in force is found by dialing beacons, Services
+Nothing here knows of a backend: whether a change is in force is found by dialing beacons, Services
 that come into force after it.
 """
 

@@ -1,8 +1,8 @@
 """The clusters that the kernel's tests share: a lab takes a second, an agent's first start two.
 
-A test that asks for `cluster` runs once for each dataplane; `@pytest.mark.dataplanes("ebpf")` names those
+A test that asks for `cluster` runs once for each backend; `@pytest.mark.backends("ebpf")` names those
 that a test is about, where it is not about all. One that asks for `two_nodes` runs once for each way of
-a dataplane, and `@pytest.mark.ways("ebpf-off")` names some of them.
+a backend, and `@pytest.mark.ways("ebpf-off")` names some of them.
 """
 
 import contextlib
@@ -40,19 +40,19 @@ WAYS = {
     "iptables-nft": ("iptables", (_AT_ONCE, "--iptables-backend=nft")),
     "ipvs": ("ipvs", ("--iptables-backend=legacy",)),
 }
-"""A dataplane, and flags of the agents."""
+"""A backend, and flags of the agents."""
 UPLINK_WAYS = ("ebpf-on", "ebpf-off", "nftables", "iptables")
 USUAL_WAYS = ("ebpf-on", "ebpf-off", "nftables", "iptables", "ipvs")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "dataplanes(*names): which dataplanes a test is about; default: all")
-    config.addinivalue_line("markers", "ways(*names): of the dataplanes' ways, those a test is about")
+    config.addinivalue_line("markers", "backends(*names): which backends a test is about; default: all")
+    config.addinivalue_line("markers", "ways(*names): of the backends' ways, those a test is about")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "cluster" in metafunc.fixturenames:
-        mark = metafunc.definition.get_closest_marker("dataplanes")
+        mark = metafunc.definition.get_closest_marker("backends")
         wanted = mark.args if mark else tuple(DATAPLANES)
         metafunc.parametrize("cluster", wanted, indirect=True, scope="session")
     if "two_nodes" in metafunc.fixturenames:
@@ -93,7 +93,7 @@ def rough(_rough: Cluster) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def grounds() -> Iterator[dict[Family, Testbed]]:
+def testbeds() -> Iterator[dict[Family, Testbed]]:
     """A client, a node that translates, and pods: see `nat_ground`."""
     with nat_grounds() as made:
         yield made

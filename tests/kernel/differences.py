@@ -16,9 +16,9 @@ class Differences(NamedTuple):
     """Those of one mode."""
 
     by_packet: bool
-    """Only packets are refused or dropped, by netfilter. REJECT and DROP where the node itself sends give a
+    """Only packets are rejected or dropped, by netfilter. REJECT and DROP where the node itself sends give a
     datagram's sender EPERM (nf_hook_slow); a TCP client is told by an ICMP error, which a connect() that
-    has its socket locked passes over (tcp_v4_err): then it is the next SYN that is refused, a second later;
+    has its socket locked passes over (tcp_v4_err): then it is the next SYN that is rejected, a second later;
     and a datagram's sender without a peer is told nothing."""
 
     masquerades_here: bool
@@ -75,7 +75,7 @@ class Differences(NamedTuple):
         return self.to_node(protocol, outcome) if client == "node" else outcome
 
     def refusal_takes(self, protocol: Protocol, at_once: float) -> float:
-        """Seconds in which a refusal comes, where the other modes need less than `at_once`."""
+        """Seconds in which a rejection comes, where the other modes need less than `at_once`."""
         return 2.0 if self.by_packet and protocol is Protocol.TCP else at_once
 
     def await_flow(self, ask: Callable[[], str], wanted: str) -> None:

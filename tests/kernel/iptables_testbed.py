@@ -34,7 +34,7 @@ class Testbed:
         self.plane = self.another_run()
 
     def another_run(self) -> IptablesBackend:
-        """Of the agent, with its dataplane open."""
+        """Of the agent, with its backend open."""
         plane = IptablesBackend(IptablesSettings(), self.tool_backend)
         plane.open()
         return plane
@@ -46,7 +46,7 @@ class Testbed:
         return self.plane.render([plan for each in plans for plan in each], self.node)
 
     def bring(self, wanted: Mapping[Key, Entry]) -> Mapping[Key, KernelError]:
-        """Bring it into the kernel, from whatever is there; what was refused."""
+        """Bring it into the kernel, from whatever is there; what was rejected."""
         return self.plane.apply(diff(self.plane.read(), wanted))
 
     def iptables(self, command: str) -> str:
@@ -75,11 +75,11 @@ def empty_node(tool_backend: ToolBackend) -> Iterator[Testbed]:
     local = networks(("127.0.0.0/8", "192.0.2.10/32", "::1/128", "2001:db8::10/128"))
     context = _context("10.1.0.0/16", "fd01::/64")
     with netns.throw_away():
-        ground = Testbed(tool_backend, NodePlan(frozenset(local), frozenset(local)), context)
+        testbed = Testbed(tool_backend, NodePlan(frozenset(local), frozenset(local)), context)
         try:
-            yield ground
+            yield testbed
         finally:
-            ground.plane.close()
+            testbed.plane.close()
 
 
 @contextlib.contextmanager
@@ -88,11 +88,11 @@ def on_node(lab: Lab, tool_backend: ToolBackend) -> Iterator[Testbed]:
     v4, v6 = lab.addresses.pods(0)
     local = frozenset(networks(("127.0.0.0/8", f"{lab.node.v4}/32", "::1/128", f"{lab.node.v6}/128")))
     with netns.entered(lab.node.netns):
-        ground = Testbed(tool_backend, NodePlan(local, local), _context(v4, v6))
+        testbed = Testbed(tool_backend, NodePlan(local, local), _context(v4, v6))
         try:
-            yield ground
+            yield testbed
         finally:
-            ground.plane.close()
+            testbed.plane.close()
             for family in ("iptables", "ip6tables"):
                 for table in ("filter", "nat", "mangle"):
                     for flag in ("-F", "-X"):

@@ -62,7 +62,7 @@ class Testbed:
     def rules(self, *, track: bool = True, **targets: tuple[str, int, str]) -> None:
         """Have the node translate these and nothing else; by name: an address, "" for the node's own, a port,
         and the address of the pod, "" for a frontend without endpoints. With `track` there is a rule that
-        asks for the state of packets, as every dataplane has."""
+        asks for the state of packets, as every backend has."""
         table = f"{self.at.nft} ebpfproxy-test"
         lines = [
             self._rule(protocol, address, number, pod)
@@ -143,9 +143,9 @@ def nat_grounds() -> Iterator[dict[Family, Testbed]]:
         yield {of: Testbed(client, node, pods, at) for of, at in ADDRESSES.items()}
 
 
-def forget(ground: Testbed) -> None:
+def forget(testbed: Testbed) -> None:
     """End all flows of the node."""
-    with ground.node.entered():
+    with testbed.node.entered():
         for protocol in (UDP, TCP):
             for flow in conntrack.flows(protocol):
                 conntrack.delete(flow)

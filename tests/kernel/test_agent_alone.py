@@ -59,9 +59,9 @@ def test_a_second_agent_gives_way(rough: Cluster, flags: list[str], reason: str)
 def test_cleanup_gives_way_to_an_agent_that_runs(rough: Cluster) -> None:
     rough.start()
     web = rough.service().to(rough.a)
-    refused = rough.ebpfproxy("cleanup", check=False)
-    assert refused.returncode == 4
-    assert "stop the agent" in refused.stderr
+    rejected = rough.ebpfproxy("cleanup", check=False)
+    assert rejected.returncode == 4
+    assert "stop the agent" in rejected.stderr
     assert outcome(rough.p, TCP, web.v4, 80) == "a"
     rough.agent.stop()
     done = rough.ebpfproxy("cleanup", check=False)
@@ -132,20 +132,20 @@ def test_pins_that_were_removed_are_restored(rough: Cluster, what: str) -> None:
 
 def test_more_local_networks_than_there_is_room_for(place: BpfPlace) -> None:
     """A node that comes from IPVS has every ClusterIP on kube-ipvs0."""
-    dataplane = EbpfBackend(EbpfSettings(place.cgroup, place.bpffs, devices=False))
-    dataplane.open()
+    backend = EbpfBackend(EbpfSettings(place.cgroup, place.bpffs, devices=False))
+    backend.open()
     try:
         prefix = b"\xfd" + bytes(11)
         desired: dict[Key, Entry] = {
             network(Address(prefix + number.to_bytes(4)), 128): 1 for number in range(65_540)
         }
         hooks = {HookKey(hook): "attached" for hook in ("connect4", "connect6")}
-        refused = dataplane.apply(diff({}, desired | hooks))
-        assert len(refused) == 4
-        assert all("local_networks" in failure.message for failure in refused.values())
-        assert hooks.items() <= dataplane.read().items()
+        rejected = backend.apply(diff({}, desired | hooks))
+        assert len(rejected) == 4
+        assert all("local_networks" in failure.message for failure in rejected.values())
+        assert hooks.items() <= backend.read().items()
     finally:
-        dataplane.close()
+        backend.close()
 
 
 def test_a_network_namespace_has_a_lock_of_its_own() -> None:
@@ -174,7 +174,7 @@ def test_a_lock_is_free_again_when_it_is_released(tmp_path: Path) -> None:
 def test_a_lock_is_free_soon_where_its_holder_is_killed_while_it_starts_a_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Regression: a mode was not retired, since the agent before held its lock, though it had ended."""
+    """Regression: a mode was not drained, since the agent before held its lock, though it had ended."""
     first = FolderLock(tmp_path)
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=(first.fd,)) as started:
         first.release()

@@ -148,8 +148,8 @@ def health(rough: Cluster, path: str) -> int:
     def ask() -> int:
         try:
             return int(urllib.request.urlopen(f"http://127.0.0.1:10256/{path}", timeout=60).status)
-        except urllib.error.HTTPError as refusal:
-            return refusal.code
+        except urllib.error.HTTPError as rejection:
+            return rejection.code
 
     return rough.node.call(ask)
 
@@ -312,7 +312,7 @@ def kubernetes(*addresses: str) -> list[manifests.Object]:
 def test_the_api_servers_own_service_without_endpoints_does_not_cut_the_agent_off(
     rough: Cluster, server: ApiServer, tmp_path: Path
 ) -> None:
-    """Regression: calico ee3dc51152. An agent that reaches the API server by its ClusterIP would refuse its
+    """Regression: calico ee3dc51152. An agent that reaches the API server by its ClusterIP would reject its
     own connections once the endpoints of default/kubernetes are empty, and never learn of new ones."""
     with api_by_service(rough, server, tmp_path) as kubeconfig:
         for entry in kubernetes(rough.node.v4):

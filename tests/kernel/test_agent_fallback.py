@@ -19,13 +19,13 @@ from ebpfproxy.linux.ipset.ipset import NETLINK_NETFILTER
 from tests.kernel.clients import TCP, UDP, outcome
 from tests.kernel.cluster import START_PATIENCE, Cluster
 from tests.support import altered
-from tests.support.confined import Refused, refusing, unmounting, without
+from tests.support.confined import Rejections, rejecting, unmounting, without
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(600)]
 
 _SOCKET = {"x86_64": 41, "aarch64": 198}[platform.machine()]
-_NO_BPF = Refused(bpf.syscall_number(), errno.EPERM)
-_NO_NFNETLINK = Refused(_SOCKET, errno.EPROTONOSUPPORT, {0: socket.AF_NETLINK, 2: NETLINK_NETFILTER})
+_NO_BPF = Rejections(bpf.syscall_number(), errno.EPERM)
+_NO_NFNETLINK = Rejections(_SOCKET, errno.EPROTONOSUPPORT, {0: socket.AF_NETLINK, 2: NETLINK_NETFILTER})
 
 
 class Lack(NamedTuple):
@@ -44,8 +44,8 @@ LACKS = {
         "run as root, or privileged",
     ),
     "seccomp": Lack(
-        refusing(_NO_BPF),
-        "bpf(2): a seccomp filter refuses it (EPERM)",
+        rejecting(_NO_BPF),
+        "bpf(2): a seccomp filter rejects it (EPERM)",
         "run the container privileged, or with seccomp unconfined",
     ),
     "cgroup v2": Lack(
@@ -151,7 +151,7 @@ def test_a_node_that_lacks_what_bpf_needs_is_served_by_nftables_and_told_why(nod
 
 @pytest.mark.parametrize("lack", [LACKS["capabilities"], LACKS["seccomp"]], ids=["capabilities", "seccomp"])
 def test_a_node_without_nftables_too_is_served_by_iptables(node: Node, lack: Lack) -> None:
-    both = lack._replace(before=(*lack.before, *refusing(_NO_NFNETLINK)))
+    both = lack._replace(before=(*lack.before, *rejecting(_NO_NFNETLINK)))
     agent = node.cluster.launch(*node.flags(both), "--iptables-backend=legacy", before=both.before)
     agent.await_sync(timeout=START_PATIENCE)
     node.serves()
@@ -261,8 +261,8 @@ def test_an_agent_that_is_to_serve_by_ebpf_ends_with_one_line_that_names_the_pro
 def test_where_no_other_mode_works_the_rejected_program_is_the_first_reason(
     node: Node, rejected: Lack
 ) -> None:
-    raw = Refused(_SOCKET, errno.EPERM, {0: socket.AF_INET, 1: socket.SOCK_RAW})
-    before = refusing(_NO_NFNETLINK, raw)
+    raw = Rejections(_SOCKET, errno.EPERM, {0: socket.AF_INET, 1: socket.SOCK_RAW})
+    before = rejecting(_NO_NFNETLINK, raw)
     nothing = (*rejected.before, *without("net_raw"), *before)
     agent = node.cluster.launch(*node.flags(rejected), "--iptables-backend=nft", before=nothing)
     with pytest.raises(AgentFailed):
@@ -277,7 +277,7 @@ def test_a_node_that_takes_no_attachments_is_served_by_nftables(node: Node) -> N
     """A security module may let programs be loaded, and none be attached: that shows in the first sync."""
     number = bpf.syscall_number()
     commands = (bpf.LINK_CREATE, bpf.PROG_ATTACH)
-    before = refusing(*(Refused(number, errno.EPERM, {0: command}) for command in commands))
+    before = rejecting(*(Rejections(number, errno.EPERM, {0: command}) for command in commands))
     lack = Lack(before, "cannot attach", "")
     agent = node.cluster.launch(*node.flags(lack), before=before)
     agent.await_line(lambda line: is_unavailable(line), timeout=START_PATIENCE)

@@ -181,8 +181,8 @@ def ready(cluster: Cluster) -> tuple[int, list[dict[str, Any]]]:
         try:
             answer = urllib.request.urlopen("http://127.0.0.1:10256/readyz", timeout=60)
             return int(answer.status), answer.read()
-        except urllib.error.HTTPError as refusal:
-            return refusal.code, refusal.read()
+        except urllib.error.HTTPError as rejection:
+            return rejection.code, rejection.read()
 
     code, body = cluster.node.call(ask)
     return code, json.loads(body).get("devices", [])

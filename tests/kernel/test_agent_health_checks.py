@@ -37,8 +37,8 @@ def told(client: Pod, address: str, port: int) -> Told:
     def ask() -> Told:
         try:
             answer: Any = urllib.request.urlopen(f"http://{host}:{port}/healthz", timeout=5)
-        except urllib.error.HTTPError as refusal:
-            answer = refusal
+        except urllib.error.HTTPError as rejection:
+            answer = rejection
         except OSError:
             return Told(0)
         body = json.loads(answer.read())

@@ -28,13 +28,13 @@ OTHER_SIZES = ("--ebpf-affinity-max=4096", "--ebpf-sockets-max=1024")
 
 def change_layout(rough: Cluster, *flags: str) -> None:
     """The agent crashes, and comes back with other sizes; the previous maps are gone when this returns."""
-    former = {path.name for path in rough.lab.bpffs.glob("programs-*")}
+    previous = {path.name for path in rough.lab.bpffs.glob("programs-*")}
     rough.agent.kill()
     rough.start(*flags)
 
     def is_replaced() -> bool:
         present = {path.name for path in rough.lab.bpffs.glob("programs-*")}
-        return len(present) == 1 and present.isdisjoint(former)
+        return len(present) == 1 and present.isdisjoint(previous)
 
     eventually(is_replaced, "the previous programs go")
 

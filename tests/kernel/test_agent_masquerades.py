@@ -13,14 +13,14 @@ from tests.kernel.two_nodes import TwoNodes, told
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(1200)]
 
 
-@pytest.mark.parametrize("former", ["nftables", "iptables", "ipvs"])
-def test_a_port_with_which_the_former_mode_masquerades_is_given_to_nobody_else(
-    rough_pair: TwoNodes, former: str
+@pytest.mark.parametrize("previous", ["nftables", "iptables", "ipvs"])
+def test_a_port_with_which_the_previous_mode_masquerades_is_given_to_nobody_else(
+    rough_pair: TwoNodes, previous: str
 ) -> None:
     """A client has by chance the very port that an older connection to the same endpoint goes on with."""
-    skip_without_ipvs(former)
+    skip_without_ipvs(previous)
     pair, addresses = rough_pair, (rough_pair.node.v4, rough_pair.node.v6)
-    pair.mode = former
+    pair.mode = previous
     pair.start()
     web = pair.everywhere().to(pair.d)
     with contextlib.ExitStack() as sockets:

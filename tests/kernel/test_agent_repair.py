@@ -104,7 +104,7 @@ def test_links_that_somebody_unpinned(rough: Cluster) -> None:
     web = rough.service().to(rough.a)
     for pin in (rough.lab.bpffs / "links").iterdir():
         pin.unlink()
-    # The kernel lets go of a link after a while: the first to be served may have met the former one.
+    # The kernel lets go of a link after a while: the first to be served may have met the previous one.
     rough.agent.await_line(lambda line: REPAIRED in line.text)
     eventually(lambda: outcome(rough.p, TCP, web.v4, 80, 0.1) == "a", "attached again")
     eventually(lambda: outcome(rough.p, UDP, web.v4, 53, 0.1) == "a", "for datagrams, too")
@@ -212,9 +212,9 @@ def test_what_does_not_fit_is_named_and_the_rest_is_served(
     assert "5 are needed" in told["reason"]
     assert option in told["hint"]
     assert served(rough, 6) == fits
-    assert rough.metric("ebpfproxy_refused_entries") == 6 - fits
+    assert rough.metric("ebpfproxy_rejected_entries") == 6 - fits
     manifests.write(rough.folder / "singles.yaml", *singles(rough, fits))
-    eventually(lambda: rough.metric("ebpfproxy_refused_entries") == 0, "all that is left fits")
+    eventually(lambda: rough.metric("ebpfproxy_rejected_entries") == 0, "all that is left fits")
     assert served(rough, fits) == fits
 
 
@@ -242,7 +242,7 @@ def test_what_is_refused_makes_no_other_change_slow_nor_the_kernel_be_read(rough
         assert synced["refused"] == "1"
         latencies.append(float(synced["latency_ms"]))
     assert min(latencies) < 1000, "a pause would take as long, each time"
-    assert rough.metric("ebpfproxy_refused_entries") == 1
+    assert rough.metric("ebpfproxy_rejected_entries") == 1
 
 
 def test_what_had_no_room_is_served_soon_after_there_is_some_though_nothing_changes_any_more(
@@ -256,5 +256,5 @@ def test_what_had_no_room_is_served_soon_after_there_is_some_though_nothing_chan
     at, _ = served_one(rough, 5)
     objects = singles(rough, 5)
     manifests.write(rough.folder / "singles.yaml", *objects[:at], *objects[at + 2 :])
-    eventually(lambda: rough.metric("ebpfproxy_refused_entries") == 0, "the retry finds room")
+    eventually(lambda: rough.metric("ebpfproxy_rejected_entries") == 0, "the retry finds room")
     assert served(rough, 5) == 4

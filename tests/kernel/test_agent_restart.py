@@ -63,15 +63,15 @@ def test_a_crash_and_a_restart_fail_no_connection(rough: Cluster, load: Load) ->
 def test_a_restart_with_maps_of_other_sizes_fails_no_connection(rough: Cluster, load: Load) -> None:
     """The new maps of Services are filled before anything is attached to them."""
     web = served(rough)
-    former = {path.name for path in rough.lab.bpffs.glob("maps/*")}
+    previous = {path.name for path in rough.lab.bpffs.glob("maps/*")}
     with steady_load(rough, load, web):
         rough.agent.kill()
         rough.start("--ebpf-services-max=4096", "--ebpf-slots-max=8192")
         eventually(lambda: len(list(rough.lab.bpffs.glob("programs-*"))) == 1, "the previous programs go")
     present = {path.name for path in rough.lab.bpffs.glob("maps/*")}
-    changed = {name.rpartition("-")[0].rpartition("-")[0] for name in present - former}
+    changed = {name.rpartition("-")[0].rpartition("-")[0] for name in present - previous}
     assert changed == {*SERVICE_MAPS, "traffic"}
-    assert len(present) == len(former)
+    assert len(present) == len(previous)
     assert set(answers(rough.p, TCP, web.v4, 80)) == {"a", "b"}
 
 
@@ -89,20 +89,20 @@ def test_a_restart_with_other_programs_fails_no_connection(
     mine = set(answers(rough.p, TCP, sticky.v4, 80, 5))
     rough.agent.stop()
     maps = map_ids(rough.lab.bpffs)
-    (former,) = rough.lab.bpffs.glob("programs-*")
+    (previous,) = rough.lab.bpffs.glob("programs-*")
     code = other_code(tmp_path)
     monkeypatch.setattr(abi, "source_directory", lambda: code)
     with steady_load(rough, load, web), netns.entered(rough.node.netns):
-        dataplane = EbpfBackend(EbpfSettings(rough.lab.cgroup, rough.lab.bpffs))
-        dataplane.open()
+        backend = EbpfBackend(EbpfSettings(rough.lab.cgroup, rough.lab.bpffs))
+        backend.open()
         try:
-            present = dataplane.read()
-            hooks = dataplane.render((), NodePlan(frozenset(), frozenset()))
-            dataplane.apply(diff(present, present | hooks))
+            present = backend.read()
+            hooks = backend.render((), NodePlan(frozenset(), frozenset()))
+            backend.apply(diff(present, present | hooks))
         finally:
-            dataplane.close()
+            backend.close()
     (present_programs,) = rough.lab.bpffs.glob("programs-*")
-    assert present_programs != former
+    assert present_programs != previous
     assert map_ids(rough.lab.bpffs) == maps
     assert set(answers(rough.p, TCP, sticky.v4, 80, 5)) == mine
 

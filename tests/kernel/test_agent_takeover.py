@@ -157,7 +157,7 @@ def downloads(node: Node) -> Iterator[None]:
 
 
 def serves_alone(node: Node, mode: str) -> bool:
-    """Nothing of the former Services is left, and new connections meet nothing that is not this mode's."""
+    """Nothing of the previous Services is left, and new connections meet nothing that is not this mode's."""
     rules, ruleset = node.rules(), node.ruleset()
     own = {
         "nftables": "@service-ips" in ruleset,

@@ -7,7 +7,7 @@ import pytest
 
 from ebpfproxy.backends import selection
 from ebpfproxy.bench import churn, connect, crossing, flows, nodeport, overhead, packet, report, sync
-from ebpfproxy.bench.agent_runner import Fate
+from ebpfproxy.bench.agent_runner import FaultSchedule
 from ebpfproxy.bench.load import Load
 from ebpfproxy.bench.samples import Result
 from ebpfproxy.errors import ConfigError
@@ -141,7 +141,7 @@ def test_a_table_that_is_full_is_measured() -> None:
 
 def test_no_connection_from_outside_fails_while_agents_die() -> None:
     size = churn.Size(0, 2.0, 10.0)
-    found = by_key(churn.run(size, Fate(crash_s=0.5), ["ebpf"], silent, ["outside"]))
+    found = by_key(churn.run(size, FaultSchedule(crash_s=0.5), ["ebpf"], silent, ["outside"]))
     assert found["ebpf", "nodeport", "crashes"].p50 >= 1
     for metric in churn.FAILURES:
         assert found["ebpf", "nodeport", metric].p50 == 0
@@ -151,7 +151,7 @@ def test_no_connection_and_no_download_fails_while_the_mode_moves_through_all() 
     """Once round: the first mode serves in the end again."""
     modes = ["ebpf", "iptables-legacy", "nftables"]
     size = churn.Size(0, 2.0 * len(modes) + 3.0, 50.0)
-    found = by_key(churn.run(size, Fate(move_s=2.0), modes, silent, churn.CLIENTS))
+    found = by_key(churn.run(size, FaultSchedule(move_s=2.0), modes, silent, churn.CLIENTS))
     label = ",".join(modes)
     assert found[label, "both", "moves"].p50 >= len(modes)
     assert found[label, "both", "download_failed"].n == len(churn.CLIENTS)
@@ -161,14 +161,16 @@ def test_no_connection_and_no_download_fails_while_the_mode_moves_through_all() 
 
 
 def test_modes_that_do_not_move_have_a_churn_each() -> None:
-    found = by_key(churn.run(churn.Size(200, 60.0, 10.0), Fate(), ["nftables", "iptables"], silent, ["pod"]))
+    found = by_key(
+        churn.run(churn.Size(200, 60.0, 10.0), FaultSchedule(), ["nftables", "iptables"], silent, ["pod"])
+    )
     for mode in ("nftables", "iptables"):
         assert found[mode, "clusterip", "connects_failed"].n >= 200
 
 
 def test_clients_begin_no_more_connections_than_they_are_told() -> None:
     size = churn.Size(0, 2.0, 100.0, rate=20.0)
-    found = by_key(churn.run(size, Fate(), ["nftables"], silent, ["pod"]))
+    found = by_key(churn.run(size, FaultSchedule(), ["nftables"], silent, ["pod"]))
     made = found["nftables", "clusterip", "connects_failed"].n
     assert 0 < made < 1000, "without a rate it is thousands in each of these seconds"
 

@@ -188,7 +188,7 @@ def test_a_cgroup_that_does_not_exist_is_named(group: Path, pin: Path, one: Prog
     assert not pin.exists()
 
 
-def test_a_folder_that_is_no_cgroup_is_refused(pin: Path, tmp_path: Path, one: Program) -> None:
+def test_a_folder_that_is_no_cgroup_is_rejected(pin: Path, tmp_path: Path, one: Program) -> None:
     with pytest.raises((Rejected, Unsupported)):
         cgroup.attach_link(one, tmp_path, CONNECT4, pin)
     with pytest.raises(Rejected):
@@ -196,7 +196,7 @@ def test_a_folder_that_is_no_cgroup_is_refused(pin: Path, tmp_path: Path, one: P
     assert not pin.exists()
 
 
-def test_a_program_of_another_hook_is_refused(group: Path, pin: Path, one: Program) -> None:
+def test_a_program_of_another_hook_is_rejected(group: Path, pin: Path, one: Program) -> None:
     with pytest.raises((Rejected, Unsupported)):
         cgroup.attach_link(one, group, CONNECT4 + 1, pin)
     assert not pin.exists()

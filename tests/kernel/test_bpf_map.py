@@ -140,10 +140,10 @@ def test_a_walk_over_more_than_a_batch_finds_every_entry_once(
 def without_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a kernel before 5.6, for reading."""
 
-    def refuse(*_: object) -> int:
+    def reject(*_: object) -> int:
         raise Unsupported("batch on map test: Invalid argument")
 
-    monkeypatch.setattr(Map, "_batch", refuse)
+    monkeypatch.setattr(Map, "_batch", reject)
 
 
 @pytest.mark.parametrize("one_by_one", [False, True])
@@ -168,11 +168,11 @@ def test_a_bucket_longer_than_a_batch_makes_the_batch_longer(
 ) -> None:
     """The kernel answers ENOSPC then (__htab_map_lookup_and_delete_batch in kernel/bpf/hashtab.c)."""
     contents = {u32(n): u64(n) for n in range(256)}
-    refusals = []
+    rejections = []
     original = bpf.error
 
     def noted(number: int, what: str) -> KernelError:
-        refusals.append(number)
+        rejections.append(number)
         return original(number, what)
 
     with hash_map(256, contents) as made:
@@ -181,7 +181,7 @@ def test_a_bucket_longer_than_a_batch_makes_the_batch_longer(
         found = list(made.items())
     assert len(found) == len(contents)
     assert dict(found) == contents
-    assert errno.ENOSPC in refusals or chunk > 2
+    assert errno.ENOSPC in rejections or chunk > 2
 
 
 def test_an_array_is_walked_in_full() -> None:
@@ -283,7 +283,7 @@ def test_a_pinned_map_is_the_same_map(place: BpfPlace) -> None:
         Map.pinned(path)
 
 
-def test_what_is_pinned_and_is_no_map_is_refused(place: BpfPlace) -> None:
+def test_what_is_pinned_and_is_no_map_is_rejected(place: BpfPlace) -> None:
     path = place.bpffs / "a_program"
     program = load_program()
     program.pin(path)

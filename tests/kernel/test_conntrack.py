@@ -18,33 +18,33 @@ pytestmark = pytest.mark.kernel
 
 
 @pytest.fixture(params=list(Family), ids=lambda of: of.value)
-def ground(request: pytest.FixtureRequest, grounds: dict[Family, Testbed]) -> Iterator[Testbed]:
-    made = grounds[request.param]
+def testbed(request: pytest.FixtureRequest, testbeds: dict[Family, Testbed]) -> Iterator[Testbed]:
+    made = testbeds[request.param]
     made.rules()
     yield made
     forget(made)
 
 
-def test_an_entry_is_told_with_both_directions(ground: Testbed) -> None:
-    ground.rules(dns=(ground.at.vip, DNS, ground.at.pods[0]))
-    with ground.pod(0) as server, ground.dialing(ground.client, ground.at.vip) as client:
+def test_an_entry_is_told_with_both_directions(testbed: Testbed) -> None:
+    testbed.rules(dns=(testbed.at.vip, DNS, testbed.at.pods[0]))
+    with testbed.pod(0) as server, testbed.dialing(testbed.client, testbed.at.vip) as client:
         answers(client, server)
-        (flow,) = ground.flows()
-        own = parse_address(ground.at.client), client.getsockname()[1]
-    assert flow[:5] == (UDP, *own, parse_address(ground.at.vip), DNS)
-    assert flow[5:9] == (parse_address(ground.at.pods[0]), TARGET, *own)
+        (flow,) = testbed.flows()
+        own = parse_address(testbed.at.client), client.getsockname()[1]
+    assert flow[:5] == (UDP, *own, parse_address(testbed.at.vip), DNS)
+    assert flow[5:9] == (parse_address(testbed.at.pods[0]), TARGET, *own)
     assert (flow.is_dnated, flow.is_snated) == (True, False)
     assert (flow.zone, flow.reply_zone, flow.mark) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("direction", ["", "original", "reply"])
 def test_an_entry_in_a_zone_of_one_direction_or_both_is_told_and_ended(
-    ground: Testbed, direction: str
+    testbed: Testbed, direction: str
 ) -> None:
-    with ground.pod(0) as server, ground.dialing(ground.client, ground.at.pods[0], TARGET) as client:
+    with testbed.pod(0) as server, testbed.dialing(testbed.client, testbed.at.pods[0], TARGET) as client:
         own = client.getsockname()[1]
-        ground.nft(
-            f"table {ground.at.nft} ebpfproxy-zones {{\n"
+        testbed.nft(
+            f"table {testbed.at.nft} ebpfproxy-zones {{\n"
             "chain pre { type filter hook prerouting priority -300;\n"
             f"udp dport {TARGET} ct {direction} zone set 7\n"
             f"udp sport {TARGET} ct {direction} zone set 7\n}}\n"
@@ -54,47 +54,47 @@ def test_an_entry_in_a_zone_of_one_direction_or_both_is_told_and_ended(
         try:
             client.send(b"?")
             server.recvfrom(16)
-            (flow,) = ground.flows()
+            (flow,) = testbed.flows()
         finally:
-            ground.nft(f"delete table {ground.at.nft} ebpfproxy-zones")
+            testbed.nft(f"delete table {testbed.at.nft} ebpfproxy-zones")
     assert (flow.source_port, flow.mark) == (own, 0x55)
     assert (flow.zone, flow.reply_zone) == {"": (7, 7), "original": (7, 0), "reply": (0, 7)}[direction]
-    with ground.node.entered():
+    with testbed.node.entered():
         assert conntrack.delete(flow) is True
         assert conntrack.delete(flow) is False
-    assert ground.flows() == []
+    assert testbed.flows() == []
 
 
 def test_an_entry_that_the_client_got_anew_to_another_endpoint_is_not_ended_for_the_old_one(
-    ground: Testbed,
+    testbed: Testbed,
 ) -> None:
-    ground.rules(dns=(ground.at.vip, DNS, ground.at.pods[0]))
-    with ground.pod(0), ground.pod(1), ground.dialing(ground.client, ground.at.vip) as client:
+    testbed.rules(dns=(testbed.at.vip, DNS, testbed.at.pods[0]))
+    with testbed.pod(0), testbed.pod(1), testbed.dialing(testbed.client, testbed.at.vip) as client:
         client.send(b"?")
-        (old,) = ground.flows()
-        ground.rules(dns=(ground.at.vip, DNS, ground.at.pods[1]))
-        with ground.node.entered():
+        (old,) = testbed.flows()
+        testbed.rules(dns=(testbed.at.vip, DNS, testbed.at.pods[1]))
+        with testbed.node.entered():
             assert conntrack.delete(old) is True
             client.send(b"?")
             assert conntrack.delete(old) is False
-        (new,) = ground.flows()
-    assert new.reply_source == parse_address(ground.at.pods[1])
+        (new,) = testbed.flows()
+    assert new.reply_source == parse_address(testbed.at.pods[1])
 
 
-def test_nat_is_in_use_as_long_as_a_flow_is_translated(ground: Testbed) -> None:
-    ground.rules(dns=(ground.at.vip, DNS, ground.at.pods[0]))
-    other = next(of for of in Family if of is not ground.at.family)
+def test_nat_is_in_use_as_long_as_a_flow_is_translated(testbed: Testbed) -> None:
+    testbed.rules(dns=(testbed.at.vip, DNS, testbed.at.pods[0]))
+    other = next(of for of in Family if of is not testbed.at.family)
     with (
-        ground.pod(0) as server,
-        ground.dialing(ground.client, ground.at.pods[0], TARGET) as plain,
-        ground.dialing(ground.client, ground.at.vip) as client,
-        ground.node.entered(),
+        testbed.pod(0) as server,
+        testbed.dialing(testbed.client, testbed.at.pods[0], TARGET) as plain,
+        testbed.dialing(testbed.client, testbed.at.vip) as client,
+        testbed.node.entered(),
     ):
         answers(plain, server)
         assert conntrack.nat_in_use() is False
         answers(client, server)
         assert conntrack.nat_in_use() is True
-        assert conntrack.nat_in_use(ground.at.family) is True
+        assert conntrack.nat_in_use(testbed.at.family) is True
         assert conntrack.nat_in_use(other) is False
         (flow,) = [flow for flow in conntrack.flows(UDP) if flow.is_dnated]
         conntrack.delete(flow)
@@ -102,17 +102,17 @@ def test_nat_is_in_use_as_long_as_a_flow_is_translated(ground: Testbed) -> None:
 
 
 def test_an_empty_nat_chain_does_not_keep_open_flows_translated_but_with_a_rule_that_asks_for_state_it_does(
-    ground: Testbed,
+    testbed: Testbed,
 ) -> None:
     """What `nat_in_use` says has to stay: without such a rule the kernel tracks no packet any more."""
-    ground.rules(dns=(ground.at.vip, DNS, ground.at.pods[0]))
-    with ground.pod(0) as server, ground.dialing(ground.client, ground.at.vip) as client:
+    testbed.rules(dns=(testbed.at.vip, DNS, testbed.at.pods[0]))
+    with testbed.pod(0) as server, testbed.dialing(testbed.client, testbed.at.vip) as client:
         answers(client, server)
-        ground.rules(track=True)
+        testbed.rules(track=True)
         answers(client, server)
-        ground.rules(track=False)
+        testbed.rules(track=False)
         client.send(b"lost")
-        ground.rules(track=True)
+        testbed.rules(track=True)
         answers(client, server)  # whose first question is not the lost one
 
 
@@ -139,11 +139,11 @@ def test_without_the_capability_the_remedy_is_named() -> None:
 
 
 def test_settings_of_the_node_are_made_and_those_of_the_machine_are_warned_of(
-    ground: Testbed, caplog: pytest.LogCaptureFixture
+    testbed: Testbed, caplog: pytest.LogCaptureFixture
 ) -> None:
     established = "net/netfilter/nf_conntrack_tcp_timeout_established"
     size = "net/netfilter/nf_conntrack_max"
-    with ground.node.entered():
+    with testbed.node.entered():
         if (sysctl.ROOT / size).stat().st_mode & 0o222:
             pytest.skip("this kernel lets a namespace set the machine's limit")
         sysctl.ensure(established, "432000")

@@ -128,19 +128,19 @@ def test_to_add_what_is_there_and_to_drop_what_is_not_is_fine(node: Namespace) -
 
 
 def test_an_address_that_is_none_is_refused_and_the_others_are_there(node: Namespace) -> None:
-    refusals = dummy.change_addresses(NAME, parsed("ff02::1", *BOTH, "::"))
-    assert texts(refusals) == {"ff02::1", "::"}
-    assert all(isinstance(error, Rejected) for error in refusals.values())
-    assert "ff02::1" in refusals[parse_address("ff02::1")].message
+    rejections = dummy.change_addresses(NAME, parsed("ff02::1", *BOTH, "::"))
+    assert texts(rejections) == {"ff02::1", "::"}
+    assert all(isinstance(error, Rejected) for error in rejections.values())
+    assert "ff02::1" in rejections[parse_address("ff02::1")].message
     assert texts(dummy.addresses(NAME)) == set(BOTH)
 
 
 def test_where_ipv6_is_off_its_addresses_are_refused_with_the_sysctl(node: Namespace) -> None:
     with open(f"/proc/sys/net/ipv6/conf/{NAME}/disable_ipv6", "w") as setting:
         setting.write("1")
-    refusals = dummy.change_addresses(NAME, parsed(*BOTH))
-    assert texts(refusals) == {BOTH[1]}
-    assert "disable_ipv6" in refusals[parse_address(BOTH[1])].hint
+    rejections = dummy.change_addresses(NAME, parsed(*BOTH))
+    assert texts(rejections) == {BOTH[1]}
+    assert "disable_ipv6" in rejections[parse_address(BOTH[1])].hint
     assert texts(dummy.addresses(NAME)) == {BOTH[0]}
 
 

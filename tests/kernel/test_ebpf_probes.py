@@ -1,4 +1,4 @@
-"""What the eBPF dataplane finds out about a machine: this one, and with something of it taken away."""
+"""What the eBPF backend finds out about a machine: this one, and with something of it taken away."""
 
 import ctypes
 import errno
@@ -22,7 +22,7 @@ from ebpfproxy.linux.bpf import bpf, cgroup, tc, tcx
 from ebpfproxy.linux.netlink import netlink
 from ebpfproxy.linux.netns import netns
 from tests.support.bpf_place import bpf_place
-from tests.support.confined import Refused, as_nobody, refusing, without
+from tests.support.confined import Rejections, as_nobody, rejecting, without
 
 pytestmark = pytest.mark.kernel
 
@@ -135,7 +135,7 @@ def test_without_sys_admin_it_works_where_a_bpffs_is_mounted(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.ENOSYS])
 def test_a_seccomp_filter_is_told_from_a_lack_of_capabilities(number: int) -> None:
-    found = look(*refusing(Refused(bpf.syscall_number(), number)))
+    found = look(*rejecting(Rejections(bpf.syscall_number(), number)))
     assert found[BPF].failure == number
     assert "seccomp" in found[BPF].missing
     assert "privileged" in found[BPF].remedy
@@ -180,7 +180,7 @@ def test_a_folder_that_is_no_cgroup_is_told_from_one(tmp_path: Path, name: str, 
 
 def test_a_kernel_without_fsopen_is_asked_in_another_way(tmp_path: Path) -> None:
     """It came with Linux 5.2."""
-    hidden = refusing(Refused(FSOPEN, errno.ENOSYS))
+    hidden = rejecting(Rejections(FSOPEN, errno.ENOSYS))
     assert look(*hidden, root=tmp_path / "agent")["bpffs"].present
     found = look(*without("sys_admin"), *hidden, root=tmp_path / "agent")
     assert found["bpffs"].failure == errno.EPERM
@@ -214,13 +214,13 @@ Refuses = Callable[[int, bytes], bool]
 
 
 def lacking(
-    monkeypatch: pytest.MonkeyPatch, refuses: Refuses, number: int = errno.EINVAL
+    monkeypatch: pytest.MonkeyPatch, rejects: Refuses, number: int = errno.EINVAL
 ) -> dict[str, Finding]:
-    """What is found of a kernel that refuses these calls of bpf(2), by command and attributes."""
+    """What is found of a kernel that rejects these calls of bpf(2), by command and attributes."""
     real = bpf.bpf
 
     def answer(command: int, attr: bytes, what: str) -> tuple[int, bytes]:
-        if refuses(command, attr):
+        if rejects(command, attr):
             raise bpf.error(number, what)
         return real(command, attr, what)
 
@@ -236,14 +236,14 @@ def here() -> dict[str, Finding]:
 
 @pytest.mark.parametrize("hook", SOCKET_HOOKS, ids=lambda hook: hook.name)
 def test_a_hook_that_the_kernel_has_not_is_named(monkeypatch: pytest.MonkeyPatch, hook: Any) -> None:
-    def refuses(command: int, attr: bytes) -> bool:
+    def rejects(command: int, attr: bytes) -> bool:
         (type_,), (attach_type,) = (
             struct.unpack_from("=I", attr),
             struct.unpack_from("=I", attr[68:] or bytes(4)),
         )
         return command == bpf.PROG_LOAD and (type_, attach_type) == (hook.program_type, hook.attach_type)
 
-    found = lacking(monkeypatch, refuses)
+    found = lacking(monkeypatch, rejects)
     finding = found[f"cgroup hook {hook.name}"]
     assert (finding.failure, finding.needed) == (errno.EINVAL, not hook.optional)
     assert finding.missing
@@ -261,10 +261,10 @@ def test_a_hook_that_the_kernel_has_not_is_named(monkeypatch: pytest.MonkeyPatch
 def test_a_map_that_the_kernel_does_not_make_is_named(
     monkeypatch: pytest.MonkeyPatch, name: str, type_: int, flags: int
 ) -> None:
-    def refuses(command: int, attr: bytes) -> bool:
+    def rejects(command: int, attr: bytes) -> bool:
         return command == bpf.MAP_CREATE and struct.unpack_from("=I12xI", attr) == (type_, flags)
 
-    found = lacking(monkeypatch, refuses)
+    found = lacking(monkeypatch, rejects)
     assert missing(found) == {name}
     assert found[name].needed
 
@@ -287,13 +287,13 @@ def test_a_helper_that_the_kernel_has_not_is_named_with_what_one_loses(
 ) -> None:
     call = bytes((0x85, 0, 0, 0)) + helper.to_bytes(4, "little")
 
-    def refuses(command: int, attr: bytes) -> bool:
+    def rejects(command: int, attr: bytes) -> bool:
         if command != bpf.PROG_LOAD:
             return False
         count, at = struct.unpack_from("=IQ", attr, 4)
         return call in ctypes.string_at(at, count * 8)
 
-    found = lacking(monkeypatch, refuses)
+    found = lacking(monkeypatch, rejects)
     assert missing(found) == {name}
     assert found[name].needed == needed
     assert found[name].missing
@@ -356,18 +356,18 @@ def test_reconnecting_sockets_needs_a_capability_and_the_hosts_processes() -> No
 
 
 def test_reconnecting_sockets_needs_system_calls() -> None:
-    found = look(*refusing(Refused(438, errno.ENOSYS)))
+    found = look(*rejecting(Rejections(438, errno.ENOSYS)))
     assert missing(found) == {RECONNECTING}
     assert "5.6" in found[RECONNECTING].remedy
 
 
 def test_a_kernel_without_batches_is_of_no_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
+    def reject(*_: object) -> None:
         raise Rejected("batch on map unnamed: Invalid argument") from OSError(
             errno.EINVAL, "Invalid argument"
         )
 
-    monkeypatch.setattr(bpf.Map, "update_all", refuse)
+    monkeypatch.setattr(bpf.Map, "update_all", reject)
     found = here()
     assert missing(found) == {"batches of map entries"}
     assert found["batches of map entries"].needed

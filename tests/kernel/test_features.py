@@ -23,7 +23,7 @@ CALL, NO_HELPER = 0x85, (30_000).to_bytes(4, "little")
 
 
 def test_a_helper_is_found_where_the_kernel_has_its_function() -> None:
-    """A probe with arguments that the verifier refuses would never find it."""
+    """A probe with arguments that the verifier rejects would never find it."""
     lines = Path("/proc/kallsyms").read_text().splitlines()
     present = {line.split()[2] for line in lines}
     if "bpf_prog_load" not in present:

@@ -149,13 +149,13 @@ def test_an_error_of_the_listener_does_not_end_the_thread(
     """And it is told again, as it has not taken in what it was told."""
     asked = threading.Semaphore(0)
 
-    def refuse(seen: frozenset[int]) -> None:
+    def reject(seen: frozenset[int]) -> None:
         asked.release()
         raise ValueError("what was not foreseen")
 
     maps["bypassing"].update(_U32.pack(17), bytes(8))
     with caplog.at_level(logging.ERROR):
-        started(refuse)
+        started(reject)
         assert asked.acquire(timeout=20)
         assert asked.acquire(timeout=20)
     assert PODS_UNREAD in caplog.messages

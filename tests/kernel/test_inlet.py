@@ -22,7 +22,7 @@ pytestmark = pytest.mark.kernel
 @pytest.fixture
 def node() -> Iterator[Namespace]:
     """A namespace with loopback up; the calling thread is in it."""
-    with namespace("inlet") as made:
+    with namespace("inner") as made:
         made.ip("link set lo up")
         with made.entered():
             yield made
@@ -35,7 +35,7 @@ def shown(node: Namespace) -> dict[str, dict[str, Any]]:
     return {device["ifname"]: device for device in devices if device["ifname"] != "lo"}
 
 
-def settings(device: str = reinjection.INLET) -> dict[str, str]:
+def settings(device: str = reinjection.INNER) -> dict[str, str]:
     return {name: sysctl.read(f"net/ipv4/conf/{device}/{name}") for name in reinjection.SYSCTLS}
 
 
@@ -73,19 +73,19 @@ class Changes:
 
 
 def test_the_pair_is_made_up_and_quiet(node: Namespace) -> None:
-    index = reinjection.ensure_inlet()
+    index = reinjection.ensure_pair()
     assert index == socket.if_nametoindex("ebpfproxy0")
     assert as_it_should_be(node)
 
 
 def test_what_is_there_already_is_not_touched(node: Namespace) -> None:
-    index = reinjection.ensure_inlet()
+    index = reinjection.ensure_pair()
     eventually(
         lambda: {end["operstate"] for end in shown(node).values()} == {"UP"}, "the kernel sees the link"
     )
     node.ip("link set lo up")  # under the lock that the kernel reports that under: it has, by now
     with Changes() as changes:
-        assert reinjection.ensure_inlet() == index
+        assert reinjection.ensure_pair() == index
         assert not changes.any()
 
 
@@ -101,19 +101,19 @@ def test_what_is_there_already_is_not_touched(node: Namespace) -> None:
     ],
 )
 def test_what_differs_is_repaired_in_place(node: Namespace, damage: str) -> None:
-    index = reinjection.ensure_inlet()
+    index = reinjection.ensure_pair()
     node.ip(damage)
     assert not as_it_should_be(node)
-    assert reinjection.ensure_inlet() == index
+    assert reinjection.ensure_pair() == index
     assert as_it_should_be(node)
 
 
 @pytest.mark.parametrize("name", reinjection.SYSCTLS)
 def test_a_sysctl_that_somebody_reset_is_repaired(node: Namespace, name: str) -> None:
     """As systemd-udevd does with rp_filter of a device that is new to it (50-default.conf)."""
-    reinjection.ensure_inlet()
+    reinjection.ensure_pair()
     sysctl.ensure(f"net/ipv4/conf/ebpfproxy0/{name}", "0")
-    reinjection.ensure_inlet()
+    reinjection.ensure_pair()
     assert as_it_should_be(node)
 
 
@@ -127,23 +127,23 @@ def test_a_sysctl_that_somebody_reset_is_repaired(node: Namespace, name: str) ->
             "link add ebpfproxy1 type veth peer name another",
         ],
     ],
-    ids=["inlet", "outlet", "both"],
+    ids=["inner", "outer", "both"],
 )
 def test_ends_of_another_pair_are_replaced(node: Namespace, remains: list[str]) -> None:
     node.ip(*remains)
-    reinjection.ensure_inlet()
+    reinjection.ensure_pair()
     assert as_it_should_be(node)
     assert set(shown(node)) == {"ebpfproxy0", "ebpfproxy1"}
 
 
 def test_a_pair_whose_other_end_was_moved_away_is_made_anew(node: Namespace) -> None:
     """Its index there may be that of our own ebpfproxy1 here."""
-    reinjection.ensure_inlet()
-    with namespace("inlet-other") as other:
+    reinjection.ensure_pair()
+    with namespace("inner-other") as other:
         index = shown(node)["ebpfproxy1"]["ifindex"]
         node.ip(f"link set ebpfproxy1 netns {other.name}")
         node.ip(f"link add ebpfproxy1 index {index} type veth peer name stray")
-        reinjection.ensure_inlet()
+        reinjection.ensure_pair()
         assert as_it_should_be(node)
 
 
@@ -151,31 +151,31 @@ def test_a_pair_whose_other_end_was_moved_away_is_made_anew(node: Namespace) -> 
 def test_a_device_of_another_kind_that_has_one_of_the_names_is_left_alone(node: Namespace, name: str) -> None:
     node.ip(f"link add {name} type bridge")
     with pytest.raises(AlreadyExists, match=f"{name} is another program's, of kind bridge"):
-        reinjection.ensure_inlet()
-    assert reinjection.remove_inlet() is False
+        reinjection.ensure_pair()
+    assert reinjection.remove_pair() is False
     assert set(shown(node)) == {name}
 
 
 def test_it_is_removed_once(node: Namespace) -> None:
-    assert reinjection.remove_inlet() is False
-    reinjection.ensure_inlet()
-    assert reinjection.remove_inlet() is True
+    assert reinjection.remove_pair() is False
+    reinjection.ensure_pair()
+    assert reinjection.remove_pair() is True
     assert shown(node) == {}
-    assert reinjection.remove_inlet() is False
+    assert reinjection.remove_pair() is False
 
 
 def test_an_end_that_was_left_alone_is_removed_too(node: Namespace) -> None:
     node.ip("link add ebpfproxy1 type veth peer name stray")
-    assert reinjection.remove_inlet() is True
+    assert reinjection.remove_pair() is True
     assert shown(node) == {}
 
 
 def test_it_acts_in_the_namespace_of_the_calling_thread(node: Namespace) -> None:
-    with namespace("inlet-other") as other:
+    with namespace("inner-other") as other:
 
         def make() -> None:
             with other.entered():
-                reinjection.ensure_inlet()
+                reinjection.ensure_pair()
 
         thread = threading.Thread(target=make)
         thread.start()
@@ -195,7 +195,7 @@ def test_a_packet_with_a_source_that_no_other_device_may_bring_arrives(node: Nam
     node.ip("link set n0 up", "link set n1 up", "route add default via 10.255.21.254")
     for scope in ("all", "default"):
         sysctl.ensure(f"net/ipv4/conf/{scope}/rp_filter", "1")
-    reinjection.ensure_inlet()
+    reinjection.ensure_pair()
     destination = "127.0.0.1" if source == "127.0.0.1" else "10.255.21.1"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as arriving:
         arriving.bind((destination, 7))
@@ -208,7 +208,7 @@ def test_that_packet_does_not_arrive_by_another_device(node: Namespace) -> None:
     """The control of the test above: the kernel of this machine does filter."""
     node.ip("link add n0 type veth peer name n1", "link set n0 address 02:00:00:00:21:01")
     node.ip("addr add 10.255.21.1/24 dev n0", "link set n0 up", "link set n1 up")
-    reinjection.ensure_inlet()
+    reinjection.ensure_pair()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as arriving:
         arriving.bind(("10.255.21.1", 7))
         arriving.settimeout(5)
@@ -221,7 +221,7 @@ def test_that_packet_does_not_arrive_by_another_device(node: Namespace) -> None:
 @pytest.mark.parametrize("source", ["fd00:96::10", "fd00:21::1"], ids=["a ClusterIP", "the node itself"])
 def test_ipv6_packets_arrive_though_the_inlet_has_no_link_local_address(node: Namespace, source: str) -> None:
     node.ip("addr add fd00:21::1/128 dev lo nodad")
-    reinjection.ensure_inlet()
+    reinjection.ensure_pair()
     with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as arriving:
         arriving.bind(("fd00:21::1", 7))
         arriving.settimeout(5)

@@ -125,9 +125,9 @@ def test_to_add_what_is_there_and_to_drop_what_is_not_is_fine(node: Namespace) -
 
 def test_a_member_that_is_none_is_refused_by_name_and_the_others_are_in(node: Namespace) -> None:
     bad = ["10.0.0.1", "10.0.0.1,tcp:99999", "fd00::1,tcp:80", "10.0.0.1,pigeon:80", "10.0.0.300,tcp:80", ""]
-    refusals = ipset.replace({WEB: [*bad, "10.0.0.1,tcp:80"], PORTS: ["65536", "a", "8"]})
-    assert set(refusals) == {("WEB", member) for member in bad} | {("PORTS", "65536"), ("PORTS", "a")}
-    assert all(isinstance(error, Rejected) for error in refusals.values())
+    rejections = ipset.replace({WEB: [*bad, "10.0.0.1,tcp:80"], PORTS: ["65536", "a", "8"]})
+    assert set(rejections) == {("WEB", member) for member in bad} | {("PORTS", "65536"), ("PORTS", "a")}
+    assert all(isinstance(error, Rejected) for error in rejections.values())
     assert ipset.members("WEB") == {"10.0.0.1,tcp:80"}
     assert ipset.members("PORTS") == {"8"}
 
@@ -136,37 +136,37 @@ def test_the_network_of_all_addresses_is_refused_by_the_kernel(node: Namespace) 
     """hash:net cannot hold a /0; whoever wants one gives its two halves."""
     made = IpSet("FROM", "hash:ip,port,net", Family.IPV4)
     whole = "10.0.0.1,tcp:80,0.0.0.0/0"
-    refusals = ipset.replace({made: [whole, "10.0.0.1,tcp:80,0.0.0.0/1"]})
-    assert set(refusals) == {("FROM", whole)}
-    assert "0 bits" in refusals["FROM", whole].message
+    rejections = ipset.replace({made: [whole, "10.0.0.1,tcp:80,0.0.0.0/1"]})
+    assert set(rejections) == {("FROM", whole)}
+    assert "0 bits" in rejections["FROM", whole].message
     assert ipset.members("FROM") == {"10.0.0.1,tcp:80,0.0.0.0/1"}
 
 
 def test_members_beyond_the_maximum_are_refused_one_by_one(node: Namespace) -> None:
     wanted = [f"10.0.{number // 256}.{number % 256},tcp:80" for number in range(300)]
-    refusals = ipset.replace({WEB._replace(max_elements=100): wanted})
-    assert len(refusals) == 200
-    assert all(isinstance(error, TableFull) for error in refusals.values())
+    rejections = ipset.replace({WEB._replace(max_elements=100): wanted})
+    assert len(rejections) == 200
+    assert all(isinstance(error, TableFull) for error in rejections.values())
     held = ipset.members("WEB")
-    assert held == set(wanted) - {member for _, member in refusals}
+    assert held == set(wanted) - {member for _, member in rejections}
     assert len(held) == 100
     some = sorted(held)[:2]
-    refused = sorted(member for _, member in refusals)[0]
-    assert ipset.change([Change(WEB, add=[refused], drop=some)]) == {}
+    rejected = sorted(member for _, member in rejections)[0]
+    assert ipset.change([Change(WEB, add=[rejected], drop=some)]) == {}
 
 
 def test_a_set_of_another_type_stays_as_it_is_and_is_refused_as_a_whole(node: Namespace) -> None:
     ipset.replace({WEB._replace(type="hash:ip"): ["10.0.0.7"]})
-    refusals = ipset.replace({WEB: ["10.0.0.1,tcp:80", "nonsense"], PORTS: ["1"]})
-    assert isinstance(refusals["WEB", ""], AlreadyExists)
+    rejections = ipset.replace({WEB: ["10.0.0.1,tcp:80", "nonsense"], PORTS: ["1"]})
+    assert isinstance(rejections["WEB", ""], AlreadyExists)
     assert ipset.members("WEB") == {"10.0.0.7"}
     assert ipset.members("PORTS") == {"1"}
     assert set(ipset.sets()) == {"WEB", "PORTS"}
 
 
 def test_members_of_a_set_that_there_is_not_are_refused_as_not_found(node: Namespace) -> None:
-    refusals = ipset.change([Change(WEB, ["10.0.0.1,tcp:80"])])
-    assert isinstance(refusals["WEB", "10.0.0.1,tcp:80"], NotFound)
+    rejections = ipset.change([Change(WEB, ["10.0.0.1,tcp:80"])])
+    assert isinstance(rejections["WEB", "10.0.0.1,tcp:80"], NotFound)
 
 
 def test_what_is_missing_or_there_already_is_told(node: Namespace) -> None:
@@ -247,9 +247,9 @@ def test_a_set_of_another_sort_is_refused_with_a_remedy_and_its_members_are_nobo
     tool("add", "KUBE-CLUSTER-IP", member)
     sets, key = IpSets(), Set(Family.IPV4, "KUBE-CLUSTER-IP")
     assert sets.read(Family) == {key: False}
-    refusal = sets.create([key])[key]
-    assert refusal.message == f"ipset KUBE-CLUSTER-IP is there as {there}, not hash:ip,port of IPv4"
-    assert "ipset destroy KUBE-CLUSTER-IP" in refusal.hint
+    rejection = sets.create([key])[key]
+    assert rejection.message == f"ipset KUBE-CLUSTER-IP is there as {there}, not hash:ip,port of IPv4"
+    assert "ipset destroy KUBE-CLUSTER-IP" in rejection.hint
     assert sets.change([Member(*key, "10.0.0.2,tcp:80")], ())
 
 

@@ -22,18 +22,18 @@ SSH = "-p tcp -m tcp --dport 22 -j ACCEPT"
 
 
 @pytest.fixture(params=TOOL_BACKENDS)
-def ground(request: pytest.FixtureRequest) -> Iterator[Testbed]:
+def testbed(request: pytest.FixtureRequest) -> Iterator[Testbed]:
     with empty_node(request.param) as made:
         yield made
 
 
-def cluster(ground: Testbed) -> dict[Key, Entry]:
+def cluster(testbed: Testbed) -> dict[Key, Entry]:
     web = service("web", port(80, node_port=30080))
     api = service("api", ips=("10.96.0.11",))
-    return ground.wanted(
-        ground.plans(web, endpoints("web", "10.1.0.1", "10.1.0.2")),
-        ground.plans(api, endpoints("api", "10.1.0.3")),
-        ground.plans(service("idle", ips=("10.96.0.12",))),
+    return testbed.wanted(
+        testbed.plans(web, endpoints("web", "10.1.0.1", "10.1.0.2")),
+        testbed.plans(api, endpoints("api", "10.1.0.3")),
+        testbed.plans(service("idle", ips=("10.96.0.12",))),
     )
 
 
@@ -58,119 +58,119 @@ def cluster(ground: Testbed) -> dict[Key, Entry]:
         "-t nat -N KUBE-SVC-AAAAAAAAAAAAAAAA",
     ],
 )
-def test_what_others_change_is_noticed_and_mended(command: str, ground: Testbed) -> None:
-    wanted = cluster(ground)
-    assert not ground.bring(wanted)
-    before = ground.plane.generation()
-    ground.iptables(command)
-    assert ground.plane.generation() != before
-    assert diff(ground.plane.read(), wanted)
-    assert not ground.bring(wanted)
-    assert ground.plane.read() == wanted
+def test_what_others_change_is_noticed_and_mended(command: str, testbed: Testbed) -> None:
+    wanted = cluster(testbed)
+    assert not testbed.bring(wanted)
+    before = testbed.plane.generation()
+    testbed.iptables(command)
+    assert testbed.plane.generation() != before
+    assert diff(testbed.plane.read(), wanted)
+    assert not testbed.bring(wanted)
+    assert testbed.plane.read() == wanted
 
 
-def test_a_rule_edited_to_one_of_equal_size_is_noticed_and_mended(ground: Testbed) -> None:
-    wanted = cluster(ground)
-    assert not ground.bring(wanted)
-    before = ground.plane.generation()
+def test_a_rule_edited_to_one_of_equal_size_is_noticed_and_mended(testbed: Testbed) -> None:
+    wanted = cluster(testbed)
+    assert not testbed.bring(wanted)
+    before = testbed.plane.generation()
     chain = next(key.name for key in wanted if isinstance(key, Chain) and key.name.startswith("KUBE-SEP-"))
-    ground.iptables(f"-t nat -R {chain} 2 -p tcp -m tcp -j DNAT --to-destination 192.0.2.77:1")
-    assert ground.plane.generation() != before
-    assert not ground.bring(wanted)
-    assert ground.plane.read() == wanted
+    testbed.iptables(f"-t nat -R {chain} 2 -p tcp -m tcp -j DNAT --to-destination 192.0.2.77:1")
+    assert testbed.plane.generation() != before
+    assert not testbed.bring(wanted)
+    assert testbed.plane.read() == wanted
 
 
-def test_a_disturbance_just_before_our_own_change_is_not_forgotten(ground: Testbed) -> None:
+def test_a_disturbance_just_before_our_own_change_is_not_forgotten(testbed: Testbed) -> None:
     """A proxier remembers the generation after its sync: it must not be that of unread tables."""
-    wanted = cluster(ground)
-    assert not ground.bring(wanted)
-    ground.iptables("-t nat -F PREROUTING")
-    more = ground.wanted(ground.plans(service("more", ips=("10.96.0.99",)), endpoints("more", "10.1.0.9")))
-    ground.plane.apply(diff(wanted, wanted | more))
-    before = ground.plane.generation()
-    assert ground.plane.generation() != before
-    assert not ground.bring(wanted | more)
-    before = ground.plane.generation()
-    assert ground.plane.generation() == before
+    wanted = cluster(testbed)
+    assert not testbed.bring(wanted)
+    testbed.iptables("-t nat -F PREROUTING")
+    more = testbed.wanted(testbed.plans(service("more", ips=("10.96.0.99",)), endpoints("more", "10.1.0.9")))
+    testbed.plane.apply(diff(wanted, wanted | more))
+    before = testbed.plane.generation()
+    assert testbed.plane.generation() != before
+    assert not testbed.bring(wanted | more)
+    before = testbed.plane.generation()
+    assert testbed.plane.generation() == before
 
 
-def test_all_chains_that_others_removed_are_made_anew(ground: Testbed) -> None:
-    wanted = cluster(ground)
-    assert not ground.bring(wanted)
-    before = ground.plane.generation()
+def test_all_chains_that_others_removed_are_made_anew(testbed: Testbed) -> None:
+    wanted = cluster(testbed)
+    assert not testbed.bring(wanted)
+    before = testbed.plane.generation()
     for table in ("filter", "nat", "mangle"):
-        ground.iptables(f"-t {table} -F")
-        ground.iptables(f"-t {table} -X")
-    assert ground.plane.generation() != before
-    assert not ground.bring(wanted)
-    assert ground.plane.read() == wanted
+        testbed.iptables(f"-t {table} -F")
+        testbed.iptables(f"-t {table} -X")
+    assert testbed.plane.generation() != before
+    assert not testbed.bring(wanted)
+    assert testbed.plane.read() == wanted
 
 
-def test_a_change_finds_out_that_what_it_replaces_is_gone(ground: Testbed) -> None:
-    """The dataplane is told of one Service that goes and others that come, and nothing is as it read it."""
-    gone = ground.plans(service("gone", ips=("10.96.0.99",)), endpoints("gone", "10.1.0.9"))
-    before = ground.wanted(gone)
-    assert not ground.bring(before)
+def test_a_change_finds_out_that_what_it_replaces_is_gone(testbed: Testbed) -> None:
+    """The backend is told of one Service that goes and others that come, and nothing is as it read it."""
+    gone = testbed.plans(service("gone", ips=("10.96.0.99",)), endpoints("gone", "10.1.0.9"))
+    before = testbed.wanted(gone)
+    assert not testbed.bring(before)
     for table in ("filter", "nat"):
-        ground.iptables(f"-t {table} -F")
-    delta = diff(before, cluster(ground))
-    assert not ground.plane.apply(delta)
-    assert ground.plane.read().items() >= delta.puts.items()
+        testbed.iptables(f"-t {table} -F")
+    delta = diff(before, cluster(testbed))
+    assert not testbed.plane.apply(delta)
+    assert testbed.plane.read().items() >= delta.puts.items()
 
 
-def test_a_rule_that_went_before_it_was_moved_is_put_all_the_same(ground: Testbed) -> None:
-    wanted = cluster(ground)
-    assert not ground.bring(wanted)
-    last = ground.rules("nat", "KUBE-SERVICES")[-1]
-    ground.restore(f"*nat\n-D KUBE-SERVICES {last}\n-I KUBE-SERVICES {last}\nCOMMIT\n")
-    delta = diff(ground.plane.read(), wanted)
-    ground.iptables("-t nat -D KUBE-SERVICES 1")
-    assert not ground.plane.apply(delta)
-    assert ground.plane.read() == wanted
+def test_a_rule_that_went_before_it_was_moved_is_put_all_the_same(testbed: Testbed) -> None:
+    wanted = cluster(testbed)
+    assert not testbed.bring(wanted)
+    last = testbed.rules("nat", "KUBE-SERVICES")[-1]
+    testbed.restore(f"*nat\n-D KUBE-SERVICES {last}\n-I KUBE-SERVICES {last}\nCOMMIT\n")
+    delta = diff(testbed.plane.read(), wanted)
+    testbed.iptables("-t nat -D KUBE-SERVICES 1")
+    assert not testbed.plane.apply(delta)
+    assert testbed.plane.read() == wanted
 
 
-def test_a_shared_chain_that_the_kubelet_made_meanwhile_keeps_its_rules(ground: Testbed) -> None:
-    wanted = cluster(ground)
-    delta = diff(ground.plane.read(), wanted)
+def test_a_shared_chain_that_the_kubelet_made_meanwhile_keeps_its_rules(testbed: Testbed) -> None:
+    wanted = cluster(testbed)
+    delta = diff(testbed.plane.read(), wanted)
     kubelets = "-m mark --mark 0x8000/0x8000 -j DROP"
-    ground.restore(f"*filter\n:KUBE-FIREWALL - [0:0]\n-A KUBE-FIREWALL {kubelets}\nCOMMIT\n")
-    assert not ground.plane.apply(delta)
-    assert ground.plane.read() == wanted
-    assert kubelets in ground.rules("filter", "KUBE-FIREWALL")
+    testbed.restore(f"*filter\n:KUBE-FIREWALL - [0:0]\n-A KUBE-FIREWALL {kubelets}\nCOMMIT\n")
+    assert not testbed.plane.apply(delta)
+    assert testbed.plane.read() == wanted
+    assert kubelets in testbed.rules("filter", "KUBE-FIREWALL")
 
 
-def test_a_rule_that_is_there_twice_comes_to_be_there_once(ground: Testbed) -> None:
-    wanted = cluster(ground)
-    assert not ground.bring(wanted)
-    rule, jump = ground.rules("nat", "KUBE-SERVICES")[0], ground.rules("nat", "PREROUTING")[0]
+def test_a_rule_that_is_there_twice_comes_to_be_there_once(testbed: Testbed) -> None:
+    wanted = cluster(testbed)
+    assert not testbed.bring(wanted)
+    rule, jump = testbed.rules("nat", "KUBE-SERVICES")[0], testbed.rules("nat", "PREROUTING")[0]
     for _ in range(2):
-        ground.restore(f"*nat\n-I KUBE-SERVICES {rule}\n-I PREROUTING {jump}\nCOMMIT\n")
-    assert not ground.bring(wanted)
-    assert ground.plane.read() == wanted
-    assert ground.rules("nat", "KUBE-SERVICES").count(rule) == 1
-    assert len(ground.rules("nat", "PREROUTING")) == 1
+        testbed.restore(f"*nat\n-I KUBE-SERVICES {rule}\n-I PREROUTING {jump}\nCOMMIT\n")
+    assert not testbed.bring(wanted)
+    assert testbed.plane.read() == wanted
+    assert testbed.rules("nat", "KUBE-SERVICES").count(rule) == 1
+    assert len(testbed.rules("nat", "PREROUTING")) == 1
 
 
-def test_the_last_rule_stays_the_last(ground: Testbed) -> None:
+def test_the_last_rule_stays_the_last(testbed: Testbed) -> None:
     """Whatever comes and goes, and also if somebody else's came behind it."""
     last = "-j KUBE-NODEPORTS"
-    assert not ground.bring(ground.wanted(ground.plans(service("web"), endpoints("web", "10.1.0.1"))))
-    assert ground.rules("nat", "KUBE-SERVICES")[-1].endswith(last)
-    wanted = cluster(ground)
-    assert not ground.bring(wanted)
-    assert ground.rules("nat", "KUBE-SERVICES")[-1].endswith(last)
-    moved = ground.rules("nat", "KUBE-SERVICES")[-1]
-    ground.restore(f"*nat\n-D KUBE-SERVICES {moved}\n-I KUBE-SERVICES {moved}\nCOMMIT\n")
-    (misplaced,) = diff(ground.plane.read(), wanted).puts.items()
+    assert not testbed.bring(testbed.wanted(testbed.plans(service("web"), endpoints("web", "10.1.0.1"))))
+    assert testbed.rules("nat", "KUBE-SERVICES")[-1].endswith(last)
+    wanted = cluster(testbed)
+    assert not testbed.bring(wanted)
+    assert testbed.rules("nat", "KUBE-SERVICES")[-1].endswith(last)
+    moved = testbed.rules("nat", "KUBE-SERVICES")[-1]
+    testbed.restore(f"*nat\n-D KUBE-SERVICES {moved}\n-I KUBE-SERVICES {moved}\nCOMMIT\n")
+    (misplaced,) = diff(testbed.plane.read(), wanted).puts.items()
     assert misplaced == (Rule(Family.IPV4, NAT, "KUBE-SERVICES", moved), RulePosition.LAST)
-    assert not ground.bring(wanted)
-    assert ground.rules("nat", "KUBE-SERVICES")[-1] == moved
+    assert not testbed.bring(wanted)
+    assert testbed.rules("nat", "KUBE-SERVICES")[-1] == moved
 
 
-def test_jumps_stand_before_all_others_in_the_order_of_kube_proxy(ground: Testbed) -> None:
-    ground.restore(f"*filter\n-A INPUT {SSH}\n-A FORWARD {SSH}\nCOMMIT\n")
-    assert not ground.bring(cluster(ground))
-    targets = [rule.rpartition(" ")[2] for rule in ground.rules("filter", "INPUT")]
+def test_jumps_stand_before_all_others_in_the_order_of_kube_proxy(testbed: Testbed) -> None:
+    testbed.restore(f"*filter\n-A INPUT {SSH}\n-A FORWARD {SSH}\nCOMMIT\n")
+    assert not testbed.bring(cluster(testbed))
+    targets = [rule.rpartition(" ")[2] for rule in testbed.rules("filter", "INPUT")]
     assert targets == [
         "KUBE-FIREWALL",
         "KUBE-PROXY-FIREWALL",
@@ -178,7 +178,7 @@ def test_jumps_stand_before_all_others_in_the_order_of_kube_proxy(ground: Testbe
         "KUBE-EXTERNAL-SERVICES",
         "ACCEPT",
     ]
-    targets = [rule.rpartition(" ")[2] for rule in ground.rules("filter", "FORWARD")]
+    targets = [rule.rpartition(" ")[2] for rule in testbed.rules("filter", "FORWARD")]
     assert targets == [
         "KUBE-PROXY-FIREWALL",
         "KUBE-FORWARD",
@@ -188,43 +188,43 @@ def test_jumps_stand_before_all_others_in_the_order_of_kube_proxy(ground: Testbe
     ]
 
 
-def test_what_others_have_is_left_alone(ground: Testbed) -> None:
-    ground.restore(
+def test_what_others_have_is_left_alone(testbed: Testbed) -> None:
+    testbed.restore(
         "*filter\n:KUBE-FIREWALL - [0:0]\n:DOCKER - [0:0]\n"
         "-A KUBE-FIREWALL -m mark --mark 0x8000/0x8000 -j DROP\n-A INPUT -j KUBE-FIREWALL\n"
         f"-A FORWARD -j DOCKER\n-A DOCKER {SSH}\nCOMMIT\n"
         "*nat\n:KUBE-KUBELET-CANARY - [0:0]\n:CNI-HOSTPORT - [0:0]\n:KUBE-MARK-MASQ - [0:0]\n"
         "-A CNI-HOSTPORT -j KUBE-MARK-MASQ\n-A POSTROUTING -s 172.17.0.0/16 -j MASQUERADE\nCOMMIT\n"
     )
-    wanted = cluster(ground)
-    assert not ground.bring(wanted)
-    assert ground.plane.read() == wanted
-    assert "-m mark --mark 0x8000/0x8000 -j DROP" in ground.rules("filter", "KUBE-FIREWALL")
-    assert ground.rules("filter", "DOCKER") == [SSH]
-    assert ground.rules("filter", "FORWARD")[-1] == "-j DOCKER"
-    assert ground.rules("nat", "POSTROUTING")[-1] == "-s 172.17.0.0/16 -j MASQUERADE"
-    assert ground.rules("nat", "CNI-HOSTPORT") == ["-j KUBE-MARK-MASQ"]
-    assert ground.iptables("-t nat -S KUBE-KUBELET-CANARY")
+    wanted = cluster(testbed)
+    assert not testbed.bring(wanted)
+    assert testbed.plane.read() == wanted
+    assert "-m mark --mark 0x8000/0x8000 -j DROP" in testbed.rules("filter", "KUBE-FIREWALL")
+    assert testbed.rules("filter", "DOCKER") == [SSH]
+    assert testbed.rules("filter", "FORWARD")[-1] == "-j DOCKER"
+    assert testbed.rules("nat", "POSTROUTING")[-1] == "-s 172.17.0.0/16 -j MASQUERADE"
+    assert testbed.rules("nat", "CNI-HOSTPORT") == ["-j KUBE-MARK-MASQ"]
+    assert testbed.iptables("-t nat -S KUBE-KUBELET-CANARY")
 
 
-def test_reading_and_what_is_of_no_concern_is_no_disturbance(ground: Testbed) -> None:
-    assert not ground.bring(cluster(ground))
-    before = ground.plane.generation()
-    ground.plane.read()
-    ground.iptables("-t nat -L")
-    if ground.tool_backend is ToolBackend.NFT:  # in iptables-legacy it is the same table
-        ground.iptables(f"-A INPUT {SSH}")
-        ground.iptables("-t nat -N DOCKER")
+def test_reading_and_what_is_of_no_concern_is_no_disturbance(testbed: Testbed) -> None:
+    assert not testbed.bring(cluster(testbed))
+    before = testbed.plane.generation()
+    testbed.plane.read()
+    testbed.iptables("-t nat -L")
+    if testbed.tool_backend is ToolBackend.NFT:  # in iptables-legacy it is the same table
+        testbed.iptables(f"-A INPUT {SSH}")
+        testbed.iptables("-t nat -N DOCKER")
         subprocess.run(["nft", "add", "table", "ip", "others"], check=True, timeout=60)
-    assert ground.plane.generation() == before
+    assert testbed.plane.generation() == before
 
 
-def test_what_stays_is_not_written_anew(ground: Testbed) -> None:
+def test_what_stays_is_not_written_anew(testbed: Testbed) -> None:
     """Its counters go on, as they are of the same rules."""
-    wanted = cluster(ground)
-    assert not ground.bring(wanted)
-    counted = "".join(f"-A {SVC} -c 7 700 {rule}\n" for rule in ground.rules("nat", SVC))
-    ground.restore(f"*nat\n-F {SVC}\n{counted}COMMIT\n")
-    more = ground.wanted(ground.plans(service("more", ips=("10.96.0.99",)), endpoints("more", "10.1.0.9")))
-    assert not ground.bring(wanted | more)
-    assert ground.iptables(f"-t nat -v -S {SVC}").count(" -c 7 700 ") == 3
+    wanted = cluster(testbed)
+    assert not testbed.bring(wanted)
+    counted = "".join(f"-A {SVC} -c 7 700 {rule}\n" for rule in testbed.rules("nat", SVC))
+    testbed.restore(f"*nat\n-F {SVC}\n{counted}COMMIT\n")
+    more = testbed.wanted(testbed.plans(service("more", ips=("10.96.0.99",)), endpoints("more", "10.1.0.9")))
+    assert not testbed.bring(wanted | more)
+    assert testbed.iptables(f"-t nat -v -S {SVC}").count(" -c 7 700 ") == 3

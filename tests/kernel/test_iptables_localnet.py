@@ -81,7 +81,7 @@ def test_it_is_set_once_its_guard_is_in_force(agent: Agent, guarded: list[bool])
     assert sysctl.read(LOCALNET) == "0", "the agent is open, and no rule is in force"
     assert not guarded
     for _ in range(2):
-        assert agent.sync().refused == 0
+        assert agent.sync().rejected == 0
     assert sysctl.read(LOCALNET) == "1"
     assert guarded == [True]
 
@@ -102,11 +102,11 @@ def test_a_guard_that_the_kernel_does_not_take_leaves_it_off(
 
     with monkeypatch.context() as spoilt:
         spoilt.setattr(Iptables, "restore", spoil)
-        assert agent.sync().refused
+        assert agent.sync().rejected
     assert not agent.is_guarded()
     assert "-j KUBE-SERVICES" in agent.rules("OUTPUT")
     assert (sysctl.read(LOCALNET), guarded) == ("0", [])
-    assert agent.sync().refused == 0
+    assert agent.sync().rejected == 0
     assert (sysctl.read(LOCALNET), guarded) == ("1", [True])
 
 

@@ -1,4 +1,4 @@
-"""How the iptables dataplane begins: what it finds out, and what it leaves as it is."""
+"""How the iptables backend begins: what it finds out, and what it leaves as it is."""
 
 import subprocess
 from collections.abc import Iterator

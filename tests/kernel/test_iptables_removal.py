@@ -25,7 +25,7 @@ OTHER = {ToolBackend.LEGACY: ToolBackend.NFT, ToolBackend.NFT: ToolBackend.LEGAC
 
 
 @pytest.fixture(params=TOOL_BACKENDS)
-def ground(request: pytest.FixtureRequest) -> Iterator[Testbed]:
+def testbed(request: pytest.FixtureRequest) -> Iterator[Testbed]:
     with empty_node(request.param) as made:
         yield made
 
@@ -37,12 +37,12 @@ def nowhere() -> Iterator[None]:
         yield
 
 
-def serve(ground: Testbed, *names: str) -> None:
+def serve(testbed: Testbed, *names: str) -> None:
     plans = (
-        ground.plans(service(name, ips=(f"10.96.1.{i}",)), endpoints(name, f"10.1.1.{i}"))
+        testbed.plans(service(name, ips=(f"10.96.1.{i}",)), endpoints(name, f"10.1.1.{i}"))
         for i, name in enumerate(names, start=1)
     )
-    assert not ground.bring(ground.wanted(*plans))
+    assert not testbed.bring(testbed.wanted(*plans))
 
 
 def restore(tool_backend: ToolBackend, text: str) -> None:
@@ -56,7 +56,7 @@ def everything(*of: ToolBackend) -> str:
     return "\n".join(line.partition(" [")[0] for line in lines if not line.startswith("#"))
 
 
-def test_all_of_ours_goes_and_all_of_others_stays(ground: Testbed) -> None:
+def test_all_of_ours_goes_and_all_of_others_stays(testbed: Testbed) -> None:
     foreign = (
         "*filter\n:DOCKER - [0:0]\n:KUBE-FIREWALL - [0:0]\n"
         "-A INPUT -p tcp -m tcp --dport 22 -j ACCEPT\n-A INPUT -j KUBE-FIREWALL\n-A OUTPUT -j KUBE-FIREWALL\n"
@@ -66,28 +66,28 @@ def test_all_of_ours_goes_and_all_of_others_stays(ground: Testbed) -> None:
         "*mangle\n:KUBE-IPTABLES-HINT - [0:0]\n:KUBE-KUBELET-CANARY - [0:0]\nCOMMIT\n"
         "*nat\n:MINE - [0:0]\n-A POSTROUTING -s 172.17.0.0/16 -j MASQUERADE\n-A PREROUTING -j MINE\nCOMMIT\n"
     )
-    ground.restore(foreign)
-    others = ground.iptables("-S"), ground.iptables("-t nat -S"), ground.iptables("-t mangle -S")
-    serve(ground, "one", "two")
-    assert ground.iptables("-t nat -S") != others[1]
+    testbed.restore(foreign)
+    others = testbed.iptables("-S"), testbed.iptables("-t nat -S"), testbed.iptables("-t mangle -S")
+    serve(testbed, "one", "two")
+    assert testbed.iptables("-t nat -S") != others[1]
     assert cleanup.remove()
-    assert (ground.iptables("-S"), ground.iptables("-t nat -S"), ground.iptables("-t mangle -S")) == others
+    assert (testbed.iptables("-S"), testbed.iptables("-t nat -S"), testbed.iptables("-t mangle -S")) == others
     assert cleanup.remove() == []
 
 
-def test_a_dry_run_says_what_would_go_and_leaves_it(ground: Testbed) -> None:
-    serve(ground, "one", "two")
-    before = everything(ground.tool_backend)
+def test_a_dry_run_says_what_would_go_and_leaves_it(testbed: Testbed) -> None:
+    serve(testbed, "one", "two")
+    before = everything(testbed.tool_backend)
     told = cleanup.remove(dry_run=True)
-    assert everything(ground.tool_backend) == before
+    assert everything(testbed.tool_backend) == before
     assert cleanup.remove() == told
-    assert f"iptables-{ground.tool_backend} nat: chains of Services: 4" in told
-    assert f"ip6tables-{ground.tool_backend} filter: chain KUBE-SERVICES" in told
+    assert f"iptables-{testbed.tool_backend} nat: chains of Services: 4" in told
+    assert f"ip6tables-{testbed.tool_backend} filter: chain KUBE-SERVICES" in told
     assert sum("rule in PREROUTING: " in line for line in told) == 2
 
 
-def test_what_other_versions_and_modes_of_kube_proxy_left_goes(ground: Testbed) -> None:
-    ground.restore(
+def test_what_other_versions_and_modes_of_kube_proxy_left_goes(testbed: Testbed) -> None:
+    testbed.restore(
         "*nat\n:KUBE-SERVICES - [0:0]\n:KUBE-XLB-AAAAAAAAAAAAAAAA - [0:0]\n:KUBE-LOAD-BALANCER - [0:0]\n"
         ":KUBE-MARK-MASQ - [0:0]\n:KUBE-NODE-PORT - [0:0]\n:KUBE-SVC-AAAAAAAAAAAAAAAA - [0:0]\n"
         "-A PREROUTING -j KUBE-SERVICES\n-A PREROUTING -j KUBE-SERVICES\n-A OUTPUT -j KUBE-SERVICES\n"
@@ -100,90 +100,90 @@ def test_what_other_versions_and_modes_of_kube_proxy_left_goes(ground: Testbed) 
     )
     cleanup.remove()
     removal_of_ipvs.remove(())
-    assert "KUBE" not in everything(ground.tool_backend)
+    assert "KUBE" not in everything(testbed.tool_backend)
 
 
-def test_a_chain_that_somebody_elses_leads_to_stays_with_all_it_needs(ground: Testbed) -> None:
-    serve(ground, "one")
-    svc = next(line for line in ground.iptables("-t nat -S").split() if line.startswith("KUBE-SVC-"))
-    ground.restore(f"*nat\n:CNI-SETMARK - [0:0]\n-A CNI-SETMARK -j {svc}\nCOMMIT\n")
-    before = ground.rules("nat", svc)
+def test_a_chain_that_somebody_elses_leads_to_stays_with_all_it_needs(testbed: Testbed) -> None:
+    serve(testbed, "one")
+    svc = next(line for line in testbed.iptables("-t nat -S").split() if line.startswith("KUBE-SVC-"))
+    testbed.restore(f"*nat\n:CNI-SETMARK - [0:0]\n-A CNI-SETMARK -j {svc}\nCOMMIT\n")
+    before = testbed.rules("nat", svc)
     cleanup.remove()
-    assert ground.rules("nat", svc) == before
-    assert ground.rules("nat", "KUBE-MARK-MASQ")
-    assert "KUBE-SERVICES" not in ground.iptables("-t nat -S")
+    assert testbed.rules("nat", svc) == before
+    assert testbed.rules("nat", "KUBE-MARK-MASQ")
+    assert "KUBE-SERVICES" not in testbed.iptables("-t nat -S")
 
 
-def test_what_open_connections_need_is_one_rule_that_goes_with_the_last_of_them(ground: Testbed) -> None:
-    serve(ground, "one", "two")
+def test_what_open_connections_need_is_one_rule_that_goes_with_the_last_of_them(testbed: Testbed) -> None:
+    serve(testbed, "one", "two")
     translated = True
-    removed, left = cleanup.retire(lambda of: translated)
+    removed, left = cleanup.drain(lambda of: translated)
     assert left
-    assert f"iptables-{ground.tool_backend} nat: chains of Services: 4" in removed
-    saved = everything(ground.tool_backend)
+    assert f"iptables-{testbed.tool_backend} nat: chains of Services: 4" in removed
+    saved = everything(testbed.tool_backend)
     assert set(re.findall("KUBE-[A-Z-]+", saved)) == {"KUBE-FIREWALL", "KUBE-FORWARD"}
     assert saved.count("-A KUBE-FORWARD") == 2, "one of each family"
-    assert cleanup.retire(lambda of: translated) == ([], True)
-    assert everything(ground.tool_backend) == saved
+    assert cleanup.drain(lambda of: translated) == ([], True)
+    assert everything(testbed.tool_backend) == saved
     translated = False
-    removed, left = cleanup.retire(lambda of: translated)
+    removed, left = cleanup.drain(lambda of: translated)
     assert ([line.rpartition(" ")[2] for line in removed], left) == (["KUBE-FORWARD"] * 2, False)
     assert "KUBE-FORWARD" not in everything()
-    assert cleanup.retire(lambda of: translated) == ([], False)
+    assert cleanup.drain(lambda of: translated) == ([], False)
 
 
-def test_what_open_connections_need_after_mode_ipvs_goes_with_the_last_of_them(ground: Testbed) -> None:
+def test_what_open_connections_need_after_mode_ipvs_goes_with_the_last_of_them(testbed: Testbed) -> None:
     """It stands in a chain that is not of that mode alone, and with rules that are of none."""
-    ground.restore(
+    testbed.restore(
         "*filter\n:KUBE-IPVS-FILTER - [0:0]\n-A INPUT -j KUBE-IPVS-FILTER\nCOMMIT\n"
         "*nat\n:KUBE-LOAD-BALANCER - [0:0]\nCOMMIT\n"
     )
-    assert removal_of_ipvs.retire((), lambda of: True)[1]
-    assert cleanup.retire(lambda of: True) == ([], True)
-    assert set(re.findall("KUBE-[A-Z-]+", everything(ground.tool_backend))) == {"KUBE-FORWARD"}
-    assert removal_of_ipvs.retire((), lambda of: True) == ([], True)
-    removed, left = removal_of_ipvs.retire((), lambda of: False)
+    assert removal_of_ipvs.drain((), lambda of: True)[1]
+    assert cleanup.drain(lambda of: True) == ([], True)
+    assert set(re.findall("KUBE-[A-Z-]+", everything(testbed.tool_backend))) == {"KUBE-FORWARD"}
+    assert removal_of_ipvs.drain((), lambda of: True) == ([], True)
+    removed, left = removal_of_ipvs.drain((), lambda of: False)
     assert ([line.rpartition(" ")[2] for line in removed], left) == (["KUBE-FORWARD"], False)
     assert "KUBE-FORWARD" not in everything()
-    assert removal_of_ipvs.retire((), lambda of: False) == ([], False)
+    assert removal_of_ipvs.drain((), lambda of: False) == ([], False)
 
 
-def test_rules_of_a_mode_iptables_that_serves_are_none_of_mode_ipvs(ground: Testbed) -> None:
-    serve(ground, "one")
+def test_rules_of_a_mode_iptables_that_serves_are_none_of_mode_ipvs(testbed: Testbed) -> None:
+    serve(testbed, "one")
     before = everything()
-    assert removal_of_ipvs.retire((), lambda of: True) == ([], False)
+    assert removal_of_ipvs.drain((), lambda of: True) == ([], False)
     assert everything() == before
 
 
-def test_a_mode_iptables_that_serves_needs_no_rule_to_hold_connection_tracking(ground: Testbed) -> None:
+def test_a_mode_iptables_that_serves_needs_no_rule_to_hold_connection_tracking(testbed: Testbed) -> None:
     """Its own KUBE-FORWARD asks for that, and stays as it is."""
-    serve(ground, "one")
+    serve(testbed, "one")
     before = everything()
-    ground.restore("*filter\n:KUBE-IPVS-FILTER - [0:0]\n-A INPUT -j KUBE-IPVS-FILTER\nCOMMIT\n")
-    removed, left = removal_of_ipvs.retire((), lambda of: True)
+    testbed.restore("*filter\n:KUBE-IPVS-FILTER - [0:0]\n-A INPUT -j KUBE-IPVS-FILTER\nCOMMIT\n")
+    removed, left = removal_of_ipvs.drain((), lambda of: True)
     assert ([line.rpartition(" ")[2] for line in removed], left) == (["KUBE-IPVS-FILTER"] * 2, False)
     assert everything() == before
 
 
-def test_each_family_waits_for_its_own_connections(ground: Testbed) -> None:
-    serve(ground, "one")
-    assert cleanup.retire(lambda of: of is Family.IPV6)[1]
-    assert "KUBE-FORWARD" not in ground.iptables("-S")
-    assert "KUBE-FORWARD" in everything(ground.tool_backend)
+def test_each_family_waits_for_its_own_connections(testbed: Testbed) -> None:
+    serve(testbed, "one")
+    assert cleanup.drain(lambda of: of is Family.IPV6)[1]
+    assert "KUBE-FORWARD" not in testbed.iptables("-S")
+    assert "KUBE-FORWARD" in everything(testbed.tool_backend)
 
 
-def test_the_mode_begins_again_where_it_was_being_retired(ground: Testbed) -> None:
-    serve(ground, "one")
-    before = everything(ground.tool_backend).splitlines()
-    cleanup.retire(lambda of: True)
-    serve(ground, "one")
-    assert sorted(everything(ground.tool_backend).splitlines()) == sorted(before)
+def test_the_mode_begins_again_where_it_was_being_retired(testbed: Testbed) -> None:
+    serve(testbed, "one")
+    before = everything(testbed.tool_backend).splitlines()
+    cleanup.drain(lambda of: True)
+    serve(testbed, "one")
+    assert sorted(everything(testbed.tool_backend).splitlines()) == sorted(before)
 
 
-def test_more_chains_than_go_at_once_go(ground: Testbed) -> None:
-    serve(ground, *(f"service-{number}" for number in range(250)))
+def test_more_chains_than_go_at_once_go(testbed: Testbed) -> None:
+    serve(testbed, *(f"service-{number}" for number in range(250)))
     cleanup.remove()
-    assert "KUBE-S" not in everything(ground.tool_backend)
+    assert "KUBE-S" not in everything(testbed.tool_backend)
 
 
 @pytest.mark.usefixtures("nowhere")
@@ -199,21 +199,21 @@ def test_without_any_tool_nothing_is_removed(monkeypatch: pytest.MonkeyPatch, tm
     assert cleanup.remove() == []
 
 
-def test_what_the_other_tool_backend_had_goes_once_all_is_in_force(ground: Testbed) -> None:
+def test_what_the_other_tool_backend_had_goes_once_all_is_in_force(testbed: Testbed) -> None:
     """Both would translate, and the one that comes first would win."""
-    other = OTHER[ground.tool_backend]
-    with_other = Testbed(other, ground.node, ground.context)
+    other = OTHER[testbed.tool_backend]
+    with_other = Testbed(other, testbed.node, testbed.context)
     serve(with_other, "one")
     with_other.plane.close()
     before = everything(other)
     assert "KUBE-SERVICES" in before
-    run = ground.another_run()
+    run = testbed.another_run()
     assert everything(other) == before
-    assert not run.apply(diff(run.read(), ground.wanted()))
+    assert not run.apply(diff(run.read(), testbed.wanted()))
     run.close()
     assert "KUBE-SERVICES" not in everything(other)
-    assert Chain(Family.IPV4, NAT, "KUBE-MARK-MASQ") in ground.plane.read()
-    assert SharedChain(Family.IPV4, NAT, "KUBE-SERVICES") in ground.plane.read()
+    assert Chain(Family.IPV4, NAT, "KUBE-MARK-MASQ") in testbed.plane.read()
+    assert SharedChain(Family.IPV4, NAT, "KUBE-SERVICES") in testbed.plane.read()
 
 
 # Which backend

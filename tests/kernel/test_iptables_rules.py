@@ -92,7 +92,7 @@ def saved(printed: str, family: Family) -> tuple[set[Key], Rules]:
             chains.add(key)
         if found["of"]:
             rule = Rule(family, table, found["of"], canonical(found["text"]))
-            if isinstance(LAYOUT.chain_key(family, table, rule.chain), Chain) or LAYOUT.is_ours(rule):
+            if isinstance(LAYOUT.chain_key(family, table, rule.chain), Chain) or LAYOUT.is_own(rule):
                 rules.setdefault((table, rule.chain), []).append(rule.text)
     return chains, rules
 

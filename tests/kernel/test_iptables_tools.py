@@ -9,7 +9,7 @@ import pytest
 from ebpfproxy.errors import Unsupported
 from ebpfproxy.linux.netns import netns
 from ebpfproxy.linux.xtables import iptables, legacy, nft_changes
-from ebpfproxy.linux.xtables.iptables import Iptables, LinesRefused, ToolBackend
+from ebpfproxy.linux.xtables.iptables import Iptables, LinesRejected, ToolBackend
 from ebpfproxy.linux.xtables.nft_changes import Changes
 from ebpfproxy.model.address import Family
 from tests.support.confined import as_nobody
@@ -86,14 +86,14 @@ def test_saving_makes_no_table(tool: Iptables) -> None:
 
 
 def test_a_line_that_the_tool_refuses_is_named(tool: Iptables) -> None:
-    with pytest.raises(LinesRefused, match="refused line 4, -A ONE -m no-such") as failure:
+    with pytest.raises(LinesRejected, match="rejected line 4, -A ONE -m no-such") as failure:
         tool.restore("*nat\n:ONE - [0:0]\n-A ONE -j ACCEPT\n-A ONE -m no-such -j ACCEPT\nCOMMIT\n")
     assert list(failure.value.lines) == [4]
     assert not tool.show("nat", "ONE")
 
 
 def test_lines_that_the_kernel_refuses_are_named_or_the_table_they_are_in(tool: Iptables) -> None:
-    with pytest.raises(LinesRefused) as failure:
+    with pytest.raises(LinesRejected) as failure:
         tool.restore(
             "*filter\n:ONE - [0:0]\nCOMMIT\n"
             f"*nat\n:ONE - [0:0]\n-A ONE {REFUSED}\n-A ONE -j ACCEPT\n-A ONE {REFUSED}\nCOMMIT\n"
@@ -138,13 +138,13 @@ def test_a_fingerprint_changes_with_the_rules_and_comes_back_with_them(family: F
 # Changes of iptables-nft
 
 
-def ours(table: str, chain: str) -> bool:
+def own_change(table: str, chain: str) -> bool:
     return (table, chain) == ("nat", "OURS")
 
 
 @pytest.fixture
 def changes() -> Iterator[Changes]:
-    made = Changes(frozenset({"nat"}), ours)
+    made = Changes(frozenset({"nat"}), own_change)
     yield made
     made.close()
 
@@ -191,7 +191,7 @@ def test_changes_of_others_do_not_count(family: Family, changes: Changes) -> Non
 
 def test_more_changes_than_there_is_room_for_count(monkeypatch: pytest.MonkeyPatch, family: Family) -> None:
     monkeypatch.setattr(nft_changes, "_ROOM", 4096)
-    changes = Changes(frozenset({"nat"}), ours)
+    changes = Changes(frozenset({"nat"}), own_change)
     try:
         rules = "".join(f"-A THEIRS -p tcp -m tcp --dport {port} -j ACCEPT\n" for port in range(1, 2000))
         iptables.find(family, ToolBackend.NFT).restore(f"*nat\n:THEIRS - [0:0]\n{rules}COMMIT\n")

@@ -1,4 +1,4 @@
-"""Real connections through the iptables dataplane, of both backends."""
+"""Real connections through the iptables backend, of both backends."""
 
 import threading
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ def lab() -> Iterator[Lab]:
 
 
 @pytest.fixture(params=TOOL_BACKENDS)
-def ground(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Testbed]:
+def testbed(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Testbed]:
     with on_node(lab, request.param) as made:
         yield made
 
@@ -43,9 +43,9 @@ def web(*ips: str, node_port: int = 0) -> Service:
     return service("web", port(80, node_port=node_port), ips=ips or (VIP,), type_=type_)
 
 
-def led_to(ground: Testbed, *pods: Pod) -> tuple[ServicePortPlan, ...]:
+def led_to(testbed: Testbed, *pods: Pod) -> tuple[ServicePortPlan, ...]:
     """The Service web with these endpoints."""
-    return ground.plans(web(), endpoints("web", *(pod.v4 for pod in pods)))
+    return testbed.plans(web(), endpoints("web", *(pod.v4 for pod in pods)))
 
 
 def answer(client: Pod, address: str, number: int = 80, protocol: Protocol = TCP) -> list[str]:
@@ -53,48 +53,50 @@ def answer(client: Pod, address: str, number: int = 80, protocol: Protocol = TCP
     return client.ask(protocol, address, number, PATIENCE).split()
 
 
-def test_a_cluster_ip_leads_to_the_endpoint_and_keeps_the_pods_address(lab: Lab, ground: Testbed) -> None:
+def test_a_cluster_ip_leads_to_the_endpoint_and_keeps_the_pods_address(lab: Lab, testbed: Testbed) -> None:
     one, two = lab.pods["one"], lab.pods["two"]
-    plans = ground.plans(web(VIP, VIP6), endpoints("web", one.v4), endpoints("web", one.v6))
+    plans = testbed.plans(web(VIP, VIP6), endpoints("web", one.v4), endpoints("web", one.v6))
     dns = service("dns", port(53, protocol=UDP), ips=("10.96.0.53",))
     names = slice_of("dns", endpoint(one.v4, HERE), ports=(EndpointPort("", UDP, TARGET),))
-    assert not ground.bring(ground.wanted(plans, ground.plans(dns, names)))
+    assert not testbed.bring(testbed.wanted(plans, testbed.plans(dns, names)))
     assert answer(two, VIP) == ["one", two.v4]
     assert answer(two, VIP6) == ["one", two.v6]
     assert answer(two, "10.96.0.53", 53, UDP) == ["one", two.v4]
 
 
-def test_a_node_port_is_answered_to_clients_outside_and_on_the_node_itself(lab: Lab, ground: Testbed) -> None:
+def test_a_node_port_is_answered_to_clients_outside_and_on_the_node_itself(
+    lab: Lab, testbed: Testbed
+) -> None:
     one = lab.pods["one"]
     both = web(VIP, VIP6, node_port=NODE_PORT)
-    plans = ground.plans(both, endpoints("web", one.v4), endpoints("web", one.v6))
-    assert not ground.bring(ground.wanted(plans))
+    plans = testbed.plans(both, endpoints("web", one.v4), endpoints("web", one.v6))
+    assert not testbed.bring(testbed.wanted(plans))
     inside = lab.addresses.gateway(0)
     assert answer(lab.outside, lab.node.v4, NODE_PORT) == ["one", inside.v4]
     assert answer(lab.outside, lab.node.v6, NODE_PORT) == ["one", inside.v6]
     assert answer(lab.node, lab.node.v4, NODE_PORT)[0] == "one"
 
 
-def test_a_pod_that_reaches_itself_is_masqueraded(lab: Lab, ground: Testbed) -> None:
+def test_a_pod_that_reaches_itself_is_masqueraded(lab: Lab, testbed: Testbed) -> None:
     one = lab.pods["one"]
-    assert not ground.bring(ground.wanted(led_to(ground, one)))
+    assert not testbed.bring(testbed.wanted(led_to(testbed, one)))
     assert answer(one, VIP) == ["one", lab.addresses.gateway(0).v4]
 
 
-def test_a_service_is_refused_as_long_as_it_has_no_endpoint(lab: Lab, ground: Testbed) -> None:
+def test_a_service_is_refused_as_long_as_it_has_no_endpoint(lab: Lab, testbed: Testbed) -> None:
     one, two = lab.pods["one"], lab.pods["two"]
     for _ in range(2):
-        assert not ground.bring(ground.wanted(led_to(ground)))
+        assert not testbed.bring(testbed.wanted(led_to(testbed)))
         with pytest.raises(ConnectionRefusedError):
             answer(two, VIP)
-        assert not ground.bring(ground.wanted(led_to(ground, one)))
+        assert not testbed.bring(testbed.wanted(led_to(testbed, one)))
         assert answer(two, VIP)[0] == "one"
 
 
-def test_no_connection_fails_while_endpoints_come_and_go(lab: Lab, ground: Testbed) -> None:
+def test_no_connection_fails_while_endpoints_come_and_go(lab: Lab, testbed: Testbed) -> None:
     """No packet meets half of a Service."""
     one, two = lab.pods["one"], lab.pods["two"]
-    assert not ground.bring(ground.wanted(led_to(ground, one)))
+    assert not testbed.bring(testbed.wanted(led_to(testbed, one)))
     over, answers = threading.Event(), []
 
     def dial() -> None:
@@ -115,7 +117,7 @@ def test_no_connection_fails_while_endpoints_come_and_go(lab: Lab, ground: Testb
     try:
         for _ in range(10):
             for pods in ((two,), (one, two), (one,)):
-                assert not ground.bring(ground.wanted(led_to(ground, *pods)))
+                assert not testbed.bring(testbed.wanted(led_to(testbed, *pods)))
     finally:
         over.set()
         thread.join(PATIENCE)
@@ -123,9 +125,11 @@ def test_no_connection_fails_while_endpoints_come_and_go(lab: Lab, ground: Testb
     assert set(answers) == {"one", "two"}
 
 
-def test_connections_outlive_the_removal_of_all_rules(lab: Lab, ground: Testbed) -> None:
+def test_connections_outlive_the_removal_of_all_rules(lab: Lab, testbed: Testbed) -> None:
     one, two = lab.pods["one"], lab.pods["two"]
-    assert not ground.bring(ground.wanted(ground.plans(web(node_port=NODE_PORT), endpoints("web", one.v4))))
+    assert not testbed.bring(
+        testbed.wanted(testbed.plans(web(node_port=NODE_PORT), endpoints("web", one.v4)))
+    )
     with netns.entered(two.netns):
         inside = sockets.dial(TCP, VIP, 80, PATIENCE)
     with netns.entered(lab.outside.netns):
@@ -139,17 +143,17 @@ def test_connections_outlive_the_removal_of_all_rules(lab: Lab, ground: Testbed)
         answer(lab.outside, lab.node.v4, NODE_PORT)
 
 
-def test_what_a_former_run_left_serves_on_while_another_one_takes_over(lab: Lab, ground: Testbed) -> None:
+def test_what_a_previous_run_left_serves_on_while_another_one_takes_over(lab: Lab, testbed: Testbed) -> None:
     one, two = lab.pods["one"], lab.pods["two"]
-    wanted = ground.wanted(led_to(ground, one))
-    assert not ground.bring(wanted)
+    wanted = testbed.wanted(led_to(testbed, one))
+    assert not testbed.bring(wanted)
     with netns.entered(two.netns):
         client = sockets.dial(TCP, VIP, 80, PATIENCE)
     with client:
-        ground.plane.close()
-        ground.plane = ground.another_run()
-        assert ground.plane.read() == wanted
+        testbed.plane.close()
+        testbed.plane = testbed.another_run()
+        assert testbed.plane.read() == wanted
         assert answer(two, VIP)[0] == "one"
-        assert not ground.bring(wanted)
+        assert not testbed.bring(wanted)
         client.sendall(b"still there")
         assert client.recv(64) == b"still there"

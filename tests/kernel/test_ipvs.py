@@ -74,7 +74,7 @@ def done(*operations: ipvs.Operation) -> None:
     assert ipvs.apply(operations) == []
 
 
-def refused(operation: ipvs.Operation) -> KernelError:
+def rejected(operation: ipvs.Operation) -> KernelError:
     ((position, error),) = ipvs.apply([operation])
     assert position == 0
     return error
@@ -210,7 +210,7 @@ def test_to_delete_takes_the_one_that_is_named(node: Namespace, of: Family) -> N
 def test_what_is_there_already_or_is_not_is_told_by_its_name(node: Namespace, of: Family) -> None:
     virtual, gone = VirtualServer(key(of), "rr"), VirtualServer(key(of, Protocol.UDP), "rr")
     done(ipvs.add_server(virtual), ipvs.add_real(key(of), real(1, of)))
-    refusals = {
+    rejections = {
         ipvs.add_server(virtual): AlreadyExists,
         ipvs.add_real(key(of), real(1, of)): AlreadyExists,
         ipvs.change_server(gone): NotFound,
@@ -220,8 +220,8 @@ def test_what_is_there_already_or_is_not_is_told_by_its_name(node: Namespace, of
         ipvs.delete_real(key(of), real(2, of).address, 8081): NotFound,
         ipvs.delete_real(gone.key, real(1, of).address, 8081): NotFound,
     }
-    for operation, kind in refusals.items():
-        error = refused(operation)
+    for operation, kind in rejections.items():
+        error = rejected(operation)
         assert type(error) is kind, operation
         assert str(operation) in error.message
     with pytest.raises(NotFound, match="UDP"):
@@ -234,11 +234,11 @@ def test_one_that_is_refused_stops_none_of_the_others(node: Namespace) -> None:
     names = [key(port=port) for port in range(1, 301)]
     bad = [each.port % 7 == 0 for each in names]
     servers = map(VirtualServer, names, ["nosuch" if wrong else "rr" for wrong in bad])
-    refusals = ipvs.apply([ipvs.add_server(each) for each in servers])
-    assert [position for position, _ in refusals] == [at for at, wrong in enumerate(bad) if wrong]
-    assert all(isinstance(error, Unsupported) for _, error in refusals)
-    assert refusals[0].error.hint == "modprobe ip_vs_nosuch"
-    assert f"{names[6]}" in refusals[0].error.message
+    rejections = ipvs.apply([ipvs.add_server(each) for each in servers])
+    assert [position for position, _ in rejections] == [at for at, wrong in enumerate(bad) if wrong]
+    assert all(isinstance(error, Unsupported) for _, error in rejections)
+    assert rejections[0].error.hint == "modprobe ip_vs_nosuch"
+    assert f"{names[6]}" in rejections[0].error.message
     assert set(ipvs.read()) == {each for each, wrong in zip(names, bad, strict=True) if not wrong}
 
 
@@ -246,8 +246,8 @@ def test_what_the_kernel_will_not_have_is_rejected(node: Namespace) -> None:
     done(ipvs.add_server(VirtualServer(key(), "rr")))
     heavy = ipvs.add_real(key(), real(1, weight=1 << 31))
     everybody = ipvs.add_server(VirtualServer(key(Family.IPV6), "rr", Flag(0), 60, 0))
-    refusals = ipvs.apply([heavy, everybody])
-    assert [type(error) for _, error in refusals] == [Rejected, Rejected]
+    rejections = ipvs.apply([heavy, everybody])
+    assert [type(error) for _, error in rejections] == [Rejected, Rejected]
     assert set(ipvs.read()) == {key()}
 
 

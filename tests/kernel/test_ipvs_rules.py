@@ -1,4 +1,4 @@
-"""What the IPVS dataplane writes by iptables is what the tools of both backends print; it takes no IPVS."""
+"""What the IPVS backend writes by iptables is what the tools of both backends print; it takes no IPVS."""
 
 import contextlib
 import socket
@@ -159,9 +159,11 @@ def test_all_sets_are_made_and_read_back_and_those_of_others_are_left_alone() ->
 @pytest.mark.parametrize("tool_backend", ToolBackend)
 def test_the_modes_iptables_and_ipvs_take_each_others_common_chains_over(tool_backend: ToolBackend) -> None:
     """And each takes away only what is left of itself, whichever comes to do so first."""
-    with empty_node(tool_backend) as ground:
-        served = ground.wanted(ground.plans(service("web", ips=("10.96.1.1",)), endpoints("web", "10.1.1.1")))
-        assert not ground.bring(served)
+    with empty_node(tool_backend) as testbed:
+        served = testbed.wanted(
+            testbed.plans(service("web", ips=("10.96.1.1",)), endpoints("web", "10.1.1.1"))
+        )
+        assert not testbed.bring(served)
         for of in Family:
             make_all(of)
         wanted = rules(NodePlan(), IpvsSettings())
@@ -169,9 +171,9 @@ def test_the_modes_iptables_and_ipvs_take_each_others_common_chains_over(tool_ba
         assert not families.apply(diff(families.read(), wanted))
         assert removal_of_iptables.remove()
         assert families.read() == wanted
-        assert "KUBE-SVC" not in ground.iptables("-t nat -S")
-        assert not ground.bring(served)
+        assert "KUBE-SVC" not in testbed.iptables("-t nat -S")
+        assert not testbed.bring(served)
         assert cleanup.remove(())
-        assert ground.plane.read() == served
+        assert testbed.plane.read() == served
         families.close()
         assert "KUBE-IPVS" not in iptables.find(Family.IPV4, tool_backend).save()

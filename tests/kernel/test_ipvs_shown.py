@@ -76,8 +76,8 @@ def _served() -> Iterator[None]:
         plane = IpvsBackend(IpvsSettings(), "nft")
         plane.open()
         plans = kube_proxy.plans_of(services(), HERE, list(PODS.values()))
-        refused = plane.apply(diff(plane.read(), plane.render(plans, NODE)))
-        assert not [str(why) for why in refused.values()]
+        rejected = plane.apply(diff(plane.read(), plane.render(plans, NODE)))
+        assert not [str(why) for why in rejected.values()]
         yield
         plane.close()
 

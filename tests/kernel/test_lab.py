@@ -90,12 +90,12 @@ def test_a_call_that_hangs_is_ended(lab: Lab) -> None:
         os.kill(call.pid, 0)
 
 
-def test_a_server_on_a_taken_port_is_refused(lab: Lab) -> None:
+def test_a_server_on_a_taken_port_is_rejected(lab: Lab) -> None:
     with pytest.raises(OSError, match="Address already in use"):
         lab.pods["server"].serve(Protocol.TCP, 80)
 
 
-def test_a_second_pod_of_the_same_name_is_refused(lab: Lab) -> None:
+def test_a_second_pod_of_the_same_name_is_rejected(lab: Lab) -> None:
     with pytest.raises(AlreadyExists):
         lab.pod("client")
     with pytest.raises(ConfigError):
@@ -119,7 +119,7 @@ def test_two_labs_stand_side_by_side(lab: Lab) -> None:
         pod.serve(Protocol.TCP, 80)
         assert pod.v4 == "10.244.2.2"
         assert other.node.ask(Protocol.TCP, pod.v4, 80) == "client"
-        with pytest.raises(OSError, match=r"unreachable|timed out|refused|No route"):
+        with pytest.raises(OSError, match=r"unreachable|timed out|rejected|No route"):
             lab.node.call(lambda: sockets.ask(Protocol.TCP, pod.v4, 80, timeout=0.2))
 
 

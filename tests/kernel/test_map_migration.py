@@ -41,23 +41,23 @@ def pins() -> Iterator[Pins]:
 
 
 class Both:
-    """The maps of former programs, and those of the present ones."""
+    """The maps of previous programs, and those of the present ones."""
 
-    def __init__(self, pins: Pins, former: MapSizes = SIZES, present: MapSizes = PRESENT) -> None:
+    def __init__(self, pins: Pins, previous: MapSizes = SIZES, present: MapSizes = PRESENT) -> None:
         self.pins = pins
         self.sizes = present
-        make(pins, "a", former)
+        make(pins, "a", previous)
         make(pins, "b", present)
-        self.former, self.present = opened(pins, "a"), opened(pins, "b")
+        self.previous, self.present = opened(pins, "a"), opened(pins, "b")
         pins.set_current(pins.root / "programs-a")
 
     def close(self) -> None:
-        self.former.close()
+        self.previous.close()
         self.present.close()
 
     def migration(self) -> "contextlib.closing[Migration]":
-        former = self.pins.maps_of(self.pins.in_force())
-        return contextlib.closing(Migration(shapes(self.sizes), self.present, former))
+        previous = self.pins.maps_of(self.pins.in_force())
+        return contextlib.closing(Migration(shapes(self.sizes), self.present, previous))
 
 
 @pytest.fixture
@@ -126,13 +126,13 @@ def read(of: Map) -> Entries:
 
 def test_sockets_and_clients_are_copied_as_they_are(both: Both) -> None:
     for cookie, place, protocol in ((1000, ONE, UDP), (1001, TWO, TCP)):
-        connect(both.former, cookie, place, protocol)
-    write(both.former["socket_flows"], datagrams(1002))
-    write(both.former["affinity"], client(1))
+        connect(both.previous, cookie, place, protocol)
+    write(both.previous["socket_flows"], datagrams(1002))
+    write(both.previous["affinity"], client(1))
     with both.migration() as migration:
         migration.copy()
     assert peers(both.present) == {1000: peer(1000), 1001: peer(1001, TWO, TCP)}
-    assert both.present["socket_flows"].shape.id != both.former["socket_flows"].shape.id
+    assert both.present["socket_flows"].shape.id != both.previous["socket_flows"].shape.id
     assert read(both.present["socket_flows"]) == datagrams(1002)
     assert read(both.present["affinity"]) == client(1)
 
@@ -140,8 +140,8 @@ def test_sockets_and_clients_are_copied_as_they_are(both: Both) -> None:
 def test_what_new_programs_have_written_stays(both: Both) -> None:
     connect(both.present, 1000, TWO, way=3)
     write(both.present["affinity"], client(1, 500))
-    connect(both.former, 1000)
-    write(both.former["affinity"], client(1, 400))
+    connect(both.previous, 1000)
+    write(both.previous["affinity"], client(1, 400))
     with both.migration() as migration:
         migration.copy()
     assert peers(both.present) == {1000: peer(1000, TWO)}
@@ -151,13 +151,13 @@ def test_what_new_programs_have_written_stays(both: Both) -> None:
 def test_a_second_copy_brings_what_changed(both: Both) -> None:
     with both.migration() as migration:
         for cookie in (1000, 1001, 1002):
-            connect(both.former, cookie)
+            connect(both.previous, cookie)
         migration.copy()
-        connect(both.former, 1000, TWO)
-        forget(both.former, 1001)
-        connect(both.former, 1003)
+        connect(both.previous, 1000, TWO)
+        forget(both.previous, 1001)
+        connect(both.previous, 1003)
         forget(both.present, 1002)  # closed, and only the new programs saw it
-        write(both.former["socket_flows"], datagrams(1004))
+        write(both.previous["socket_flows"], datagrams(1004))
         migration.copy()
     assert peers(both.present) == {1000: peer(1000, TWO), 1003: peer(1003)}
     assert read(both.present["socket_flows"]) == datagrams(1004)
@@ -165,16 +165,16 @@ def test_a_second_copy_brings_what_changed(both: Both) -> None:
 
 def test_a_socket_that_new_programs_connected_again_is_theirs(both: Both) -> None:
     with both.migration() as migration:
-        connect(both.former, 1000)
+        connect(both.previous, 1000)
         migration.copy()
         connect(both.present, 1000, TWO)
-        forget(both.former, 1000)
+        forget(both.previous, 1000)
         migration.copy()
     assert peers(both.present) == {1000: peer(1000, TWO)}
 
 
 def test_what_new_programs_removed_is_not_copied_again(both: Both) -> None:
-    write(both.former["socket_flows"], datagrams(1000))
+    write(both.previous["socket_flows"], datagrams(1000))
     with both.migration() as migration:
         migration.copy()
         (first, _) = datagrams(1000)
@@ -188,9 +188,9 @@ def test_a_smaller_array_keeps_udp_before_tcp(both: Both) -> None:
     size = both.present["socket_peers"].shape.max_entries
     for cookie in range(1000, 1000 + size):
         connect(both.present, cookie, protocol=TCP)
-    connect(both.former, 2000, protocol=TCP)
+    connect(both.previous, 2000, protocol=TCP)
     for cookie in range(2001, 2001 + size):
-        connect(both.former, cookie)
+        connect(both.previous, cookie)
     with both.migration() as migration:
         migration.copy()
     assert peers(both.present).keys() == set(range(2001, 2001 + size))
@@ -201,7 +201,7 @@ def test_sockets_that_new_programs_connected_make_no_room(both: Both) -> None:
     for cookie in range(1000, 1000 + size):
         connect(both.present, cookie)
     before = peers(both.present)
-    connect(both.former, 2000)
+    connect(both.previous, 2000)
     with both.migration() as migration:
         migration.copy()
     assert peers(both.present) == before
@@ -213,7 +213,7 @@ def test_a_smaller_map_is_not_overfilled(pins: Pins) -> None:
         known: Entries = {}
         for number in range(200):
             known |= client(number)
-        write(both.former["affinity"], known)
+        write(both.previous["affinity"], known)
         newer = {key: value for number in range(1000, 1016) for key, value in client(number).items()}
         write(both.present["affinity"], newer)
         with both.migration() as migration, pytest.MonkeyPatch.context() as patch:
@@ -231,11 +231,11 @@ def test_a_smaller_map_is_not_overfilled(pins: Pins) -> None:
 
 
 def test_65536_connected_sockets_take_few_system_calls(pins: Pins, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are copied in memory: one call for each would take seconds, in which former programs run."""
+    """They are copied in memory: one call for each would take seconds, in which previous programs run."""
     sizes = (dataclasses.replace(SIZES, sockets=number) for number in (131_072, 262_144))
     with contextlib.closing(Both(pins, *sizes)) as both:
         cookies = range(10_000, 10_000 + 65_536)
-        both.former["socket_peers"].update_all([(U32.pack(n % 131_072), peer(n)) for n in cookies])
+        both.previous["socket_peers"].update_all([(U32.pack(n % 131_072), peer(n)) for n in cookies])
         with both.migration() as migration:
             calls = counted(monkeypatch)
             migration.copy()
@@ -248,12 +248,12 @@ def test_65536_connected_sockets_take_few_system_calls(pins: Pins, monkeypatch: 
 
 def test_new_programs_look_up_flows_until_all_are_copied(both: Both) -> None:
     flows = entries(a_flow(1), a_flow(2, masquerade="192.0.2.10"))
-    write(both.former["flows"], flows)
+    write(both.previous["flows"], flows)
     with both.migration() as migration:
         migration.start()
         shown = both.present["former_flows"].lookup(bytes(4))
         assert shown
-        assert U32.unpack(shown)[0] == both.former["flows"].shape.id
+        assert U32.unpack(shown)[0] == both.previous["flows"].shape.id
         assert read(both.present["flows"]) == {}
         migration.finish_flows()
         assert both.present["former_flows"].lookup(bytes(4)) is None
@@ -261,8 +261,8 @@ def test_new_programs_look_up_flows_until_all_are_copied(both: Both) -> None:
 
 
 def test_a_flow_that_new_programs_have_met_stays_as_they_know_it(both: Both) -> None:
-    former, newer = entries(a_flow(1, last_seen=5)), entries(a_flow(1, last_seen=6))
-    write(both.former["flows"], former | entries(a_flow(2)))
+    previous, newer = entries(a_flow(1, last_seen=5)), entries(a_flow(1, last_seen=6))
+    write(both.previous["flows"], previous | entries(a_flow(2)))
     with both.migration() as migration:
         migration.start()
         write(both.present["flows"], newer)
@@ -272,7 +272,7 @@ def test_a_flow_that_new_programs_have_met_stays_as_they_know_it(both: Both) -> 
 
 def test_flows_are_copied_once(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sync comes at each change, and there may be hundreds of thousands."""
-    write(both.former["flows"], entries(a_flow(1)))
+    write(both.previous["flows"], entries(a_flow(1)))
     with both.migration() as migration:
         migration.start()
         migration.finish_flows()
@@ -285,7 +285,7 @@ def test_where_the_kernel_refuses_the_fallback_flows_are_copied_at_once(
     both: Both, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As before Linux 5.10, where both maps must have the same size."""
-    write(both.former["flows"], entries(a_flow(1)))
+    write(both.previous["flows"], entries(a_flow(1)))
     real = Map.update
 
     def update(self: Map, *given: Any) -> None:
@@ -302,7 +302,7 @@ def test_where_the_kernel_refuses_the_fallback_flows_are_copied_at_once(
 
 def test_a_locked_bucket_is_tried_again(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
     flows = entries(a_flow(1))
-    write(both.former["flows"], flows)
+    write(both.previous["flows"], flows)
     real, attempts = Map.update, itertools.count()
 
     def update(self: Map, *given: Any) -> None:
@@ -335,8 +335,8 @@ def test_maps_of_another_layout_are_discarded_by_name(
         there.rename(other)
         pin.unlink()
         pin.symlink_to(f"../../maps/{other.name}")
-    write(both.former["affinity"], client(1))
-    connect(both.former, 1000)
+    write(both.previous["affinity"], client(1))
+    connect(both.previous, 1000)
     with caplog.at_level(logging.WARNING), both.migration() as migration:
         migration.start()
         migration.finish_flows()
@@ -350,9 +350,9 @@ def test_maps_of_version_0_1_are_discarded(both: Both, pins: Pins, caplog: pytes
     folder = pins.root / "v2-0123456789" / "maps"
     folder.mkdir(parents=True)
     for name in ("flows", "affinity", "socket_flows", "socket_peers", "services"):
-        both.former[name].pin(folder / name)
+        both.previous[name].pin(folder / name)
     pins.set_current(folder.parent)
-    write(both.former["affinity"], client(1))
+    write(both.previous["affinity"], client(1))
     with caplog.at_level(logging.WARNING), both.migration() as migration:
         migration.start()
         migration.finish_flows()
@@ -366,7 +366,7 @@ def test_maps_of_version_0_1_are_discarded(both: Both, pins: Pins, caplog: pytes
 
 def test_maps_of_the_same_shape_need_no_migration(pins: Pins, monkeypatch: pytest.MonkeyPatch) -> None:
     with contextlib.closing(Both(pins, SIZES, SIZES)) as both:
-        write(both.former["flows"], entries(a_flow(1)))
+        write(both.previous["flows"], entries(a_flow(1)))
         with both.migration() as migration:
             calls = counted(monkeypatch)
             migration.start()
@@ -377,8 +377,8 @@ def test_maps_of_the_same_shape_need_no_migration(pins: Pins, monkeypatch: pytes
 def test_after_the_end_nothing_is_copied(both: Both) -> None:
     with both.migration() as migration:
         pass
-    connect(both.former, 1000)
-    write(both.former["flows"], entries(a_flow(1)))
+    connect(both.previous, 1000)
+    write(both.previous["flows"], entries(a_flow(1)))
     migration.start()
     migration.finish_flows()
     assert peers(both.present) == {}

@@ -165,7 +165,7 @@ def test_maps_whose_copy_was_interrupted_are_not_pinned(pins: Pins, monkeypatch:
         assert after.read() == WANTED
 
 
-def test_a_pin_of_another_layout_is_refused(pins: Pins) -> None:
+def test_a_pin_of_another_layout_is_rejected(pins: Pins) -> None:
     shape = make(pins, "a")["node"]
     links = pins.root / "programs-a" / "maps"
     (pins.maps / shape.pin).rename(pins.maps / "node-00000000-00000000")

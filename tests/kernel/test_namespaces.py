@@ -137,7 +137,7 @@ def test_an_error_inside_brings_the_thread_back(named: str) -> None:
     assert own() == home
 
 
-def test_a_descriptor_of_something_else_is_refused() -> None:
+def test_a_descriptor_of_something_else_is_rejected() -> None:
     home = own()
     with (
         open("/proc/self/ns/uts", "rb") as other,

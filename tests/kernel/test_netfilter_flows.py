@@ -23,9 +23,9 @@ _MASQUERADE = "ebpfproxy-masquerade"
 
 
 @pytest.fixture(params=list(Family), ids=lambda of: of.value)
-def ground(request: pytest.FixtureRequest, grounds: dict[Family, Testbed]) -> Iterator[Testbed]:
+def testbed(request: pytest.FixtureRequest, testbeds: dict[Family, Testbed]) -> Iterator[Testbed]:
     """A node that sends the Service's address to the first pod, and masquerades whatever goes to pods."""
-    made: Testbed = grounds[request.param]
+    made: Testbed = testbeds[request.param]
     table = f"{made.at.nft} {_MASQUERADE}"
     made.rules(dns=(made.at.vip, DNS, made.at.pods[0]))
     made.nft(
@@ -69,14 +69,14 @@ def never(worked: float) -> bool:
 
 
 def test_a_connection_to_a_service_is_known_as_its_endpoint_sees_it_until_it_ends(
-    ground: Testbed, flows: Noted
+    testbed: Testbed, flows: Noted
 ) -> None:
-    with ground.pod(0) as server, ground.dialing(ground.client, ground.at.vip) as client:
+    with testbed.pod(0) as server, testbed.dialing(testbed.client, testbed.at.vip) as client:
         client.send(b"?")
         seen = server.recvfrom(16)[1]
-        with ground.node.entered():
+        with testbed.node.entered():
             assert flows.learn() == 1
-            assert known(flows.map) == [(ground.at.pods[0], TARGET, *seen[:2], UDP)]
+            assert known(flows.map) == [(testbed.at.pods[0], TARGET, *seen[:2], UDP)]
             assert flows.forget(never) == 0
             (flow,) = conntrack.masqueraded()
             conntrack.delete(flow)
@@ -86,12 +86,12 @@ def test_a_connection_to_a_service_is_known_as_its_endpoint_sees_it_until_it_end
     assert flows.noted == [(False, 0), (True, 0), (False, 0)]
 
 
-def test_the_programs_look_on_while_some_are_left(ground: Testbed, flows: Noted, folder: Path) -> None:
-    vip = ground.at.vip
-    with ground.pod(0) as server, contextlib.ExitStack() as clients:
+def test_the_programs_look_on_while_some_are_left(testbed: Testbed, flows: Noted, folder: Path) -> None:
+    vip = testbed.at.vip
+    with testbed.pod(0) as server, contextlib.ExitStack() as clients:
         for _ in range(2):
-            answers(clients.enter_context(ground.dialing(ground.client, vip)), server)
-        with ground.node.entered():
+            answers(clients.enter_context(testbed.dialing(testbed.client, vip)), server)
+        with testbed.node.entered():
             assert flows.learn() == 2
             conntrack.delete(next(conntrack.masqueraded()))
             assert flows.forget(never) == 1
@@ -100,10 +100,10 @@ def test_the_programs_look_on_while_some_are_left(ground: Testbed, flows: Noted,
                 assert next_agent.noted == [(True, 1)]
 
 
-def test_a_walk_that_is_ended_early_does_not_say_that_nothing_is_left(ground: Testbed, flows: Noted) -> None:
-    with ground.pod(0) as server, ground.dialing(ground.client, ground.at.vip) as client:
+def test_a_walk_that_is_ended_early_does_not_say_that_nothing_is_left(testbed: Testbed, flows: Noted) -> None:
+    with testbed.pod(0) as server, testbed.dialing(testbed.client, testbed.at.vip) as client:
         answers(client, server)
-        with ground.node.entered():
+        with testbed.node.entered():
             flows.learn()
             conntrack.delete(next(conntrack.masqueraded()))
             assert flows.forget(lambda worked: True) == 1
@@ -111,22 +111,22 @@ def test_a_walk_that_is_ended_early_does_not_say_that_nothing_is_left(ground: Te
 
 
 def test_what_reaches_the_address_that_its_client_dialed_is_of_no_service(
-    ground: Testbed, flows: Noted
+    testbed: Testbed, flows: Noted
 ) -> None:
-    with ground.pod(0) as server, ground.dialing(ground.client, ground.at.pods[0], TARGET) as client:
+    with testbed.pod(0) as server, testbed.dialing(testbed.client, testbed.at.pods[0], TARGET) as client:
         answers(client, server)
-        with ground.node.entered():
+        with testbed.node.entered():
             assert [flow.is_snated for flow in conntrack.masqueraded()] == [True]
             assert flows.learn() == 0
     assert flows.noted == [(False, 0)]
 
 
 def test_without_any_tracked_connection_nothing_is_asked(
-    ground: Testbed, flows: Noted, monkeypatch: pytest.MonkeyPatch
+    testbed: Testbed, flows: Noted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Since to ask has the kernel load connection tracking."""
     monkeypatch.setattr(netlink, "dump", lambda *_: pytest.fail("it was asked"))
-    with ground.node.entered():
+    with testbed.node.entered():
         assert flows.learn() == 0
 
 

@@ -51,7 +51,7 @@ def test_a_program_tells_what_the_kernel_tells(group: Path) -> None:
         expected = netns.cookie()
     except Unsupported as lack:
         pytest.skip(lack.message)
-    assert netns_cookie.told_by_program(group) == expected
+    assert netns_cookie.read_by_program(group) == expected
 
 
 @pytest.mark.usefixtures("untold")

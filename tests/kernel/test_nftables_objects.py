@@ -41,11 +41,11 @@ from ebpfproxy.plan.service_plan import (
     FrontendPlan,
     LocalTraffic,
     NodePlan,
-    Otherwise,
+    NoEndpointAction,
     PlannedEndpoint,
+    PolicyResult,
     Scope,
     ServicePortPlan,
-    Treatment,
 )
 from tests.golden.nftables_text import entries_of
 from tests.golden.situation import load, situations
@@ -55,7 +55,7 @@ from tests.support.nft_listing import element_text, parse
 pytestmark = pytest.mark.kernel
 
 SETTINGS = NftablesSettings()
-KEPT = Treatment(Scope.CLUSTER, False)
+KEPT = PolicyResult(Scope.CLUSTER, False)
 LABEL = "a" * 63
 EMPTIED = "\n".join(
     f"{verb} table {nft_family(of)} {TABLE}" for of in Family for verb in ("add", "delete", "add")
@@ -240,7 +240,7 @@ def port_plan(
             PlannedEndpoint(Address((first + 1 + each).to_bytes(16)), 8080, True, False, True)
             for each in range(endpoints)
         ),
-        Otherwise.DROP,
+        NoEndpointAction.DROP,
         affinity,
     )
 
@@ -332,13 +332,15 @@ def who_is_reached(plan: ServicePortPlan, listeners: Sequence[socket.socket]) ->
     return listeners.index(reached)
 
 
-def test_an_unused_port_of_a_cluster_ip_is_refused(served: ServicePortPlan) -> None:
+def test_an_unused_port_of_a_cluster_ip_is_rejected(served: ServicePortPlan) -> None:
     with pytest.raises(ConnectionRefusedError):
         dial("10.96.0.10", 999)
 
 
-def test_a_service_without_endpoints_is_refused(place: Namespace) -> None:
-    plan = dataclasses.replace(port_plan(Family.IPV4, 0, endpoints=0), otherwise=Otherwise.REJECT)
+def test_a_service_without_endpoints_is_rejected(place: Namespace) -> None:
+    plan = dataclasses.replace(
+        port_plan(Family.IPV4, 0, endpoints=0), no_endpoint_action=NoEndpointAction.REJECT
+    )
     with place.entered():
         load_into_kernel(render([plan], NodePlan(), SETTINGS))
         for address in ("10.96.0.10", "203.0.113.5"):

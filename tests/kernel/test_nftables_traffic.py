@@ -1,4 +1,4 @@
-"""Connections through the nftables dataplane, and what its removal leaves them."""
+"""Connections through the nftables backend, and what its removal leaves them."""
 
 import contextlib
 import socket
@@ -17,7 +17,7 @@ from ebpfproxy.lab import Lab, Pod
 from ebpfproxy.linux.netlink import conntrack
 from ebpfproxy.linux.netns import netns
 from ebpfproxy.linux.nft.messages import Operation
-from ebpfproxy.linux.nft.nft import Refusal, Session
+from ebpfproxy.linux.nft.nft import Rejection, Session
 from ebpfproxy.model.address import (
     Family,
     Protocol,
@@ -32,11 +32,11 @@ from ebpfproxy.plan.service_plan import (
     FrontendKind,
     FrontendPlan,
     NodePlan,
-    Otherwise,
+    NoEndpointAction,
     PlannedEndpoint,
+    PolicyResult,
     Scope,
     ServicePortPlan,
-    Treatment,
 )
 from tests.kernel.clients import REFUSED, SILENT, TCP, UDP, connected, converse, outcome
 from tests.kernel.cluster import SERVICE_NETWORKS
@@ -46,7 +46,7 @@ pytestmark = pytest.mark.kernel
 VIP = {Family.IPV4: "10.96.0.1", Family.IPV6: "fd00:10:96::1"}
 IPS = ("ip", "ip6")
 PORT, TARGET, TELLING, NODE_PORT = 80, 8080, 8081, 30080
-KEPT, MASQUERADED = Treatment(Scope.CLUSTER, False), Treatment(Scope.CLUSTER, True)
+KEPT, MASQUERADED = PolicyResult(Scope.CLUSTER, False), PolicyResult(Scope.CLUSTER, True)
 
 
 class Testbed:
@@ -88,7 +88,7 @@ class Testbed:
                 FrontendPlan(node_port, FrontendKind.NODE_PORT, MASQUERADED, MASQUERADED, MASQUERADED),
             ),
             tuple(PlannedEndpoint(each, target, True, True, True) for each in sorted(addresses)),
-            Otherwise.REJECT,
+            NoEndpointAction.REJECT,
             affinity,
         )
 
@@ -117,15 +117,15 @@ class Testbed:
 
 
 @pytest.fixture(scope="module")
-def _ground() -> Iterator[Testbed]:
+def _testbed() -> Iterator[Testbed]:
     with Lab("test-nftables", 34) as lab:
         yield Testbed(lab)
 
 
 @pytest.fixture
-def ground(_ground: Testbed) -> Iterator[Testbed]:
-    yield _ground
-    _ground.reset()
+def testbed(_testbed: Testbed) -> Iterator[Testbed]:
+    yield _testbed
+    _testbed.reset()
 
 
 @pytest.fixture(params=list(Family), ids=lambda of: of.value)
@@ -133,33 +133,33 @@ def of(request: pytest.FixtureRequest) -> Family:
     return Family(request.param)
 
 
-def test_a_service_is_reached_at_its_cluster_ip_and_its_node_port(ground: Testbed, of: Family) -> None:
-    ground.serve(ground.a)
-    assert outcome(ground.p, TCP, VIP[of], PORT) == "a"
-    assert outcome(ground.lab.node, TCP, VIP[of], PORT) == "a"
-    node = ground.address(ground.lab.node, of)
-    assert outcome(ground.p, TCP, node, NODE_PORT) == "a"
-    assert outcome(ground.lab.outside, TCP, node, NODE_PORT) == "a"
+def test_a_service_is_reached_at_its_cluster_ip_and_its_node_port(testbed: Testbed, of: Family) -> None:
+    testbed.serve(testbed.a)
+    assert outcome(testbed.p, TCP, VIP[of], PORT) == "a"
+    assert outcome(testbed.lab.node, TCP, VIP[of], PORT) == "a"
+    node = testbed.address(testbed.lab.node, of)
+    assert outcome(testbed.p, TCP, node, NODE_PORT) == "a"
+    assert outcome(testbed.lab.outside, TCP, node, NODE_PORT) == "a"
 
 
 @pytest.mark.parametrize("affinity", [0, 600], ids=["by chance", "remembered"])
 @pytest.mark.parametrize("protocol", [TCP, UDP], ids=lambda protocol: protocol.name)
 def test_an_endpoint_reaches_itself_through_its_service(
-    ground: Testbed, of: Family, protocol: Protocol, affinity: int
+    testbed: Testbed, of: Family, protocol: Protocol, affinity: int
 ) -> None:
-    ground.serve(ground.a, protocol=protocol, target=TELLING, affinity=affinity)
-    name, _, client = outcome(ground.a, protocol, VIP[of], PORT).partition(" ")
+    testbed.serve(testbed.a, protocol=protocol, target=TELLING, affinity=affinity)
+    name, _, client = outcome(testbed.a, protocol, VIP[of], PORT).partition(" ")
     assert name == "a"
-    assert client != ground.address(ground.a, of), "it would answer itself past the node"
+    assert client != testbed.address(testbed.a, of), "it would answer itself past the node"
 
 
 @pytest.mark.parametrize("protocol", [TCP, UDP], ids=lambda protocol: protocol.name)
 def test_an_endpoint_that_reaches_another_one_is_seen_at_its_address(
-    ground: Testbed, of: Family, protocol: Protocol
+    testbed: Testbed, of: Family, protocol: Protocol
 ) -> None:
-    ground.serve(ground.a, ground.p, protocol=protocol, target=TELLING)
-    answers = {outcome(ground.p, protocol, VIP[of], PORT) for _ in range(40)}
-    own = ground.address(ground.p, of)
+    testbed.serve(testbed.a, testbed.p, protocol=protocol, target=TELLING)
+    answers = {outcome(testbed.p, protocol, VIP[of], PORT) for _ in range(40)}
+    own = testbed.address(testbed.p, of)
     assert f"a {own}" in answers
     (other,) = answers - {f"a {own}"}
     assert other.startswith("p ")
@@ -168,7 +168,7 @@ def test_an_endpoint_that_reaches_another_one_is_seen_at_its_address(
 
 @pytest.mark.parametrize("part", [1000, 0], ids=["at once", "by parts"])
 def test_another_layout_is_taken_over_while_all_is_reached(
-    ground: Testbed, of: Family, monkeypatch: pytest.MonkeyPatch, part: int
+    testbed: Testbed, of: Family, monkeypatch: pytest.MonkeyPatch, part: int
 ) -> None:
     """One with a chain for each endpoint, as older kube-proxies have, and we had. After each transaction
     there are new connections, of which one comes back to where it came from."""
@@ -176,25 +176,25 @@ def test_another_layout_is_taken_over_while_all_is_reached(
     monkeypatch.setattr(table, "_SETS_IN_A_PART", part)
     commit, commits = Session.commit, 0
 
-    def committed(session: Session, operations: Sequence[Operation]) -> list[Refusal]:
+    def committed(session: Session, operations: Sequence[Operation]) -> list[Rejection]:
         nonlocal commits
-        refusals = commit(session, operations)
+        rejections = commit(session, operations)
         commits += 1
-        assert [outcome(pod, TCP, VIP[of], PORT) for pod in (ground.a, ground.p)] == ["a", "a"]
-        return refusals
+        assert [outcome(pod, TCP, VIP[of], PORT) for pod in (testbed.a, testbed.p)] == ["a", "a"]
+        return rejections
 
-    ground.nft(former(ground, of))
-    with conversing(ground, of) as clients:
+    testbed.nft(previous(testbed, of))
+    with conversing(testbed, of) as clients:
         monkeypatch.setattr(Session, "commit", committed)
-        ground.serve(ground.a)
+        testbed.serve(testbed.a)
         assert commits >= (len(Family) if part else 10)
         assert [converse(client) for client in clients] == ["a"] * len(clients)
-    assert "goto endpoint-" not in ground.nft("list ruleset")
+    assert "goto endpoint-" not in testbed.nft("list ruleset")
 
 
-def former(ground: Testbed, of: Family) -> str:
+def previous(testbed: Testbed, of: Family) -> str:
     """The same Service, of one family, with a chain for its endpoint."""
-    name, address = ServicePortName("default", "web", "", TCP), parse_address(ground.address(ground.a, of))
+    name, address = ServicePortName("default", "web", "", TCP), parse_address(testbed.address(testbed.a, of))
     ip, addresses = nft_family(of), "ipv4_addr" if of is Family.IPV4 else "ipv6_addr"
     endpoint = f"endpoint-{endpoint_name(name, address, TARGET)}"
     service, external = f"service-{port_name(name)}", f"external-{port_name(name)}"
@@ -234,22 +234,22 @@ def former(ground: Testbed, of: Family) -> str:
         """
 
 
-def test_endpoints_come_and_go(ground: Testbed, of: Family) -> None:
-    ground.serve()
-    assert outcome(ground.p, TCP, VIP[of], PORT, 0.5) == (REFUSED if of is Family.IPV4 else SILENT)
-    ground.serve(ground.a)
-    assert outcome(ground.p, TCP, VIP[of], PORT) == "a"
+def test_endpoints_come_and_go(testbed: Testbed, of: Family) -> None:
+    testbed.serve()
+    assert outcome(testbed.p, TCP, VIP[of], PORT, 0.5) == (REFUSED if of is Family.IPV4 else SILENT)
+    testbed.serve(testbed.a)
+    assert outcome(testbed.p, TCP, VIP[of], PORT) == "a"
 
 
 @contextlib.contextmanager
-def conversing(ground: Testbed, of: Family) -> Iterator[list[socket.socket]]:
+def conversing(testbed: Testbed, of: Family) -> Iterator[list[socket.socket]]:
     """Two connections through the Service that are open, one of a pod and one of the node itself; also one of
     outside through the NodePort, which is masqueraded."""
-    node = ground.address(ground.lab.node, of)
+    node = testbed.address(testbed.lab.node, of)
     dials = (
-        (ground.p, VIP[of], PORT),
-        (ground.lab.node, VIP[of], PORT),
-        (ground.lab.outside, node, NODE_PORT),
+        (testbed.p, VIP[of], PORT),
+        (testbed.lab.node, VIP[of], PORT),
+        (testbed.lab.outside, node, NODE_PORT),
     )
     with contextlib.ExitStack() as opened:
         clients = [opened.enter_context(connected(place, TCP, to, port)) for place, to, port in dials]
@@ -257,69 +257,69 @@ def conversing(ground: Testbed, of: Family) -> Iterator[list[socket.socket]]:
         yield clients
 
 
-def test_open_connections_go_on_when_the_mode_is_retired(ground: Testbed, of: Family) -> None:
-    ground.serve(ground.a)
-    with conversing(ground, of) as clients:
-        with ground.within():
-            removed, left = cleanup.retire(conntrack.nat_in_use)
+def test_open_connections_go_on_when_the_mode_is_retired(testbed: Testbed, of: Family) -> None:
+    testbed.serve(testbed.a)
+    with conversing(testbed, of) as clients:
+        with testbed.within():
+            removed, left = cleanup.drain(conntrack.nat_in_use)
         assert (len(removed), left) == (2, True)
         assert [converse(client) for client in clients] == ["a"] * 3
-        assert outcome(ground.p, TCP, VIP[of], PORT, 0.5) == SILENT, "a new one is nobody's"
-        with ground.within():
-            assert cleanup.retire(conntrack.nat_in_use) == ([], True), "as long as they are open"
+        assert outcome(testbed.p, TCP, VIP[of], PORT, 0.5) == SILENT, "a new one is nobody's"
+        with testbed.within():
+            assert cleanup.drain(conntrack.nat_in_use) == ([], True), "as long as they are open"
         assert [converse(client) for client in clients] == ["a"] * 3
 
 
-def test_what_open_connections_needed_goes_when_nothing_is_translated(ground: Testbed) -> None:
+def test_what_open_connections_needed_goes_when_nothing_is_translated(testbed: Testbed) -> None:
     translated = True
-    ground.serve(ground.a)
-    with ground.within():
-        assert cleanup.retire(lambda of: translated)[1] is True
-        assert "nat" in ground.nft("list ruleset")
+    testbed.serve(testbed.a)
+    with testbed.within():
+        assert cleanup.drain(lambda of: translated)[1] is True
+        assert "nat" in testbed.nft("list ruleset")
         translated = False
-        removed, left = cleanup.retire(lambda of: translated)
+        removed, left = cleanup.drain(lambda of: translated)
     assert (len(removed), left) == (2, False)
-    assert ground.nft("list ruleset") == ""
-    with ground.within():
-        assert cleanup.retire(conntrack.nat_in_use) == ([], False)
+    assert testbed.nft("list ruleset") == ""
+    with testbed.within():
+        assert cleanup.drain(conntrack.nat_in_use) == ([], False)
 
 
-def test_one_family_waits_for_its_own_connections_alone(ground: Testbed) -> None:
-    ground.serve(ground.a)
-    with ground.within():
-        assert cleanup.retire(lambda of: of is Family.IPV6)[1] is True
-    assert f"table ip {TABLE}" not in ground.nft("list ruleset")
-    assert f"table ip6 {TABLE}" in ground.nft("list ruleset")
+def test_one_family_waits_for_its_own_connections_alone(testbed: Testbed) -> None:
+    testbed.serve(testbed.a)
+    with testbed.within():
+        assert cleanup.drain(lambda of: of is Family.IPV6)[1] is True
+    assert f"table ip {TABLE}" not in testbed.nft("list ruleset")
+    assert f"table ip6 {TABLE}" in testbed.nft("list ruleset")
 
 
-def test_the_mode_begins_again_where_it_was_being_retired(ground: Testbed, of: Family) -> None:
-    ground.serve(ground.a)
-    with conversing(ground, of) as clients:
-        with ground.within():
-            cleanup.retire(conntrack.nat_in_use)
-        ground.serve(ground.a)
+def test_the_mode_begins_again_where_it_was_being_retired(testbed: Testbed, of: Family) -> None:
+    testbed.serve(testbed.a)
+    with conversing(testbed, of) as clients:
+        with testbed.within():
+            cleanup.drain(conntrack.nat_in_use)
+        testbed.serve(testbed.a)
         assert [converse(client) for client in clients] == ["a"] * 3
-        assert outcome(ground.p, TCP, VIP[of], PORT) == "a"
+        assert outcome(testbed.p, TCP, VIP[of], PORT) == "a"
 
 
-def test_removal_takes_our_tables_and_nothing_else(ground: Testbed) -> None:
-    ground.nft("table ip theirs { chain one { }; }; table inet kube-proxy { chain two { }; }")
-    others = ground.nft("list ruleset")
-    ground.serve(ground.a)
-    whole = ground.nft("list ruleset")
-    with ground.within():
+def test_removal_takes_our_tables_and_nothing_else(testbed: Testbed) -> None:
+    testbed.nft("table ip theirs { chain one { }; }; table inet kube-proxy { chain two { }; }")
+    others = testbed.nft("list ruleset")
+    testbed.serve(testbed.a)
+    whole = testbed.nft("list ruleset")
+    with testbed.within():
         told = cleanup.remove(dry_run=True)
-        assert ground.nft("list ruleset") == whole
+        assert testbed.nft("list ruleset") == whole
         assert cleanup.remove() == told
         assert cleanup.remove() == []
     assert [line.partition(":")[0] for line in told] == [
         f"nftables table {ip} {TABLE}" for ip in ("ip", "ip6")
     ]
-    assert ground.nft("list ruleset") == others
+    assert testbed.nft("list ruleset") == others
 
 
-def test_kube_proxys_own_table_is_removed_whatever_is_in_it(ground: Testbed) -> None:
-    ground.nft(
+def test_kube_proxys_own_table_is_removed_whatever_is_in_it(testbed: Testbed) -> None:
+    testbed.nft(
         f"""
         table ip {TABLE} {{
             counter seen {{ }}
@@ -329,9 +329,9 @@ def test_kube_proxys_own_table_is_removed_whatever_is_in_it(ground: Testbed) -> 
         }}
         """
     )
-    with ground.within():
-        assert cleanup.retire(lambda of: True) == (
+    with testbed.within():
+        assert cleanup.drain(lambda of: True) == (
             [f"nftables table ip {TABLE}: 1 sets and maps, 2 chains, 1 of them base chains"],
             False,
         )
-    assert ground.nft("list ruleset") == ""
+    assert testbed.nft("list ruleset") == ""

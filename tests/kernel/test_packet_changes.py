@@ -17,7 +17,7 @@ pytestmark = pytest.mark.kernel
 
 both_families = pytest.mark.parametrize("family", ["v4", "v6"])
 AT_ONCE = 0.9
-"""Seconds in which a refusal comes, of a client that would wait a second before it says it again."""
+"""Seconds in which a rejection comes, of a client that would wait a second before it says it again."""
 
 
 def name_of(answer: str) -> str:
@@ -63,7 +63,7 @@ def test_a_connection_outlives_its_endpoints_removal(two_nodes: TwoNodes, family
 
 
 def test_a_connection_from_a_port_that_was_used_before_chooses_anew(two_nodes: TwoNodes) -> None:
-    """The former one is over, so its endpoint does not count, nor its being gone."""
+    """The previous one is over, so its endpoint does not count, nor its being gone."""
     web = two_nodes.everywhere().to(two_nodes.a)
     source = (two_nodes.x.v4, 33333)
     for pod in (two_nodes.a, two_nodes.d, two_nodes.b):
@@ -116,13 +116,13 @@ def test_a_crash_and_a_restart_fail_no_connection_from_outside(two_nodes: TwoNod
             two_nodes.restart()
 
 
-@pytest.mark.dataplanes("ebpf")
+@pytest.mark.backends("ebpf")
 def test_maps_of_other_sizes_fail_no_connection_from_outside(rough_pair: TwoNodes, load: Load) -> None:
     """New maps are filled, programs are replaced, and flows are migrated."""
     rough_pair.restart()
     here, there = rough_pair.everywhere().to(rough_pair.a), rough_pair.everywhere().to(rough_pair.d)
-    former = {path.name for path in rough_pair.lab.bpffs.glob("programs-*")}
+    previous = {path.name for path in rough_pair.lab.bpffs.glob("programs-*")}
     with steady_load(rough_pair, load, here.node_port, there.node_port):
         rough_pair.restart("--ebpf-services-max=4096", "--ebpf-flows-max=600000")
         eventually(lambda: len(list(rough_pair.lab.bpffs.glob("programs-*"))) == 1, "others are removed")
-    assert {path.name for path in rough_pair.lab.bpffs.glob("programs-*")}.isdisjoint(former)
+    assert {path.name for path in rough_pair.lab.bpffs.glob("programs-*")}.isdisjoint(previous)

@@ -125,9 +125,9 @@ def test_a_reply_that_belongs_to_another_flow_is_not_taken_for_that_of_this_one(
     maps: Maps, view: View
 ) -> None:
     """Of two flows with the same reply port one was replaced."""
-    former = a_flow(1, last_seen=ago(90), masquerade="10.0.0.1")
-    write(maps, former)
-    write(maps, seen(former, ago(7), ago(7))._replace(client_port=htons(1002)))
+    previous = a_flow(1, last_seen=ago(90), masquerade="10.0.0.1")
+    write(maps, previous)
+    write(maps, seen(previous, ago(7), ago(7))._replace(client_port=htons(1002)))
     rows = {row.client: row.age for row in view.conntrack()}
     assert rows == pytest.approx({"192.0.2.9:1001": 90, "192.0.2.9:1002": 7}, abs=5)
 
@@ -270,10 +270,10 @@ def test_counters_are_of_all_cpus(maps: Maps, made: BpfPlace) -> None:
     at = _U32.pack(abi.CONSTANTS["COUNTER_SOURCE_REFUSED"])
     maps["counters"].update(at, b"".join(struct.pack("=Q", cpu + 1) for cpu in range(possible_cpus())))
     total = sum(range(1, possible_cpus() + 1))
-    (row,) = (row for row in dumped(made, "counters")["counters"] if row["counter"] == "source_refused")
+    (row,) = (row for row in dumped(made, "counters")["counters"] if row["counter"] == "source_rejected")
     assert (row["value"], row["per_cpu"]) == (total, list(range(1, possible_cpus() + 1)))
     with contextlib.closing(Readings(made.bpffs / "v1-view" / "maps")) as readings:
-        assert readings.counters()["source_refused"] == total
+        assert readings.counters()["source_rejected"] == total
         assert len(readings.counters()) == abi.CONSTANTS["COUNTERS"]
 
 

@@ -55,12 +55,12 @@ def test_tables_of_an_odd_size_are_made_once(two_nodes: TwoNodes) -> None:
     another size than it had asked for, and made the table anew again and again."""
     assert any(flag.startswith("--ebpf-flows-max=") and int(flag[-1]) % 2 for flag in two_nodes.flags)
     web = two_nodes.everywhere().to(two_nodes.d)
-    former = {path.name for path in two_nodes.lab.bpffs.glob("programs-*")}
+    previous = {path.name for path in two_nodes.lab.bpffs.glob("programs-*")}
     with connected(two_nodes.x, TCP, two_nodes.node.v4, web.node_port) as sock:
         assert name_of(converse(sock)) == "d"
         two_nodes.restart()
         assert name_of(converse(sock)) == "d"
-    assert {path.name for path in two_nodes.lab.bpffs.glob("programs-*")} == former
+    assert {path.name for path in two_nodes.lab.bpffs.glob("programs-*")} == previous
     assert COMPILED not in two_nodes.agent.log()
 
 
@@ -115,12 +115,12 @@ def test_an_address_that_is_an_external_ip_too_stays_restricted(two_nodes: TwoNo
     ranges = [f"{two_nodes.x.v4}/32", f"{two_nodes.x.v6}/128"]
     web = two_nodes.everywhere(loadBalancerSourceRanges=ranges).to(two_nodes.a)
     web.set(externalIPs=list(web.balancer_ips))
-    refused = getattr(two_nodes.lab.addresses.further(1)[0], family)
+    rejected = getattr(two_nodes.lab.addresses.further(1)[0], family)
     for protocol in (TCP, UDP):
         dial = web.dial("LoadBalancer", family, protocol, 0.3)
         assert name_of(outcome(two_nodes.x, *dial[:3])) == "a"
         assert outcome(two_nodes.q, *dial[:3], 0.3) == SILENT
-        assert outcomes(two_nodes.x, [dial._replace(source=(refused, 0))]) == [SILENT]
+        assert outcomes(two_nodes.x, [dial._replace(source=(rejected, 0))]) == [SILENT]
 
 
 @both_families
@@ -206,10 +206,10 @@ def test_a_port_that_a_connection_was_masqueraded_with_is_the_nodes_again(
     pair, port = two_nodes, next(new_ports)
     web = pair.everywhere().to(pair.d)
     node, endpoint = getattr(pair.node, family), (getattr(pair.d, family), TCP_TARGET)
-    with dialed_from(pair.x, TCP, (getattr(pair.x, family), port), (node, web.node_port)) as former:
-        assert name_of(converse(former)) == "d"
+    with dialed_from(pair.x, TCP, (getattr(pair.x, family), port), (node, web.node_port)) as previous:
+        assert name_of(converse(previous)) == "d"
         if end == "reset":
-            former.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            previous.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     with dialed_from(pair.node, TCP, (node, port), endpoint) as own:
         assert converse(own) == f"d {node}"
 
@@ -273,5 +273,5 @@ def test_policy_local_does_not_keep_those_inside_from_endpoints_elsewhere(
     assert {row: name_of(answer) for row, answer in zip(rows, answers, strict=True)} == dict.fromkeys(
         rows, "d"
     )
-    refused = [web.dial("LoadBalancer", family, protocol, 0.3) for protocol in (TCP, UDP)]
-    assert outcomes(pair.x, refused) == [SILENT, SILENT]
+    rejected = [web.dial("LoadBalancer", family, protocol, 0.3) for protocol in (TCP, UDP)]
+    assert outcomes(pair.x, rejected) == [SILENT, SILENT]

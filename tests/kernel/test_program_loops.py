@@ -10,7 +10,7 @@ pytestmark = pytest.mark.kernel
 
 @pytest.mark.parametrize("helpers", ["all", "none"])
 def test_every_loop_is_closed_by_a_jump(helpers: str) -> None:
-    """Regression: 5.10 and 6.1 refused the classifiers, "back-edge from insn 978 to 979"."""
+    """Regression: 5.10 and 6.1 rejected the classifiers, "back-edge from insn 978 to 979"."""
     every = {probe.define: "1" for probe in (*features.PROBES, features.SET_RETVAL)}
     with program_code(every if helpers == "all" else {}) as code:
         closed = {name: loops_closed_by_falling(each) for name, each in code.items()}

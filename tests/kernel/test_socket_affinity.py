@@ -14,7 +14,7 @@ from tests.kernel.cluster import Cluster, Exposed, eventually
 
 pytestmark = pytest.mark.kernel
 
-but_ipvs = pytest.mark.dataplanes("ebpf", "nftables", "iptables")
+but_ipvs = pytest.mark.backends("ebpf", "nftables", "iptables")
 """A template of IPVS has the timeout of when it was made, whatever the Service has since, and stays while a
 connection of its is remembered: of a closed one, two minutes (ip_vs_sched_persist, ip_vs_conn_expire)."""
 LONG = 3600
@@ -58,7 +58,7 @@ def test_two_clients_do_not_share_an_endpoint_forever(cluster: Cluster) -> None:
     assert any(differ() for _ in range(40))
 
 
-@pytest.mark.dataplanes("ebpf")
+@pytest.mark.backends("ebpf")
 def test_the_cluster_ip_and_the_node_port_of_one_port_share_it(cluster: Cluster) -> None:
     """iptables has one `recent` list for each ServicePort's endpoint, whatever was dialed; so have we."""
     for _ in range(5):

@@ -11,7 +11,7 @@ from ebpfproxy.model.address import Protocol
 from tests.kernel.clients import TCP, UDP, family_of, socket_in
 from tests.kernel.cluster import Cluster
 
-pytestmark = [pytest.mark.kernel, pytest.mark.dataplanes("ebpf")]
+pytestmark = [pytest.mark.kernel, pytest.mark.backends("ebpf")]
 
 both_protocols = pytest.mark.parametrize("protocol", [TCP, UDP], ids=["tcp", "udp"])
 

@@ -85,20 +85,20 @@ def test_a_connection_outlives_its_endpoints_removal(cluster: Cluster) -> None:
 
 
 def test_an_address_used_again_is_the_new_services(cluster: Cluster) -> None:
-    former = cluster.service().to(cluster.a)
-    cluster.write(former.name)
+    previous = cluster.service().to(cluster.a)
+    cluster.write(previous.name)
     latter = cluster.service()
-    latter.v4, latter.v6 = former.v4, former.v6
+    latter.v4, latter.v6 = previous.v4, previous.v6
     latter.to(cluster.b)
     assert set(answers(cluster.p, TCP, latter.v4, 80, 10)) == {"b"}
 
 
 def test_a_cluster_ip_that_changes(cluster: Cluster) -> None:
     web = cluster.service().to(cluster.a)
-    former, web.v4 = web.v4, "10.96.202.1"
+    previous, web.v4 = web.v4, "10.96.202.1"
     web.set()
     assert outcome(cluster.p, TCP, web.v4, 80) == "a"
-    assert outcome(cluster.p, TCP, former, 80, 0.3) == SILENT
+    assert outcome(cluster.p, TCP, previous, 80, 0.3) == SILENT
 
 
 @pytest.fixture

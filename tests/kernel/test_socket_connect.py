@@ -30,7 +30,7 @@ def test_a_connection_reaches_every_endpoint(
     assert set(found) == {"a", "b"}
 
 
-@pytest.mark.dataplanes("ebpf")
+@pytest.mark.backends("ebpf")
 @both_families
 @both_clients
 @both_protocols
@@ -49,7 +49,7 @@ def test_a_socket_sees_the_service_as_its_peer_and_itself_as_it_is(
         assert own.startswith("10.244.1.1" if family == "v4" else "fd00:")
 
 
-@pytest.mark.dataplanes("ebpf")
+@pytest.mark.backends("ebpf")
 @both_clients
 @both_protocols
 def test_an_ipv6_socket_may_dial_an_ipv4_service(cluster: Cluster, client: str, protocol: Protocol) -> None:

@@ -34,7 +34,7 @@ class Report(NamedTuple):
 
     finished: float
     unanswered: int
-    former: int
+    previous: int
 
 
 def answered(socks: dict[int, socket.socket], poll: "select.epoll") -> dict[int, bytes]:
@@ -70,14 +70,14 @@ def client(address: str, count: int, go: int, ready: int) -> Report:
         os.write(ready, b"!")
         os.read(go, 1)
         pending = {sock.fileno(): sock for sock in made}
-        unanswered = former = 0
+        unanswered = previous = 0
         while pending:
             found = answered(pending, poll)
             unanswered += len(pending) - len(found)
-            former += sum(answer == b"a" for answer in found.values())
+            previous += sum(answer == b"a" for answer in found.values())
             for fd in (fd for fd, answer in found.items() if answer == b"b"):
                 del pending[fd]
-        return Report(time.monotonic(), unanswered, former)
+        return Report(time.monotonic(), unanswered, previous)
 
 
 @pytest.fixture
@@ -115,6 +115,6 @@ def test_all_of_very_many_sockets_keep_working(crowded: Cluster, request: pytest
         f"{total} sockets: reconnected in {line.values['seconds']} s; the last one answered by the new "
         f"endpoint {max(each.finished for each in reports) - started:.2f} s after the change was written "
         f"({in_force - started:.2f} s until it was in force); "
-        f"{sum(each.former for each in reports)} answers of the former endpoint meanwhile; "
+        f"{sum(each.previous for each in reports)} answers of the previous endpoint meanwhile; "
         f"{sum(each.unanswered for each in reports)} datagrams unanswered"
     )

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.kernel
 
 both_families = pytest.mark.parametrize("family", ["v4", "v6"])
 both_clients = pytest.mark.parametrize("client", ["pod", "node"])
-but_ipvs = pytest.mark.dataplanes("ebpf", "nftables", "iptables")
+but_ipvs = pytest.mark.backends("ebpf", "nftables", "iptables")
 """IPVS knows an answer's connection by the client and the endpoint (ip_vs_conn_out_get), so that one of two
 Services answers, or a Service where its endpoint was asked; and no source port of NAT is changed for it."""
 
@@ -85,7 +85,7 @@ def test_a_socket_goes_from_one_service_to_another(cluster: Cluster, client: str
         disconnect(sock)
         with pytest.raises(OSError, check=lambda error: error.errno == errno.ENOTCONN):
             sock.getpeername()
-        if family == "v4":  # an IPv6 socket takes only its former peer's datagrams: __udp_disconnect()
+        if family == "v4":  # an IPv6 socket takes only its previous peer's datagrams: __udp_disconnect()
             assert ask_from(sock, two.v4, 53) == ("b", (two.v4, 53))
         sock.connect((two.address(family), 53))
         assert sock.getpeername()[:2] == (two.address(family), 53)

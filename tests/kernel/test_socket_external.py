@@ -55,7 +55,7 @@ def test_an_address_of_mode_proxy_is_left_to_the_load_balancer(cluster: Cluster,
     assert outcome(place, TCP, web.v4, 80) == "a"
 
 
-@pytest.mark.dataplanes("ebpf")
+@pytest.mark.backends("ebpf")
 def test_source_ranges_are_decided_by_the_packet_not_by_the_socket(cluster: Cluster) -> None:
     """A connecting socket has no address yet. So the pod's connection is not translated, nor refused;
     its packets are somebody else's to judge."""
@@ -65,7 +65,7 @@ def test_source_ranges_are_decided_by_the_packet_not_by_the_socket(cluster: Clus
     assert outcome(cluster.p, TCP, cluster.node.v4, web.node_port) == "a"
 
 
-@pytest.mark.dataplanes("ebpf")
+@pytest.mark.backends("ebpf")
 def test_the_node_reaches_a_restricted_address_where_the_ranges_hold_its_own(cluster: Cluster) -> None:
     _, vips = balanced(cluster, loadBalancerSourceRanges=[f"{cluster.node.v4}/32"])
     assert outcome(cluster.node, TCP, vips[0], 80) == "a"

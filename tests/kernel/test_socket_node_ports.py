@@ -51,7 +51,7 @@ def test_a_node_port_answers_the_node_on_its_loopback(
     assert outcome(cluster.node, protocol, address, web.node_port) == expected
 
 
-@pytest.mark.dataplanes("ebpf")
+@pytest.mark.backends("ebpf")
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_the_node_sees_the_loopback_address_as_its_peer(cluster: Cluster, address: str) -> None:
     web = cluster.service(node_port=True).to(cluster.a)
@@ -117,10 +117,10 @@ def test_a_node_port_spreads_over_all_endpoints(cluster: Cluster, protocol: Prot
 
 def test_a_node_port_that_changes_leaves_the_old_one(cluster: Cluster) -> None:
     web = cluster.service(node_port=True).to(cluster.a)
-    former, web.node_port = web.node_port, web.node_port + 1500
+    previous, web.node_port = web.node_port, web.node_port + 1500
     web.set()
     assert outcome(cluster.p, TCP, cluster.node.v4, web.node_port) == "a"
-    assert outcome(cluster.p, TCP, cluster.node.v4, former) == "refused"
+    assert outcome(cluster.p, TCP, cluster.node.v4, previous) == "refused"
 
 
 @pytest.fixture

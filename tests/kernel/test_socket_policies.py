@@ -71,7 +71,7 @@ def _refusal_takes(address: str, protocol: Protocol, refusal: str, differences: 
         return time.perf_counter() - start
 
 
-@pytest.mark.dataplanes("ebpf")
+@pytest.mark.backends("ebpf")
 @both_families
 @both_clients
 def test_without_endpoints_a_datagram_is_refused_when_it_is_sent(
@@ -115,7 +115,7 @@ def test_internal_policy_local_without_local_endpoints_is_silent(
     assert outcome(cluster.client(client), protocol, web.v4, PORTS[protocol], 0.3) == expected
 
 
-@pytest.mark.dataplanes("ebpf")
+@pytest.mark.backends("ebpf")
 def test_a_datagram_that_policy_drops_is_not_refused(cluster: Cluster) -> None:
     web = cluster.service(internalTrafficPolicy="Local").to(elsewhere(cluster.b))
     with socket_in(cluster.p, UDP) as sock:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.kernel
 
 both_families = pytest.mark.parametrize("family", ["v4", "v6"])
 both_clients = pytest.mark.parametrize("client", ["pod", "node"])
-only_ebpf = pytest.mark.dataplanes("ebpf")
+only_ebpf = pytest.mark.backends("ebpf")
 RECONNECTED = "ebpfproxy_sockets_reconnected_total"
 
 
@@ -49,7 +49,7 @@ def said(sock: socket.socket) -> str:
 def lost(sock: socket.socket, until: str) -> int:
     """How many of five datagrams a second do not reach the server `until` before one does.
 
-    The former endpoint of this test still answers, at once, where one that died is waited for: without the
+    The previous endpoint of this test still answers, at once, where one that died is waited for: without the
     pace, thousands would reach it while conntrack's entry is still there.
     """
     sock.settimeout(0.2)
@@ -89,7 +89,7 @@ def test_reconnected_sockets_are_counted(cluster: Cluster) -> None:
 
 @only_ebpf
 def test_no_error_and_at_most_one_lost_answer_while_both_endpoints_answer(cluster: Cluster) -> None:
-    """The answer that the former endpoint sends while the socket is reconnected is for nobody."""
+    """The answer that the previous endpoint sends while the socket is reconnected is for nobody."""
     dns = cluster.service().to(cluster.a)
     with connected(cluster.p, UDP, dns.v4, 53) as sock:
         sock.settimeout(1.0)

@@ -1,6 +1,6 @@
 """Real flows through rules of nft, in network namespaces of the test's own: which are ended, and which stay.
 
-Each test writes the node's rules as a dataplane would, and tells the thread what plans they stand for.
+Each test writes the node's rules as a backend would, and tells the thread what plans they stand for.
 """
 
 import queue
@@ -29,8 +29,8 @@ Plans = dict[PlanKey, ServicePortPlan | None]
 
 
 @pytest.fixture(params=list(Family), ids=lambda of: of.value)
-def ground(request: pytest.FixtureRequest, grounds: dict[Family, Testbed]) -> Iterator[Testbed]:
-    made = grounds[request.param]
+def testbed(request: pytest.FixtureRequest, testbeds: dict[Family, Testbed]) -> Iterator[Testbed]:
+    made = testbeds[request.param]
     made.rules()
     yield made
     forget(made)
@@ -39,9 +39,9 @@ def ground(request: pytest.FixtureRequest, grounds: dict[Family, Testbed]) -> It
 class Watched:
     """The thread in the node's namespace, and the looks that it told of."""
 
-    def __init__(self, ground: Testbed) -> None:
+    def __init__(self, testbed: Testbed) -> None:
         self._looks: queue.SimpleQueue[Look] = queue.SimpleQueue()
-        with ground.node.entered():
+        with testbed.node.entered():
             self.stale = StaleConntrack(self._looks.put)
             networks = local_addresses.read()
         self.stale.expect({}, NodePlan(local_networks=networks, node_port_networks=networks))
@@ -55,21 +55,21 @@ class Watched:
 
 
 @pytest.fixture
-def watched(ground: Testbed) -> Iterator[Watched]:
-    made = Watched(ground)
+def watched(testbed: Testbed) -> Iterator[Watched]:
+    made = Watched(testbed)
     yield made
     made.stale.close()
 
 
-def plans(ground: Testbed, *pods: int, called: str = "dns", protocol: Protocol = UDP) -> Plans:
-    """Of a Service with the ClusterIP of the ground and a NodePort, and these pods as endpoints."""
+def plans(testbed: Testbed, *pods: int, called: str = "dns", protocol: Protocol = UDP) -> Plans:
+    """Of a Service with the ClusterIP of the testbed and a NodePort, and these pods as endpoints."""
     service = build.service(
         called,
         port(DNS, protocol=protocol, node_port=NODE_PORT),
-        ips=(ground.at.vip,),
+        ips=(testbed.at.vip,),
         type_=ServiceType.NODE_PORT,
     )
-    endpoints = [endpoint(ground.at.pods[pod]) for pod in pods]
+    endpoints = [endpoint(testbed.at.pods[pod]) for pod in pods]
     ports = [EndpointPort("", protocol, TARGET)]
     slices = [slice_of(called, *endpoints, ports=ports)] if endpoints else []
     return {plan.key: plan for plan in plan_service(service, slices, None, CONTEXT)}
@@ -77,120 +77,120 @@ def plans(ground: Testbed, *pods: int, called: str = "dns", protocol: Protocol =
 
 @pytest.mark.parametrize("origin", ["client", "node"])
 def test_the_flows_of_an_endpoint_that_went_move_on_and_those_of_others_stay(
-    ground: Testbed, watched: Watched, origin: str
+    testbed: Testbed, watched: Watched, origin: str
 ) -> None:
-    where = ground.client if origin == "client" else ground.node
-    ground.rules(dns=(ground.at.vip, DNS, ground.at.pods[0]))
-    with ground.pod(0) as first, ground.pod(1) as second, ground.dialing(where, ground.at.vip) as client:
+    where = testbed.client if origin == "client" else testbed.node
+    testbed.rules(dns=(testbed.at.vip, DNS, testbed.at.pods[0]))
+    with testbed.pod(0) as first, testbed.pod(1) as second, testbed.dialing(where, testbed.at.vip) as client:
         answers(client, first)
-        assert watched.bring(plans(ground, 0)) == (0, 0)
-        ground.rules(dns=(ground.at.vip, DNS, ground.at.pods[1]))
-        with ground.dialing(where, ground.at.vip) as late:
+        assert watched.bring(plans(testbed, 0)) == (0, 0)
+        testbed.rules(dns=(testbed.at.vip, DNS, testbed.at.pods[1]))
+        with testbed.dialing(where, testbed.at.vip) as late:
             answers(late, second)
-            (stays,) = [flow for flow in ground.flows() if flow.source_port == late.getsockname()[1]]
-            assert watched.bring(plans(ground, 1)) == (1, 0)
-            assert ground.flows() == [stays]
+            (stays,) = [flow for flow in testbed.flows() if flow.source_port == late.getsockname()[1]]
+            assert watched.bring(plans(testbed, 1)) == (1, 0)
+            assert testbed.flows() == [stays]
             answers(client, second)
             answers(late, second)
-            assert stays in ground.flows()
+            assert stays in testbed.flows()
 
 
-def test_a_service_scaled_to_zero_sends_nobody_to_its_last_pod(ground: Testbed, watched: Watched) -> None:
-    ground.rules(dns=(ground.at.vip, DNS, ground.at.pods[0]))
-    with ground.pod(0) as server, ground.dialing(ground.client, ground.at.vip) as client:
+def test_a_service_scaled_to_zero_sends_nobody_to_its_last_pod(testbed: Testbed, watched: Watched) -> None:
+    testbed.rules(dns=(testbed.at.vip, DNS, testbed.at.pods[0]))
+    with testbed.pod(0) as server, testbed.dialing(testbed.client, testbed.at.vip) as client:
         answers(client, server)
-        assert watched.bring(plans(ground, 0)) == (0, 0)
-        ground.rules(dns=(ground.at.vip, DNS, ""))
-        assert watched.bring(plans(ground)) == (1, 0)
-        assert ground.flows() == []
+        assert watched.bring(plans(testbed, 0)) == (0, 0)
+        testbed.rules(dns=(testbed.at.vip, DNS, ""))
+        assert watched.bring(plans(testbed)) == (1, 0)
+        assert testbed.flows() == []
 
 
 def test_a_client_that_began_before_there_was_an_endpoint_reaches_the_first(
-    ground: Testbed, watched: Watched
+    testbed: Testbed, watched: Watched
 ) -> None:
     """It never falls silent, so its entry would last for ever (kubernetes issue 19029)."""
-    watched.bring(plans(ground))
-    with ground.pod(0) as server, ground.dialing(ground.node, ground.at.vip) as client:
+    watched.bring(plans(testbed))
+    with testbed.pod(0) as server, testbed.dialing(testbed.node, testbed.at.vip) as client:
         client.send(b"?")
-        (lost,) = ground.flows()
-        assert (lost.reply_source, lost.is_dnated) == (parse_address(ground.at.vip), False)
-        ground.rules(dns=(ground.at.vip, DNS, ground.at.pods[0]))
+        (lost,) = testbed.flows()
+        assert (lost.reply_source, lost.is_dnated) == (parse_address(testbed.at.vip), False)
+        testbed.rules(dns=(testbed.at.vip, DNS, testbed.at.pods[0]))
         client.send(b"?")
-        assert [flow.id for flow in ground.flows()] == [lost.id]  # the rule alone changes nothing
-        assert watched.bring(plans(ground, 0)) == (1, 0)
+        assert [flow.id for flow in testbed.flows()] == [lost.id]  # the rule alone changes nothing
+        assert watched.bring(plans(testbed, 0)) == (1, 0)
         answers(client, server)
 
 
-def test_a_deleted_service_sends_nobody_to_its_pods(ground: Testbed, watched: Watched) -> None:
-    ground.rules(dns=(ground.at.vip, DNS, ground.at.pods[0]))
-    with ground.pod(0) as server, ground.dialing(ground.client, ground.at.vip) as client:
+def test_a_deleted_service_sends_nobody_to_its_pods(testbed: Testbed, watched: Watched) -> None:
+    testbed.rules(dns=(testbed.at.vip, DNS, testbed.at.pods[0]))
+    with testbed.pod(0) as server, testbed.dialing(testbed.client, testbed.at.vip) as client:
         answers(client, server)
-        present = plans(ground, 0)
+        present = plans(testbed, 0)
         assert watched.bring(present) == (0, 0)
-        ground.rules()
+        testbed.rules()
         assert watched.bring(dict.fromkeys(present)) == (1, 0)
-        assert ground.flows() == []
+        assert testbed.flows() == []
 
 
-def test_a_node_port_loses_its_flows_on_this_nodes_addresses_only(ground: Testbed, watched: Watched) -> None:
-    ground.rules(port=("", NODE_PORT, ground.at.pods[0]))
-    elsewhere = ground.at.node_inside.replace("254", "77").replace(
+def test_a_node_port_loses_its_flows_on_this_nodes_addresses_only(testbed: Testbed, watched: Watched) -> None:
+    testbed.rules(port=("", NODE_PORT, testbed.at.pods[0]))
+    elsewhere = testbed.at.node_inside.replace("254", "77").replace(
         "::fe", "::77"
     )  # another node's, behind us
     with (
-        ground.pod(0) as first,
-        ground.pod(1) as second,
-        ground.dialing(ground.client, ground.at.node, NODE_PORT) as client,
-        ground.dialing(ground.client, ground.at.node_inside, NODE_PORT) as other,
+        testbed.pod(0) as first,
+        testbed.pod(1) as second,
+        testbed.dialing(testbed.client, testbed.at.node, NODE_PORT) as client,
+        testbed.dialing(testbed.client, testbed.at.node_inside, NODE_PORT) as other,
     ):
         answers(client, first)
         answers(other, first)
-        ground.node.ip(f"neigh replace {elsewhere} lladdr 02:00:00:00:00:77 dev inside")
-        with ground.dialing(ground.client, elsewhere, NODE_PORT) as passing:
+        testbed.node.ip(f"neigh replace {elsewhere} lladdr 02:00:00:00:00:77 dev inside")
+        with testbed.dialing(testbed.client, elsewhere, NODE_PORT) as passing:
             passing.send(b"?")
             passes = passing.getsockname()[1]
-            assert watched.bring(plans(ground, 0)) == (0, 0)
-            ground.rules(port=("", NODE_PORT, ground.at.pods[1]))
-            assert watched.bring(plans(ground, 1)) == (2, 0)
-            assert [flow.source_port for flow in ground.flows()] == [passes]
+            assert watched.bring(plans(testbed, 0)) == (0, 0)
+            testbed.rules(port=("", NODE_PORT, testbed.at.pods[1]))
+            assert watched.bring(plans(testbed, 1)) == (2, 0)
+            assert [flow.source_port for flow in testbed.flows()] == [passes]
         answers(client, second)
 
 
-def test_somebody_elses_translation_stays(ground: Testbed, watched: Watched) -> None:
+def test_somebody_elses_translation_stays(testbed: Testbed, watched: Watched) -> None:
     """A published port, translated to the very pod that our Service loses."""
-    ours = (ground.at.vip, DNS, ground.at.pods[0])
-    theirs = ("", FOREIGN_PORT, ground.at.pods[0])
-    ground.rules(ours=ours, theirs=theirs)
+    ours = (testbed.at.vip, DNS, testbed.at.pods[0])
+    theirs = ("", FOREIGN_PORT, testbed.at.pods[0])
+    testbed.rules(ours=ours, theirs=theirs)
     with (
-        ground.pod(0) as server,
-        ground.dialing(ground.client, ground.at.vip) as client,
-        ground.dialing(ground.client, ground.at.node, FOREIGN_PORT) as foreign,
+        testbed.pod(0) as server,
+        testbed.dialing(testbed.client, testbed.at.vip) as client,
+        testbed.dialing(testbed.client, testbed.at.node, FOREIGN_PORT) as foreign,
     ):
         answers(client, server)
         answers(foreign, server)
-        present = plans(ground, 0)
+        present = plans(testbed, 0)
         watched.bring(present)
-        assert watched.bring(plans(ground)) == (1, 0)
+        assert watched.bring(plans(testbed)) == (1, 0)
         answers(client, server)  # the rules were left, so that there is one to lose
         assert watched.bring(dict.fromkeys(present)) == (1, 0)
-        (left,) = ground.flows()
+        (left,) = testbed.flows()
         assert left.destination_port == FOREIGN_PORT
         answers(foreign, server)
 
 
-def test_tcp_connections_stay(ground: Testbed, watched: Watched) -> None:
-    ground.rules(dns=(ground.at.vip, DNS, ground.at.pods[0]))
-    with ground.pods.entered():
-        listening = socket.create_server((ground.at.pods[0], TARGET), family=ground.at.number)
+def test_tcp_connections_stay(testbed: Testbed, watched: Watched) -> None:
+    testbed.rules(dns=(testbed.at.vip, DNS, testbed.at.pods[0]))
+    with testbed.pods.entered():
+        listening = socket.create_server((testbed.at.pods[0], TARGET), family=testbed.at.number)
     with listening:
-        with ground.client.entered():
-            client = socket.create_connection((ground.at.vip, DNS), timeout=PATIENCE)
+        with testbed.client.entered():
+            client = socket.create_connection((testbed.at.vip, DNS), timeout=PATIENCE)
         with client, listening.accept()[0] as served:
-            both = plans(ground, 0) | plans(ground, 0, protocol=TCP)
+            both = plans(testbed, 0) | plans(testbed, 0, protocol=TCP)
             watched.bring(both)
-            watched.bring(plans(ground, 1) | plans(ground, 1, protocol=TCP))
+            watched.bring(plans(testbed, 1) | plans(testbed, 1, protocol=TCP))
             watched.bring(dict.fromkeys(both))
-            (flow,) = ground.flows(TCP)
+            (flow,) = testbed.flows(TCP)
             assert flow.is_dnated
             client.sendall(b"?")
             served.settimeout(PATIENCE)
@@ -198,30 +198,30 @@ def test_tcp_connections_stay(ground: Testbed, watched: Watched) -> None:
 
 
 def test_a_restart_ends_no_flow_that_is_right_and_those_of_what_is_gone(
-    ground: Testbed, watched: Watched
+    testbed: Testbed, watched: Watched
 ) -> None:
-    vip, former = ground.at.vip, ground.at.vip.removesuffix("3") + "9"
-    ground.rules(dns=(vip, DNS, ground.at.pods[0]), former=(former, DNS, ground.at.pods[0]))
+    vip, previous = testbed.at.vip, testbed.at.vip.removesuffix("3") + "9"
+    testbed.rules(dns=(vip, DNS, testbed.at.pods[0]), previous=(previous, DNS, testbed.at.pods[0]))
     with (
-        ground.pod(0) as server,
-        ground.dialing(ground.client, vip) as client,
-        ground.dialing(ground.client, former) as late,
+        testbed.pod(0) as server,
+        testbed.dialing(testbed.client, vip) as client,
+        testbed.dialing(testbed.client, previous) as late,
     ):
         answers(client, server)
         answers(late, server)
-        (stays,) = [flow for flow in ground.flows() if flow.destination == parse_address(vip)]
-        ground.rules(dns=(vip, DNS, ground.at.pods[0]))
-        watched.stale.inherit([Frontend(parse_address(each), DNS, UDP) for each in (vip, former)])
-        assert watched.bring(plans(ground, 0)) == (1, 0)
-        assert ground.flows() == [stays]
+        (stays,) = [flow for flow in testbed.flows() if flow.destination == parse_address(vip)]
+        testbed.rules(dns=(vip, DNS, testbed.at.pods[0]))
+        watched.stale.inherit([Frontend(parse_address(each), DNS, UDP) for each in (vip, previous)])
+        assert watched.bring(plans(testbed, 0)) == (1, 0)
+        assert testbed.flows() == [stays]
         answers(client, server)
 
 
-def track(ground: Testbed, clients: range, pod: str) -> None:
+def track(testbed: Testbed, clients: range, pod: str) -> None:
     """Have the node track a flow of each of these clients to the Service, at that pod; by netlink."""
-    network = parse_address(ground.at.client)[:12]
-    to, answering = (parse_address(ground.at.vip), DNS), (parse_address(pod), TARGET)
-    head = conntrack.HEAD.pack(ground.at.number, 0, 0)
+    network = parse_address(testbed.at.client)[:12]
+    to, answering = (parse_address(testbed.at.vip), DNS), (parse_address(pod), TARGET)
+    head = conntrack.HEAD.pack(testbed.at.number, 0, 0)
     # Seen a reply, assured, confirmed; CTA_TIMEOUT.
     tail = netlink.attribute(conntrack.CTA_STATUS, (0x0E).to_bytes(4))
     tail += netlink.attribute(7, (600).to_bytes(4))
@@ -232,12 +232,12 @@ def track(ground: Testbed, clients: range, pod: str) -> None:
         reply = conntrack.tuple_attribute(conntrack.CTA_TUPLE_REPLY, UDP, answering, client)
         requests.append(netlink.message(conntrack.NEW, _CREATE, 1, head + original + reply + tail))
     with (
-        ground.node.entered(),
+        testbed.node.entered(),
         socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, conntrack.NETLINK_NETFILTER) as sock,
     ):
         for first in range(0, len(requests), 200):
             sock.sendto(b"".join(requests[first : first + 200]), (0, 0))
-        with pytest.raises(BlockingIOError):  # the kernel refused none
+        with pytest.raises(BlockingIOError):  # the kernel rejected none
             sock.recv(1 << 16, socket.MSG_DONTWAIT)
 
 
@@ -245,16 +245,16 @@ _CREATE = netlink.NLM_F_REQUEST | netlink.NLM_F_CREATE | netlink.NLM_F_EXCL
 _EACH = 25_000
 
 
-def test_fifty_thousand_flows_are_gone_through_in_bounded_time(ground: Testbed, watched: Watched) -> None:
+def test_fifty_thousand_flows_are_gone_through_in_bounded_time(testbed: Testbed, watched: Watched) -> None:
     """Half of them are of an endpoint that went. It takes a second or two where nothing else runs."""
     if int(sysctl.read("net/netfilter/nf_conntrack_max")) < 4 * _EACH:
         pytest.skip("the table of this machine's kernel is too small")
     for pod, clients in enumerate((range(1, _EACH + 1), range(_EACH + 1, 2 * _EACH + 1))):
-        track(ground, clients, ground.at.pods[pod])
-    assert watched.bring(plans(ground, 0, 1)) == (0, 0)
+        track(testbed, clients, testbed.at.pods[pod])
+    assert watched.bring(plans(testbed, 0, 1)) == (0, 0)
     began = time.monotonic()
-    assert watched.bring(plans(ground, 1)) == (_EACH, 0)
+    assert watched.bring(plans(testbed, 1)) == (_EACH, 0)
     assert time.monotonic() - began < PATIENCE / 2
-    left = ground.flows()
+    left = testbed.flows()
     assert len(left) == _EACH
-    assert {flow.reply_source for flow in left} == {parse_address(ground.at.pods[1])}
+    assert {flow.reply_source for flow in left} == {parse_address(testbed.at.pods[1])}

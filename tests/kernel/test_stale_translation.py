@@ -114,7 +114,7 @@ def test_a_node_port(unable: Cluster, family: str) -> None:
 
 @pytest.mark.parametrize("to", ["a", "b"])
 def test_the_port_of_a_socket_that_was_closed_is_translated_no_more(unable: Cluster, to: str) -> None:
-    """Neither what the next socket sends to the former endpoint, nor what the present one answers it."""
+    """Neither what the next socket sends to the previous endpoint, nor what the present one answers it."""
     dns = unable.service().to(unable.a)
     with connected(unable.p, UDP, dns.v4, 53) as sock:
         dns.to(unable.b)
@@ -158,7 +158,7 @@ def test_a_socket_that_is_closed_while_no_agent_runs(unable: Cluster) -> None:
 
 
 def test_another_socket_is_not_translated(unable: Cluster) -> None:
-    """One that asks the former endpoint itself, from the same pod."""
+    """One that asks the previous endpoint itself, from the same pod."""
     dns = unable.service().to(unable.a)
     with (
         connected(unable.p, UDP, dns.v4, 53) as sock,

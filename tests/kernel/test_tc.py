@@ -136,12 +136,12 @@ def test_a_filter_that_came_to_be_before_ours_is_passed_by_attaching_again(devic
         assert not tc.can_advance(found)
 
 
-def test_a_filter_of_a_former_version_is_replaced_by_one_at_the_first_place(device: int) -> None:
+def test_a_filter_of_a_previous_version_is_replaced_by_one_at_the_first_place(device: int) -> None:
     """Version 0.1 has priority 235."""
-    with program() as former, program() as theirs, program() as ours:
-        add_filter(device, Side.INGRESS, former, handle=0xEB, name=tc.NAME, priority=235)
+    with program() as previous, program() as theirs, program() as ours:
+        add_filter(device, Side.INGRESS, previous, handle=0xEB, name=tc.NAME, priority=235)
         add_filter(device, Side.INGRESS, theirs)
-        assert tc.program_id(device, Side.INGRESS) == former.id
+        assert tc.program_id(device, Side.INGRESS) == previous.id
         assert tc.attach(device, Side.INGRESS, ours) is False
         assert [one.program_id for one in tc.filters(device, Side.INGRESS)] == [ours.id, theirs.id]
 
@@ -164,7 +164,7 @@ def test_a_filter_without_a_priority_comes_after_ours(node: Namespace, device: i
         tc.attach(device, Side.INGRESS, ours)
     node.tc(f"filter add dev n0 ingress protocol all {U32}")
     found = tc.filters(device, Side.INGRESS)
-    assert found[0].is_ours
+    assert found[0].is_own
     assert {one.priority for one in found[1:]} == {49152}
 
 
@@ -203,9 +203,9 @@ def test_an_ingress_qdisc_takes_no_program_for_egress(node: Namespace, device: i
     node.tc("qdisc add dev n0 ingress")
     with program() as ours:
         tc.attach(device, Side.INGRESS, ours)
-        with pytest.raises(Unsupported, match="egress of n0: there is an ingress qdisc") as refused:
+        with pytest.raises(Unsupported, match="egress of n0: there is an ingress qdisc") as rejected:
             tc.attach(device, Side.EGRESS, ours)
-    assert "clsact" in refused.value.hint
+    assert "clsact" in rejected.value.hint
     assert tc.filters(device, Side.EGRESS) == []
     assert tc.program_id(device, Side.INGRESS) is not None
     assert tc.has_clsact(device) is False

@@ -140,9 +140,9 @@ class Uplinks(TwoNodes):
     def sysctls(self, place: Pod, values: Mapping[str, str]) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             for name, value in values.items():
-                former = place.call(functools.partial(sysctl.read, name))
+                previous = place.call(functools.partial(sysctl.read, name))
                 place.call(functools.partial(sysctl.ensure, name, value))
-                stack.callback(place.call, functools.partial(sysctl.ensure, name, former))
+                stack.callback(place.call, functools.partial(sysctl.ensure, name, previous))
             yield
 
     @contextlib.contextmanager

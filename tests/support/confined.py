@@ -42,7 +42,7 @@ runpy.run_module("ebpfproxy", run_name="__main__", alter_sys=True)
 """
 
 
-class Refused(NamedTuple):
+class Rejections(NamedTuple):
     """A system call, by its number, that fails with this errno, where it has these arguments (their lower 32
     bits, by position)."""
 
@@ -65,9 +65,9 @@ def as_nobody() -> list[str]:
     return ["unshare", "--mount", "sh", "-ec", _UNCOVERED, "sh", str(_REPOSITORY), str(closed[0]), *_NOBODY]
 
 
-def refusing(*calls: Refused) -> list[str]:
-    """A seccomp filter refuses these to it, and to what it starts; see seccomp(2)."""
-    code = b"".join(map(_refusal, calls)) + _instruction(_RETURN, 0, _ALLOW)
+def rejecting(*calls: Rejections) -> list[str]:
+    """A seccomp filter rejects these to it, and to what it starts; see seccomp(2)."""
+    code = b"".join(map(_rejection, calls)) + _instruction(_RETURN, 0, _ALLOW)
     return [sys.executable, "-c", _START.format(code=code.hex())]
 
 
@@ -81,7 +81,7 @@ def unmounting(*commands: str) -> list[str]:
     return ["unshare", "--mount", "sh", "-ec", "; ".join((*commands, 'exec "$0" "$@"'))]
 
 
-def _refusal(call: Refused) -> bytes:
+def _rejection(call: Rejections) -> bytes:
     tests = [(_NUMBER, call.number)]
     tests += [(_ARGUMENTS + 8 * position, value) for position, value in call.arguments.items()]
     code = b""

@@ -1,4 +1,4 @@
-"""A dataplane in memory, for tests of what is above: it keeps the invariants that a kernel keeps.
+"""A backend in memory, for tests of what is above: it keeps the invariants that a kernel keeps.
 
 The contract tests run the same cases against it and against the real ones, so it cannot tell lies:
 a frontend leads to one ServicePort at a time, room is limited, a device comes and goes as it likes, an
@@ -44,7 +44,7 @@ class FakeKernel:
 
     `ports` holds the plans without their frontends, which are in `frontends`, each with its owner.
     `devices` are those that exist, by ifindex, and `watched` the plans of those that are looked after; who
-    removes a device from the former does so from the latter. A test may change all of it, as a foreign
+    removes a device from the previous does so from the latter. A test may change all of it, as a foreign
     writer would. `writes` tells what was done, in order.
     """
 
@@ -122,13 +122,13 @@ class FakeBackend:
     def apply(self, delta: Delta[Key, Entry]) -> Mapping[Key, KernelError]:
         """All puts, then what they made superfluous, then the drops: so room is freed last."""
         self._check_open()
-        with self._generation.ours():
+        with self._generation.own_change():
             return self._apply(delta)
 
     def _apply(self, delta: Delta[Key, Entry]) -> Mapping[Key, KernelError]:
         budget, failure = self._apply_failure
         self._apply_failure = 0, None
-        refused: dict[Key, KernelError] = {}
+        rejected: dict[Key, KernelError] = {}
         order: list[Write] = [("put", key) for key in delta.puts]
         order += [("trim", key) for key in delta.puts] + [("drop", key) for key in delta.drops]
         for done, (kind, key) in enumerate(order):
@@ -138,16 +138,16 @@ class FakeBackend:
                 try:
                     self._put(key, delta.puts[key])
                 except TableFull as full:
-                    refused[key] = full
+                    rejected[key] = full
                     continue
             elif kind == "drop":
                 self._drop(key)
-            elif key not in refused:
+            elif key not in rejected:
                 self._trim(key, delta.puts[key])
             self.kernel.writes.append((kind, key))
         if failure:
             raise failure
-        return refused
+        return rejected
 
     def _put(self, key: Key, entry: Entry) -> None:
         kernel = self.kernel
@@ -189,7 +189,7 @@ class FakeBackend:
 
     def _check_open(self) -> None:
         if not self._opened:
-            raise KernelError("the dataplane is not open")
+            raise KernelError("the backend is not open")
 
 
 def _sorted(plan: ServicePortPlan) -> ServicePortPlan:

@@ -1,6 +1,6 @@
 """What rules of iptables do with the first packet of a connection: worked out from their text, rule by rule.
 
-It knows the matches and targets that the iptables dataplane writes, and stumbles over any other.
+It knows the matches and targets that the iptables backend writes, and stumbles over any other.
 """
 
 import shlex
@@ -29,7 +29,7 @@ class Packet(NamedTuple):
     destination_local: bool = False
 
 
-class Fate(NamedTuple):
+class PacketOutcome(NamedTuple):
     """`verdict`: "DNAT address:port", "REJECT", "DROP", "ACCEPT", or "" where no rule said anything."""
 
     verdict: str
@@ -56,7 +56,7 @@ def ruleset(entries: Mapping[Key, Entry], layout: Layout = LAYOUT) -> Ruleset:
     return chains
 
 
-def fates(rules: Ruleset, packet: Packet) -> set[Fate]:
+def outcomes(rules: Ruleset, packet: Packet) -> set[PacketOutcome]:
     """All that may become of a new connection, as chance and remembered clients have it.
 
     A packet that comes in is looked at in nat PREROUTING, then in filter INPUT or FORWARD; one of the node's
@@ -64,13 +64,13 @@ def fates(rules: Ruleset, packet: Packet) -> set[Fate]:
     """
     own = packet.device == ""
     found = set()
-    for fate in _walk(rules, "nat", "OUTPUT" if own else "PREROUTING", packet, {False}):
-        if fate.verdict:
-            found.add(fate)
+    for outcome in _walk(rules, "nat", "OUTPUT" if own else "PREROUTING", packet, {False}):
+        if outcome.verdict:
+            found.add(outcome)
             continue
         last = "INPUT" if packet.destination_local else "FORWARD"
         chains = ["OUTPUT", *["INPUT"] * packet.destination_local] if own else [last]
-        alive = {fate.masquerade}
+        alive = {outcome.masquerade}
         for chain in chains:
             passed = set()
             for each in _walk(rules, "filter", chain, packet, alive):
@@ -79,7 +79,7 @@ def fates(rules: Ruleset, packet: Packet) -> set[Fate]:
                 else:
                     found.add(each)
             alive = passed
-        found |= {Fate("", marked) for marked in alive}
+        found |= {PacketOutcome("", marked) for marked in alive}
     return found
 
 
@@ -88,8 +88,10 @@ def _place(entry: Entry) -> int:
     return entry
 
 
-def _walk(rules: Ruleset, table: str, chain: str, packet: Packet, marked: Iterable[bool]) -> set[Fate]:
-    """The fates at the end of a chain; "" for what comes out of it again."""
+def _walk(
+    rules: Ruleset, table: str, chain: str, packet: Packet, marked: Iterable[bool]
+) -> set[PacketOutcome]:
+    """The outcomes at the end of a chain; "" for what comes out of it again."""
     found = set()
     alive = set(marked)
     for text in rules.get((table, chain), []):
@@ -102,20 +104,20 @@ def _walk(rules: Ruleset, table: str, chain: str, packet: Packet, marked: Iterab
         elif target[0] == MARK_MASQ:
             alive.add(True)
         elif target[0] == "RETURN":
-            found |= {Fate("", mark) for mark in hit}
+            found |= {PacketOutcome("", mark) for mark in hit}
         elif target[0] in _TERMINAL:
             verdict = f"DNAT {target[2]}" if target[0] == "DNAT" else target[0]
-            found |= {Fate(verdict, mark) for mark in hit}
+            found |= {PacketOutcome(verdict, mark) for mark in hit}
         else:
             assert (table, target[0]) in rules, f"no chain {target[0]} in {table}"
-            for fate in _walk(rules, table, target[0], packet, hit):
-                if fate.verdict:
-                    found.add(fate)
+            for outcome in _walk(rules, table, target[0], packet, hit):
+                if outcome.verdict:
+                    found.add(outcome)
                 else:
-                    alive.add(fate.masquerade)
+                    alive.add(outcome.masquerade)
         if not alive:
             break
-    return found | {Fate("", mark) for mark in alive}
+    return found | {PacketOutcome("", mark) for mark in alive}
 
 
 def _parse(text: str) -> tuple[list[tuple[str, str, bool]], list[str]]:

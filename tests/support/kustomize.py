@@ -28,7 +28,7 @@ def _rendered(folder: Path) -> str:
 
 
 def render(folder: Path) -> list[Object]:
-    """Raises ValueError where kustomize refuses the folder."""
+    """Raises ValueError where kustomize rejects the folder."""
     return [entry for entry in yaml.safe_load_all(_rendered(folder)) if entry]
 
 

@@ -1,4 +1,4 @@
-"""A mode over the dataplane in memory: what it was asked for, and failures to order."""
+"""A mode over the backend in memory: what it was asked for, and failures to order."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ from tests.support.fake_backend import FakeBackend, FakeKernel
 
 
 class FakeMode:
-    """See `Mode`. `left` is how often `retire` says that something is left."""
+    """See `Mode`. `left` is how often `drain` says that something is left."""
 
     def __init__(self, name: str, *findings: Finding, left: int = 0) -> None:
         self._name = name
@@ -31,9 +31,9 @@ class FakeMode:
         """What `prepare` was told last."""
         self.owns_namespace = True
         self.uses_kernel_nat = False
-        self.retired = 0
+        self.drained = 0
         self.translates = True
-        """What the last `retire` was told, of IPv4."""
+        """What the last `drain` was told, of IPv4."""
 
     @property
     def name(self) -> str:
@@ -61,8 +61,8 @@ class FakeMode:
             self.kernel.networks.clear()
         return found
 
-    def retire(self, config: Config, translates: Callable[[Family], bool]) -> tuple[list[str], bool]:
+    def drain(self, config: Config, translates: Callable[[Family], bool]) -> tuple[list[str], bool]:
         self.translates = translates(Family.IPV4)
-        self.retired += 1
+        self.drained += 1
         self.left -= 1
         return self.remove(config), self.left >= 0

@@ -1,4 +1,4 @@
-"""Reads what `nft list table` prints, as the entries of the nftables dataplane."""
+"""Reads what `nft list table` prints, as the entries of the nftables backend."""
 
 import re
 from collections.abc import Iterator

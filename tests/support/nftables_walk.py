@@ -1,6 +1,6 @@
 """What rules of nftables do with the first packet of a connection: worked out from their text, rule by rule.
 
-It knows the expressions and verdicts that the nftables dataplane writes, and stumbles over any other.
+It knows the expressions and verdicts that the nftables backend writes, and stumbles over any other.
 """
 
 import re
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ebpfproxy.backends.nftables.entries import Chain, ChainEntry, Element, ElementEntry, Entry, Key
 from ebpfproxy.model.address import Address, format_address, format_endpoint, parse_address
-from tests.support.iptables_walk import Fate, Packet
+from tests.support.iptables_walk import Packet, PacketOutcome
 from tests.support.nft_text import parse_range
 
 _LOCAL = re.compile(r"fib ([sd])addr type local ")
@@ -47,7 +47,7 @@ class Ruleset:
             if isinstance(key, Element) and isinstance(entry, ElementEntry)
         }
 
-    def fates(self, packet: Packet) -> set[Fate]:
+    def outcomes(self, packet: Packet) -> set[PacketOutcome]:
         """All that may become of a new connection, as chance and remembered clients have it.
 
         What DNAT was done for is taken as let through to its endpoint, by way of the last hook, as is what
@@ -58,31 +58,33 @@ class Ruleset:
             hooks.append("input")
         elif packet.device:
             hooks.append("forward")
-        found: set[Fate] = set()
+        found: set[PacketOutcome] = set()
         alive = {False}
         for base in (base for hook in hooks for base in self._base_chains(hook)):
             ends = self._walk(base.name, packet, alive)
-            found |= {fate for fate in ends if fate.verdict}
-            alive = {fate.masquerade for fate in ends if not fate.verdict}
+            found |= {outcome for outcome in ends if outcome.verdict}
+            alive = {outcome.masquerade for outcome in ends if not outcome.verdict}
             if not alive:
                 break
-        found |= {Fate("", marked) for marked in alive}
-        return {self._sent(packet, fate) for fate in found}
+        found |= {PacketOutcome("", marked) for marked in alive}
+        return {self._sent(packet, outcome) for outcome in found}
 
-    def _sent(self, packet: Packet, fate: Fate) -> Fate:
+    def _sent(self, packet: Packet, outcome: PacketOutcome) -> PacketOutcome:
         """The same with what becomes of the source's address, which the mark alone does not tell."""
-        verdict, marked = fate
+        verdict, marked = outcome
         if verdict in ("DROP", "REJECT"):
-            return Fate(verdict, False)
+            return PacketOutcome(verdict, False)
         if verdict:
             address, _, port = verdict.removeprefix("DNAT ").rpartition(":")
             packet = packet._replace(destination=parse_address(address.strip("[]")), port=int(port))
-        ends = {Fate("", marked)}
+        ends = {PacketOutcome("", marked)}
         for base in self._base_chains("postrouting"):
             ends = self._walk(base.name, packet, {marked}, translated=bool(verdict))
         (end,) = ends
-        assert end in (Fate("MASQUERADE", False), Fate("", False)), "a mark that stays is seen once more"
-        return Fate(verdict, bool(end.verdict))
+        assert end in (PacketOutcome("MASQUERADE", False), PacketOutcome("", False)), (
+            "a mark that stays is seen once more"
+        )
+        return PacketOutcome(verdict, bool(end.verdict))
 
     def _base_chains(self, hook: str) -> list[_BaseChain]:
         found = []
@@ -94,52 +96,52 @@ class Ruleset:
 
     def _walk(
         self, chain: str, packet: Packet, marked: Iterable[bool], translated: bool = False
-    ) -> set[Fate]:
-        """The fates at the end of a chain; "" for what comes out of it again. As long as it is on its way
+    ) -> set[PacketOutcome]:
+        """The outcomes at the end of a chain; "" for what comes out of it again. As long as it is on its way
         `masquerade` is the mark."""
         found = set()
         alive = set(marked)
         for text in self.chains[chain].rules:
             before, alive = alive, set()
             for mark in before:
-                for fate in self._ruled(text, packet, mark, translated):
-                    if fate.verdict == _END:
-                        found.add(fate._replace(verdict=""))
-                    elif fate.verdict:
-                        found.add(fate)
+                for outcome in self._ruled(text, packet, mark, translated):
+                    if outcome.verdict == _END:
+                        found.add(outcome._replace(verdict=""))
+                    elif outcome.verdict:
+                        found.add(outcome)
                     else:
-                        alive.add(fate.masquerade)
+                        alive.add(outcome.masquerade)
             if not alive:
                 break
-        return found | {Fate("", mark) for mark in alive}
+        return found | {PacketOutcome("", mark) for mark in alive}
 
-    def _ruled(self, text: str, packet: Packet, mark: bool, translated: bool) -> Iterator[Fate]:
+    def _ruled(self, text: str, packet: Packet, mark: bool, translated: bool) -> Iterator[PacketOutcome]:
         """What may come of one rule: "" for the next one, _END where what it went to came to an end."""
         text = re.sub(r' comment "[^"]*"$', "", text)
         if text.startswith(_TRANSLATED) and not translated:
-            yield Fate("", mark)
+            yield PacketOutcome("", mark)
             return
         if found := _MARKED.match(text):
             if not mark:
-                yield Fate("", mark)
+                yield PacketOutcome("", mark)
                 return
             text, mark = text[found.end() :], False
         certain, rest = self._matched(text.removeprefix(_TRANSLATED), packet)
         if certain is not True:
-            yield Fate("", mark)
+            yield PacketOutcome("", mark)
         if certain is False:
             return
         for verdict in self._verdicts(rest, packet):
             kind, _, target = verdict.partition(" ")
             if kind == "mark":
-                yield Fate("", True)
+                yield PacketOutcome("", True)
             elif kind == "jump":
                 yield from self._walk(target, packet, {mark}, translated)
             elif kind == "goto":
-                for fate in self._walk(target, packet, {mark}, translated):
-                    yield fate if fate.verdict else Fate(_END, fate.masquerade)
+                for outcome in self._walk(target, packet, {mark}, translated):
+                    yield outcome if outcome.verdict else PacketOutcome(_END, outcome.masquerade)
             else:
-                yield Fate(verdict, mark)
+                yield PacketOutcome(verdict, mark)
 
     def _matched(self, text: str, packet: Packet) -> tuple[bool | None, str]:
         """Whether the packet matches, None where that depends on who came before; and what follows."""

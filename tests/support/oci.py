@@ -113,7 +113,7 @@ class Pod:
         return folder
 
     def _crun(self, *arguments: str) -> list[str]:
-        """crun refuses the hybrid layout of cgroups: it is shown v2 alone."""
+        """crun rejects the hybrid layout of cgroups: it is shown v2 alone."""
         unified = shlex.quote(str(mounts.cgroup2_root()))
         crun = ["crun", "--cgroup-manager=disabled", f"--root={self._folder.parent}/crun", *arguments]
         unify = f"test {unified} = /sys/fs/cgroup || mount --bind {unified} /sys/fs/cgroup"

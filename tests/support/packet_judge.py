@@ -23,7 +23,7 @@ class Offer:
     """What one frontend may do: send to `endpoints`; answer that there are none; drop."""
 
     endpoints: frozenset[Netns]
-    refuses: bool = False
+    rejects: bool = False
     drops: bool = False
 
 
@@ -76,14 +76,14 @@ class Judge:
         offer = self.offer(before.tuple)
         if verdict == REDIRECT:
             assert offer, "an answer in the name of nobody"
-            assert offer.refuses, "a refusal where there is an endpoint"
-            self._refusal(frame, before, out)
+            assert offer.rejects, "a rejection where there is an endpoint"
+            self._rejection(frame, before, out)
         elif verdict == SHOT:
             assert offer, "a packet was dropped that is no Service's"
             excused = (
                 offer.drops
                 or _may_lack_ports(before)
-                or (offer.refuses and (_is_too_long_to_quote(before) or _is_nobody(before.tuple.source)))
+                or (offer.rejects and (_is_too_long_to_quote(before) or _is_nobody(before.tuple.source)))
             )
             assert excused, "a packet was dropped that has an endpoint"
             self.judged["dropped"] += 1
@@ -187,7 +187,7 @@ class Judge:
             assert headers.is_good(out), "an echo reply with a bad checksum"
         self.judged["pings answered"] += 1
 
-    def _refusal(self, frame: bytes, before: Headers, out: bytes) -> None:
+    def _rejection(self, frame: bytes, before: Headers, out: bytes) -> None:
         after = headers.read(out)
         assert after
         _turned_round(frame, before, out, after)

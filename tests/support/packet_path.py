@@ -189,11 +189,11 @@ class PacketPath:
 
     # What the agent writes
 
-    def set_node(self, flags: int = 0, inlet: int = 0, icmp_rate: int = 1_000_000, **timeouts: int) -> None:
+    def set_node(self, flags: int = 0, inner: int = 0, icmp_rate: int = 1_000_000, **timeouts: int) -> None:
         """The one entry of `node`; timeouts in seconds, kube-proxy's unless given. The cookie is 0, by which
         the marks are those that are written here."""
         seconds = TIMEOUTS | timeouts
-        values = (0, flags, inlet, *(seconds[name] for name in TIMEOUTS), icmp_rate, icmp_rate)
+        values = (0, flags, inner, *(seconds[name] for name in TIMEOUTS), icmp_rate, icmp_rate)
         self.maps["node"].update(_U32.pack(0), abi.NODE.pack(*values))
 
     def set_device(self, name: str, v4: str = "0.0.0.0", v6: str = "::") -> None:
@@ -216,8 +216,8 @@ class PacketPath:
         self._apply({}, list(self._entries))
 
     def _apply(self, puts: dict[ServicePortKey, ServicePortEntry], drops: list[ServicePortKey]) -> None:
-        refused = self._table.apply(puts, drops)
-        assert not refused, refused
+        rejected = self._table.apply(puts, drops)
+        assert not rejected, rejected
         self._entries = {k: e for k, e in self._entries.items() if k not in drops} | puts
         self._clock.now += _REST
 

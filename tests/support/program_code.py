@@ -46,7 +46,7 @@ def program_code(defines: Mapping[str, str]) -> Iterator[dict[str, bytes]]:
 def loops_closed_by_falling(code: bytes) -> list[tuple[int, int]]:
     """From which instruction to which a loop is closed without a jump.
 
-    As check_cfg() of the kernel's verifier walks, which refuses such a loop before 10e14e9652bf ("bpf: fix
+    As check_cfg() of the kernel's verifier walks, which rejects such a loop before 10e14e9652bf ("bpf: fix
     control-flow graph checking in privileged mode", Linux 6.8).
 
     >>> loops_closed_by_falling(bytes((0xB7, *bytes(7), 0x55, 0, 0xFE, 0xFF, *bytes(4), 0x95, *bytes(7))))

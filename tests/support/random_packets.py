@@ -147,7 +147,7 @@ class RandomPackets:
 
 
 _LEAST = {b"\x08\x00": 34, b"\x86\xdd": 54}
-"""From 6.17 on a test run refuses less (6b53d0f3a2a9: "Reject narrower access to the headers")."""
+"""From 6.17 on a test run rejects less (6b53d0f3a2a9: "Reject narrower access to the headers")."""
 
 
 def _adjust(frame: bytearray, at: int, difference: int) -> None:

@@ -135,7 +135,7 @@ def check_safe(maps: Maps, allowed: Mapping[Dialled, frozenset[frozenset[tuple[A
                 assert 0 < id_ < len(view.endpoints), f"{dialled}: no such endpoint"
                 place = view.endpoints[id_]
                 assert place.service == found.id, f"{dialled}: another service's endpoint"
-                assert place.flags & abi.ENDPOINT_LISTED, f"{dialled}: an endpoint that is retired"
+                assert place.flags & abi.ENDPOINT_LISTED, f"{dialled}: an endpoint that is drained"
                 assert place.flags & bit, f"{dialled}: an endpoint of another scope"
             places = frozenset((view.endpoints[i].address, view.endpoints[i].port) for i in ids)
             if dialled in allowed:
@@ -151,8 +151,8 @@ def check_admitted(maps: Maps, allowed: Mapping[Dialled, list[frozenset[Network]
     for dialled, found in view.services.items():
         if found.flags & abi.SERVICE_RESTRICTED and dialled in allowed:
             held, states = view.sources[found.id], allowed[dialled]
-            assert any(held >= state for state in states), f"{dialled}: refuses whom it should admit"
-            assert held <= frozenset().union(*states), f"{dialled}: admits whom it should refuse"
+            assert any(held >= state for state in states), f"{dialled}: rejects whom it should admit"
+            assert held <= frozenset().union(*states), f"{dialled}: admits whom it should reject"
 
 
 def _room_of_lists(entry: ServicePortEntry) -> int:

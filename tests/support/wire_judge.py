@@ -125,7 +125,7 @@ class WireJudge:
             return
         offer = self._offer(dialed)
         if packet.tuple.source in self._own and offer and offer.endpoints:
-            assert not self._opened(dialed), f"{dialed} was refused: {self._sent_as(dialed)}"
+            assert not self._opened(dialed), f"{dialed} was rejected: {self._sent_as(dialed)}"
 
     def _opened(self, dialed: Tuple) -> bool:
         """Whether all packets that went in with this tuple open a flow. The stack answers others in the same

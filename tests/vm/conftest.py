@@ -12,7 +12,7 @@ from tests.vm.debian import Unavailable, installed
 from tests.vm.kernels import Kernel, kernels
 
 DEFAULT = "6.1"
-"""It has IPVS, dummy devices and SCTP as modules, and refuses programs that later ones take."""
+"""It has IPVS, dummy devices and SCTP as modules, and rejects programs that later ones take."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

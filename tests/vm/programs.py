@@ -3,7 +3,7 @@
     python -m tests.vm.programs programs.json
 
 The programs are compiled with what this kernel is found to have, as the agent compiles them; then each is
-given to the kernel alone, so that one which is refused leaves the others to be tried.
+given to the kernel alone, so that one which is rejected leaves the others to be tried.
 """
 
 import ctypes
@@ -21,25 +21,25 @@ from ebpfproxy.linux.bpf.bpf import PROG_LOAD, Program, bpf
 from ebpfproxy.linux.bpf.compiler import ProgramSpec
 from tests.support.program_code import SPECS, program_code
 
-_STATISTICS = 4  # BPF_LOG_STATS: what the verifier did, and its reason to refuse; not each step (5.2)
+_STATISTICS = 4  # BPF_LOG_STATS: what the verifier did, and its reason to reject; not each step (5.2)
 _PROCESSED = re.compile(r"processed (\d+) insns")
 _LAST_LINES = 6
 
 
 class Cost(NamedTuple):
-    """Of one program; `refusal` is "" for one that was loaded, otherwise the verifier's last lines."""
+    """Of one program; `rejection` is "" for one that was loaded, otherwise the verifier's last lines."""
 
     name: str
     load_ms: float
     instructions: int
     """That it has when loaded, as the verifier rewrote it."""
     verified: int
-    """How many the verifier went through, on all ways (the kernel refuses at a million)."""
-    refusal: str = ""
+    """How many the verifier went through, on all ways (the kernel rejects at a million)."""
+    rejection: str = ""
 
 
 def costs() -> list[Cost]:
-    """Of all programs, those too of hooks that this kernel has not: that is their refusal."""
+    """Of all programs, those too of hooks that this kernel has not: that is their rejection."""
     with program_code(features.defines()) as code:
         return [_cost(spec, code[spec.name]) for spec in SPECS]
 

@@ -38,7 +38,7 @@ def _lacking(found: Mapping[str, Any]) -> str:
 
 
 def _verified(cost: Mapping[str, Any]) -> str:
-    return "refused" if cost["refusal"] else f"{cost['verified']:,}".replace(",", " ")
+    return "rejected" if cost["rejection"] else f"{cost['verified']:,}".replace(",", " ")
 
 
 def _load_ms(cost: Mapping[str, Any]) -> str:

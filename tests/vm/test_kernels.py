@@ -22,7 +22,7 @@ def _part(*names: str, only: str = "", subjects: str = "", hours: float = 1.0) -
     return Selection([_KERNEL + name for name in names] + options, _MODULES, hours * 3600)
 
 
-_IPTABLES = ("rules", "removal", "refusals", "drift", "edits", "open")
+_IPTABLES = ("rules", "removal", "rejections", "drift", "edits", "open")
 _AGENTS = ("test_agent_disturbed.py", "test_agent_udp_flows.py", "test_agent_health_checks.py")
 PARTS = {
     "probes": _part(
@@ -58,7 +58,7 @@ PARTS = {
     ),
     "flows": _part(
         "test_flow_collector.py",
-        "test_ebpf_retirement.py",
+        "test_ebpf_drain.py",
         "test_inlet.py",
         "test_conntrack.py",
         "test_netfilter_flows.py",
@@ -70,7 +70,9 @@ PARTS = {
     "netfilter": _part("test_iptables_traffic.py", "test_nftables_traffic.py"),
     "nftables": _part("nftables_table", "test_nftables_objects.py", hours=2),
     "iptables": _part(*(f"test_iptables_{name}.py" for name in _IPTABLES), hours=2),
-    "ipvs": _part("test_ipvs.py", "test_ipset.py", "test_ipvs_rules.py", "test_ipvs_shown.py", "ipvs_plane"),
+    "ipvs": _part(
+        "test_ipvs.py", "test_ipset.py", "test_ipvs_rules.py", "test_ipvs_shown.py", "ipvs_backend"
+    ),
     "ipvs-agents": _part(*_AGENTS, only="ipvs", hours=2),
     "ipvs-differential": _part("differential", subjects="ipvs"),
     "ipvs-takeover": _part("test_agent_takeover.py", only="ipvs", hours=2),
@@ -80,7 +82,7 @@ PARTS = {
 
 _QUICK = (
     *("test_program_costs.py", "test_features.py", "test_ipvs_shown.py", "test_ipvs_rules.py"),
-    *("ipvs_plane", "test_socket_connect.py", "test_socket_node_ports.py"),
+    *("ipvs_backend", "test_socket_connect.py", "test_socket_node_ports.py"),
     "test_packet_clients.py",
 )
 _WORDS = (

@@ -65,7 +65,7 @@ class TcFilters:
 
     def running(self, ifindex: int, side: Side) -> Running | None:
         found = tc.filters(ifindex, side)
-        own = next((one for one in found if one.is_ours), None)
+        own = next((one for one in found if one.is_own), None)
         if own is None or not (self._owned is None or own.program_id in self._owned):
             return None
         before = tuple(dict.fromkeys(map(str, tc.before(found))))  # u32 shows as two filters
@@ -96,11 +96,11 @@ class TcxLinks:
     def running(self, ifindex: int, side: Side) -> Running | None:
         placed = tcx.programs(ifindex, side)
         position = self._position(self._pin(ifindex, side), placed)
-        former = self._former(ifindex, side)
+        previous = self._previous(ifindex, side)
         if position is None:
-            return former and former._replace(proper=False)
+            return previous and previous._replace(proper=False)
         before = tuple(_name(each) for each in placed[:position])
-        return Running(placed[position].program_id, former is None, before, can_advance=position > 0)
+        return Running(placed[position].program_id, previous is None, before, can_advance=position > 0)
 
     def _position(self, pin: Path, placed: tuple[Placed, ...]) -> int | None:
         ids = [each.link_id for each in placed]
@@ -109,7 +109,7 @@ class TcxLinks:
         known = self._links.get(pin)
         return ids.index(known) if known and known in ids else None
 
-    def _former(self, ifindex: int, side: Side) -> Running | None:
+    def _previous(self, ifindex: int, side: Side) -> Running | None:
         """A filter of a previous run. None, once found, is final: an agent with tcx makes no filters."""
         if (ifindex, side) in self._without_filter:
             return None

@@ -1,4 +1,4 @@
-"""The eBPF dataplane: the six methods of `Backend` for local networks, Services, devices and hooks."""
+"""The eBPF backend: the six methods of `Backend` for local networks, Services, devices and hooks."""
 
 import contextlib
 import functools
@@ -10,7 +10,7 @@ from typing import NamedTuple, cast
 
 from ebpfproxy.backends.ebpf import abi, attachments, entries
 from ebpfproxy.backends.ebpf.devices.filter_watch import FilterWatch
-from ebpfproxy.backends.ebpf.devices.filters import DeviceTable, former_clsacts, former_pods
+from ebpfproxy.backends.ebpf.devices.filters import DeviceTable, previous_clsacts, previous_pods
 from ebpfproxy.backends.ebpf.devices.packet_check import PacketCheck
 from ebpfproxy.backends.ebpf.devices.positions import Positions
 from ebpfproxy.backends.ebpf.entries import (
@@ -146,9 +146,9 @@ class EbpfBackend:
         self._open_devices()
         self._open_rest(opened)
         in_force = self._pins.in_force()
-        former = in_force if in_force != self._programs.directory else None
+        previous = in_force if in_force != self._programs.directory else None
         wanted = shapes(self._settings.sizes)
-        self._migration = Migration(wanted, self._maps, self._pins.maps_of(former))
+        self._migration = Migration(wanted, self._maps, self._pins.maps_of(previous))
         opened.callback(self._migration.close)
         self._migration.copy()
         self._unattached: frozenset[Key] = frozenset()
@@ -158,9 +158,9 @@ class EbpfBackend:
     def _open_devices(self) -> None:
         """Include what all pinned maps `devices` record, the present one and those of previous versions."""
         pins = list(self._pins.pinned_maps("devices"))
-        pods = former_pods(pins, self._pins.pinned_maps("bypassing"))
+        pods = previous_pods(pins, self._pins.pinned_maps("bypassing"))
         pins.remove(self._pins.maps_of(self._programs.directory)["devices"])  # its content may still change
-        self._clsacts |= former_clsacts(pins)
+        self._clsacts |= previous_clsacts(pins)
         owned = None if self._settings.devices else pinned_classifiers(self._pins)
         self._devices = DeviceTable(
             self._maps["devices"],
@@ -233,57 +233,57 @@ class EbpfBackend:
         devices = frozenset(key.ifindex for key in touched if isinstance(key, DeviceKey))
         # A pod's device is gone before its removal is reported.
         others = functools.partial(_without, devices)
-        with contextlib.nullcontext() if services_only else self._attached.ours(others):
-            refused = self._apply(delta)
+        with contextlib.nullcontext() if services_only else self._attached.own_change(others):
+            rejected = self._apply(delta)
         self._services_applied = services_only and self._generation is not None
-        return refused
+        return rejected
 
     def _apply(self, delta: Delta[Key, Entry]) -> dict[Key, KernelError]:
         if not self._settled:
             self._learn_netfilter_flows()
-        refused: dict[Key, KernelError] = dict(self._put_networks(delta.puts).items())
+        rejected: dict[Key, KernelError] = dict(self._put_networks(delta.puts).items())
         puts = {k: cast(ServicePortEntry, e) for k, e in delta.puts.items() if isinstance(k, ServicePortKey)}
         drops = [key for key in delta.drops if isinstance(key, ServicePortKey)]
         services = self._table.apply(puts, drops)
-        refused.update(services.items())
-        attached = self._attach(delta.puts, refused)
-        refused.update(self._detach(delta.drops))
+        rejected.update(services.items())
+        attached = self._attach(delta.puts, rejected)
+        rejected.update(self._detach(delta.drops))
         for key in delta.drops:
             if isinstance(key, Network):
                 self._maps["local_networks"].delete(_network_key(key))
-        self._settle(refused, attached)
+        self._settle(rejected, attached)
         if any(key.protocol is Protocol.UDP for key in (*puts, *drops)):
             self._stale.look()
-        return refused
+        return rejected
 
     def _put_networks(self, puts: Mapping[Key, Entry]) -> dict[Key, KernelError]:
-        refused: dict[Key, KernelError] = {}
+        rejected: dict[Key, KernelError] = {}
         for key, entry in puts.items():
             if isinstance(key, Network):
                 try:
                     self._maps["local_networks"].update(_network_key(key), _U32.pack(cast(int, entry)))
                 except KernelError as failure:
-                    refused[key] = failure
-        return refused
+                    rejected[key] = failure
+        return rejected
 
-    def _attach(self, puts: Mapping[Key, Entry], refused: dict[Key, KernelError]) -> bool:
-        """Whether anything was attached. Failures are added to `refused`.
+    def _attach(self, puts: Mapping[Key, Entry], rejected: dict[Key, KernelError]) -> bool:
+        """Whether anything was attached. Failures are added to `rejected`.
 
         If programs with maps of other sizes are in force, flows, sockets and clients are migrated.
         """
         hooks = [key.name for key in puts if isinstance(key, HookKey)]
         devices = {k: cast(DeviceEntry, e) for k, e in puts.items() if isinstance(k, DeviceKey)}
-        refused.update(self._devices.fill(devices).items())
-        devices = {key: entry for key, entry in devices.items() if key not in refused}
+        rejected.update(self._devices.fill(devices).items())
+        devices = {key: entry for key, entry in devices.items() if key not in rejected}
         wanted = frozenset[Key](devices).union(map(HookKey, hooks))
         if wanted and not wanted <= self._unattached:
             self._migration.start()
-        refused.update(self._devices.attach(devices).items())
+        rejected.update(self._devices.attach(devices).items())
         failed = self._programs.attach(hooks)
         self._unhooked = first_needed(failed)
-        refused.update({HookKey(name): failure for name, failure in failed.items()})
-        self._unattached = wanted & refused.keys()
-        return not wanted <= refused.keys()
+        rejected.update({HookKey(name): failure for name, failure in failed.items()})
+        self._unattached = wanted & rejected.keys()
+        return not wanted <= rejected.keys()
 
     def _learn_netfilter_flows(self) -> None:
         """Learn connections of another mode, which may have been active until now.
@@ -298,11 +298,11 @@ class EbpfBackend:
     def _detach(self, drops: Collection[Key]) -> dict[Key, KernelError]:
         hooks = [key.name for key in drops if isinstance(key, HookKey)]
         failed = self._programs.detach(hooks) if hooks else {}
-        refused: dict[Key, KernelError] = {HookKey(name): failure for name, failure in failed.items()}
+        rejected: dict[Key, KernelError] = {HookKey(name): failure for name, failure in failed.items()}
         devices = [key for key in drops if isinstance(key, DeviceKey)]
-        return refused | dict(self._devices.drop(devices).items())
+        return rejected | dict(self._devices.drop(devices).items())
 
-    def _settle(self, refused: Collection[Key], attached: bool) -> None:
+    def _settle(self, rejected: Collection[Key], attached: bool) -> None:
         """Remove what a previous run left, after the first delta that leaves none of its programs attached.
 
         The contents of its maps are copied again each time that a program was replaced. They are copied once
@@ -312,8 +312,8 @@ class EbpfBackend:
         if self._settled:
             return
         # A device that rejects the filter, because of another program's qdisc, has no previous program.
-        devices_held = any(self._devices.has_outdated(key) for key in refused if isinstance(key, DeviceKey))
-        held = devices_held or any(isinstance(key, HookKey) for key in refused)
+        devices_held = any(self._devices.has_outdated(key) for key in rejected if isinstance(key, DeviceKey))
+        held = devices_held or any(isinstance(key, HookKey) for key in rejected)
         if attached or not held:
             self._migration.copy()
         if not devices_held:

@@ -1,4 +1,4 @@
-"""Removes everything that the eBPF dataplane made in the kernel."""
+"""Removes everything that the eBPF backend made in the kernel."""
 
 import contextlib
 import shutil
@@ -64,7 +64,7 @@ def alone(bpffs_root: Path) -> Iterator[Pins | None]:
 def remove_held(pins: Pins | None, cgroup_root: Path | None, dry_run: bool = False) -> list[str]:
     """As `remove`, for callers within `alone`. `pins`: None if there is no bpffs root."""
     removed = programs.detach_all(pins, cgroup_root, dry_run=dry_run) if pins else []
-    clsacts = filters.former_clsacts(pins.pinned_maps("devices") if pins else ())
+    clsacts = filters.previous_clsacts(pins.pinned_maps("devices") if pins else ())
     removed += _remove_devices(pins, clsacts, dry_run)
     if pins:
         removed += [f"pins {path.name}" for path in pins.folders()]
@@ -84,8 +84,8 @@ def _remove_devices(pins: Pins | None, clsacts: frozenset[int], dry_run: bool) -
     """
     removed = filters.detach_all(pins.devices if pins else None, dry_run)
     removed += filters.remove_clsacts(clsacts, dry_run)
-    if reinjection.has_inlet() if dry_run else reinjection.remove_inlet():
-        removed.append(f"devices {reinjection.INLET} and {reinjection.OUTLET}")
+    if reinjection.has_pair() if dry_run else reinjection.remove_pair():
+        removed.append(f"devices {reinjection.INNER} and {reinjection.OUTER}")
     return removed
 
 

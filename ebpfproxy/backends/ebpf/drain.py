@@ -1,4 +1,4 @@
-"""Drains the eBPF dataplane after another dataplane has taken over the node: open connections continue.
+"""Drains the eBPF backend after another backend has taken over the node: open connections continue.
 
 The first step ends the translation of new connections. The order ensures that it rejects or drops no packet:
 
@@ -13,8 +13,8 @@ These maps stay, as do the attachments to devices and the reinjection veth pair.
 both sides have closed it, or after the timeout in `node` without a packet. A repeated SYN is translated as
 the first one was.
 
-A UDP flow has no end, and a drained dataplane is not notified when its endpoint is removed. So datagrams of
-clients are not translated any more: the other dataplane translates them. A UDP flow without an entry in
+A UDP flow has no end, and a drained backend is not notified when its endpoint is removed. So datagrams of
+clients are not translated any more: the other backend translates them. A UDP flow without an entry in
 `services` is not in force (frontend_is_in_force() of bpf/admit.h). Datagrams of endpoints are translated as
 long as the endpoint sends, since that needs no Service. So pending replies and streams arrive.
 
@@ -23,7 +23,7 @@ may be pending. From then on getpeername() returns the endpoint. A connected soc
 TCP that is correct until the connection ends. A UDP socket keeps it even after the endpoint is removed,
 unnoticed.
 
-Endpoints and names stay unchanged. If this dataplane is selected again, it finds both by their ids, and each
+Endpoints and names stay unchanged. If this backend is selected again, it finds both by their ids, and each
 reference to them remains valid.
 
 The complete state is in the pins. A step continues where the last one ended, even in another process.
@@ -60,7 +60,7 @@ _LONGEST_REST = 0.05  # seconds
 
 
 class Drain:
-    """Drains the eBPF dataplane with this bpffs root.
+    """Drains the eBPF backend with this bpffs root.
 
     `cgroup_root` is only needed where the kernel has no cgroup links. The devices are those of the calling
     thread's network namespace, which no other agent may use. New devices get no programs.
@@ -154,7 +154,7 @@ def _has_flows(maps: Maps) -> bool:
 def _is_direct_datagrams(pair: Pair) -> bool:
     """Whether it is a direct flow of UDP. The programs still create these, so they may never end.
 
-    Without the flow, the next datagram keeps its own port, which the translating dataplane knows.
+    Without the flow, the next datagram keeps its own port, which the translating backend knows.
     """
     if protocols(pair.key)[0] != IPPROTO_UDP:
         return False

@@ -1,4 +1,4 @@
-"""The keys and entries of the eBPF dataplane, and how they are derived from a plan. Pure.
+"""The keys and entries of the eBPF backend, and how they are derived from a plan. Pure.
 
 One ServicePort in one family is one entry, since it changes in one step. Ids and ranges of slots are not part
 of an entry. They are allocated when the entry is written, and resolved when it is read back.
@@ -16,7 +16,7 @@ from ebpfproxy.plan.service_plan import (
     FrontendKind,
     FrontendPlan,
     NodePlan,
-    Otherwise,
+    NoEndpointAction,
     PlannedEndpoint,
     Scope,
     ServicePortPlan,
@@ -152,7 +152,7 @@ def _frontend(plan: FrontendPlan, of: ServicePortPlan) -> FrontendEntry:
         flags |= abi.SERVICE_INTERNAL_LOCAL
     if plan.outside.scope is Scope.LOCAL:
         flags |= abi.SERVICE_EXTERNAL_LOCAL
-    if of.otherwise is Otherwise.REJECT:
+    if of.no_endpoint_action is NoEndpointAction.REJECT:
         flags |= abi.SERVICE_REJECT
     if plan.restricted:
         flags |= abi.SERVICE_RESTRICTED

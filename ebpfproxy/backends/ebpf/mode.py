@@ -1,4 +1,4 @@
-"""Mode ebpf: makes the dataplane and its settings from the configuration."""
+"""Mode ebpf: makes the backend and its settings from the configuration."""
 
 import contextlib
 from collections.abc import Callable
@@ -33,28 +33,28 @@ class EbpfMode:
 
     def prepare(self, config: Config, callbacks: Callbacks) -> Parts:
         root = config.cgroup_root or mounts.cgroup_root_of_all()
-        dataplane = EbpfBackend(
+        backend = EbpfBackend(
             ebpf_settings(config, root),
             callbacks.sockets_counted,
             pods_bypass=callbacks.pods_bypass,
             filters_changed=callbacks.changed,
         )
         return Parts(
-            dataplane,
+            backend,
             plan_context(config, self.name),
             owns_namespace=config.tc_devices != NO_DEVICES,
-            usage=dataplane.usage,
-            counters=dataplane.counters,
-            traffic=dataplane.traffic,
-            bypassed=dataplane.bypassed,
-            lacking=dataplane.lacking,
-            is_notified=dataplane.is_notified,
+            usage=backend.usage,
+            counters=backend.counters,
+            traffic=backend.traffic,
+            bypassed=backend.bypassed,
+            lacking=backend.lacking,
+            is_notified=backend.is_notified,
         )
 
     def remove(self, config: Config, dry_run: bool = False) -> list[str]:
         return cleanup.remove(config.bpffs_root, _cgroup_root(config), dry_run)
 
-    def retire(self, config: Config, translates: Callable[[Family], bool]) -> tuple[list[str], bool]:
+    def drain(self, config: Config, translates: Callable[[Family], bool]) -> tuple[list[str], bool]:
         """Ignores `translates`: conntrack does not contain the connections that these programs translate."""
         return Drain(config.bpffs_root, _cgroup_root(config), config.proc_root).step()
 

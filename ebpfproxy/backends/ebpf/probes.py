@@ -1,4 +1,4 @@
-"""Probes what the eBPF dataplane requires of this machine, and what it can use.
+"""Probes what the eBPF backend requires of this machine, and what it can use.
 
 Each feature is tried. Nothing remains, and traffic is not affected. Maps and programs are closed at once, a
 file system is opened but not mounted, and a network namespace is removed again. Versions of Linux are for
@@ -141,7 +141,9 @@ def _bpf() -> Finding:
         _load(SCHED_CLS, 0, _COMPARE_POINTERS + features.RETURN_0)
     except KernelError as failure:
         number = _number(failure)
-        why = {errno.ENOSYS: _why_unknown, errno.EPERM: _why_refused, errno.EACCES: _why_refused}.get(number)
+        why = {errno.ENOSYS: _why_unknown, errno.EPERM: _why_rejected, errno.EACCES: _why_rejected}.get(
+            number
+        )
         missing, remedy = why() if why else (failure.message, failure.hint)
         return Finding("bpf(2)", number, missing, remedy)
     return Finding("bpf(2)")
@@ -154,7 +156,7 @@ def _why_unknown() -> tuple[str, str]:
     return "this kernel has none", "use a kernel with CONFIG_BPF_SYSCALL"
 
 
-def _why_refused() -> tuple[str, str]:
+def _why_rejected() -> tuple[str, str]:
     """What is missing, and the remedy, if bpf(2) is not permitted.
 
     Linux before 5.8 has CAP_SYS_ADMIN only. Later versions accept it in place of the others.
@@ -166,7 +168,7 @@ def _why_refused() -> tuple[str, str]:
     if lacking and capabilities.SYS_ADMIN not in held:
         return f"without {' and '.join(lacking)} it is not permitted", "run as root, or privileged"
     if capabilities.is_filtered():
-        return "a seccomp filter refuses it", "run the container privileged, or with seccomp unconfined"
+        return "a seccomp filter rejects it", "run the container privileged, or with seccomp unconfined"
     return (
         "it is not permitted in spite of our capabilities",
         "run outside of user namespaces; see whether a security module or lockdown is in the way",
@@ -221,7 +223,7 @@ def _clsact() -> Finding:
         stack.callback(program.close)
         try:
             stack.enter_context(netns.throw_away())
-        except KernelError as failure:  # the dataplane does not need new namespaces, only this probe does
+        except KernelError as failure:  # the backend does not need new namespaces, only this probe does
             return Finding(name, _number(failure), f"it cannot be tried: {failure.message}", "", needed=False)
         return _tried(
             partial(tc.try_out, _LOOPBACK, program),
@@ -347,7 +349,7 @@ def _cgroup(root: Path | None, allowed: bool) -> Finding:
 
 
 def _bpffs(root: Path) -> Finding:
-    number = mounts.bpffs_refusal(root)
+    number = mounts.bpffs_rejection(root)
     if not number:
         return Finding("bpffs")
     if number == errno.ENODEV:

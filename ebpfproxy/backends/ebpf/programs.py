@@ -98,14 +98,14 @@ class Programs:
         partial = self.directory.with_name(f"{self.directory.name}_partial")
         try:
             in_force = self._pins.in_force()
-            former = self._pins.maps_of(in_force)
-            if in_force and not all(pin.exists() for pin in former.values()):
+            previous = self._pins.maps_of(in_force)
+            if in_force and not all(pin.exists() for pin in previous.values()):
                 for folder in (in_force / "maps", self._pins.maps):
                     shutil.rmtree(folder, ignore_errors=True)
-                former = {}
+                previous = {}
             for path in (self.directory, partial):
                 shutil.rmtree(path, ignore_errors=True)
-            map_pins.provide(self._pins, partial / "maps", shapes(sizes), former)
+            map_pins.provide(self._pins, partial / "maps", shapes(sizes), previous)
         except OSError as failure:
             raise Rejected(f"cannot pin maps in {self._pins.root}: {failure.strerror}") from failure
         return partial / "maps"
@@ -191,14 +191,14 @@ class Programs:
                 if self._links:
                     raise
                 self._links = False
-        former = self._former(hook)
+        previous = self._previous(hook)
         try:
-            cgroup.attach_multi(program, self._cgroup, hook.attach_type, former)
+            cgroup.attach_multi(program, self._cgroup, hook.attach_type, previous)
         finally:
-            if former:
-                former.close()
+            if previous:
+                previous.close()
 
-    def _former(self, hook: Hook) -> Program | None:
+    def _previous(self, hook: Hook) -> Program | None:
         """The program of another version that is attached without a link, found by its pin."""
         present = cgroup.programs(self._cgroup, hook.attach_type)
         for program in pinned_programs(self._pins, hook.name):

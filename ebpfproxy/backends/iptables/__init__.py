@@ -1,1 +1,1 @@
-"""The iptables dataplane: the chains and rules that kube-proxy writes, for both backends of the tool."""
+"""The iptables backend: the chains and rules that kube-proxy writes, for both backends of the tool."""

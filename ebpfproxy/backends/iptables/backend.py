@@ -1,4 +1,4 @@
-"""The iptables dataplane: kube-proxy's chains and rules, by the tools of either backend."""
+"""The iptables backend: kube-proxy's chains and rules, by the tools of either backend."""
 
 import contextlib
 import dataclasses
@@ -40,7 +40,7 @@ class IptablesBackend:
         liberal = self._settings.tcp_be_liberal
         with contextlib.suppress(KernelError):
             liberal = liberal or sysctl.read(_LIBERAL) != "0"
-        self._told = dataclasses.replace(
+        self._reported = dataclasses.replace(
             self._settings,
             random_fully=self._settings.random_fully and all(tool.has_random_fully() for tool in tools),
             tcp_be_liberal=liberal,
@@ -51,7 +51,7 @@ class IptablesBackend:
         entries: dict[Key, Entry] = {}
         if node is not None:
             for family in served:
-                entries.update(node_entries(node, family, self._told))
+                entries.update(node_entries(node, family, self._reported))
         for plan in plans:
             if plan.family in served:
                 entries.update(service_entries(plan))

@@ -41,6 +41,6 @@ def remove(dry_run: bool = False) -> list[str]:
     return cleanup.remove(leftovers, dry_run)
 
 
-def retire(translates: Callable[[Family], bool]) -> tuple[list[str], bool]:
-    """See `xtables.removal.retire`."""
-    return cleanup.retire(leftovers, translates)
+def drain(translates: Callable[[Family], bool]) -> tuple[list[str], bool]:
+    """See `xtables.removal.drain`."""
+    return cleanup.drain(leftovers, translates)

@@ -1,4 +1,4 @@
-"""Which frontends rules are about, be they a former run's or kube-proxy's. Pure."""
+"""Which frontends rules are about, be they a previous run's or kube-proxy's. Pure."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -15,7 +15,7 @@ _DIALLED = re.compile(
 
 
 def frontends(keys: Iterable[Key]) -> Iterator[Frontend]:
-    """What is translated, refused or dropped by rules in the chains that all Services share.
+    """What is translated, rejected or dropped by rules in the chains that all Services share.
 
     >>> from ebpfproxy.model.address import Family
     >>> texts = ("-d 10.96.0.1/32 -p udp -m udp --dport 53 -j A", "-p udp -m udp --dport 30053 -j A", "-j A")

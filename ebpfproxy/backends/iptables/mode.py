@@ -29,16 +29,16 @@ class IptablesMode:
         return ()
 
     def prepare(self, config: Config, callbacks: Callbacks) -> Parts:
-        dataplane = IptablesBackend(iptables_settings(config), config.iptables_backend)
+        backend = IptablesBackend(iptables_settings(config), config.iptables_backend)
         settings = netfilter_settings(config, self.name)
         beside = Netfilter(settings, callbacks, frontends, LOOPBACK_GUARD)
-        return Parts(dataplane, plan_context(config, self.name), beside=beside)
+        return Parts(backend, plan_context(config, self.name), beside=beside)
 
     def remove(self, config: Config, dry_run: bool = False) -> list[str]:
         return cleanup.remove(dry_run)
 
-    def retire(self, config: Config, translates: Callable[[Family], bool]) -> tuple[list[str], bool]:
-        return cleanup.retire(translates)
+    def drain(self, config: Config, translates: Callable[[Family], bool]) -> tuple[list[str], bool]:
+        return cleanup.drain(translates)
 
 
 def iptables_settings(config: Config) -> IptablesSettings:

@@ -1,4 +1,4 @@
-"""What the iptables dataplane needs of this machine, and what it would rather have: see `xtables.probing`."""
+"""What the iptables backend needs of this machine, and what it would rather have: see `xtables.probing`."""
 
 from collections.abc import Collection
 

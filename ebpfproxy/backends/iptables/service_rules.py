@@ -8,7 +8,7 @@ KUBE-SERVICES or KUBE-NODEPORTS in the nat table
   through KUBE-FW where source ranges restrict it;
 
 and from the chain of the scope at random to the KUBE-SEP chain of an endpoint. What finds no endpoint is
-still addressed to the Service when it comes to the filter table, and refused or dropped there.
+still addressed to the Service when it comes to the filter table, and rejected or dropped there.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ from ebpfproxy.model.address import Family, format_endpoint
 from ebpfproxy.plan.service_plan import (
     FrontendKind,
     FrontendPlan,
-    Otherwise,
+    NoEndpointAction,
     PlannedEndpoint,
     Scope,
     ServicePortPlan,
@@ -83,7 +83,7 @@ class _Port:
         self.name = str(plan.name)
         self.protocol = plan.name.protocol.name.lower()
         self.names = service_chains(plan.name)
-        self.has_any = plan.otherwise is Otherwise.DROP
+        self.has_any = plan.no_endpoint_action is NoEndpointAction.DROP
         self.internal = [each for each in plan.frontends if each.kind is FrontendKind.CLUSTER_IP]
         self.external = [each for each in plan.frontends if each.kind is not FrontendKind.CLUSTER_IP]
         self.comment = "" if plan.terse else f"{comment(self.name)} "

@@ -1,1 +1,1 @@
-"""The IPVS dataplane: the kernel's own load balancer, with the ipsets and few rules of kube-proxy's mode."""
+"""The IPVS backend: the kernel's own load balancer, with the ipsets and few rules of kube-proxy's mode."""

@@ -3,14 +3,14 @@
 They are on kube-ipvs0, which is a dummy and stays down: no packet ever leaves or comes by it. An address that
 another device has is local anyway, and stays off kube-ipvs0: a node that lost it there, while it is still the
 node's, would be cut off (kubernetes issue 114815). What is on kube-ipvs0 is in the set KUBE-IPVS-IPS, too, by
-which ports of it that no Service has are refused.
+which ports of it that no Service has are rejected.
 """
 
 from collections.abc import Collection, Iterable, Mapping
 
 from ebpfproxy.backends.ipvs import sets
 from ebpfproxy.backends.ipvs.entries import Entry, Key, Local, Member
-from ebpfproxy.backends.ipvs.ip_sets import IpSets, Refused
+from ebpfproxy.backends.ipvs.ip_sets import IpSets, Rejections
 from ebpfproxy.backends.ipvs.sets import set_name
 from ebpfproxy.errors import KernelError, NotFound
 from ebpfproxy.linux.netlink import dummy, local_addresses
@@ -67,45 +67,45 @@ class Addresses:
         known = on_device() | self._wanted
         return frozenset(each for each in known if Network(each, _SINGLE) in local)
 
-    def put(self, keys: Iterable[Local]) -> Refused:
+    def put(self, keys: Iterable[Local]) -> Rejections:
         keys = list(keys)
         self._wanted |= {key.address for key in keys}
         here = [key for key in keys if not self._is_elsewhere(key.address)]
-        refused = self._drop([key for key in keys if self._is_elsewhere(key.address)])
+        rejected = self._drop([key for key in keys if self._is_elsewhere(key.address)])
         if here:
             dummy.ensure(KUBE_IPVS0)
-            refused |= self._as_local(self._sets.change(map(_member, here), ()))
-            refused |= self._moved(
+            rejected |= self._as_local(self._sets.change(map(_member, here), ()))
+            rejected |= self._moved(
                 here, dummy.change_addresses(KUBE_IPVS0, {key.address for key in here}, ())
             )
-        return refused
+        return rejected
 
-    def drop(self, keys: Iterable[Local]) -> Refused:
+    def drop(self, keys: Iterable[Local]) -> Rejections:
         keys = list(keys)
         self._wanted -= {key.address for key in keys}
         return self._drop(keys)
 
-    def _drop(self, keys: list[Local]) -> Refused:
+    def _drop(self, keys: list[Local]) -> Rejections:
         if not keys:
             return {}
         failed: Mapping[Address, KernelError] = {}
         if dummy.exists(KUBE_IPVS0):
             failed = dummy.change_addresses(KUBE_IPVS0, (), {key.address for key in keys})
-        refused = self._moved(keys, failed)
-        return refused | self._as_local(self._sets.change((), map(_member, keys)))
+        rejected = self._moved(keys, failed)
+        return rejected | self._as_local(self._sets.change((), map(_member, keys)))
 
     def _is_elsewhere(self, address: Address) -> bool:
         return Network(address, _SINGLE) in self._elsewhere
 
     @staticmethod
-    def _moved(keys: Iterable[Local], failed: Mapping[Address, KernelError]) -> Refused:
+    def _moved(keys: Iterable[Local], failed: Mapping[Address, KernelError]) -> Rejections:
         return {key: failed[key.address] for key in keys if key.address in failed}
 
     @staticmethod
-    def _as_local(refused: Refused) -> Refused:
+    def _as_local(rejected: Rejections) -> Rejections:
         return {
             Local(key.family, parse_address(key.text)): why
-            for key, why in refused.items()
+            for key, why in rejected.items()
             if isinstance(key, Member) and key.text
         }
 

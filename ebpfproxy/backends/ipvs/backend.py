@@ -1,4 +1,4 @@
-"""The IPVS dataplane: the six methods, over virtual servers, kube-ipvs0, ipsets and rules."""
+"""The IPVS backend: the six methods, over virtual servers, kube-ipvs0, ipsets and rules."""
 
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, cast
@@ -106,7 +106,7 @@ class IpvsBackend:
         owned = ownership(
             in_sets, addresses.on_device(), local_addresses.read(), self._settings.exclude_cidrs
         )
-        servers = self._servers.read(owned.is_ours)
+        servers = self._servers.read(owned.is_own)
         found: dict[Key, Entry] = {**self._addresses.read(in_sets, served)}
         found.update((key, entry) for key, entry in servers.items() if key.family in served)
         return self._product.collapsed(found) | self._families.read()
@@ -116,14 +116,14 @@ class IpvsBackend:
         not wanted any more in the opposite order. So no packet comes to an address before there is what it
         leads to, and while another mode serves, it does until the rules are in force.
         """
-        with self._generation.ours():
+        with self._generation.own_change():
             return self._apply(delta)
 
     def _apply(self, delta: Delta[Key, Entry]) -> Mapping[Key, KernelError]:
         kernel = self._product.expanded(_part(delta, (Set, Member, Server, Local)))
         puts, drops = kernel.puts, kernel.drops
         servers = cast(dict[Server, ServerEntry], {k: e for k, e in puts.items() if isinstance(k, Server)})
-        refused: list[Mapping[Any, KernelError]] = [
+        rejected: list[Mapping[Any, KernelError]] = [
             self._sets.create(k for k in puts if isinstance(k, Set)),
             self._sets.change(_members(puts, Order.FIRST), _members(drops, Order.LAST)),
             self._sets.change(_members(puts, Order.SECOND), ()),
@@ -138,7 +138,7 @@ class IpvsBackend:
             self._sets.destroy(k for k in drops if isinstance(k, Set)),
         ]
         self._servers.let_go()
-        return {self._product.asked_for(key): why for each in refused for key, why in each.items()}
+        return {self._product.asked_for(key): why for each in rejected for key, why in each.items()}
 
     def generation(self) -> Hashable:
         return self._generation.value()

@@ -74,7 +74,7 @@ def remove(excluded: tuple[Network, ...], dry_run: bool = False) -> list[str]:
     return lines
 
 
-def retire(excluded: tuple[Network, ...], translates: Callable[[Family], bool]) -> tuple[list[str], bool]:
+def drain(excluded: tuple[Network, ...], translates: Callable[[Family], bool]) -> tuple[list[str], bool]:
     """What new connections may need, at once: all but virtual servers that have connections, and their
     addresses, which stay until those are gone. What was removed, and whether something is left.
 
@@ -88,7 +88,7 @@ def retire(excluded: tuple[Network, ...], translates: Callable[[Family], bool]) 
 
     No client reaches those again: the mode that serves translates what they are sent before IPVS sees it.
     UDP flows do not keep a virtual server. They end first, while the virtual servers tell which they are: the
-    next datagram is the other mode's. What the rules translated: see `xtables.removal.retire`, also for
+    next datagram is the other mode's. What the rules translated: see `xtables.removal.drain`, also for
     `translates`.
 
     Raises KernelError.
@@ -101,7 +101,7 @@ def retire(excluded: tuple[Network, ...], translates: Callable[[Family], bool]) 
     lines: list[str] = []
     held = False
     if cleanup.is_anything_of(OWN_CHAINS - kept):
-        lines, held = cleanup.retire(lambda chains: leftovers(chains) - kept, translates)
+        lines, held = cleanup.drain(lambda chains: leftovers(chains) - kept, translates)
     lines += left.described(busy, stay)
     left.remove(busy, stay)
     return lines, held or bool(stay)
@@ -124,7 +124,7 @@ class _Left:
         if (found or self.has_device) and proc_table.read():
             owned = ownership(found, self.device, local_addresses.read(), excluded)
             self.servers = {
-                key: listed for key, listed in ipvs.read().items() if owned.is_ours(Frontend(*key))
+                key: listed for key, listed in ipvs.read().items() if owned.is_own(Frontend(*key))
             }
 
     def described(
@@ -166,23 +166,23 @@ class _Left:
         """
         stay = wanted | _of_open_sockets(self.device)
         if loose := self.device - stay:
-            refused = dummy.change_addresses(KUBE_IPVS0, (), loose)
+            rejected = dummy.change_addresses(KUBE_IPVS0, (), loose)
             if taken := _of_open_sockets(loose):
                 _raise_first(dummy.change_addresses(KUBE_IPVS0, taken, ()))
                 stay |= taken
-            _raise_first(refused)
+            _raise_first(rejected)
         return stay
 
     def remove(self, busy: Collection[ServerKey] = (), stay: AbstractSet[Address] = frozenset()) -> None:
         """All but virtual servers that are `busy`, and the addresses that `stay`, which theirs are among.
 
-        As long as one stays, the sets do, too, since they tell that it is ours; but for members that refuse
+        As long as one stays, the sets do, too, since they tell that it is ours; but for members that reject
         what comes to it, as nothing keeps them up to date.
         """
-        refusals = ipvs.apply([*_let_go(self.servers, busy)])
-        _raise_first({refusal.position: refusal.error for refusal in refusals})
+        rejections = ipvs.apply([*_let_go(self.servers, busy)])
+        _raise_first({rejection.position: rejection.error for rejection in rejections})
         if stay:
-            _raise_first(self._sets.change((), [key for key in self._members if _refuses(key, stay)]))
+            _raise_first(self._sets.change((), [key for key in self._members if _rejects(key, stay)]))
             return
         if self.has_device:
             dummy.remove(KUBE_IPVS0)
@@ -200,8 +200,8 @@ def _let_go(servers: Mapping[ServerKey, Listed], stay: Collection[ServerKey]) ->
                 yield ipvs.change_real(key, real._replace(weight=0))
 
 
-def _refuses(key: Member, stay: Collection[Address]) -> bool:
-    """Whether rules that stay drop or refuse what is sent to this member, of policy Local, or of no address
+def _rejects(key: Member, stay: Collection[Address]) -> bool:
+    """Whether rules that stay drop or reject what is sent to this member, of policy Local, or of no address
     that is there any more."""
     base, _ = NAMES[key.set]
     if base == IPVS_IPS:
@@ -230,6 +230,6 @@ def _end(flow: Flow) -> None:
         log.debug(NOT_ENDED, flow=flow, reason=failure.message)
 
 
-def _raise_first(refused: Mapping[Any, KernelError]) -> None:
-    for failure in refused.values():
+def _raise_first(rejected: Mapping[Any, KernelError]) -> None:
+    for failure in rejected.values():
         raise failure

@@ -1,4 +1,4 @@
-"""What the IPVS dataplane holds, by key. Pure.
+"""What the IPVS backend holds, by key. Pure.
 
 SyncHooks chains and rules, which are those of `xtables.entries`, there are four kinds of entries:
 
@@ -11,7 +11,7 @@ SyncHooks chains and rules, which are those of `xtables.entries`, there are four
 - `Member`: one member of an ipset, as text.
 
 **NodePorts** answer on many addresses, and neither the plan of a Service nor the node's knows both. So the
-former renders the `Server` with the unspecified address, and likewise a `Member` that begins with it
+first renders the `Server` with the unspecified address, and likewise a `Member` that begins with it
 (`sets.ANYWHERE`); the latter renders the addresses, as members of KUBE-NODE-PORT-IP. What is in the kernel is
 their product, made and taken apart again in `product`: so each entry depends on one plan alone, and a new
 address of the node, or a new NodePort, is one entry.

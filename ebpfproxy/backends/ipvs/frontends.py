@@ -1,4 +1,4 @@
-"""Which frontends virtual servers are about, be they a former run's or kube-proxy's. Pure."""
+"""Which frontends virtual servers are about, be they a previous run's or kube-proxy's. Pure."""
 
 from collections.abc import Iterable, Iterator
 

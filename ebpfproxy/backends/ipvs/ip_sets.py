@@ -10,7 +10,7 @@ from ebpfproxy.linux.ipset.ipset import Change
 from ebpfproxy.linux.ipset.messages import IpSet
 from ebpfproxy.model.address import Family
 
-Refused = dict[Key, KernelError]
+Rejections = dict[Key, KernelError]
 
 
 def make_all(of: Family) -> None:
@@ -40,9 +40,9 @@ class IpSets:
                 found.update(dict.fromkeys(self._members(of, name) if alike else (), True))
         return found
 
-    def create(self, keys: Iterable[Set]) -> Refused:
-        """Those that there are not. One of another type is refused: no rule would follow a change."""
-        refused: Refused = {}
+    def create(self, keys: Iterable[Set]) -> Rejections:
+        """Those that there are not. One of another type is rejected: no rule would follow a change."""
+        rejected: Rejections = {}
         for key in keys:
             made = ip_set(*NAMES[key.name])
             held = self._held.get(key.name)
@@ -52,20 +52,20 @@ class IpSets:
                 except AlreadyExists as failure:
                     listed = ipset.sets().get(key.name)
                     if listed is None:  # its owner destroyed it just now
-                        refused[key] = failure
+                        rejected[key] = failure
                         continue
                     held = listed.set
                 except KernelError as failure:
-                    refused[key] = failure
+                    rejected[key] = failure
                     continue
                 self._held[key.name] = held or made
             if held and not _is_alike(held, made):
                 hint = f"see who refers to it by iptables-save, remove that, then: ipset destroy {key.name}"
                 there, wanted = map(_described, (held, made))
-                refused[key] = Rejected(f"ipset {key.name} is there as {there}, not {wanted}", hint)
-        return refused
+                rejected[key] = Rejected(f"ipset {key.name} is there as {there}, not {wanted}", hint)
+        return rejected
 
-    def change(self, puts: Iterable[Member], drops: Iterable[Member]) -> Refused:
+    def change(self, puts: Iterable[Member], drops: Iterable[Member]) -> Rejections:
         """Members, of all sets at a time."""
         by_set: dict[tuple[Family, str], tuple[list[str], list[str]]] = {}
         for key in puts:
@@ -79,18 +79,18 @@ class IpSets:
         )
         return {Member(families[name], name, text): why for (name, text), why in failed.items()}
 
-    def destroy(self, keys: Iterable[Set]) -> Refused:
-        refused: Refused = {}
+    def destroy(self, keys: Iterable[Set]) -> Rejections:
+        rejected: Rejections = {}
         for key in keys:
             try:
                 ipset.destroy(key.name)
             except NotFound:
                 pass
             except KernelError as failure:
-                refused[key] = failure
+                rejected[key] = failure
                 continue
             self._held.pop(key.name, None)
-        return refused
+        return rejected
 
     def generation(self) -> Mapping[str, int]:
         """How many members each set has."""

@@ -30,15 +30,15 @@ class IpvsMode:
         return ()
 
     def prepare(self, config: Config, callbacks: Callbacks) -> Parts:
-        dataplane = IpvsBackend(ipvs_settings(config), config.iptables_backend)
+        backend = IpvsBackend(ipvs_settings(config), config.iptables_backend)
         beside = Netfilter(netfilter_settings(config, self.name), callbacks, frontends)
-        return Parts(dataplane, plan_context(config, self.name), beside=beside)
+        return Parts(backend, plan_context(config, self.name), beside=beside)
 
     def remove(self, config: Config, dry_run: bool = False) -> list[str]:
         return cleanup.remove(config.ipvs_exclude_cidrs, dry_run)
 
-    def retire(self, config: Config, translates: Callable[[Family], bool]) -> tuple[list[str], bool]:
-        return cleanup.retire(config.ipvs_exclude_cidrs, translates)
+    def drain(self, config: Config, translates: Callable[[Family], bool]) -> tuple[list[str], bool]:
+        return cleanup.drain(config.ipvs_exclude_cidrs, translates)
 
 
 def ipvs_settings(config: Config) -> IpvsSettings:

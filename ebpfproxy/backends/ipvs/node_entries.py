@@ -13,7 +13,7 @@ kubernetes). What differs:
   drop of others'. There a packet still has the address that was dialed, which sets know; kube-proxy has a
   rule for each load balancer in the table filter;
 - what leaves this node with a Service's address as its source is masqueraded in a chain of its own,
-  KUBE-IPVS-POSTROUTING, which stays with the addresses when another mode takes over (see `removal.retire`);
+  KUBE-IPVS-POSTROUTING, which stays with the addresses when another mode takes over (see `removal.drain`);
 - pings of a Service's address are answered.
 """
 

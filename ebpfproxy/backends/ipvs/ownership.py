@@ -25,7 +25,7 @@ class Ownership(NamedTuple):
     on_device: frozenset[Address]
     excluded: tuple[Network, ...]
 
-    def is_ours(self, frontend: Frontend) -> bool:
+    def is_own(self, frontend: Frontend) -> bool:
         """In excluded networks only what is known to the port."""
         address, port, protocol = frontend
         if place(address, port, protocol) in self.places:

@@ -1,4 +1,4 @@
-"""What the IPVS dataplane needs of this machine, found by trying it in a network namespace that goes
+"""What the IPVS backend needs of this machine, found by trying it in a network namespace that goes
 again."""
 
 import contextlib
@@ -42,7 +42,7 @@ def probe(
     """What is needed comes first. Raises KernelError where nothing can be tried at all."""
     own = tuple(_own(scheduler))
     if any(not each.present for each in own):
-        return own  # rules would be refused for the same reason
+        return own  # rules would be rejected for the same reason
     return own + probing.probe(tool_backend, _SORTS, _make_set, used)
 
 

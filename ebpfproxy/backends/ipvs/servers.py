@@ -19,7 +19,7 @@ from ebpfproxy.linux.ipvs.messages import Listed, RealServer, ServerKey, Virtual
 from ebpfproxy.model.address import Protocol, family
 from ebpfproxy.plan.service_plan import Frontend
 
-Refused = dict[Server, KernelError]
+Rejections = dict[Server, KernelError]
 
 
 class _Held(NamedTuple):
@@ -54,34 +54,34 @@ class Servers:
         self._draining = {each: gone for each, held in self._held.items() if (gone := held.draining)}
         return {Server(family(each.address), each): _entry(held) for each, held in self._held.items()}
 
-    def put(self, puts: Mapping[Server, ServerEntry]) -> Refused:
-        """What was refused. Where another program has changed the same meanwhile, it is read and tried
+    def put(self, puts: Mapping[Server, ServerEntry]) -> Rejections:
+        """What was rejected. Where another program has changed the same meanwhile, it is read and tried
         again."""
-        refused = self._carry_out({key.frontend: self._changes(key.frontend, puts[key]) for key in puts})
-        again = [key for key in puts if isinstance(refused.get(key.frontend), AlreadyExists | NotFound)]
+        rejected = self._carry_out({key.frontend: self._changes(key.frontend, puts[key]) for key in puts})
+        again = [key for key in puts if isinstance(rejected.get(key.frontend), AlreadyExists | NotFound)]
         if again:
             for key in again:
                 self._read_one(key.frontend)
-                del refused[key.frontend]
-            refused |= self._carry_out(
+                del rejected[key.frontend]
+            rejected |= self._carry_out(
                 {key.frontend: self._changes(key.frontend, puts[key]) for key in again}
             )
         for key, entry in puts.items():
-            if key.frontend in refused:
+            if key.frontend in rejected:
                 self._read_one(key.frontend)
             else:
                 self._note(key.frontend, entry)
-        return {key: refused[key.frontend] for key in puts if key.frontend in refused}
+        return {key: rejected[key.frontend] for key in puts if key.frontend in rejected}
 
-    def drop(self, drops: Iterable[Server]) -> Refused:
+    def drop(self, drops: Iterable[Server]) -> Rejections:
         gone = [key for key in drops if key.frontend in self._held]
-        refused = self._carry_out(
+        rejected = self._carry_out(
             {key.frontend: [ipvs.delete_server(ServerKey(*key.frontend))] for key in gone}
         )
         failed = {
-            key: refused[key.frontend]
+            key: rejected[key.frontend]
             for key in gone
-            if not isinstance(refused.get(key.frontend), NotFound | None)
+            if not isinstance(rejected.get(key.frontend), NotFound | None)
         }
         for key in gone:
             if key not in failed:
@@ -91,15 +91,15 @@ class Servers:
     def let_go(self) -> None:
         """Delete the real servers that have ended, of those that were let go of when all was read last."""
         deletions: dict[Frontend, list[Operation]] = {}
-        for frontend, former in self._draining.items():
+        for frontend, previous in self._draining.items():
             key = ServerKey(*frontend)
             listed = self._read_one(frontend) if frontend in self._held else None
-            ended = former.intersection(_ended(listed)) if listed else ()
+            ended = previous.intersection(_ended(listed)) if listed else ()
             deletions[frontend] = [ipvs.delete_real(key, each.address, each.port) for each in ended]
         self._draining = {}
-        refused = self._carry_out({each: ops for each, ops in deletions.items() if ops})
+        rejected = self._carry_out({each: ops for each, ops in deletions.items() if ops})
         for frontend, operations in deletions.items():
-            if operations and frontend not in refused:
+            if operations and frontend not in rejected:
                 self._read_one(frontend)
 
     def _changes(self, frontend: Frontend, entry: ServerEntry) -> list[Operation]:
@@ -110,10 +110,10 @@ class Servers:
         changes = [ipvs.change_server(server)] if held.server != server else []
         present = {(each.address, each.port): each for each in held.reals}
         for real in entry.reals:
-            former = present.pop((real.address, real.port), None)
-            if former is None:
+            previous = present.pop((real.address, real.port), None)
+            if previous is None:
                 changes.append(ipvs.add_real(server.key, real))
-            elif former != real:
+            elif previous != real:
                 changes.append(ipvs.change_real(server.key, real))
         for leaving in present.values():
             if frontend.protocol is Protocol.UDP:
@@ -142,21 +142,21 @@ class Servers:
         return listed
 
     def _hold(self, frontend: Frontend, held: _Held | None) -> None:
-        former = self._held.pop(frontend, None)
-        if former:
-            self.reals -= len(former.reals)
+        previous = self._held.pop(frontend, None)
+        if previous:
+            self.reals -= len(previous.reals)
         if held:
             self._held[frontend] = held
             self.reals += len(held.reals)
 
     @staticmethod
     def _carry_out(operations: Mapping[Frontend, list[Operation]]) -> dict[Frontend, KernelError]:
-        """The first refusal of each."""
+        """The first rejection of each."""
         flat = [(frontend, each) for frontend, ops in operations.items() for each in ops]
-        refused: dict[Frontend, KernelError] = {}
-        for refusal in ipvs.apply([each for _, each in flat]):
-            refused.setdefault(flat[refusal.position][0], refusal.error)
-        return refused
+        rejected: dict[Frontend, KernelError] = {}
+        for rejection in ipvs.apply([each for _, each in flat]):
+            rejected.setdefault(flat[rejection.position][0], rejection.error)
+        return rejected
 
 
 def _held(listed: Listed) -> _Held:

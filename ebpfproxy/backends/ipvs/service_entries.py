@@ -24,7 +24,7 @@ from ebpfproxy.model.address import Address, Network, format_address, format_net
 from ebpfproxy.plan.service_plan import (
     FrontendKind,
     FrontendPlan,
-    Otherwise,
+    NoEndpointAction,
     PlannedEndpoint,
     Scope,
     ServicePortPlan,
@@ -98,7 +98,7 @@ def _members(plan: ServicePortPlan, frontend: FrontendPlan) -> Iterator[tuple[st
                 yield sets.LOAD_BALANCER_SOURCE_CIDR, f"{dialled},{part}"
         if frontend.node_admitted:
             yield sets.LOAD_BALANCER_SOURCE_IP, f"{dialled},{dialled.partition(',')[0]}"
-    if plan.otherwise is Otherwise.DROP and not _usable(plan, frontend.outside.scope):
+    if plan.no_endpoint_action is NoEndpointAction.DROP and not _usable(plan, frontend.outside.scope):
         yield (sets.NO_LOCAL_BUT_PODS if _endpoints(plan, frontend) else sets.NO_LOCAL), dialled
 
 

@@ -48,7 +48,7 @@ class Order(enum.Enum):
     """
 
     FIRST = enum.auto()
-    SECOND = enum.auto()  # yet before virtual servers: what refuses all but members that are FIRST
+    SECOND = enum.auto()  # yet before virtual servers: what rejects all but members that are FIRST
     LAST = enum.auto()
 
 

@@ -1,6 +1,6 @@
 """Tracked UDP flows that no plan wants, in the node's own network namespace: they are ended.
 
-For every dataplane that leaves translating to the kernel's NAT. Which flows are stale is settled in
+For every backend that leaves translating to the kernel's NAT. Which flows are stale is settled in
 `plan.stale_flows`; here is when they are looked for: after the rules are in force, never before, else a
 client's next packet makes the entry again by the old rules (kubernetes pull request 98305).
 """
@@ -61,7 +61,7 @@ class StaleConntrack:
         self._due: set[Family] = set()
         self._failed: set[Family] = set()
         self._retry_at = 0.0
-        self._told = ""
+        self._reported = ""
         self._ends = False
         self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="stale-conntrack", daemon=True)
@@ -84,12 +84,12 @@ class StaleConntrack:
             networks = node.node_port_networks
             self._jobs.put(lambda flows: flows.expect_node_ports(networks))
 
-    def in_force(self, refused: Collection[PlanKey] = ()) -> None:
-        """The sync succeeded: all that was expected is in the kernel, but for the plans that it `refused`.
+    def in_force(self, rejected: Collection[PlanKey] = ()) -> None:
+        """The sync succeeded: all that was expected is in the kernel, but for the plans that it `rejected`.
 
         Those are in force once this is called without them.
         """
-        kept_out = frozenset(refused)
+        kept_out = frozenset(rejected)
         self._jobs.put(lambda flows: flows.in_force(kept_out))
 
     def look(self) -> None:
@@ -115,12 +115,12 @@ class StaleConntrack:
                 try:
                     self._look(family)
                 except Unsupported as failure:  # it will not do better next time
-                    self._tell(failure.message, failure.hint)
+                    self._report(failure.message, failure.hint)
                 except KernelError as failure:
-                    self._tell(failure.message, failure.hint)
+                    self._report(failure.message, failure.hint)
                     self._retry(family)
                 except Exception as failure:  # the thread continues: no other program looks for later ones
-                    self._tell(repr(failure), "")
+                    self._report(repr(failure), "")
                     self._retry(family)
 
     def _wait(self) -> None:
@@ -162,7 +162,7 @@ class StaleConntrack:
             self._retry(family)
         elif family not in self._due:
             self._flows.forget_gone(family)
-        self._told = ""
+        self._reported = ""
         self._count(Look(family, deleted, failed, time.monotonic() - began))
 
     def _count(self, look: Look) -> None:
@@ -176,8 +176,8 @@ class StaleConntrack:
             )
         self._counted(look)
 
-    def _tell(self, reason: str, hint: str) -> None:
+    def _report(self, reason: str, hint: str) -> None:
         """Once, until there is another reason."""
-        if reason != self._told:
+        if reason != self._reported:
             log.error(SEARCH_FAILED, reason=reason, hint=hint)
-        self._told = reason
+        self._reported = reason

@@ -45,12 +45,12 @@ class Netfilter:
         if self._stale:
             self._stale.expect(changed, node)
 
-    def in_force(self, refused: Collection[PlanKey], holds: Callable[[Collection[Any]], bool]) -> None:
+    def in_force(self, rejected: Collection[PlanKey], holds: Callable[[Collection[Any]], bool]) -> None:
         if self._may_route_localnet(holds):
             self._routes_localnet = True
             sysctls.apply((sysctls.ROUTE_LOCALNET,))
         if self._stale:
-            self._stale.in_force(refused)
+            self._stale.in_force(rejected)
 
     def _may_route_localnet(self, holds: Callable[[Collection[Any]], bool]) -> bool:
         """Whether that is wanted, has not been done yet, and is safe by now (CVE-2020-8558)."""

@@ -103,7 +103,7 @@ def answers_on_loopback(context: PlanContext) -> bool:
 def apply(settings: Iterable[Sysctl]) -> None:
     """Set what is not right yet, in the calling thread's network namespace; what fails is warned of and left.
 
-    Once the kernel tracks connections at all: before, it has none of these settings. So after the dataplane
+    Once the kernel tracks connections at all: before, it has none of these settings. So after the backend
     was opened.
     """
     for each in settings:

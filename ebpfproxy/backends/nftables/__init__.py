@@ -1,1 +1,1 @@
-"""The nftables dataplane: tables `ip kube-proxy` and `ip6 kube-proxy`, laid out as kube-proxy's own."""
+"""The nftables backend: tables `ip kube-proxy` and `ip6 kube-proxy`, laid out as kube-proxy's own."""

@@ -1,4 +1,4 @@
-"""The nftables dataplane: the six methods, over the tables `kube-proxy` of both families."""
+"""The nftables backend: the six methods, over the tables `kube-proxy` of both families."""
 
 import contextlib
 import time
@@ -86,14 +86,14 @@ class NftablesBackend:
     def apply(self, delta: Delta[Key, Entry]) -> Mapping[Key, KernelError]:
         """One transaction for each family; see `KernelTable.apply`."""
         self._check_open()
-        refused: dict[Key, KernelError] = {}
-        with self._watch.ours(self._session):
+        rejected: dict[Key, KernelError] = {}
+        with self._watch.own_change(self._session):
             for of, table in self._tables.items():
                 puts = {key: entry for key, entry in delta.puts.items() if key.family is of}
                 drops = [key for key in delta.drops if key.family is of]
-                refused |= table.apply(puts, drops)
+                rejected |= table.apply(puts, drops)
         self._generation += 1
-        return refused
+        return rejected
 
     def generation(self) -> Hashable:
         """Another one each time, from another program's change on, until all is read."""
@@ -110,4 +110,4 @@ class NftablesBackend:
 
     def _check_open(self) -> None:
         if not self._opened:
-            raise KernelError("the nftables dataplane is not open")
+            raise KernelError("the nftables backend is not open")

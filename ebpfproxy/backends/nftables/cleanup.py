@@ -10,7 +10,7 @@ from ebpfproxy.linux.nft.compile import compile_rule
 from ebpfproxy.linux.nft.decompile import rule_text
 from ebpfproxy.linux.nft.messages import Operation, SetNames, Table
 from ebpfproxy.linux.nft.nft import Session
-from ebpfproxy.linux.nft.replies import ToldChain
+from ebpfproxy.linux.nft.replies import ListedChain
 from ebpfproxy.model.address import Family
 
 _FAMILIES = {"ip": Family.IPV4, "ip6": Family.IPV6}
@@ -22,7 +22,7 @@ _HOLDING = "ct state new return"
 def remove(dry_run: bool = False) -> list[str]:
     """All of it, at once; what it was, a line each. Empty where nothing is there, or no nf_tables either.
 
-    Connections that were translated end where nothing else has the kernel translate: see `retire`.
+    Connections that were translated end where nothing else has the kernel translate: see `drain`.
 
     Raises KernelError.
     """
@@ -35,7 +35,7 @@ def remove(dry_run: bool = False) -> list[str]:
     return removed
 
 
-def retire(translates: Callable[[Family], bool]) -> tuple[list[str], bool]:
+def drain(translates: Callable[[Family], bool]) -> tuple[list[str], bool]:
     """In two steps, so that open connections continue; what was removed, and whether another step is to come.
 
     What acts on new connections goes at once. But without any nat chain, and without any rule that asks for
@@ -86,15 +86,15 @@ def _found(session: Session) -> list[Table]:
         raise
 
 
-def _described(session: Session, table: Table, chains: Sequence[ToldChain]) -> str:
+def _described(session: Session, table: Table, chains: Sequence[ListedChain]) -> str:
     hooked = sum(chain.hook is not None for chain in chains)
     sets = sum(not each.is_anonymous for each in session.sets(table))
     return f"nftables table {table}: {sets} sets and maps, {len(chains)} chains, {hooked} of them base chains"
 
 
-def _rules(session: Session, table: Table, chain: ToldChain) -> list[str]:
-    told = session.rules(table, chain.name)
-    return [rule_text(replies.read_rule(each, lambda name: None), table.family) for each in told]
+def _rules(session: Session, table: Table, chain: ListedChain) -> list[str]:
+    reported = session.rules(table, chain.name)
+    return [rule_text(replies.read_rule(each, lambda name: None), table.family) for each in reported]
 
 
 def _commit(session: Session, table: Table, operations: Sequence[Operation]) -> None:

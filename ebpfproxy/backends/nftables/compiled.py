@@ -83,7 +83,7 @@ def compiled(
     # A set whose name a map gets goes before that comes: with `is_other`.
     really = (key for key in drops if not (isinstance(key, Set | Map) and key.name in put))
     done = Compiled({}, {}, {}, {}, frozenset(really))
-    refused: dict[Key, KernelError] = {}
+    rejected: dict[Key, KernelError] = {}
     declared = ChainMap(put, held.containers)
     for key, entry in puts.items():
         try:
@@ -95,11 +95,11 @@ def compiled(
                 is_other = held.containers.get(key.name, entry) != entry
                 done.containers[key] = CompiledContainer(_declaration(entry), is_other)
         except ValueError as failure:
-            refused[key] = Rejected(f"nftables: {key}: {failure}")
+            rejected[key] = Rejected(f"nftables: {key}: {failure}")
     for key in (*done.elements, *drops):
         if isinstance(key, Element) and key in held.elements:
             done.gone[key] = _elements(key, ElementEntry(), held.containers)
-    return done, refused
+    return done, rejected
 
 
 def _chain(entry: ChainEntry, family: str, held: str) -> CompiledChain:

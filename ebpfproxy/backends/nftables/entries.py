@@ -1,4 +1,4 @@
-"""What the nftables dataplane holds, by key: the objects of our table, as text that `nft` takes and gives.
+"""What the nftables backend holds, by key: the objects of our table, as text that `nft` takes and gives.
 
 All text is in the form that `nft -y -T list table` prints (1.0.6; priorities are numbers then, and times are
 seconds), so that what was written and read back is equal. It is also what `nft -f` takes:

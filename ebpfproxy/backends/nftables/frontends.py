@@ -1,4 +1,4 @@
-"""Which frontends elements are about, be they a former run's or kube-proxy's. Pure."""
+"""Which frontends elements are about, be they a previous run's or kube-proxy's. Pure."""
 
 from collections.abc import Iterable, Iterator
 
@@ -17,7 +17,7 @@ _OF_NODE_PORTS = {SERVICE_NODE_PORTS, NO_ENDPOINT_NODE_PORTS}
 
 
 def frontends(keys: Iterable[Key]) -> Iterator[Frontend]:
-    """What is translated, refused or dropped.
+    """What is translated, rejected or dropped.
 
     >>> from ebpfproxy.model.address import Family
     >>> keys = (

@@ -28,15 +28,15 @@ class NftablesMode:
         return ()
 
     def prepare(self, config: Config, callbacks: Callbacks) -> Parts:
-        dataplane = NftablesBackend(nftables_settings(config))
+        backend = NftablesBackend(nftables_settings(config))
         beside = Netfilter(netfilter_settings(config, self.name), callbacks, frontends)
-        return Parts(dataplane, plan_context(config, self.name), beside=beside)
+        return Parts(backend, plan_context(config, self.name), beside=beside)
 
     def remove(self, config: Config, dry_run: bool = False) -> list[str]:
         return cleanup.remove(dry_run)
 
-    def retire(self, config: Config, translates: Callable[[Family], bool]) -> tuple[list[str], bool]:
-        return cleanup.retire(translates)
+    def drain(self, config: Config, translates: Callable[[Family], bool]) -> tuple[list[str], bool]:
+        return cleanup.drain(translates)
 
 
 def nftables_settings(config: Config) -> NftablesSettings:

@@ -102,7 +102,7 @@ def _dispatch(node: NodePlan, of: Family) -> dict[str, tuple[str, ...]]:
     node_port = "meta l4proto . th dport"
     here = _node_port_matches(node, of)
     local = "fib daddr type local " if of in node.node_ports_everywhere else ""
-    refusal = "Reject traffic to invalid ports of ClusterIPs"
+    rejection = "Reject traffic to invalid ports of ClusterIPs"
     return {
         "services": (
             f"{frontend} vmap @{SERVICE_IPS}",
@@ -113,7 +113,7 @@ def _dispatch(node: NodePlan, of: Family) -> dict[str, tuple[str, ...]]:
             f"{match} {node_port} vmap @{NO_ENDPOINT_NODE_PORTS}" for match in here
         ),
         "firewall-check": (f"{frontend} vmap @{FIREWALL_IPS}",),
-        "cluster-ips-check": (f'{ip} daddr @{CLUSTER_IPS} reject comment "{refusal}"',),
+        "cluster-ips-check": (f'{ip} daddr @{CLUSTER_IPS} reject comment "{rejection}"',),
         REJECT_CHAIN: ("reject",),
     }
 

@@ -1,4 +1,4 @@
-"""What the nftables dataplane needs of this machine, found by trying.
+"""What the nftables backend needs of this machine, found by trying.
 
 All of it is put into a table that no packet comes to (dormant), in a transaction that cannot come about. So
 nothing of it is ever in force, and yet the kernel says of each part whether it has that; it loads modules for
@@ -109,11 +109,11 @@ def serves(session: Session, of: Family) -> Finding:
     operations = list(_operations(table))
     owners = [owner for owner, _ in operations]
     feature = f"nftables for {of.value}"
-    refusals = session.attempt([operation for _, operation in operations])
-    if not refusals:
+    rejections = session.attempt([operation for _, operation in operations])
+    if not rejections:
         return Finding(feature)
-    missing = sorted({owners[each.position] for each in refusals})
-    number = refusals[0].errno
+    missing = sorted({owners[each.position] for each in rejections})
+    number = rejections[0].errno
     if missing[0] < 0:
         reason = f"no tables of this family: {os.strerror(number)}"
         return Finding(feature, number, reason, f"it takes CONFIG_NF_TABLES_{of.value.upper()}")

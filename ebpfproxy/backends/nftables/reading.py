@@ -7,7 +7,7 @@ from ebpfproxy.linux.nft import replies, types
 from ebpfproxy.linux.nft.decompile import rule_text, verdict_text
 from ebpfproxy.linux.nft.messages import Table
 from ebpfproxy.linux.nft.nft import Session
-from ebpfproxy.linux.nft.replies import ToldChain, ToldSet
+from ebpfproxy.linux.nft.replies import ListedChain, ListedSet
 from ebpfproxy.linux.nft.rule import AnonymousSet
 from ebpfproxy.linux.nft.sets import Declaration, SetFlag, declaration_text, intervals
 from ebpfproxy.model.address import Family
@@ -23,11 +23,11 @@ def read(session: Session, table: Table, of: Family) -> dict[Key, Entry]:
     Raises NotFound where another program removes what is being read.
     """
     found: dict[Key, Entry] = {}
-    told = session.sets(table)
-    for each in told:
+    reported = session.sets(table)
+    for each in reported:
         if not each.is_anonymous:
             found.update(_container(session, table, of, each))
-    anonymous = _Anonymous(session, table, told)
+    anonymous = _Anonymous(session, table, reported)
     for chain in session.chains(table):
         rules = [replies.read_rule(each, anonymous.get) for each in session.rules(table, chain.name)]
         texts = tuple(rule_text(rule, table.family) for rule in rules)
@@ -38,10 +38,10 @@ def read(session: Session, table: Table, of: Family) -> dict[Key, Entry]:
 class _Anonymous:
     """The sets that belong to rules, by name: each is read when its rule is."""
 
-    def __init__(self, session: Session, table: Table, told: list[ToldSet]) -> None:
+    def __init__(self, session: Session, table: Table, reported: list[ListedSet]) -> None:
         self._session = session
         self._table = table
-        self._declarations = {each.name: each.declaration for each in told if each.is_anonymous}
+        self._declarations = {each.name: each.declaration for each in reported if each.is_anonymous}
 
     def get(self, name: str) -> AnonymousSet | None:
         """None for others, and for one that is none of ours by what fits into it."""
@@ -51,15 +51,17 @@ class _Anonymous:
         return AnonymousSet(declaration, tuple(self._session.elements(self._table, name)))
 
 
-def _container(session: Session, table: Table, of: Family, told: ToldSet) -> Iterator[tuple[Key, Entry]]:
+def _container(
+    session: Session, table: Table, of: Family, reported: ListedSet
+) -> Iterator[tuple[Key, Entry]]:
     """A set or a map, and its elements, but for those that packets make."""
-    if told.declaration is None:
-        yield Set(of, told.name), _OTHER
+    if reported.declaration is None:
+        yield Set(of, reported.name), _OTHER
         return
-    key = (Map if told.declaration.verdicts else Set)(of, told.name)
-    yield key, declaration_text(told.declaration)
-    if not told.is_dynamic:
-        yield from _elements(session, table, of, told.name, told.declaration)
+    key = (Map if reported.declaration.verdicts else Set)(of, reported.name)
+    yield key, declaration_text(reported.declaration)
+    if not reported.is_dynamic:
+        yield from _elements(session, table, of, reported.name, reported.declaration)
 
 
 def _elements(
@@ -76,7 +78,7 @@ def _elements(
         yield key, ElementEntry(verdict, each.comment)
 
 
-def _hook_text(chain: ToldChain) -> str:
+def _hook_text(chain: ListedChain) -> str:
     if chain.hook is None:
         return ""
     policy = "accept" if chain.accepts else "drop"

@@ -40,11 +40,11 @@ from ebpfproxy.plan.service_plan import (
     FrontendKind,
     FrontendPlan,
     LocalTraffic,
-    Otherwise,
+    NoEndpointAction,
     PlannedEndpoint,
+    PolicyResult,
     Scope,
     ServicePortPlan,
-    Treatment,
 )
 
 _POLICY_CHAINS = {Scope.CLUSTER: "service", Scope.LOCAL: "local"}
@@ -56,13 +56,13 @@ class _Route(NamedTuple):
 
     match: str
     who: str
-    treatment: Treatment
+    policy_result: PolicyResult
 
 
 def service_objects(plan: ServicePortPlan) -> Iterator[tuple[Key, Entry]]:
     """All entries of one plan. None where it has no frontend.
 
-    Where treatments tell pods from others and the plan does not say how (`DetectLocal.DEVICES`), all is as
+    Where policy results distinguish pods and the plan does not say how (`DetectLocal.DEVICES`), all is as
     in kube-proxy without a detector: no connection to a ClusterIP is masqueraded unless all are, and
     policy Local holds for pods, too.
     """
@@ -103,7 +103,7 @@ class _Port:
     def _targets_by_scope(self) -> dict[Scope, list[PlannedEndpoint]]:
         """The endpoints of each scope that some client has; without scopes that have none."""
         scopes = {each.outside.scope for each in self._internal}
-        scopes |= {route.treatment.scope for route in self._routes}
+        scopes |= {route.policy_result.scope for route in self._routes}
         endpoints = self._plan.endpoints
         usable = {
             Scope.CLUSTER: [each for each in endpoints if each.cluster],
@@ -114,7 +114,7 @@ class _Port:
     @property
     def _routed(self) -> bool:
         """Whether anybody gets anywhere from the external frontends."""
-        return any(route.treatment.scope in self._targets for route in self._routes)
+        return any(route.policy_result.scope in self._targets for route in self._routes)
 
     def _policy_chain(self, scope: Scope) -> str:
         return f"{_POLICY_CHAINS[scope]}-{self._name}"
@@ -176,7 +176,7 @@ class _Port:
                 yield f"{match} {_of_pods(traffic, self._ip, '!= ')} jump {MARK_FOR_MASQUERADE}"
 
     def _external_routes(self) -> list[_Route]:
-        """The external frontends of a ServicePort all have the same treatments: those of its Service."""
+        """The external frontends of a ServicePort all have the same policy_results: those of its Service."""
         if not self._external:
             return []
         first = self._external[0]
@@ -221,7 +221,7 @@ class _Port:
             verdict = f"goto {self._policy_chain(internal.outside.scope)}"
             yield self._element(SERVICE_IPS, internal, ElementEntry(verdict))
         else:
-            yield self._element(NO_ENDPOINT_SERVICES, internal, self._refusal())
+            yield self._element(NO_ENDPOINT_SERVICES, internal, self._rejection())
 
     def _external_elements(self, external: FrontendPlan) -> Iterator[tuple[Key, Entry]]:
         node_port = external.kind is FrontendKind.NODE_PORT
@@ -231,7 +231,7 @@ class _Port:
             yield self._element(container, external, ElementEntry(verdict))
         if external.outside.scope not in self._targets:
             container = NO_ENDPOINT_NODE_PORTS if node_port else NO_ENDPOINT_SERVICES
-            yield self._element(container, external, self._refusal())
+            yield self._element(container, external, self._rejection())
         if external.restricted and self._firewall:
             verdict = f"goto firewall-{self._name}"
             yield self._element(FIREWALL_IPS, external, ElementEntry(verdict))
@@ -251,8 +251,8 @@ class _Port:
             key = f"{format_address(each.frontend.address)} . {key}"
         return Element(self._plan.family, container, key), entry
 
-    def _refusal(self) -> ElementEntry:
-        verdict = "drop" if self._plan.otherwise is Otherwise.DROP else f"goto {REJECT_CHAIN}"
+    def _rejection(self) -> ElementEntry:
+        verdict = "drop" if self._plan.no_endpoint_action is NoEndpointAction.DROP else f"goto {REJECT_CHAIN}"
         return ElementEntry(verdict, comment(self._plan.name))
 
 

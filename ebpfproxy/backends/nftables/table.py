@@ -1,4 +1,4 @@
-"""One table of the kernel: read, and changed by transactions, without what the kernel refuses."""
+"""One table of the kernel: read, and changed by transactions, without what the kernel rejects."""
 
 import errno
 import itertools
@@ -42,7 +42,7 @@ _GRACE = 1.0  # seconds after which nothing in the kernel holds a chain that not
 class KernelTable:
     """The table `kube-proxy` of one family, in the network namespace of its session.
 
-    `is_doubtful`: the kernel refused something as if the table were not as it was left: it has to be read.
+    `is_doubtful`: the kernel rejected something as if the table were not as it was left: it has to be read.
     """
 
     def __init__(self, of: Family, session: Session, clock: Callable[[], float] = time.monotonic) -> None:
@@ -74,7 +74,7 @@ class KernelTable:
         return found
 
     def apply(self, puts: Mapping[Key, Entry], drops: Collection[Key]) -> dict[Key, KernelError]:
-        """In one transaction; what it refused, by key.
+        """In one transaction; what it rejected, by key.
 
         Of very many rules, those of chains that are no base chains come first, in parts. Nothing leads to new
         chains before that one transaction, and other chains change each in one step; what they went to goes
@@ -84,18 +84,18 @@ class KernelTable:
         """
         held = self._known()
         self._let_go(puts)
-        refused: dict[Key, KernelError] = {}
+        rejected: dict[Key, KernelError] = {}
         ahead = _ahead(puts, held)
         if ahead:
-            refused = self._prepare(ahead, puts, held)
+            rejected = self._prepare(ahead, puts, held)
         rest = {key: entry for key, entry in puts.items() if key not in ahead}
-        refused |= self._finish(rest, drops, held, refused)
+        rejected |= self._finish(rest, drops, held, rejected)
         held.take(
-            {key: entry for key, entry in puts.items() if key not in refused},
-            (key for key in drops if key not in refused),
+            {key: entry for key, entry in puts.items() if key not in rejected},
+            (key for key in drops if key not in rejected),
         )
         self._was_read = False
-        return refused
+        return rejected
 
     def _known(self) -> Held:
         while self._held is None:
@@ -105,38 +105,38 @@ class KernelTable:
     def _finish(
         self, puts: Mapping[Key, Entry], drops: Collection[Key], held: Held, before: Collection[Key]
     ) -> dict[Key, KernelError]:
-        """The one transaction. `before`: what was refused already."""
-        of, refused = compiled(self._table.family, puts, drops, held)
+        """The one transaction. `before`: what was rejected already."""
+        of, rejected = compiled(self._table.family, puts, drops, held)
         whole = steps.transaction(self._table, of, held, self._names)
-        done = committed(self._session, self._table, whole, without=[*before, *refused])
+        done = committed(self._session, self._table, whole, without=[*before, *rejected])
         self._emptied |= dict.fromkeys(done.emptied, self._clock())
         self.is_doubtful = self.is_doubtful or (done.is_surprising and not self._was_read)
-        return refused | done.refused
+        return rejected | done.rejected
 
     def _prepare(
         self, chains: Mapping[Chain, ChainEntry], puts: Mapping[Key, Entry], held: Held
     ) -> dict[Key, KernelError]:
-        """The chains, and the sets that rules look into; of a new chain that is refused nothing is there.
+        """The chains, and the sets that rules look into; of a new chain that is rejected nothing is there.
 
         What all Services share changes before their own chains do, which may rely on it.
         """
         new = {key: entry for key, entry in chains.items() if key.name not in held.chains}
-        refused = self._prepare_names(new, puts, held)
+        rejected = self._prepare_names(new, puts, held)
         for part in _parts(new):
             of, not_understood = compiled(self._table.family, part, (), held)
             rules = itertools.chain(
                 steps.abandoned(self._table, not_understood), steps.rules(self._table, of, self._names)
             )
             done = committed(self._session, self._table, rules, abandoning=True)
-            refused |= not_understood | done.refused
+            rejected |= not_understood | done.rejected
         others = (key for key in chains if key not in new)
         shared_first = sorted(others, key=lambda key: "/" in key.name)
         for part in _parts({key: chains[key] for key in shared_first}):
             of, not_understood = compiled(self._table.family, part, (), held)
             changed = steps.refilled(self._table, of, held, self._names)
-            done = committed(self._session, self._table, changed, without=refused)
-            refused |= not_understood | done.refused
-        return refused
+            done = committed(self._session, self._table, changed, without=rejected)
+            rejected |= not_understood | done.rejected
+        return rejected
 
     def _prepare_names(
         self, new: Mapping[Chain, ChainEntry], puts: Mapping[Key, Entry], held: Held
@@ -149,7 +149,7 @@ class KernelTable:
             if (isinstance(key, Set | Map) and key.name not in held.containers)
             or (isinstance(key, Element) and key.container == HAIRPIN_CONNECTIONS)
         }
-        of, refused = compiled(self._table.family, bare, (), held)
+        of, rejected = compiled(self._table.family, bare, (), held)
         first = itertools.chain(
             [Step(messages.add_table(self._table), None)],
             steps.containers(self._table, of, self._names),
@@ -157,8 +157,8 @@ class KernelTable:
             steps.chains(self._table, of),
         )
         while part := list(itertools.islice(first, _CHAINS_IN_A_PART)):
-            refused |= committed(self._session, self._table, part).refused
-        return refused
+            rejected |= committed(self._session, self._table, part).rejected
+        return rejected
 
     def _let_go(self, puts: Mapping[Key, Entry]) -> None:
         """Delete the chains that nothing holds any more by now; those that still are, are left for later."""
@@ -167,8 +167,8 @@ class KernelTable:
                 self._emptied.pop(key.name, None)
         now = self._clock()
         for name in [name for name, since in self._emptied.items() if now - since >= _GRACE]:
-            refusals = self._session.commit([messages.delete_chain(self._table, name)])
-            if not refusals or refusals[0].errno == errno.ENOENT:
+            rejections = self._session.commit([messages.delete_chain(self._table, name)])
+            if not rejections or rejections[0].errno == errno.ENOENT:
                 del self._emptied[name]
 
 

@@ -3,7 +3,7 @@
 The caller says which chains those are. What stays on purpose:
 
 - built-in chains and tables, also those that iptables-nft made for us: the kernel continues translating what
-  is open only as long as the table nat is there, and something asks for connection tracking (see `retire`);
+  is open only as long as the table nat is there, and something asks for connection tracking (see `drain`);
 - a chain that a rule of another program leads to, such as that of a CNI plugin to KUBE-MARK-MASQ, and what
   that chain leads to.
 """
@@ -69,14 +69,14 @@ def remove_of(tool_backend: ToolBackend, leftovers: Leftovers, dry_run: bool = F
 
 
 def is_anything_of(chains: Collection[TableAndName]) -> bool:
-    """Whether any of these chains is there, of any backend and family, or the rule that `retire` lets stay.
+    """Whether any of these chains is there, of any backend and family, or the rule that `drain` lets stay.
 
     Tables are not read for that, since those of a mode that serves may be long.
     """
     return any(_is_held(tool) or any(tool.show(*each) for each in chains) for tool in _all_installed())
 
 
-def retire(leftovers: Leftovers, translates: Callable[[Family], bool]) -> tuple[list[str], bool]:
+def drain(leftovers: Leftovers, translates: Callable[[Family], bool]) -> tuple[list[str], bool]:
     """As `remove`, so that open connections continue; what was removed, and whether another step is to come.
 
     Without any rule that asks for connection tracking the kernel lets go of its hooks, and of all that it has

@@ -1,4 +1,4 @@
-"""What a dataplane with rules holds of iptables, by key. Pure.
+"""What a backend with rules holds of iptables, by key. Pure.
 
 There are four kinds of entries:
 
@@ -11,7 +11,7 @@ There are four kinds of entries:
 - Each jump from a built-in chain to one of ours, likewise, with the RulePosition FIRST.
 
 No two keys of different kinds are equal, though they are tuples: no chain is of both kinds, and a `Rule` has
-a field more. A dataplane's `Layout` says which chains are of which kind, and so what in the kernel is an
+a field more. A backend's `Layout` says which chains are of which kind, and so what in the kernel is an
 entry of ours at all.
 
 Rules are text, as ``iptables-save`` prints them behind "-A <chain> ". The canonical form is that of

@@ -1,4 +1,4 @@
-"""The tables of both families, by one backend of the tools: what a dataplane with rules keeps open."""
+"""The tables of both families, by one backend of the tools: what a backend with rules keeps open."""
 
 from collections.abc import Callable, Collection, Hashable
 
@@ -10,7 +10,7 @@ from ebpfproxy.backends.xtables.cleanup import Leftovers
 from ebpfproxy.backends.xtables.entries import FILTER, NAT, Entry, Key
 from ebpfproxy.backends.xtables.layout import Layout
 from ebpfproxy.backends.xtables.legacy_edits import LegacyEdits
-from ebpfproxy.backends.xtables.rejections import Refused
+from ebpfproxy.backends.xtables.rejections import Rejections
 from ebpfproxy.backends.xtables.tables import Tables
 from ebpfproxy.errors import KernelError, Unsupported
 from ebpfproxy.linux.xtables import iptables, legacy
@@ -32,9 +32,9 @@ OTHER_REMOVED = "Removed rules of the other iptables backend"
 class TwoFamilies:
     """In the calling thread's network namespace. A family that this machine has no iptables for is left out.
 
-    `tables`: those that the dataplane has something in. `leftovers`: what of it is removed in the backend
+    `tables`: those that the backend has something in. `leftovers`: what of it is removed in the backend
     that is not used, once all is in force: both would be in force at once. `prepare`: see
-    `refusals.try_sorts`.
+    `rejections.try_sorts`.
     """
 
     def __init__(
@@ -92,18 +92,18 @@ class TwoFamilies:
             found.update(tables.read())
         return found
 
-    def apply(self, delta: Delta[Key, Entry]) -> Refused:
+    def apply(self, delta: Delta[Key, Entry]) -> Rejections:
         """One family after the other, each by one run of iptables-restore. Raises KernelError."""
-        refused: Refused = {}
-        with self._generation.ours():
+        rejected: Rejections = {}
+        with self._generation.own_change():
             for family, tables in self._tables.items():
-                refused.update(tables.apply(_of_family(delta, family)))
+                rejected.update(tables.apply(_of_family(delta, family)))
             if self._edits and delta:
                 self._edits.settle()
-        if not self._settled and not refused:
+        if not self._settled and not rejected:
             self._settled = True
             self._settle()
-        return refused
+        return rejected
 
     def generation(self) -> Hashable:
         """With the backend legacy, what `LegacyEdits` does not notice shows only where everything is read."""

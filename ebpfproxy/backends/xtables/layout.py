@@ -38,7 +38,7 @@ class Layout:
         """Whether a chain belongs to a Service, and not to the node."""
         return table == NAT and bool(self.service_prefixes) and name.startswith(self.service_prefixes)
 
-    def is_ours(self, rule: Rule) -> bool:
+    def is_own(self, rule: Rule) -> bool:
         """Whether a rule of the kernel, in a shared or a built-in chain, is an entry of ours.
 
         In a built-in chain that is any jump to a chain of ours, of whatever wording: what another version of

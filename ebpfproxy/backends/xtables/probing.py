@@ -17,7 +17,7 @@ from ebpfproxy.backends.xtables.rejections import nothing
 from ebpfproxy.errors import KernelError, Unsupported
 from ebpfproxy.linux.netns import netns
 from ebpfproxy.linux.xtables import iptables
-from ebpfproxy.linux.xtables.iptables import Iptables, LinesRefused, ToolBackend
+from ebpfproxy.linux.xtables.iptables import Iptables, LinesRejected, ToolBackend
 from ebpfproxy.model.address import Family
 
 _CHAIN = "EBPFPROXY-TRIED"
@@ -99,18 +99,18 @@ def _probe(
             yield Finding(f"rules ({tool})", number, missing, failure.hint, needed=False)
             return
         prepare(family)
-        refused = _refused(tool, sorts)
+        rejected = _rejected(tool, sorts)
     for sort in sorts:
         feature = f"{sort.name} ({tool})"
         needed = not sort.without
-        if sort not in refused:
+        if sort not in rejected:
             yield Finding(feature, needed=needed)
             continue
         remedy = f"load or enable what the kernel has it by: {sort.module}; or use a newer iptables"
-        yield Finding(feature, errno.EOPNOTSUPP, sort.without or refused[sort], remedy, needed)
+        yield Finding(feature, errno.EOPNOTSUPP, sort.without or rejected[sort], remedy, needed)
 
 
-def _refused(tool: Iptables, sorts: Sequence[Sort]) -> dict[Sort, str]:
+def _rejected(tool: Iptables, sorts: Sequence[Sort]) -> dict[Sort, str]:
     """All at once, since that is what nearly always goes well; else one by one."""
     if _restore(tool, sorts) is None:
         return {}
@@ -119,14 +119,14 @@ def _refused(tool: Iptables, sorts: Sequence[Sort]) -> dict[Sort, str]:
 
 
 def _restore(tool: Iptables, sorts: Iterable[Sort]) -> str | None:
-    """Why it is refused; None where it is not."""
+    """Why it is rejected; None where it is not."""
     lines = []
     for table, those in itertools.groupby(sorted(sorts, key=_table), _table):
         rules = (each.rule.format(address=_ADDRESSES[tool.family]) for each in those)
         lines += [f"*{table}", f":{_CHAIN} - [0:0]", *(f"-A {_CHAIN} {rule}" for rule in rules), "COMMIT"]
     try:
         tool.restore("\n".join([*lines, ""]))
-    except (LinesRefused, Unsupported) as failure:
+    except (LinesRejected, Unsupported) as failure:
         return failure.message
     return None
 

@@ -16,13 +16,13 @@ from ebpfproxy.backends.xtables.layout import Layout
 from ebpfproxy.backends.xtables.saved import leads_to
 from ebpfproxy.errors import KernelError, Rejected
 from ebpfproxy.linux.netns import netns
-from ebpfproxy.linux.xtables.iptables import Iptables, LinesRefused
+from ebpfproxy.linux.xtables.iptables import Iptables, LinesRejected
 from ebpfproxy.model.address import Family
 
 _TRIED = "KUBE-SEP-TRIED"
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 
-Refused = dict[Key, KernelError]
+Rejections = dict[Key, KernelError]
 
 
 def nothing(family: Family) -> None:
@@ -31,8 +31,8 @@ def nothing(family: Family) -> None:
 
 def try_sorts(
     tool: Iptables, entries: Mapping[Key, Entry], prepare: Callable[[Family], None] = nothing
-) -> Refused:
-    """Those of the entries that have a rule of a sort that is refused; none where that cannot be tried.
+) -> Rejections:
+    """Those of the entries that have a rule of a sort that is rejected; none where that cannot be tried.
 
     `prepare`: what makes the things that rules refer to, where they are tried.
     """
@@ -43,13 +43,13 @@ def try_sorts(
             sort = f"{key.table} {sort_of(text)}"
             sorts.setdefault(sort, (key.table, text))
             sorts_of.setdefault(key, set()).add(sort)
-    failures: dict[str, LinesRefused] = {}
+    failures: dict[str, LinesRejected] = {}
     with contextlib.suppress(KernelError), netns.throw_away():
         prepare(tool.family)
         for sort, (table, text) in sorts.items():
             try:
                 tool.restore(_alone(table, text))
-            except LinesRefused as failure:
+            except LinesRejected as failure:
                 failures[sort] = failure
     return {
         key: not_taken(key, failures[sort], min(failures[sort].lines))
@@ -58,8 +58,8 @@ def try_sorts(
     }
 
 
-def not_taken(key: Key, failure: LinesRefused, line: int) -> Rejected:
-    """What to tell of an entry whose line was refused."""
+def not_taken(key: Key, failure: LinesRejected, line: int) -> Rejected:
+    """What to tell of an entry whose line was rejected."""
     return Rejected(f"{key} is not taken: {failure.lines[line]}", failure.hint)
 
 
@@ -80,29 +80,29 @@ def sort_of(text: str) -> str:
 
 
 def with_dependents(
-    refused: Refused, delta: Delta[Key, Entry], actual: Mapping[Key, Entry], layout: Layout
-) -> Refused:
+    rejected: Rejections, delta: Delta[Key, Entry], actual: Mapping[Key, Entry], layout: Layout
+) -> Rejections:
     """And what cannot be without them: puts that lead to a chain that will not be there, and drops of chains
     that something which stays leads to. `actual` is what the kernel has now."""
-    refused = dict(refused)
+    rejected = dict(rejected)
     while True:
-        final = {key: entry for key, entry in actual.items() if key not in delta.drops or key in refused}
-        final.update((key, entry) for key, entry in delta.puts.items() if key not in refused)
+        final = {key: entry for key, entry in actual.items() if key not in delta.drops or key in rejected}
+        final.update((key, entry) for key, entry in delta.puts.items() if key not in rejected)
         more = {
-            key: Rejected(f"{key} leads to {missing}, which is refused")
+            key: Rejected(f"{key} leads to {missing}, which is rejected")
             for key, entry in delta.puts.items()
-            if key not in refused
+            if key not in rejected
             for missing in _missing(key, entry, final, layout)
         }
         kept = {target for key, entry in final.items() for target in _targets(key, entry, layout)}
         more.update(
             (key, Rejected(f"{key} is still in use by what could not be replaced"))
             for key in delta.drops & kept
-            if key not in refused
+            if key not in rejected
         )
         if not more:
-            return refused
-        refused.update(more)
+            return rejected
+        rejected.update(more)
 
 
 def _missing(key: Key, entry: Entry, present: Mapping[Key, Entry], layout: Layout) -> Iterator[Key]:

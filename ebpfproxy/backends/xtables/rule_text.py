@@ -64,7 +64,7 @@ def from_pods(traffic: LocalTraffic) -> str:
 def not_from_pods(traffic: LocalTraffic, destination: str = "") -> str | None:
     """The match of all packets but those of pods, to `destination` if not to any; None where there are none.
 
-    "Not from everywhere" is something that iptables-nft refuses to write.
+    "Not from everywhere" is something that iptables-nft rejects to write.
 
     >>> not_from_pods(LocalTraffic(interface="cbr0"), "10.96.0.1/32")
     '-d 10.96.0.1/32 ! -i cbr0'

@@ -47,7 +47,7 @@ def parse(family: Family, printed: str, layout: Layout) -> tuple[dict[Key, Entry
         places = _places(rules, layout.last.get((table, name))) if key else [RulePosition.FIRST] * len(rules)
         for text, place in zip(rules, places, strict=True):
             rule = Rule(family, table, name, text)
-            if (key or name in BUILT_IN) and layout.is_ours(rule):
+            if (key or name in BUILT_IN) and layout.is_own(rule):
                 entries[rule] = TWICE if rule in entries else place
                 held.copies[rule] = held.copies.get(rule, 0) + 1
             else:
@@ -80,7 +80,10 @@ def chains_of(printed: str) -> dict[TableAndName, list[str]]:
 
 
 def _places(rules: list[str], target: str | None) -> Iterable[RulePosition]:
-    """LAST for those that have to be and are, ANYWHERE for all others. `target`: what the former lead to."""
+    """LAST for rules that have to be last and are, ANYWHERE for all others.
+
+    `target`: the chain that the rules which have to be last lead to.
+    """
     last = len(rules)
     while target and last and leads_to(rules[last - 1]) == target:
         last -= 1

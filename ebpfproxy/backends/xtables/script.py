@@ -2,7 +2,7 @@
 
 Puts come into force before drops do, and no packet meets a Service half written:
 
-- the table filter first, which refuses and drops what the table nat is about to lead nowhere; then nat; what
+- the table filter first, which rejects and drops what the table nat is about to lead nowhere; then nat; what
   filter drops comes last, when nat leads to the endpoints again;
 - in a table, chains before the rules that lead to them, and all of a change at once: a COMMIT for each table.
   Only a change of many chains is cut into pieces for iptables-nft, leaves first, since no packet reaches them

@@ -18,7 +18,7 @@ AUTO = "auto"
 
 _HINTS = (
     ("KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"),  # of the kubelet, since 1.24 and since 1.17
-    (names.CANARY,),  # of kube-proxy, or of a former run of ours
+    (names.CANARY,),  # of kube-proxy, or of a previous run of ours
 )
 """Chains of the table mangle that tell, by who made them; the first of these counts."""
 

@@ -433,12 +433,12 @@ class Link(_Object):
 def loads(program_type: int, attach_type: int, instructions: bytes) -> bool:
     """Whether the kernel loads a program of these instructions (struct bpf_insn). For probing features.
 
-    Raises the same errors as `refusal`.
+    Raises the same errors as `rejection`.
     """
-    return not refusal(program_type, attach_type, instructions)
+    return not rejection(program_type, attach_type, instructions)
 
 
-def refusal(program_type: int, attach_type: int, instructions: bytes) -> int:
+def rejection(program_type: int, attach_type: int, instructions: bytes) -> int:
     """The errno with which the kernel rejects a program of these instructions. 0 if it loads it.
 
     Raises Rejected if loading programs is not permitted, or if memory or file descriptors are missing. Such

@@ -87,11 +87,11 @@ def _replaced(program: Program, cgroup_id: int, pin: Path) -> bool:
     return True
 
 
-def attach_multi(program: Program, cgroup: Path, attach_type: int, former: Program | None) -> None:
-    """Attach without a link, beside other programs. It replaces `former` if that is attached."""
+def attach_multi(program: Program, cgroup: Path, attach_type: int, previous: Program | None) -> None:
+    """Attach without a link, beside other programs. It replaces `previous` if that is attached."""
     with opened(cgroup) as fd:
-        if former is not None and former.id in programs(cgroup, attach_type):
-            flags, old = _ALLOW_MULTI | _REPLACE, former.fd
+        if previous is not None and previous.id in programs(cgroup, attach_type):
+            flags, old = _ALLOW_MULTI | _REPLACE, previous.fd
         else:
             flags, old = _ALLOW_MULTI, 0
         attr = struct.pack("=IIIII", fd, program.fd, attach_type, flags, old)

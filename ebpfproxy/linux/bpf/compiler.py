@@ -291,16 +291,16 @@ def _standard_error() -> Iterator[Any]:
 
     bcc prints the verifier's log there, and cannot return it.
     """
-    former = os.dup(2)
+    previous = os.dup(2)
     try:
         with os.fdopen(os.memfd_create("verifier-log"), "w+b") as log:
             os.dup2(log.fileno(), 2)
             try:
                 yield log
             finally:
-                os.dup2(former, 2)
+                os.dup2(previous, 2)
     finally:
-        os.close(former)
+        os.close(previous)
 
 
 def _main() -> int:

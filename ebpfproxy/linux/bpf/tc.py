@@ -76,7 +76,7 @@ class Filter(NamedTuple):
     chain: int = 0
 
     @property
-    def is_ours(self) -> bool:
+    def is_own(self) -> bool:
         """Whether it is a filter of ebpfproxy, of this or a previous version."""
         return (self.chain, self.kind, self.name) == (0, "bpf", NAME)
 
@@ -108,20 +108,20 @@ def filters(ifindex: int, side: Side) -> list[Filter]:
 
 def program_id(ifindex: int, side: Side) -> int | None:
     """The program id of the agent's filter that runs first. None if it has none. Raises Rejected."""
-    return next((one.program_id for one in filters(ifindex, side) if one.is_ours), None)
+    return next((one.program_id for one in filters(ifindex, side) if one.is_own), None)
 
 
 def before(found: Iterable[Filter]) -> list[Filter]:
     """Those of `found` that run before the agent's filter: others of chain 0. `found`: from `filters`."""
-    return list(itertools.takewhile(lambda one: not one.is_ours, (one for one in found if not one.chain)))
+    return list(itertools.takewhile(lambda one: not one.is_own, (one for one in found if not one.chain)))
 
 
 def can_advance(found: Iterable[Filter]) -> bool:
     """Whether `attach` would move the agent's filter to an earlier position. `found`: from `filters`."""
     found = [one for one in found if not one.chain]
-    best = _best_priority(one for one in found if not one.is_ours)
+    best = _best_priority(one for one in found if not one.is_own)
     at_best = [one for one in found if one.priority == best]
-    return not (at_best and at_best[0].is_ours)
+    return not (at_best and at_best[0].is_own)
 
 
 def has_clsact(ifindex: int) -> bool:
@@ -143,14 +143,14 @@ def attach(ifindex: int, side: Side, program: Program) -> bool:
     what = f"cannot attach to {side.name.lower()} of {iproute.device_name(ifindex)}"
     found = [one for one in filters(ifindex, side) if not one.chain]
     made = _ensure_qdisc(ifindex, side, what)
-    own = next((one for one in found if one.is_ours), None)
+    own = next((one for one in found if one.is_own), None)
     try:
         with _opened(ifindex, what) as changes:
             if own and not can_advance(found):
                 where = _where(side, own.priority, own.handle)
                 changes.tc("replace-filter", "bpf", ifindex, fd=program.fd, direct_action=True, **where)
             else:
-                priority = _best_priority(one for one in found if not one.is_ours)
+                priority = _best_priority(one for one in found if not one.is_own)
                 where = _where(side, priority, _free_handle(found, priority))
                 changes.tc("add-filter", "bpf", ifindex, fd=program.fd, direct_action=True, **where)
                 own = None
@@ -158,7 +158,7 @@ def attach(ifindex: int, side: Side, program: Program) -> bool:
         if made:
             remove_clsact(ifindex)
         raise
-    _remove(ifindex, side, [one for one in found if one.is_ours and one != own], what)
+    _remove(ifindex, side, [one for one in found if one.is_own and one != own], what)
     return made
 
 
@@ -180,7 +180,7 @@ def _free_handle(found: Iterable[Filter], priority: int) -> int:
 def detach(ifindex: int, side: Side) -> bool:
     """Remove the agent's filters. The clsact stays. Returns whether a filter was removed. Raises Rejected."""
     what = f"cannot detach from {side.name.lower()} of {iproute.device_name(ifindex)}"
-    own = [one for one in filters(ifindex, side) if one.is_ours]
+    own = [one for one in filters(ifindex, side) if one.is_own]
     return _remove(ifindex, side, own, what)
 
 

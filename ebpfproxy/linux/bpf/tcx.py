@@ -89,7 +89,7 @@ def attach(ifindex: int, side: Side, program: Program, pin: Path) -> None:
         made.pin(pin)
 
 
-def _advance(ifindex: int, side: Side, program: Program, pin: Path, former: Link) -> None:
+def _advance(ifindex: int, side: Side, program: Program, pin: Path, previous: Link) -> None:
     """If the process is killed after the detachment, the new link's program calls no other program any more.
 
     The kernel empties an array of programs that no process has open. `_finish` repairs that.
@@ -99,7 +99,7 @@ def _advance(ifindex: int, side: Side, program: Program, pin: Path, former: Link
         made = _create(caller, ifindex, side)
         stack.callback(made.close)
         made.pin(_fresh(pin))
-        former.detach()
+        previous.detach()
         made.replace(program)
         _fresh(pin).rename(pin)
 

@@ -22,5 +22,5 @@ def last_lines(log: str) -> tuple[str, ...]:
     """
     lines = [line.strip() for line in log.splitlines()]
     ends = next((at for at, line in enumerate(lines) if line.startswith(_STATISTICS[0])), len(lines))
-    told = [line for line in lines[:ends] if line and not line.startswith((*_STATISTICS, *_OF_BCC))]
-    return tuple(line[:_WIDTH] for line in told[-_LINES:])
+    reported = [line for line in lines[:ends] if line and not line.startswith((*_STATISTICS, *_OF_BCC))]
+    return tuple(line[:_WIDTH] for line in reported[-_LINES:])

@@ -22,8 +22,8 @@ NETLINK_NETFILTER = 12
 TEMPORARY = "ebpfproxy-new"
 """The set that `replace` fills."""
 
-Refusals = dict[tuple[str, str], KernelError]
-"""Why the kernel refused a member of a set, by the names of both. With "" for the member: the set itself, of
+Rejections = dict[tuple[str, str], KernelError]
+"""Why the kernel rejected a member of a set, by the names of both. With "" for the member: the set itself, of
 which nothing was changed then."""
 
 
@@ -107,47 +107,47 @@ def destroy(name: str) -> None:
     _do(Command.DESTROY, name, messages.about(name), netlink.NLM_F_EXCL)  # else it need not be there
 
 
-def change(changes: Iterable[Change]) -> Refusals:
-    """Add and drop members, of any number of sets; what was refused. All the rest is in force.
+def change(changes: Iterable[Change]) -> Rejections:
+    """Add and drop members, of any number of sets; what was rejected. All the rest is in force.
 
     To add what is there, or to drop what is not, is fine. Raises Unsupported, Rejected.
     """
-    refusals: Refusals = {}
+    rejections: Rejections = {}
     steps = [
         step
         for of, add, drop in changes
         for command, texts in ((Command.DELETE, drop), (Command.ADD, add))
-        for step in _member_steps(command, of, of.name, texts, refusals)
+        for step in _member_steps(command, of, of.name, texts, rejections)
     ]
-    return _carry_out(steps, refusals)
+    return _carry_out(steps, rejections)
 
 
-def replace(contents: Mapping[IpSet, Collection[str]]) -> Refusals:
-    """Give each of these sets these members and no others, in one step as packets see it; what was refused.
+def replace(contents: Mapping[IpSet, Collection[str]]) -> Rejections:
+    """Give each of these sets these members and no others, in one step as packets see it; what was rejected.
 
     A set that there is not is made. One that there is keeps its references, and gets the new maximum; it has
     to be of the same type and family, else nothing becomes of it. Raises Unsupported, Rejected.
     """
-    refusals: Refusals = {}
-    steps = [step for made, texts in contents.items() for step in _replacing(made, texts, refusals)]
-    return _carry_out(steps, refusals)
+    rejections: Rejections = {}
+    steps = [step for made, texts in contents.items() for step in _replacing(made, texts, rejections)]
+    return _carry_out(steps, rejections)
 
 
 def _member_steps(
-    command: Command, of: IpSet, name: str, texts: Collection[str], refusals: Refusals
+    command: Command, of: IpSet, name: str, texts: Collection[str], rejections: Rejections
 ) -> Iterator[_Step]:
-    """Those of members that cannot even be said are among the refusals at once."""
+    """Those of members that cannot even be said are among the rejections at once."""
     about = messages.about(name)
     for text in texts:
         try:
             body = about + messages.describe_member(of, text)
         except ValueError as error:
-            refusals[of.name, text] = Rejected(f"member {text} of ipset {of.name}: {error}")
+            rejections[of.name, text] = Rejected(f"member {text} of ipset {of.name}: {error}")
             continue
         yield _Step(netlink.Request(SUBSYSTEM | command, 0, body), of, text)
 
 
-def _replacing(made: IpSet, texts: Collection[str], refusals: Refusals) -> Iterator[_Step]:
+def _replacing(made: IpSet, texts: Collection[str], rejections: Rejections) -> Iterator[_Step]:
     def step(command: Command, body: bytes, flags: int, *harmless: int) -> _Step:
         return _Step(netlink.Request(SUBSYSTEM | command, flags, body), made, "", harmless)
 
@@ -155,25 +155,25 @@ def _replacing(made: IpSet, texts: Collection[str], refusals: Refusals) -> Itera
     created = netlink.NLM_F_CREATE | netlink.NLM_F_EXCL
     yield step(Command.DESTROY, messages.about(TEMPORARY), 0, errno.ENOENT)  # of a run that was killed
     yield step(Command.CREATE, messages.describe_set(new), created)
-    yield from _member_steps(Command.ADD, made, TEMPORARY, texts, refusals)
+    yield from _member_steps(Command.ADD, made, TEMPORARY, texts, rejections)
     yield step(Command.CREATE, messages.describe_set(made), created, errno.EEXIST)
     yield step(Command.SWAP, messages.swap(TEMPORARY, made.name), 0)
     yield step(Command.DESTROY, messages.about(TEMPORARY), 0)
 
 
-def _carry_out(steps: Collection[_Step], refusals: Refusals) -> Refusals:
-    """Of what was refused of a set as a whole only the first thing is reported: the rest follows from it."""
+def _carry_out(steps: Collection[_Step], rejections: Rejections) -> Rejections:
+    """Of what was rejected of a set as a whole only the first thing is reported: the rest follows from it."""
     steps = list(steps)
     try:
-        refused = netlink.changes(NETLINK_NETFILTER, [step.request for step in steps])
+        rejected = netlink.changes(NETLINK_NETFILTER, [step.request for step in steps])
     except OSError as error:
         raise _failure("ipsets cannot be changed", error.errno or 0) from error
-    for position, why in sorted(refused.items()):
+    for position, why in sorted(rejected.items()):
         _, of, member, harmless = steps[position]
-        if why.errno not in harmless and (of.name, "") not in refusals:
+        if why.errno not in harmless and (of.name, "") not in rejections:
             what = f"member {member} of ipset {of.name}" if member else f"ipset {of.name}"
-            refusals[of.name, member] = _failure(what, why.errno)
-    return refusals
+            rejections[of.name, member] = _failure(what, why.errno)
+    return rejections
 
 
 def _do(command: Command, name: str, body: bytes, flags: int = 0) -> None:

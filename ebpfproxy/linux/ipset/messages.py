@@ -17,7 +17,7 @@ from ebpfproxy.model.address import V4_BITS, V4_PREFIX, Address, Family, Protoco
 SUBSYSTEM = 6 << 8  # NFNL_SUBSYS_IPSET, the upper byte of a message's type
 _HEAD = struct.Struct(">BBH")  # struct nfgenmsg: family, version, res_id
 _NESTED = 0x8000  # NLA_F_NESTED
-_ORDERED = 0x4000  # NLA_F_NET_BYTEORDER, without which numbers and addresses are refused
+_ORDERED = 0x4000  # NLA_F_NET_BYTEORDER, without which numbers and addresses are rejected
 
 _PROTOCOL, _NAME, _TYPE, _REVISION, _FAMILY, _FLAGS, _DATA, _MEMBERS = range(1, 9)  # IPSET_ATTR_*
 _OTHER_NAME = _TYPE

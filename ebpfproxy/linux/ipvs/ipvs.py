@@ -48,8 +48,8 @@ class Operation(NamedTuple):
         return f"real server {format_endpoint(*self.place)} of {self.key}"
 
 
-class Refusal(NamedTuple):
-    """Why the kernel refused the operation at that position."""
+class Rejection(NamedTuple):
+    """Why the kernel rejected the operation at that position."""
 
     position: int
     error: KernelError
@@ -64,38 +64,38 @@ class Timeouts(NamedTuple):
 
 
 def add_server(server: VirtualServer) -> Operation:
-    """Refused as AlreadyExists, and as Unsupported where the kernel has no such scheduler."""
+    """Rejections as AlreadyExists, and as Unsupported where the kernel has no such scheduler."""
     return _of_server(Command.NEW_SERVER, server)
 
 
 def change_server(server: VirtualServer) -> Operation:
-    """All but its key; its real servers stay. Refused as NotFound, and Unsupported as by `add_server`."""
+    """All but its key; its real servers stay. Rejections as NotFound, and Unsupported as by `add_server`."""
     return _of_server(Command.SET_SERVER, server)
 
 
 def delete_server(key: ServerKey) -> Operation:
-    """With its real servers; connections end with their next packet. Refused as NotFound."""
+    """With its real servers; connections end with their next packet. Rejections as NotFound."""
     return Operation(Command.DELETE_SERVER, messages.name_server(key), key)
 
 
 def add_real(key: ServerKey, real: RealServer) -> Operation:
-    """Refused as AlreadyExists; as NotFound where there is no such virtual server."""
+    """Rejections as AlreadyExists; as NotFound where there is no such virtual server."""
     return _of_real(Command.NEW_REAL, key, real)
 
 
 def change_real(key: ServerKey, real: RealServer) -> Operation:
-    """Its weight and forwarding; connections stay. Refused as NotFound."""
+    """Its weight and forwarding; connections stay. Rejections as NotFound."""
     return _of_real(Command.SET_REAL, key, real)
 
 
 def delete_real(key: ServerKey, address: Address, port: int) -> Operation:
-    """Connections to it are dropped or end, as the sysctl expire_nodest_conn says. Refused as NotFound."""
+    """Connections to it are dropped or end, as the sysctl expire_nodest_conn says. Rejections as NotFound."""
     body = messages.name_server(key) + messages.name_real(address, port)
     return Operation(Command.DELETE_REAL, body, key, (address, port))
 
 
-def apply(operations: Sequence[Operation]) -> list[Refusal]:
-    """Carry them out in their order; what the kernel refuses, by position. All the others are in force.
+def apply(operations: Sequence[Operation]) -> list[Rejection]:
+    """Carry them out in their order; what the kernel rejects, by position. All the others are in force.
 
     Raises Unsupported where the kernel has no IPVS, or we may not; Rejected where the socket fails.
     """
@@ -106,9 +106,10 @@ def apply(operations: Sequence[Operation]) -> list[Refusal]:
         requests = [
             netlink.Request(number, 0, messages.head(each.command) + each.body) for each in operations
         ]
-        refused = netlink.changes(genetlink.NETLINK_GENERIC, requests)
+        rejected = netlink.changes(genetlink.NETLINK_GENERIC, requests)
     return [
-        Refusal(position, _refusal(operations[position], why)) for position, why in sorted(refused.items())
+        Rejection(position, _rejection(operations[position], why))
+        for position, why in sorted(rejected.items())
     ]
 
 
@@ -162,9 +163,9 @@ def set_timeouts(wanted: Timeouts) -> None:
         for kind, value in zip(_TIMEOUTS, wanted, strict=True)
         if value
     )
-    refusals = apply([Operation(Command.SET_CONFIG, body)])
-    for refusal in refusals:
-        raise refusal.error
+    rejections = apply([Operation(Command.SET_CONFIG, body)])
+    for rejection in rejections:
+        raise rejection.error
 
 
 def available() -> None:
@@ -182,10 +183,10 @@ def probe_scheduler(name: str) -> None:
     Raises Unsupported where there is no such scheduler, or no IPVS; Rejected.
     """
     apply([delete_server(_PROBED)])
-    refusals = apply([add_server(VirtualServer(_PROBED, name))])
+    rejections = apply([add_server(VirtualServer(_PROBED, name))])
     try:
-        for refusal in refusals:
-            raise refusal.error
+        for rejection in rejections:
+            raise rejection.error
         found = read_one(_PROBED).server.scheduler
         if found != name:
             raise Unsupported(f"this kernel took {found} for the scheduler {name} of IPVS")
@@ -230,7 +231,7 @@ def _worded(what: str) -> Iterator[None]:
         raise _failure(what, error.errno or 0, error.strerror or str(error)) from error
 
 
-def _refusal(operation: Operation, why: netlink.Refused) -> KernelError:
+def _rejection(operation: Operation, why: netlink.Rejection) -> KernelError:
     if why.errno == errno.ENOENT and operation.scheduler:
         return Unsupported(
             f"{operation}: this kernel has no scheduler {operation.scheduler}",

@@ -153,14 +153,14 @@ def delete(flow: Flow) -> bool:
 
 def track_tcp(
     connections: Iterable[tuple[tuple[Address, int], tuple[Address, int]]],
-) -> dict[netlink.Refused, int]:
+) -> dict[netlink.Rejection, int]:
     """Add an entry for each established TCP connection that conntrack does not know, since it was idle since
     tracking began. `connections`: address and port (host order) of the client and of the server.
 
     The entry translates nothing. Another connection that is translated to the same addresses and ports then
     gets another source port (nf_nat_used_tuple()). Sequence numbers are not checked: none is known.
 
-    Returns why entries were refused, and how many for each reason; one that exists is none.
+    Returns why entries were rejected, and how many for each reason; one that exists is none.
     Raises Unsupported as `flows`, and Rejected.
     """
     timeout = int(sysctl.read("net/netfilter/nf_conntrack_tcp_timeout_established"))
@@ -190,10 +190,10 @@ def track_tcp(
         for client, server in connections
     ]
     try:
-        refused = netlink.changes(NETLINK_NETFILTER, requests)
+        rejected = netlink.changes(NETLINK_NETFILTER, requests)
     except OSError as error:
         raise _failure("connections cannot be tracked", error) from error
-    return collections.Counter(each for each in refused.values() if each.errno != errno.EEXIST)
+    return collections.Counter(each for each in rejected.values() if each.errno != errno.EEXIST)
 
 
 def nat_in_use(of: Family | None = None) -> bool:

@@ -90,7 +90,7 @@ def addresses(name: str) -> frozenset[Address]:
 def change_addresses(
     name: str, add: Collection[Address] = (), drop: Collection[Address] = ()
 ) -> Mapping[Address, KernelError]:
-    """Give it addresses, and take some from it; what the kernel refused. All the rest is in force.
+    """Give it addresses, and take some from it; what the kernel rejected. All the rest is in force.
 
     To add what is there, or to drop what is not, is fine. Each is a /32 or /128; one of IPv6 is spared
     duplicate address detection (RFC 4862 5.4), which it would never pass on a device that is down.
@@ -103,18 +103,18 @@ def change_addresses(
     ]
     try:
         requests = [_request(kind, address, ifindex) for kind, address in wanted]
-        refused = netlink.changes(socket.NETLINK_ROUTE, requests)
+        rejected = netlink.changes(socket.NETLINK_ROUTE, requests)
     except OSError as error:
         raise _failure(f"addresses of {name} cannot be changed", error.errno or 0) from error
-    refusals: dict[Address, KernelError] = {}
-    for position, why in refused.items():
+    rejections: dict[Address, KernelError] = {}
+    for position, why in rejected.items():
         kind, address = wanted[position]
         fine = errno.EEXIST if kind == rtnetlink.RTM_NEWADDR else errno.EADDRNOTAVAIL
         if why.errno != fine:
-            refusals[address] = _failure(
+            rejections[address] = _failure(
                 f"address {format_address(address)} of {name}", why.errno, why.reason
             )
-    return refusals
+    return rejections
 
 
 def _request(kind: int, address: Address, ifindex: int) -> Request:

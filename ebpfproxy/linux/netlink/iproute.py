@@ -28,7 +28,7 @@ _ERRORS: dict[int, type[KernelError]] = {
 
 @contextlib.contextmanager
 def opened(what: str) -> Iterator[Any]:
-    """A pyroute2.IPRoute within the block; what the kernel refuses there is raised as our error.
+    """A pyroute2.IPRoute within the block; what the kernel rejects there is raised as our error.
 
     `what` is what the block is about to do, with the device's name: it begins the message.
 
@@ -40,8 +40,8 @@ def opened(what: str) -> Iterator[Any]:
     try:
         with IPRoute(ext_ack=True) as iproute:
             yield iproute
-    except NetlinkError as refused:
-        raise error(refused.code, what, str(refused.args[1])) from refused
+    except NetlinkError as rejected:
+        raise error(rejected.code, what, str(rejected.args[1])) from rejected
     except OSError as failed:  # the socket's own: no more file descriptors, no room
         raise error(failed.errno or 0, what) from failed
 

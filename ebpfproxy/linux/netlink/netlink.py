@@ -34,7 +34,7 @@ _HEADER = struct.Struct("=IHHII")  # struct nlmsghdr: len, type, flags, seq, pid
 _ATTRIBUTE = struct.Struct("=HH")  # struct nlattr: len, type
 _ERRNO = struct.Struct("=i")
 _REFUSED = _ERRNO.size + _HEADER.size  # struct nlmsgerr; behind it attributes
-_NLM_F_CAPPED = 0x100  # it does: what was refused is not sent back
+_NLM_F_CAPPED = 0x100  # it does: what was rejected is not sent back
 _REASON = 1  # NLMSGERR_ATTR_MSG
 _U32 = struct.Struct("=I")
 _KIND_BITS = 0x3FFF  # without NLA_F_NESTED and NLA_F_NET_BYTEORDER
@@ -71,8 +71,8 @@ class Request(NamedTuple):
     body: bytes
 
 
-class Refused(NamedTuple):
-    """Why the kernel refused a request. `errno` may be a number of the subsystem's own; `reason` is the
+class Rejection(NamedTuple):
+    """Why the kernel rejected a request. `errno` may be a number of the subsystem's own; `reason` is the
     kernel's wording, or that of the errno."""
 
     errno: int
@@ -117,17 +117,17 @@ def change(protocol: int, kind: int, body: bytes, flags: int = 0) -> None:
                 return
 
 
-def changes(protocol: int, requests: Sequence[Request]) -> dict[int, Refused]:
-    """Send many requests, of which each is taken or refused on its own; the refused ones, by position.
+def changes(protocol: int, requests: Sequence[Request]) -> dict[int, Rejection]:
+    """Send many requests, of which each is taken or rejected on its own; the rejected ones, by position.
 
-    They are carried out in their order, and all are when this returns. Only what is refused is answered, and
+    They are carried out in their order, and all are when this returns. Only what is rejected is answered, and
     the last of each datagram. Without requests nothing is asked.
 
     Raises OSError where the socket fails.
     """
     if not requests:
         return {}
-    refused: dict[int, Refused] = {}
+    rejected: dict[int, Rejection] = {}
     with _opened(protocol) as sock:
         _wish(sock, NETLINK_CAP_ACK)
         _wish(sock, NETLINK_EXT_ACK)
@@ -135,12 +135,12 @@ def changes(protocol: int, requests: Sequence[Request]) -> dict[int, Refused]:
             sock.sendto(datagram, (0, 0))
             for answer in _received(sock):
                 if answer.kind == NLMSG_ERROR:
-                    why = _refused(answer)
+                    why = _rejected(answer)
                     if why:
-                        refused[answer.sequence] = why
+                        rejected[answer.sequence] = why
                     if answer.sequence == last:
                         break
-    return refused
+    return rejected
 
 
 def get(protocol: int, kind: int, body: bytes) -> list[bytes]:
@@ -241,13 +241,13 @@ def _datagrams(requests: Sequence[Request]) -> Iterator[tuple[bytes, int]]:
             size = 0
 
 
-def _refused(answer: Message) -> Refused | None:
+def _rejected(answer: Message) -> Rejection | None:
     """None where it says that all went well."""
     (code,) = _ERRNO.unpack_from(answer.payload)
     if not code:
         return None
-    told = dict(attributes(answer.payload, _REFUSED)) if answer.flags & _NLM_F_CAPPED else {}
-    return Refused(-code, text(told.get(_REASON)) or os.strerror(-code))
+    reported = dict(attributes(answer.payload, _REFUSED)) if answer.flags & _NLM_F_CAPPED else {}
+    return Rejection(-code, text(reported.get(_REASON)) or os.strerror(-code))
 
 
 def _send(sock: socket.socket, kind: int, flags: int, body: bytes) -> None:

@@ -1,16 +1,16 @@
-"""The inlet: a device of ours by which the packet path gives packets to the node itself.
+"""The inner: a device of ours by which the packet path gives packets to the node itself.
 
 A reply from a Service's endpoint to a client on this node comes in by an uplink or a pod's device, and
 there gets the Service's address back as its source. What the kernel thinks of such a source is not for
 us to change on another program's device: a reverse path filter drops it, since no way to it leads there,
 and a source that is an address of this node (its own NodePort, or 127.0.0.1) is a martian. So such
-replies are sent on by a veth pair, ebpfproxy1 to ebpfproxy0, and on the latter, the inlet, all of that
+replies are sent on by a veth pair, ebpfproxy1 to ebpfproxy0, and on the latter, the inner, all of that
 is allowed. It opens nothing to others: no other program is on this pair, and no route leads there.
 
 rp_filter is 2 and not 0, since the kernel takes the stricter of this one and that for all devices. Any
 way to the source will do then, and the client had one when it sent to the Service. But to a device
 without an address the kernel is as strict as with 1 (`no_addr` in __fib_validate_source()), so the
-inlet has one that the node has anyway, in 127.0.0.0/8, and of host scope: no packet ever gets it as
+inner has one that the node has anyway, in 127.0.0.0/8, and of host scope: no packet ever gets it as
 its source. accept_local and route_localnet are for sources that are the node's. IPv6 has no such filter.
 
 Sources: net/ipv4/fib_frontend.c, ip_route_input_slow() of net/ipv4/route.c, Documentation/networking/
@@ -25,17 +25,17 @@ from ebpfproxy.errors import AlreadyExists, KernelError, Rejected
 from ebpfproxy.linux import sysctl
 from ebpfproxy.linux.netlink import iproute, netlink, rtnetlink
 
-INLET = "ebpfproxy0"
-OUTLET = "ebpfproxy1"
+INNER = "ebpfproxy0"
+OUTER = "ebpfproxy1"
 MAC = bytes.fromhex("02ebbf000001")
-"""Of the inlet, locally administered (IEEE 802): the packet path writes it into what it sends there.
+"""Of the inner, locally administered (IEEE 802): the packet path writes it into what it sends there.
 Given at its making, so that it counts as chosen and systemd-udevd's MACAddressPolicy lets it be."""
 
 MTU = 65535
 """The largest of a veth (ETH_MAX_MTU): whatever fitted through another device fits through this one."""
 
 ADDRESS = "127.235.0.1"
-"""Of the inlet, as a /32. 235 is 0xeb."""
+"""Of the inner, as a /32. 235 is 0xeb."""
 
 SYSCTLS = {"rp_filter": "2", "accept_local": "1", "route_localnet": "1"}
 
@@ -53,8 +53,8 @@ class _Device(NamedTuple):
     mac: bytes
 
 
-def ensure_inlet() -> int:
-    """Have the pair as described above, repairing what differs; the inlet's ifindex.
+def ensure_pair() -> int:
+    """Have the pair as described above, repairing what differs; the inner's ifindex.
 
     Nothing is changed, nor reported by the kernel, where all is as it should be.
 
@@ -66,48 +66,46 @@ def ensure_inlet() -> int:
         _make_pair()
         ends = _pair()
     if ends is None:
-        raise Rejected(
-            f"{INLET} and {OUTLET} do not stay as they were made", "who else changes devices here?"
-        )
-    for name in (INLET, OUTLET):
+        raise Rejected(f"{INNER} and {OUTER} do not stay as they were made", "who else changes devices here?")
+    for name in (INNER, OUTER):
         _quiet_ipv6(name)
     for setting, value in SYSCTLS.items():
-        sysctl.ensure(f"net/ipv4/conf/{INLET}/{setting}", value)
+        sysctl.ensure(f"net/ipv4/conf/{INNER}/{setting}", value)
     _ensure_address(ends[0].ifindex)
-    _repair(INLET, ends[0], MAC)
-    _repair(OUTLET, ends[1], ends[1].mac)
+    _repair(INNER, ends[0], MAC)
+    _repair(OUTER, ends[1], ends[1].mac)
     return ends[0].ifindex
 
 
-def remove_inlet() -> bool:
+def remove_pair() -> bool:
     """Remove the pair, or what is left of one; whether there was anything. Raises Rejected."""
-    with_inlet = _remove(INLET)
-    return _remove(OUTLET) or with_inlet
+    with_inner = _remove(INNER)
+    return _remove(OUTER) or with_inner
 
 
-def has_inlet() -> bool:
-    """Whether `remove_inlet` would find anything. Raises Rejected."""
-    return any(device and device.kind == "veth" for device in map(_find, (INLET, OUTLET)))
+def has_pair() -> bool:
+    """Whether `remove_pair` would find anything. Raises Rejected."""
+    return any(device and device.kind == "veth" for device in map(_find, (INNER, OUTER)))
 
 
 def _pair() -> tuple[_Device, _Device] | None:
-    inlet, outlet = _find(INLET), _find(OUTLET)
-    if inlet is None or outlet is None or (inlet.kind, outlet.kind) != ("veth", "veth"):
+    inner, outer = _find(INNER), _find(OUTER)
+    if inner is None or outer is None or (inner.kind, outer.kind) != ("veth", "veth"):
         return None
-    return (inlet, outlet) if (inlet.peer, outlet.peer) == (outlet.ifindex, inlet.ifindex) else None
+    return (inner, outer) if (inner.peer, outer.peer) == (outer.ifindex, inner.ifindex) else None
 
 
 def _make_pair() -> None:
     """Down, so that nothing is sent before IPv6 is configured to be silent. Remains of another pair go."""
-    for name in (INLET, OUTLET):
+    for name in (INNER, OUTER):
         present = _find(name)
         if present and present.kind != "veth":
             kind = present.kind or "unknown"
             raise AlreadyExists(f"device {name} is another program's, of kind {kind}", "rename or delete it")
         _remove(name)
-    with iproute.opened(f"cannot make the devices {INLET} and {OUTLET}") as changes:
-        other = {"ifname": OUTLET, "mtu": MTU}
-        changes.link("add", ifname=INLET, kind="veth", address=MAC.hex(":"), mtu=MTU, peer=other)
+    with iproute.opened(f"cannot make the devices {INNER} and {OUTER}") as changes:
+        other = {"ifname": OUTER, "mtu": MTU}
+        changes.link("add", ifname=INNER, kind="veth", address=MAC.hex(":"), mtu=MTU, peer=other)
 
 
 def _repair(name: str, device: _Device, mac: bytes) -> None:
@@ -125,7 +123,7 @@ def _repair(name: str, device: _Device, mac: bytes) -> None:
 
 def _ensure_address(ifindex: int) -> None:
     if not _has_address(ifindex):
-        with iproute.opened(f"cannot give {INLET} the address {ADDRESS}") as changes:
+        with iproute.opened(f"cannot give {INNER} the address {ADDRESS}") as changes:
             changes.addr("add", index=ifindex, address=ADDRESS, prefixlen=32, scope=RT_SCOPE_HOST)
 
 
@@ -137,7 +135,7 @@ def _has_address(ifindex: int) -> bool:
     except OSError as error:
         if error.errno == errno.ENODEV:
             return False
-        raise Rejected(f"addresses of {INLET} cannot be read: {error.strerror or error}") from error
+        raise Rejected(f"addresses of {INNER} cannot be read: {error.strerror or error}") from error
     return any(_address(message) == wanted for message in messages)
 
 

@@ -1,4 +1,4 @@
-"""From the text of a rule to the rule: the words of nftables that the nftables dataplane writes, and no more.
+"""From the text of a rule to the rule: the words of nftables that the nftables backend writes, and no more.
 
 The expressions are those that `nft` makes of the same text, so that it lists them as they were written.
 """

@@ -83,8 +83,8 @@ def decode_verdict(data: bytes) -> Verdict:
     return Verdict(_I32.unpack(found[1])[0], text(found.get(2)))
 
 
-# Registers: 0 is the verdict, 1 to 4 of 16 bytes are the same as 8 to 23 of 4 bytes. The kernel gives the
-# former where it can (nft_dump_register()).
+# Registers: 0 is the verdict, 1 to 4 of 16 bytes are the same as 8 to 23 of 4 bytes. The kernel reports
+# the older form where it can (nft_dump_register()).
 
 
 def _register(kind: int, slot: int) -> bytes:

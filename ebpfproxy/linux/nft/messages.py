@@ -149,7 +149,7 @@ def flush_chain(table: Table, chain: str) -> Operation:
 
 
 def delete_chain(table: Table, chain: str) -> Operation:
-    """Refused with EBUSY where anything goes to it."""
+    """Rejections with EBUSY where anything goes to it."""
     return _operation(Kind.DELETE_CHAIN, table, _of(table), name(3, chain))
 
 
@@ -177,7 +177,7 @@ def _looking_into(each: Expression, numbers: Sequence[int], names: SetNames) -> 
 
 
 def add_set(table: Table, set_name: str, declaration: Declaration, number: int) -> Operation:
-    """`number` is one that no other set of this transaction has. Refused with EEXIST where it is declared
+    """`number` is one that no other set of this transaction has. Rejections with EEXIST where it is declared
     otherwise."""
     flags = declaration.flags | (SetFlag.MAP if declaration.verdicts or declaration.values else 0)
     parts = [_of(table), name(2, set_name), u32(3, flags)]
@@ -196,15 +196,15 @@ def add_set(table: Table, set_name: str, declaration: Declaration, number: int) 
 
 
 def delete_set(table: Table, set_name: str) -> Operation:
-    """With its elements. Refused with EBUSY where a rule looks into it."""
+    """With its elements. Rejections with EBUSY where a rule looks into it."""
     return _operation(Kind.DELETE_SET, table, _of(table), name(2, set_name))
 
 
 def add_elements(
     table: Table, set_name: str, elements: Sequence[SetElement], number: int = 0
 ) -> Iterator[Operation]:
-    """In as many messages as it takes, for the length of an attribute is a u16. Refused with EBUSY where one
-    says otherwise already. `number`: that of a set of this transaction.
+    """In as many messages as it takes, for the length of an attribute is a u16. The kernel rejects an element
+    with EBUSY where another one has its key and another value. `number`: that of a set of this transaction.
     """
     of_set = u32(4, number) if number else name(2, set_name)  # a number is found without a walk over all sets
     for first in range(0, len(elements), _ELEMENTS_IN_A_MESSAGE):

@@ -22,7 +22,7 @@ from ebpfproxy.linux.netlink import netlink
 from ebpfproxy.linux.netlink.netlink import NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, attribute
 from ebpfproxy.linux.nft import replies
 from ebpfproxy.linux.nft.messages import HEAD, Kind, Operation, Table
-from ebpfproxy.linux.nft.replies import ToldChain, ToldSet
+from ebpfproxy.linux.nft.replies import ListedChain, ListedSet
 from ebpfproxy.linux.nft.sets import SetElement
 
 NETLINK_NETFILTER = 12
@@ -32,14 +32,14 @@ _BATCH_BEGIN, _BATCH_END = 16, 17  # NFNL_MSG_BATCH_*
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 _NETLINK_CAP_ACK, _NETLINK_EXT_ACK = 10, 11
 _CODE = struct.Struct("=i")  # 0, or the errno with a minus
-_ERROR = struct.Struct("=i16x")  # and the header of what was refused
+_ERROR = struct.Struct("=i16x")  # and the header of what was rejected
 _REASON = 1  # NLMSGERR_ATTR_MSG
-_ROOM_FOR_ERRORS = 64 << 20  # bytes; each refused message takes about one KiB of it
+_ROOM_FOR_ERRORS = 64 << 20  # bytes; each rejected message takes about one KiB of it
 _SLACK = 1 << 16
 
 
-class Refusal(NamedTuple):
-    """Why the kernel refused one operation; `reason` is its own wording, where it has one."""
+class Rejection(NamedTuple):
+    """Why the kernel rejected one operation; `reason` is its own wording, where it has one."""
 
     position: int
     errno: int
@@ -75,26 +75,26 @@ class Session:
         """May be called again."""
         self._socket.close()
 
-    def commit(self, operations: Sequence[Operation]) -> list[Refusal]:
-        """All of them in one step, or none: then what the kernel refuses, in their order.
+    def commit(self, operations: Sequence[Operation]) -> list[Rejection]:
+        """All of them in one step, or none: then what the kernel rejects, in their order.
 
         A packet sees all of it or nothing. It takes the kernel time by the square of how many sets belong to
         new rules: some hundreds of those at a time are best. Without operations nothing is asked.
 
-        Raises Unsupported without nf_tables or CAP_NET_ADMIN, Rejected where the whole is refused.
+        Raises Unsupported without nf_tables or CAP_NET_ADMIN, Rejected where the whole is rejected.
         """
         if not operations:
             return []
         with _worded("a change of nftables"):
             self._send(operations)
-            found = sorted(self._refusals())
+            found = sorted(self._rejections())
             if found and found[0].position < 0:
                 raise OSError(found[0].errno, found[0].reason or os.strerror(found[0].errno))
         self.commits += not found
         return found
 
-    def attempt(self, operations: Sequence[Operation]) -> list[Refusal]:
-        """As `commit`, but nothing comes of it, except for what the kernel would refuse as it goes along.
+    def attempt(self, operations: Sequence[Operation]) -> list[Rejection]:
+        """As `commit`, but nothing comes of it, except for what the kernel would reject as it goes along.
 
         That chains do not fit together is not among it. Raises as `commit`.
         """
@@ -114,8 +114,8 @@ class Session:
         self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _ROOM_FOR_ERRORS)
         self._socket.sendto(batch, (0, 0))  # all is done when this returns
 
-    def _refusals(self) -> Iterator[Refusal]:
-        """All that was answered; where nothing was refused, that is nothing."""
+    def _rejections(self) -> Iterator[Rejection]:
+        """All that was answered; where nothing was rejected, that is nothing."""
         self._socket.settimeout(0)
         with contextlib.suppress(BlockingIOError):
             while True:
@@ -124,7 +124,7 @@ class Session:
                     (code,) = _ERROR.unpack_from(each.payload)
                     if each.kind == netlink.NLMSG_ERROR and code:
                         said = dict(netlink.attributes(each.payload, _ERROR.size))
-                        yield Refusal(each.sequence - 1, -code, netlink.text(said.get(_REASON)))
+                        yield Rejection(each.sequence - 1, -code, netlink.text(said.get(_REASON)))
         self._socket.settimeout(netlink.ANSWER_SECONDS)
 
     # --- reading ---
@@ -144,7 +144,7 @@ class Session:
         found = map(replies.table_of, self._dump(Kind.GET_TABLE, socket.AF_UNSPEC))
         return [table for table in found if table]
 
-    def chains(self, table: Table) -> list[ToldChain]:
+    def chains(self, table: Table) -> list[ListedChain]:
         """Empty where there is no such table."""
         payloads = self._dump(Kind.GET_CHAIN, table.number)
         return [replies.read_chain(each) for each in payloads if replies.table_of(each) == table]
@@ -157,7 +157,7 @@ class Session:
         body = attribute(1, table.name.encode() + b"\0") + attribute(2, chain.encode() + b"\0")
         return self._dump(Kind.GET_RULE, table.number, body)
 
-    def sets(self, table: Table) -> list[ToldSet]:
+    def sets(self, table: Table) -> list[ListedSet]:
         """Empty where there is no such table."""
         body = attribute(1, table.name.encode() + b"\0")
         try:

@@ -23,7 +23,7 @@ _ACCEPT = (1).to_bytes(4)
 _ALL_FLAGS = functools.reduce(operator.or_, SetFlag)
 
 
-class ToldChain(NamedTuple):
+class ListedChain(NamedTuple):
     """`hook` is None for a regular chain. `accepts`: what no rule of a base chain decides on."""
 
     name: str
@@ -31,7 +31,7 @@ class ToldChain(NamedTuple):
     accepts: bool = True
 
 
-class ToldSet(NamedTuple):
+class ListedSet(NamedTuple):
     """`declaration` is None where it has to it what we never write. `is_anonymous`: it belongs to a rule."""
 
     name: str
@@ -46,17 +46,17 @@ def table_of(payload: bytes) -> Table | None:
     return Table(_FAMILIES[payload[0]], text(found)) if found and payload[0] in _FAMILIES else None
 
 
-def read_chain(payload: bytes) -> ToldChain:
+def read_chain(payload: bytes) -> ListedChain:
     found = dict(attributes(payload, HEAD.size))
     hook = None
     if 4 in found:
         place = dict(attributes(found[4], 0))
         (priority,) = struct.unpack(">i", place[2])
         hook = Hook(text(found.get(7)), _HOOKS.get(number(place[1]), "other"), priority)
-    return ToldChain(text(found[3]), hook, number(found.get(5, _ACCEPT)) == 1)
+    return ListedChain(text(found[3]), hook, number(found.get(5, _ACCEPT)) == 1)
 
 
-def read_set(payload: bytes) -> ToldSet:
+def read_set(payload: bytes) -> ListedSet:
     """The policy of memory or performance, timeouts and comments are ignored."""
     found = dict(attributes(payload, HEAD.size))
     flags = SetFlag(number(found.get(3)) & _ALL_FLAGS)
@@ -70,7 +70,7 @@ def read_set(payload: bytes) -> ToldSet:
     )
     if key and (verdicts or bool(values)) is (SetFlag.MAP in flags) and not flags & ~known:
         declaration = Declaration(key, verdicts, flags & ~SetFlag.MAP, size, values)
-    return ToldSet(text(found[2]), declaration, SetFlag.ANONYMOUS in flags, SetFlag.EVAL in flags)
+    return ListedSet(text(found[2]), declaration, SetFlag.ANONYMOUS in flags, SetFlag.EVAL in flags)
 
 
 def read_elements(payload: bytes) -> Iterator[SetElement]:

@@ -41,7 +41,7 @@ class TableWatch:
         self._disturbed = False
 
     @contextlib.contextmanager
-    def ours(self, session: Session) -> Iterator[None]:
+    def own_change(self, session: Session) -> Iterator[None]:
         """What this session commits within is no disturbance."""
         self.is_disturbed()
         before, done = session.generation(), session.commits

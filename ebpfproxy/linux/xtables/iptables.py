@@ -46,7 +46,7 @@ class ToolBackend(enum.StrEnum):
     NFT = "nft"
 
 
-class LinesRefused(Rejected):
+class LinesRejected(Rejected):
     """`lines`: what the tool said, by the number of the line of the text, from 1.
 
     The line of a COMMIT stands for all before it: the kernel does not report which one it was to
@@ -98,7 +98,7 @@ class Iptables:
         """Bring in what iptables-restore reads, without emptying what it does not name (--noflush).
 
         Each table, or each part of it up to a COMMIT, comes into force at once or not at all.
-        Raises LinesRefused, Rejected where another process holds the lock for `LOCK_PATIENCE` seconds,
+        Raises LinesRejected, Rejected where another process holds the lock for `LOCK_PATIENCE` seconds,
         Unsupported where the kernel has no such table, else KernelError.
         """
         if self._waiting is None:
@@ -107,11 +107,11 @@ class Iptables:
         else:
             done = _run((f"{self._stem}-restore", *_SCRIPT, *self._waiting), text)
         if done.code:
-            lines = refused_lines(done.errors)
+            lines = rejected_lines(done.errors)
             if lines and not _NO_TABLE.search(done.errors):
                 number = min(lines)
-                refused = text.split("\n", number)[number - 1]
-                raise LinesRefused(f"{self} refused line {number}, {refused}: {lines[number]}", lines)
+                rejected = text.split("\n", number)[number - 1]
+                raise LinesRejected(f"{self} rejected line {number}, {rejected}: {lines[number]}", lines)
             raise self._failure("cannot restore", done)
 
     def has_random_fully(self) -> bool:
@@ -149,7 +149,7 @@ def find(family: Family, tool_backend: ToolBackend) -> Iptables:
     """
     stem = _STEMS[family]
     for name in (f"{stem}-{tool_backend}", stem):
-        found = _told(name)
+        found = _reported(name)
         if found and found.tool_backend is tool_backend:
             return Iptables(family, tool_backend, found.path, found.version)
     raise Unsupported(
@@ -160,18 +160,18 @@ def find(family: Family, tool_backend: ToolBackend) -> Iptables:
 
 def plain_tool_backend(family: Family) -> ToolBackend | None:
     """What is called just iptables; None where there is no such."""
-    found = _told(_STEMS[family])
+    found = _reported(_STEMS[family])
     return found.tool_backend if found else None
 
 
-def refused_lines(errors: str) -> dict[int, str]:
+def rejected_lines(errors: str) -> dict[int, str]:
     """What iptables-restore wrote about lines of its input, by their numbers; empty where it is about none.
 
-    >>> refused_lines("iptables-restore: line 7 failed\\n")
-    {7: 'refused by the kernel'}
-    >>> refused_lines("iptables-nft-restore v1.8.9 (nf_tables): \\nline 3: CHAIN_DEL failed (Busy): chain A")
+    >>> rejected_lines("iptables-restore: line 7 failed\\n")
+    {7: 'rejected by the kernel'}
+    >>> rejected_lines("iptables-nft-restore v1.8.9 (nf_tables): \\nline 3: CHAIN_DEL failed (Busy): chain A")
     {3: 'CHAIN_DEL failed (Busy): chain A'}
-    >>> refused_lines("iptables-restore v1.8.9 (legacy): no target\\n\\nError occurred at line: 4\\n")
+    >>> rejected_lines("iptables-restore v1.8.9 (legacy): no target\\n\\nError occurred at line: 4\\n")
     {4: 'no target'}
     """
     lines: dict[int, str] = {}
@@ -180,7 +180,7 @@ def refused_lines(errors: str) -> dict[int, str]:
         if found := _AT_LINE.match(line):
             lines[int(found[1])] = said
         elif found := _LINE.fullmatch(line):
-            lines.setdefault(int(found[1]), found[2] or "refused by the kernel")
+            lines.setdefault(int(found[1]), found[2] or "rejected by the kernel")
         else:
             said = _SPEAKER.sub("", line).strip() or said
     return lines
@@ -223,7 +223,7 @@ def _decoded(output: bytes) -> str:
     return output.decode(errors="surrogateescape")
 
 
-class _Told(NamedTuple):
+class _Reported(NamedTuple):
     """What a tool says of itself. `version` as in "1.8.9"."""
 
     path: str
@@ -231,7 +231,7 @@ class _Told(NamedTuple):
     tool_backend: ToolBackend
 
 
-def _told(name: str) -> _Told | None:
+def _reported(name: str) -> _Reported | None:
     """None where there is no such tool, or not all of it. Before 1.8 there was legacy alone."""
     path = shutil.which(name, path=_FOLDERS)
     if not path or not all(shutil.which(f"{path}-{action}") for action in ("save", "restore")):
@@ -240,7 +240,7 @@ def _told(name: str) -> _Told | None:
     found = _VERSION.search(done.output)
     if done.code or not found:
         return None
-    return _Told(
+    return _Reported(
         path, found["number"], ToolBackend.NFT if found["backend"] == "nf_tables" else ToolBackend.LEGACY
     )
 

@@ -1,4 +1,4 @@
-"""A namespace with devices, and a dataplane there whose programs do nothing."""
+"""A namespace with devices, and a backend there whose programs do nothing."""
 
 import shutil
 import time
@@ -60,12 +60,12 @@ def settings(place: BpfPlace) -> EbpfSettings:
 
 @pytest.fixture
 def clock() -> list[float]:
-    """The time of `dataplane`, in seconds: its one element."""
+    """The time of `backend`, in seconds: its one element."""
     return [time.monotonic()]
 
 
 @pytest.fixture
-def dataplane(settings: EbpfSettings, node: Namespace, clock: list[float]) -> Iterator[EbpfBackend]:
+def backend(settings: EbpfSettings, node: Namespace, clock: list[float]) -> Iterator[EbpfBackend]:
     """Open, with nothing on any device, whatever the test before has left in the maps."""
     with running(settings, clock=lambda: clock[0]) as opened:
         assert not bring(opened, NOBODY)

@@ -1,4 +1,4 @@
-"""A dataplane with some devices, as a proxier brings it in step; what refuses for once."""
+"""A backend with some devices, as a proxier brings it in step; what rejects for once."""
 
 import contextlib
 import dataclasses
@@ -39,12 +39,12 @@ def running(
     clock: Callable[[], float] = time.monotonic,
     filters_changed: Callable[[], object] = lambda: None,
 ) -> Iterator[EbpfBackend]:
-    dataplane = EbpfBackend(settings, clock=clock, pods_bypass=pods_bypass, filters_changed=filters_changed)
-    dataplane.open()
+    backend = EbpfBackend(settings, clock=clock, pods_bypass=pods_bypass, filters_changed=filters_changed)
+    backend.open()
     try:
-        yield dataplane
+        yield backend
     finally:
-        dataplane.close()
+        backend.close()
 
 
 def device(name: str, role: DeviceRole = DeviceRole.UPLINK, layer3: bool = False) -> DevicePlan:
@@ -55,14 +55,14 @@ def plan(*names: str) -> NodePlan:
     return NodePlan(devices=tuple(device(name) for name in names))
 
 
-def bring(dataplane: EbpfBackend, node: NodePlan) -> Mapping[Key, KernelError]:
-    """As a proxier does at a verification; what was refused."""
-    return dataplane.apply(diff(dataplane.read(), dataplane.render((), node)))
+def bring(backend: EbpfBackend, node: NodePlan) -> Mapping[Key, KernelError]:
+    """As a proxier does at a verification; what was rejected."""
+    return backend.apply(diff(backend.read(), backend.render((), node)))
 
 
-def in_step(dataplane: EbpfBackend, node: NodePlan) -> bool:
-    desired: dict[Key, Entry] = dataplane.render((), node)
-    return dataplane.read() == desired
+def in_step(backend: EbpfBackend, node: NodePlan) -> bool:
+    desired: dict[Key, Entry] = backend.render((), node)
+    return backend.read() == desired
 
 
 def programs(name: str) -> tuple[int | None, int | None]:
@@ -107,5 +107,5 @@ def pinned(bpffs: Path, *names: str) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def refuse(*_: object) -> None:
+def reject(*_: object) -> None:
     raise Rejected("for once")

@@ -50,8 +50,8 @@ def test_an_agent_without_devices_runs_beside_one_with_them_and_touches_nothing(
 def test_an_agent_that_has_devices_no_more_takes_off_what_was_its_own(
     settings: EbpfSettings, beside: EbpfSettings, node: Namespace
 ) -> None:
-    with running(beside) as former:
-        bring(former, plan("net", "pod"))
+    with running(beside) as previous:
+        bring(previous, plan("net", "pod"))
     with running(settings) as other:
         bring(other, plan("net"))
         theirs = programs("net")
@@ -70,9 +70,9 @@ def test_cleanup_of_another_root_gives_way_to_an_agent_with_devices(
 ) -> None:
     root = beside.bpffs_root if pinned else tmp_path
     command = ["cleanup", f"--bpffs-root={root}", f"--cgroup-root={beside.cgroup_root}"]
-    with running(settings) as dataplane, contextlib.ExitStack() as held:
-        held.callback(NamespaceLock().release)  # as whoever runs a dataplane with devices has it
-        bring(dataplane, plan("net"))
+    with running(settings) as backend, contextlib.ExitStack() as held:
+        held.callback(NamespaceLock().release)  # as whoever runs a backend with devices has it
+        bring(backend, plan("net"))
         before = programs("net")
         done = subprocess.run(
             [sys.executable, "-m", "ebpfproxy", *command],
@@ -85,7 +85,7 @@ def test_cleanup_of_another_root_gives_way_to_an_agent_with_devices(
         assert "this network namespace" in done.stderr
         assert "stop the agent" in done.stderr
         assert programs("net") == before
-        bring(dataplane, NOBODY)
+        bring(backend, NOBODY)
 
 
 # cleanup
@@ -94,9 +94,9 @@ def test_cleanup_of_another_root_gives_way_to_an_agent_with_devices(
 def test_cleanup_takes_everything_off_the_devices_and_says_so(
     settings: EbpfSettings, node: Namespace, way: str
 ) -> None:
-    with running(dataclasses.replace(settings, socket_lb=SocketLb.OFF)) as dataplane:
+    with running(dataclasses.replace(settings, socket_lb=SocketLb.OFF)) as backend:
         node.tc("qdisc add dev pod clsact")
-        bring(dataplane, plan("net", "pod"))
+        bring(backend, plan("net", "pod"))
     removed = cleanup.remove(settings.bpffs_root, settings.cgroup_root)
     what = "link" if way == "tcx" else "filter"
     expected = [f"{what} at {side} of {name}" for name in ("net", "pod") for side in ("ingress", "egress")]
@@ -114,8 +114,8 @@ def test_cleanup_takes_everything_off_the_devices_and_says_so(
 def test_cleanup_removes_filters_also_where_the_bpffs_is_gone(
     settings: EbpfSettings, node: Namespace, tmp_path: Path
 ) -> None:
-    with running(settings) as dataplane:
-        bring(dataplane, plan("net"))
+    with running(settings) as backend:
+        bring(backend, plan("net"))
     removed = cleanup.remove(tmp_path, None)
     assert removed == ["filter at ingress of net", "filter at egress of net"]
     assert programs("net") == (None, None)

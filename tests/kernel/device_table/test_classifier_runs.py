@@ -36,7 +36,7 @@ from tests.kernel.device_table.plane import (
     in_step,
     plan,
     programs,
-    refuse,
+    reject,
     running,
 )
 from tests.support.flows import a_flow, entries
@@ -64,16 +64,16 @@ def test_the_next_run_takes_over_and_remembers_whose_the_clsact_is(
 
 
 @CLSACT_ONLY
-def test_a_device_that_refuses_keeps_former_programs_only_while_it_runs_one(
+def test_a_device_that_refuses_keeps_previous_programs_only_while_it_runs_one(
     settings: EbpfSettings, node: Namespace
 ) -> None:
     with running(settings) as first:
         bring(first, plan("net"))
-        (former,) = settings.bpffs_root.glob("programs-*")
+        (previous,) = settings.bpffs_root.glob("programs-*")
     node.tc("qdisc add dev pod ingress")
     with running(dataclasses.replace(settings, sizes=OTHER_SIZES)) as second:
         assert bring(second, plan("net", "pod"))
-        assert not former.exists()
+        assert not previous.exists()
         assert (settings.bpffs_root / "current").resolve().is_dir()
         bring(second, NOBODY)
 
@@ -117,12 +117,12 @@ def test_who_ends_before_a_clsact_is_used_leaves_none_that_nobody_owns(
 
 @CLSACT_ONLY
 def test_a_device_that_refuses_leaves_no_clsact_that_counts_as_ours(
-    dataplane: EbpfBackend, node: Namespace
+    backend: EbpfBackend, node: Namespace
 ) -> None:
     node.tc("qdisc add dev pod ingress")
-    assert bring(dataplane, plan("pod"))
+    assert bring(backend, plan("pod"))
     node.tc("qdisc del dev pod ingress", "qdisc add dev pod clsact")
-    bring(dataplane, NOBODY)
+    bring(backend, NOBODY)
     assert tc.has_clsact(socket.if_nametoindex("pod")), "it is theirs"
 
 
@@ -136,7 +136,7 @@ def test_a_device_that_goes_on_refusing_has_nothing_copied_again(
     monkeypatch.setattr(Migration, "copy", lambda self: copies.append(self))
     with running(dataclasses.replace(settings, sizes=OTHER_SIZES)) as second:
         with monkeypatch.context() as patch:
-            patch.setattr(attaching(), "attach", refuse)
+            patch.setattr(attaching(), "attach", reject)
             assert bring(second, plan("net"))
             assert len(copies) == 3
             for _ in range(2):
@@ -151,7 +151,7 @@ def test_a_device_that_goes_on_refusing_has_nothing_copied_again(
         bring(second, NOBODY)
 
 
-def test_while_former_programs_run_the_new_ones_look_up_their_flows(
+def test_while_previous_programs_run_the_new_ones_look_up_their_flows(
     settings: EbpfSettings, node: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before the first device is switched, and until the last is, also when the agent is killed meanwhile."""
@@ -159,13 +159,13 @@ def test_while_former_programs_run_the_new_ones_look_up_their_flows(
     real = attaching().attach
 
     def attach(*given: Any) -> None:
-        lookups.append(looks_up_former(settings))
+        lookups.append(looks_up_previous(settings))
         real(*given)
 
     def attach_one(*given: Any) -> None:
-        lookups.append(looks_up_former(settings))
+        lookups.append(looks_up_previous(settings))
         if given[0] == socket.if_nametoindex("pod"):
-            refuse()
+            reject()
         real(*given)
 
     with running(settings) as first:
@@ -174,18 +174,18 @@ def test_while_former_programs_run_the_new_ones_look_up_their_flows(
     with running(others) as second, monkeypatch.context() as patch:
         patch.setattr(attaching(), "attach", attach_one)
         assert bring(second, plan("net", "pod"))
-        assert looks_up_former(settings)
+        assert looks_up_previous(settings)
     with running(others) as third:
-        assert looks_up_former(settings)
+        assert looks_up_previous(settings)
         monkeypatch.setattr(attaching(), "attach", attach)
         assert not bring(third, plan("net", "pod"))
-        assert not looks_up_former(settings)
+        assert not looks_up_previous(settings)
         bring(third, NOBODY)
     assert lookups
     assert all(lookups)
 
 
-def looks_up_former(settings: EbpfSettings) -> bool:
+def looks_up_previous(settings: EbpfSettings) -> bool:
     """Whether programs look up flows in another map than theirs."""
     (pin,) = settings.bpffs_root.glob("maps/former_flows-*")
     with contextlib.closing(Map.pinned(pin)) as opened:
@@ -196,13 +196,13 @@ def looks_up_former(settings: EbpfSettings) -> bool:
 def test_flows_are_migrated_also_where_nothing_is_left_to_replace(
     settings: EbpfSettings, node: Namespace, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    """The agent was killed when all was replaced; or a device that kept a former filter is gone."""
+    """The agent was killed when all was replaced; or a device that kept a previous filter is gone."""
     others = dataclasses.replace(settings, sizes=OTHER_SIZES)
     real_attach, real_finish = attaching().attach, Migration.finish_flows
 
     def attach(*given: Any) -> None:
         if way != "killed" and given[0] == pod:
-            refuse()
+            reject()
         real_attach(*given)
 
     def finish_flows(self: Migration) -> None:
@@ -213,24 +213,24 @@ def test_flows_are_migrated_also_where_nothing_is_left_to_replace(
     pod = socket.if_nametoindex("pod")
     with running(settings) as first:
         bring(first, plan("net", "pod"))
-    former = Map.pinned(next(settings.bpffs_root.glob("programs-*/maps")) / "flows")
+    previous = Map.pinned(next(settings.bpffs_root.glob("programs-*/maps")) / "flows")
     with contextlib.ExitStack() as stack:
-        stack.callback(former.close)
+        stack.callback(previous.close)
         second = stack.enter_context(running(others))
         with monkeypatch.context() as patch:
             patch.setattr(attaching(), "attach", attach)
             patch.setattr(Migration, "finish_flows", finish_flows)
             with contextlib.suppress(KeyboardInterrupt):
                 assert bring(second, plan("net", "pod"))
-        assert looks_up_former(settings)
-        former.update_all(list(entries(a_flow(last_seen=time.monotonic_ns())).items()))
+        assert looks_up_previous(settings)
+        previous.update_all(list(entries(a_flow(last_seen=time.monotonic_ns())).items()))
         if way == "killed":
             second.close()
             second = stack.enter_context(running(others))
         elif way == "device vanishes":
             node.ip("link del pod")
         assert not bring(second, plan("net"))
-        assert not looks_up_former(settings)
+        assert not looks_up_previous(settings)
         with contextlib.closing(Map.pinned(settings.bpffs_root / "current/maps/flows")) as present:
             assert len(list(present.items())) == 1
         bring(second, NOBODY)
@@ -244,10 +244,10 @@ def test_a_hook_that_refuses_does_not_delay_the_migration_of_flows(
         bring(first, plan("net"))
     with running(dataclasses.replace(settings, sizes=OTHER_SIZES)) as second:
         with monkeypatch.context() as patch:
-            patch.setattr(Programs, "_attach", refuse)
+            patch.setattr(Programs, "_attach", reject)
             assert bring(second, plan("net"))
         assert len(list(settings.bpffs_root.glob("programs-*"))) == 2
-        assert not looks_up_former(settings)
+        assert not looks_up_previous(settings)
         assert not bring(second, plan("net"))
         assert len(list(settings.bpffs_root.glob("programs-*"))) == 1
         bring(second, NOBODY)
@@ -256,19 +256,19 @@ def test_a_hook_that_refuses_does_not_delay_the_migration_of_flows(
 def as_of_version_0_1(settings: EbpfSettings) -> None:
     """Maps and programs in force are pinned as version 0.1 did."""
     root = settings.bpffs_root
-    former = root / "v2-0123456789"
+    previous = root / "v2-0123456789"
     for name in ("maps", "programs_1"):
-        (former / name).mkdir(parents=True)
+        (previous / name).mkdir(parents=True)
     for path in (root / "current").iterdir():
         if not path.is_dir() and path.name != TAIL_CALLS:
             with contextlib.closing(Program.pinned(path)) as program:
-                program.pin(former / "programs_1" / path.name)
+                program.pin(previous / "programs_1" / path.name)
     for path in (root / "current" / "maps").iterdir():
         with contextlib.closing(Map.pinned(path)) as opened:
-            opened.pin(former / "maps" / path.name)
+            opened.pin(previous / "maps" / path.name)
     for path in (*root.glob("programs-*"), root / "maps"):
         shutil.rmtree(path)
-    Pins(root).set_current(former)
+    Pins(root).set_current(previous)
 
 
 def test_programs_of_version_0_1_are_replaced_and_its_devices_recognized(
@@ -309,20 +309,20 @@ def test_cleanup_removes_what_version_0_1_left(settings: EbpfSettings, node: Nam
 def test_a_loading_anew_that_fails_half_way_is_done_by_the_next_reading(
     settings: EbpfSettings, node: Namespace, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
-    with running(settings) as dataplane:
-        bring(dataplane, plan("net"))
+    with running(settings) as backend:
+        bring(backend, plan("net"))
         shutil.rmtree(next(settings.bpffs_root.glob("programs-*")))
         shutil.rmtree(settings.bpffs_root / "maps")
         with monkeypatch.context() as patch:
-            patch.setattr(module, part, refuse)
+            patch.setattr(module, part, reject)
             for _ in range(2):
                 with pytest.raises(Rejected, match="for once"):
-                    dataplane.read()
+                    backend.read()
             FolderLock(settings.bpffs_root).release()
-        assert not bring(dataplane, plan("net"))
-        assert in_step(dataplane, plan("net"))
+        assert not bring(backend, plan("net"))
+        assert in_step(backend, plan("net"))
         with pytest.raises(AlreadyExists):
             FolderLock(settings.bpffs_root)
-        assert dataplane.counters()
-        bring(dataplane, NOBODY)
+        assert backend.counters()
+        bring(backend, NOBODY)
         assert not tc.has_clsact(socket.if_nametoindex("net"))

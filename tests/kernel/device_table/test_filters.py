@@ -1,4 +1,4 @@
-"""Our classifiers on devices, as a dataplane puts them there, reads them back, replaces and removes them."""
+"""Our classifiers on devices, as a backend puts them there, reads them back, replaces and removes them."""
 
 import contextlib
 import socket
@@ -49,15 +49,15 @@ pytestmark = pytest.mark.kernel
     ],
 )
 def test_each_kind_of_device_has_programs_of_its_own(
-    dataplane: EbpfBackend, place: BpfPlace, role: DeviceRole, layer3: bool, expected: tuple[str, str]
+    backend: EbpfBackend, place: BpfPlace, role: DeviceRole, layer3: bool, expected: tuple[str, str]
 ) -> None:
-    assert not bring(dataplane, NodePlan(devices=(device("net", role, layer3),)))
+    assert not bring(backend, NodePlan(devices=(device("net", role, layer3),)))
     assert programs("net") == pinned(place.bpffs, *expected)
     assert programs("pod") == (None, None)
 
 
 def test_a_look_reads_only_the_devices_that_have_programs(
-    dataplane: EbpfBackend, monkeypatch: pytest.MonkeyPatch
+    backend: EbpfBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: set[int] = set()
 
@@ -68,60 +68,60 @@ def test_a_look_reads_only_the_devices_that_have_programs(
 
         return running_at
 
-    assert not bring(dataplane, plan("net"))
+    assert not bring(backend, plan("net"))
     for way in (TcFilters, TcxLinks):
         monkeypatch.setattr(way, "running", noting(way.running))
-    before = dataplane.generation()
+    before = backend.generation()
     assert read == {socket.if_nametoindex("net")}
-    dataplane.read()
+    backend.read()
     assert read == {ifindex for ifindex, _ in socket.if_nameindex()}
-    assert dataplane.generation() == before
+    assert backend.generation() == before
 
 
-def test_loopback_has_a_program_at_egress_alone(dataplane: EbpfBackend, place: BpfPlace) -> None:
-    assert not bring(dataplane, plan("lo"))
-    assert not bring(dataplane, NodePlan(devices=(device("lo", DeviceRole.LOOPBACK),)))
+def test_loopback_has_a_program_at_egress_alone(backend: EbpfBackend, place: BpfPlace) -> None:
+    assert not bring(backend, plan("lo"))
+    assert not bring(backend, NodePlan(devices=(device("lo", DeviceRole.LOOPBACK),)))
     assert programs("lo") == (None, *pinned(place.bpffs, "to_any"))
 
 
 def test_a_filter_that_somebody_removed_is_back_after_the_next_verification(
-    dataplane: EbpfBackend, place: BpfPlace
+    backend: EbpfBackend, place: BpfPlace
 ) -> None:
-    bring(dataplane, plan("net", "pod"))
+    bring(backend, plan("net", "pod"))
     before = programs("net")
     take_off(place.bpffs, "net", Side.EGRESS)
-    assert not in_step(dataplane, plan("net", "pod"))
-    assert not bring(dataplane, plan("net", "pod"))
-    assert in_step(dataplane, plan("net", "pod"))
+    assert not in_step(backend, plan("net", "pod"))
+    assert not bring(backend, plan("net", "pod"))
+    assert in_step(backend, plan("net", "pod"))
     assert programs("net") == before
 
 
 @pytest.mark.parametrize("wanted", [True, False])
 def test_the_program_of_another_code_is_replaced_or_removed(
-    dataplane: EbpfBackend, place: BpfPlace, wanted: bool
+    backend: EbpfBackend, place: BpfPlace, wanted: bool
 ) -> None:
     node = plan("net") if wanted else NOBODY
-    bring(dataplane, node)
-    former = load_program(SCHED_CLS, 0)
+    bring(backend, node)
+    previous = load_program(SCHED_CLS, 0)
     try:
         for side in Side:
-            put(place.bpffs, "net", side, former)
-        assert not in_step(dataplane, node)
-        assert not bring(dataplane, node)
-        assert in_step(dataplane, node)
-        assert former.id not in programs("net")
+            put(place.bpffs, "net", side, previous)
+        assert not in_step(backend, node)
+        assert not bring(backend, node)
+        assert in_step(backend, node)
+        assert previous.id not in programs("net")
         assert (None in programs("net")) is not wanted
     finally:
-        former.close()
+        previous.close()
 
 
-def test_what_the_map_lost_is_written_again(dataplane: EbpfBackend, place: BpfPlace) -> None:
-    bring(dataplane, plan("net"))
+def test_what_the_map_lost_is_written_again(backend: EbpfBackend, place: BpfPlace) -> None:
+    bring(backend, plan("net"))
     with contextlib.closing(devices_map(place)) as devices:
         devices.delete(socket.if_nametoindex("net").to_bytes(4, "little"))
-        assert not in_step(dataplane, plan("net"))
-        assert not bring(dataplane, plan("net"))
-        assert in_step(dataplane, plan("net"))
+        assert not in_step(backend, plan("net"))
+        assert not bring(backend, plan("net"))
+        assert in_step(backend, plan("net"))
 
 
 def devices_map(place: BpfPlace) -> Map:
@@ -131,24 +131,24 @@ def devices_map(place: BpfPlace) -> Map:
 # Others on the same device
 
 
-def test_filters_of_others_and_their_clsact_are_left_alone(dataplane: EbpfBackend, node: Namespace) -> None:
+def test_filters_of_others_and_their_clsact_are_left_alone(backend: EbpfBackend, node: Namespace) -> None:
     node.tc("qdisc add dev net clsact", f"filter add dev net ingress prio 7 protocol all {U32}")
     ifindex = socket.if_nametoindex("net")
     theirs = tc.filters(ifindex, Side.INGRESS)
-    bring(dataplane, plan("net"))
-    assert [each for each in tc.filters(ifindex, Side.INGRESS) if not each.is_ours] == theirs
+    bring(backend, plan("net"))
+    assert [each for each in tc.filters(ifindex, Side.INGRESS) if not each.is_own] == theirs
     node.tc("filter del dev net ingress prio 7")
-    bring(dataplane, NOBODY)
+    bring(backend, NOBODY)
     assert tc.has_clsact(ifindex), "it is theirs, though nothing is in it"
 
 
 @CLSACT_ONLY
 def test_our_clsact_goes_with_our_filters_unless_somebody_else_uses_it(
-    dataplane: EbpfBackend, node: Namespace
+    backend: EbpfBackend, node: Namespace
 ) -> None:
-    bring(dataplane, plan("net", "pod"))
+    bring(backend, plan("net", "pod"))
     node.tc(f"filter add dev pod egress prio 7 protocol all {U32}")
-    bring(dataplane, NOBODY)
+    bring(backend, NOBODY)
     assert not tc.has_clsact(socket.if_nametoindex("net"))
     assert tc.has_clsact(socket.if_nametoindex("pod"))
     assert programs("pod") == (None, None)
@@ -157,42 +157,40 @@ def test_our_clsact_goes_with_our_filters_unless_somebody_else_uses_it(
 
 @CLSACT_ONLY
 def test_a_device_where_somebody_is_in_the_way_is_refused_and_all_others_are_served(
-    dataplane: EbpfBackend, node: Namespace
+    backend: EbpfBackend, node: Namespace
 ) -> None:
     node.tc("qdisc add dev pod ingress")
-    refused = bring(dataplane, plan("net", "pod"))
-    assert [(str(key), type(failure)) for key, failure in refused.items()] == [("device pod", Unsupported)]
+    rejected = bring(backend, plan("net", "pod"))
+    assert [(str(key), type(failure)) for key, failure in rejected.items()] == [("device pod", Unsupported)]
     assert None not in programs("net")
     assert programs("pod") == (None, None), "nothing is translated whose replies are not"
 
 
 @TCX_ONLY
-def test_links_need_no_clsact_and_work_beside_an_ingress_qdisc(
-    dataplane: EbpfBackend, node: Namespace
-) -> None:
+def test_links_need_no_clsact_and_work_beside_an_ingress_qdisc(backend: EbpfBackend, node: Namespace) -> None:
     node.tc("qdisc add dev pod ingress")
-    assert not bring(dataplane, plan("net", "pod"))
+    assert not bring(backend, plan("net", "pod"))
     assert None not in programs("net") + programs("pod")
     assert not tc.has_clsact(socket.if_nametoindex("net"))
 
 
 @pytest.mark.parametrize("wanted", [True, False])
 @TCX_ONLY
-def test_filters_of_a_former_version_are_replaced_by_links_or_removed(
+def test_filters_of_a_previous_version_are_replaced_by_links_or_removed(
     settings: EbpfSettings, node: Namespace, wanted: bool
 ) -> None:
     """They are from before an upgrade of ebpfproxy, which finds its first kernel with tcx."""
     ifindex = socket.if_nametoindex("net")
-    with running(settings) as dataplane, contextlib.closing(load_program(SCHED_CLS, 0)) as former:
+    with running(settings) as backend, contextlib.closing(load_program(SCHED_CLS, 0)) as previous:
         for side in Side:
-            tc.attach(ifindex, side, former)
-        assert programs("net") == (former.id, former.id)
-        assert not in_step(dataplane, plan("net") if wanted else NOBODY)
-        assert not bring(dataplane, plan("net") if wanted else NOBODY)
-        assert in_step(dataplane, plan("net") if wanted else NOBODY)
+            tc.attach(ifindex, side, previous)
+        assert programs("net") == (previous.id, previous.id)
+        assert not in_step(backend, plan("net") if wanted else NOBODY)
+        assert not bring(backend, plan("net") if wanted else NOBODY)
+        assert in_step(backend, plan("net") if wanted else NOBODY)
         assert [tc.program_id(ifindex, side) for side in Side] == [None, None]
         assert [bool(tcx.programs(ifindex, side)) for side in Side] == [wanted, wanted]
-        bring(dataplane, NOBODY)
+        bring(backend, NOBODY)
 
 
 def test_a_map_that_is_full_names_the_flag_that_helps() -> None:

@@ -48,76 +48,76 @@ def order(side: Side, name: str = "net") -> list[int]:
 
 @BOTH
 def test_ours_is_first_where_others_were_there_before(
-    dataplane: EbpfBackend, theirs: Program, side: Side
+    backend: EbpfBackend, theirs: Program, side: Side
 ) -> None:
     with placed(theirs, side):
-        assert not bring(dataplane, plan("net"))
+        assert not bring(backend, plan("net"))
         assert order(side) == [programs("net")[list(Side).index(side)], theirs.id]
-        assert dataplane.bypassed() == ()
-        bring(dataplane, NOBODY)
+        assert backend.bypassed() == ()
+        bring(backend, NOBODY)
         assert order(side) == [theirs.id]
 
 
 @BOTH
 def test_who_comes_to_be_first_is_passed_at_the_next_look(
-    dataplane: EbpfBackend, theirs: Program, side: Side
+    backend: EbpfBackend, theirs: Program, side: Side
 ) -> None:
-    bring(dataplane, plan("net"))
+    bring(backend, plan("net"))
     ours = programs("net")[list(Side).index(side)]
-    before = dataplane.generation()
+    before = backend.generation()
     with placed(theirs, side):
         assert order(side) == [theirs.id, ours]
-        assert dataplane.generation() != before
-        (trouble,) = dataplane.bypassed()
+        assert backend.generation() != before
+        (trouble,) = backend.bypassed()
         assert (trouble.device, trouble.side, trouble.position) == ("net", side.name.lower(), 2)
         assert f"program {theirs.id}" in trouble.before[0]
         assert not trouble.is_bypassed
-        assert not in_step(dataplane, plan("net"))
-        assert not bring(dataplane, plan("net"))
+        assert not in_step(backend, plan("net"))
+        assert not bring(backend, plan("net"))
         assert order(side) == [ours, theirs.id]
-        assert in_step(dataplane, plan("net"))
-        assert dataplane.bypassed() == ()
-        bring(dataplane, NOBODY)
+        assert in_step(backend, plan("net"))
+        assert backend.bypassed() == ()
+        bring(backend, NOBODY)
 
 
 def test_who_gets_to_be_first_again_and_again_is_reported_and_passed_less_and_less_often(
-    dataplane: EbpfBackend, clock: list[float], theirs: Program
+    backend: EbpfBackend, clock: list[float], theirs: Program
 ) -> None:
-    bring(dataplane, plan("net"))
+    bring(backend, plan("net"))
     ours = programs("net")[0]
     for wait in (4.0, 8.0, 16.0):
         with contextlib.ExitStack() as stack:
             stack.enter_context(placed(theirs, Side.INGRESS))
-            assert not bring(dataplane, plan("net"))
+            assert not bring(backend, plan("net"))
             assert order(Side.INGRESS)[0] == ours
             stack.close()
             stack.enter_context(placed(theirs, Side.INGRESS))
-            assert in_step(dataplane, plan("net")), "it is not due"
-            (trouble,) = dataplane.bypassed()
+            assert in_step(backend, plan("net")), "it is not due"
+            (trouble,) = backend.bypassed()
             assert trouble.contested
             assert trouble.is_bypassed
             clock[0] += wait - 0.1
-            assert in_step(dataplane, plan("net"))
+            assert in_step(backend, plan("net"))
             clock[0] += 0.2
-            assert not in_step(dataplane, plan("net"))
+            assert not in_step(backend, plan("net"))
             stack.close()
-    assert in_step(dataplane, plan("net"))
-    assert dataplane.bypassed() == ()
-    bring(dataplane, NOBODY)
+    assert in_step(backend, plan("net"))
+    assert backend.bypassed() == ()
+    bring(backend, NOBODY)
 
 
 @CLSACT_ONLY
 @pytest.mark.parametrize("protocol", ["all", "ip"])
 def test_a_filter_that_has_priority_1_for_itself_is_reported_and_not_contested(
-    dataplane: EbpfBackend, node: Namespace, protocol: str
+    backend: EbpfBackend, node: Namespace, protocol: str
 ) -> None:
     node.tc("qdisc add dev net clsact", f"filter add dev net egress prio 1 protocol {protocol} {U32}")
-    assert not bring(dataplane, plan("net"))
-    assert in_step(dataplane, plan("net"))
-    assert dataplane.bypassed() == (DeviceSide("net", "egress", ("u32 filter, priority 1",)),)
-    assert not dataplane.bypassed()[0].is_bypassed
-    bring(dataplane, NOBODY)
-    assert dataplane.bypassed() == ()
+    assert not bring(backend, plan("net"))
+    assert in_step(backend, plan("net"))
+    assert backend.bypassed() == (DeviceSide("net", "egress", ("u32 filter, priority 1",)),)
+    assert not backend.bypassed()[0].is_bypassed
+    bring(backend, NOBODY)
+    assert backend.bypassed() == ()
 
 
 KINDS = {
@@ -133,16 +133,16 @@ KINDS = {
 @pytest.mark.parametrize("comes", ["before", "after"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_beside_network_plugins_ours_is_first_on_every_kind_of_device(
-    dataplane: EbpfBackend, node: Namespace, side: Side, plugin: Plugin, comes: str, kind: str
+    backend: EbpfBackend, node: Namespace, side: Side, plugin: Plugin, comes: str, kind: str
 ) -> None:
     node.ip(KINDS[kind])
     ifindex = socket.if_nametoindex("made")
     if comes == "after":
-        bring(dataplane, plan("made"))
+        bring(backend, plan("made"))
     with plugin.loaded() as theirs, plugin.attached(ifindex, side, theirs):
-        bring(dataplane, plan("made"))
-        assert in_step(dataplane, plan("made"))
-        assert dataplane.bypassed() == ()
+        bring(backend, plan("made"))
+        assert in_step(backend, plan("made"))
+        assert backend.bypassed() == ()
         ours = programs("made")[list(Side).index(side)]
         assert order(side, "made") == [ours, theirs.id]
-        bring(dataplane, NOBODY)
+        bring(backend, NOBODY)

@@ -1,4 +1,4 @@
-"""What holds for the whole node: its entry, the inlet, and hooks that a former run had."""
+"""What holds for the whole node: its entry, the inner, and hooks that a previous run had."""
 
 import contextlib
 import dataclasses
@@ -25,7 +25,7 @@ from tests.kernel.device_table.plane import (
     bring,
     plan,
     programs,
-    refuse,
+    reject,
     running,
 )
 from tests.support.bpf_place import BpfPlace
@@ -35,17 +35,17 @@ pytestmark = pytest.mark.kernel
 
 
 def node_entry(place: BpfPlace) -> tuple[int, int]:
-    """Flags and inlet."""
+    """Flags and inner."""
     with contextlib.closing(Map.pinned(place.bpffs / "current" / "maps" / "node")) as opened:
         _, flags, reinjection, *_ = abi.NODE.unpack(opened.lookup(bytes(4)) or b"")
     return flags, reinjection
 
 
-def test_the_entry_of_the_node_is_repaired_when_it_is_read(dataplane: EbpfBackend, place: BpfPlace) -> None:
+def test_the_entry_of_the_node_is_repaired_when_it_is_read(backend: EbpfBackend, place: BpfPlace) -> None:
     with contextlib.closing(Map.pinned(place.bpffs / "current" / "maps" / "node")) as opened:
         before = opened.lookup(bytes(4))
         opened.update(bytes(4), bytes(abi.NODE.size))
-        dataplane.read()
+        backend.read()
         assert opened.lookup(bytes(4)) == before
         assert any(before or b"")
 
@@ -59,7 +59,7 @@ def icmp_limits(place: BpfPlace) -> tuple[int, int]:
 
 
 def test_icmp_errors_are_limited_as_the_kernel_limits_its_own(
-    dataplane: EbpfBackend, place: BpfPlace, monkeypatch: pytest.MonkeyPatch
+    backend: EbpfBackend, place: BpfPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sysctl that is absent, or no number, stands for the kernel's default."""
     known = {"net/ipv4/icmp_msgs_per_sec": "7", "net/ipv4/icmp_msgs_burst": "3"}
@@ -70,13 +70,13 @@ def test_icmp_errors_are_limited_as_the_kernel_limits_its_own(
         return known[name]
 
     monkeypatch.setattr(sysctl, "read", read)
-    dataplane.read()
+    backend.read()
     assert icmp_limits(place) == (7, 3)
     known |= {"net/ipv4/icmp_msgs_per_sec": "0", "net/ipv4/icmp_msgs_burst": "many"}
-    dataplane.read()
+    backend.read()
     assert icmp_limits(place) == (0, 50)
     known.clear()
-    dataplane.read()
+    backend.read()
     assert icmp_limits(place) == (1000, 50)
 
 
@@ -150,7 +150,7 @@ def test_an_inlet_that_cannot_be_had_again_stops_no_sync_but_a_start(
         before = node_entry(place)
         with contextlib.closing(Map.pinned(next(place.bpffs.glob("programs-*/maps")) / "node")) as opened:
             opened.update(bytes(4), bytes(abi.NODE.size))
-        monkeypatch.setattr(reinjection, "ensure_inlet", refuse)
+        monkeypatch.setattr(reinjection, "ensure_pair", reject)
         assert not bring(first, plan("net"))
         assert None not in programs("net")
         assert node_entry(place) == before, "the rest is repaired"
@@ -159,7 +159,7 @@ def test_an_inlet_that_cannot_be_had_again_stops_no_sync_but_a_start(
         EbpfBackend(off).open()
 
 
-def test_hooks_of_former_programs_go_where_none_are_wanted(settings: EbpfSettings, node: Namespace) -> None:
+def test_hooks_of_previous_programs_go_where_none_are_wanted(settings: EbpfSettings, node: Namespace) -> None:
     with running(settings) as first:
         bring(first, NOBODY)
     other = dataclasses.replace(settings, sizes=OTHER_SIZES, socket_lb=SocketLb.OFF)
@@ -171,10 +171,10 @@ def test_hooks_of_former_programs_go_where_none_are_wanted(settings: EbpfSetting
 def test_hooks_go_also_where_the_kernel_has_no_links(
     settings: EbpfSettings, node: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> None:
+    def reject(*_: object) -> None:
         raise Unsupported("no links")
 
-    monkeypatch.setattr(cgroup, "attach_link", refuse)
+    monkeypatch.setattr(cgroup, "attach_link", reject)
     cleanup.remove(settings.bpffs_root, settings.cgroup_root)  # the links of the tests before
     with running(settings) as first:
         assert not bring(first, NOBODY)

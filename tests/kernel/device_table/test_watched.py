@@ -1,4 +1,4 @@
-"""Changes of filters that a dataplane reports before the next look at its devices."""
+"""Changes of filters that a backend reports before the next look at its devices."""
 
 import os
 import socket
@@ -165,7 +165,7 @@ def test_without_notifications_it_is_logged_once_and_looks_find_changes(
 
 
 @CLSACT_ONLY
-def test_a_closed_dataplane_leaves_no_thread_and_no_subscription(
+def test_a_closed_backend_leaves_no_thread_and_no_subscription(
     settings: EbpfSettings, node: Namespace
 ) -> None:
     with running(settings) as opened:
@@ -188,6 +188,6 @@ def test_a_closed_watch_leaves_no_descriptor(node: Namespace) -> None:
 
 
 @TCX_ONLY
-def test_links_are_not_watched(dataplane: EbpfBackend) -> None:
+def test_links_are_not_watched(backend: EbpfBackend) -> None:
     assert threads() == 0
-    assert not dataplane.is_notified()
+    assert not backend.is_notified()

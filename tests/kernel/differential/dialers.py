@@ -43,7 +43,7 @@ _LAPS = 3
 _NO_ANSWER = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 _ENDED = (errno.ECONNABORTED, errno.EDESTADDRREQ, errno.ENOTCONN)
 _PATIENCE = 60.0  # for what has to come, on however busy a machine
-_STALE = 75.0  # until a thread of the dataplane has ended a stale flow, which it tries again after 30 seconds
+_STALE = 75.0  # until a thread of the backend has ended a stale flow, which it tries again after 30 seconds
 
 
 # Servers
@@ -292,7 +292,7 @@ class _Conversation:
         return ""
 
     def _send(self) -> str:
-        with contextlib.suppress(PermissionError):  # a rule of OUTPUT: a refusal is still to come, or not
+        with contextlib.suppress(PermissionError):  # a rule of OUTPUT: a rejection is still to come, or not
             self.sock.send(_QUESTION)
         return ""
 
@@ -319,7 +319,7 @@ def _named(error: OSError) -> str:
 
 
 def _await(streams: Iterable[_Conversation], fence: _Fence) -> None:
-    """Until each has an answer or a refusal, or is not heard."""
+    """Until each has an answer or a rejection, or is not heard."""
     waiting = {each.sock.fileno(): each for each in streams if not each.outcome}
     deadline = time.monotonic() + _PATIENCE
     with select.epoll() as poll:

@@ -1,4 +1,4 @@
-"""What is dialed in a cluster's state, and what comes of it by the reference, whatever the dataplane."""
+"""What is dialed in a cluster's state, and what comes of it by the reference, whatever the backend."""
 
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -143,13 +143,13 @@ class Case(NamedTuple):
 class World:
     """A state, who has what in it, and what is worth to be dialed: also what somebody had before."""
 
-    def __init__(self, state: ClusterState, former: "World | None" = None) -> None:
+    def __init__(self, state: ClusterState, previous: "World | None" = None) -> None:
         self.state = state
         self.granted: Mapping[Netns, Claim] = reference.granted(state, CONTEXT)
         self._kinds: dict[Address, set[str]] = {}
         for (address, _, _), granted in self.granted.items():
             self._kinds.setdefault(address, set()).add(granted.kind)
-        places = self.granted.keys() | (former.granted.keys() if former else set())
+        places = self.granted.keys() | (previous.granted.keys() if previous else set())
         self.cases = [case for place in sorted(places) for case in self._cases(place)]
 
     def case(self, source: str, protocol: Protocol, address: Address, port: int) -> Case:

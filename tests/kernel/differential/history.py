@@ -149,11 +149,11 @@ def _choices(index: int, first: bool, present: bool) -> tuple[str, ...]:
     return ("same", "same", "endpoints", "endpoints", "field", "field", "field", "new", "absent")
 
 
-def _changed(draw: st.DrawFn, what: str, index: int, former: Exposed | None) -> Exposed:
-    if what == "new" or former is None:
+def _changed(draw: st.DrawFn, what: str, index: int, previous: Exposed | None) -> Exposed:
+    if what == "new" or previous is None:
         service = draw(_services(index))
         return service, draw(_slices(service))
-    service, slices = former
+    service, slices = previous
     if what == "endpoints":
         return service, draw(_slices(service))
     field = draw(st.sampled_from(sorted(_FIELDS)))
@@ -232,7 +232,7 @@ _ENDPOINTS = {
 
 
 def history_of_differences() -> tuple[Step, ...]:
-    """In which dataplanes that are right meet all that they do in other ways; see test_differential.py."""
+    """In which backends that are right meet all that they do in other ways; see test_differential.py."""
     dns, clash = build.port(53, "dns", protocol=UDP), build.port(NODE_PORTS[0], "clash")
     http, quic = build.port(80, "http", node_port=NODE_PORTS[0]), build.port(80, "quic", protocol=UDP)
     alpha = _by_hand(0, http, build.port(53, "dns-tcp"), quic)

@@ -1,7 +1,7 @@
 """TCP connections that try again soon.
 
-Where all is on one machine, a refusal by ICMP comes while the first SYN is still being sent: the kernel does
-not look at it then (tcp_v4_err, LINUX_MIB_LOCKDROPPEDICMPS), and sends the next SYN after a second.
+Where all is on one machine, a rejection by ICMP arrives while the first SYN is still being sent. The kernel
+ignores it then (tcp_v4_err, LINUX_MIB_LOCKDROPPEDICMPS), and sends the next SYN after a second.
 """
 
 from pathlib import Path

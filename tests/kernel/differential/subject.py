@@ -28,18 +28,18 @@ _ICMP_UNLIMITED = {
     "net/ipv6/icmp/ratelimit": "0",
     "net/ipv6/icmp/ratemask": "128",
 }
-"""A refusal by ICMP is one of a few in a second otherwise; the last: of echo requests alone."""
+"""A rejection by ICMP is one of a few in a second otherwise; the last: of echo requests alone."""
 
 _TIMEOUTS = {
     f"net/netfilter/nf_conntrack_{key}": str(REMEMBERED) for key in ("udp_timeout", "udp_timeout_stream")
 }
-"""The former is that of a flow with one exchange. What TCP leaves without an answer goes earlier."""
+"""The previous is that of a flow with one exchange. What TCP leaves without an answer goes earlier."""
 
 
 class Subject:
     """From `with Subject(...) as subject:` to the end of the block.
 
-    One thread, which is in the node's network namespace, opens the dataplane and brings states into it.
+    One thread, which is in the node's network namespace, opens the backend and brings states into it.
     """
 
     def __init__(self, name: str, mode: Mode, texts: Mapping[str, Any], processor: int) -> None:
@@ -149,7 +149,7 @@ class Subject:
             state, change.services, node_changed=change.node_changed, host_changed=True
         )
         done = self._serving.sync(verify=False)
-        assert not done.refused, done
+        assert not done.rejected, done
 
 
 def _enter(place: Netns) -> None:

@@ -1,4 +1,4 @@
-"""All dataplanes side by side: what clients reach through random histories of Services is what Kubernetes'
+"""All backends side by side: what clients reach through random histories of Services is what Kubernetes'
 rules say, worked out by tests/support/reference.py, but for what is in differences.py.
 
 Each history begins with what the one before it left.

@@ -103,7 +103,7 @@ def test_random_sequence_numbers_end_no_connection(target: Target, family: str, 
 def test_a_connection_whose_endpoint_left_the_service_survives_too(
     target: Target, family: str, attack: str
 ) -> None:
-    """The pod of a Service's former endpoint still serves the connections that it has."""
+    """The pod of a Service's previous endpoint still serves the connections that it has."""
     web = target.node_port()
     web.to(target.a)
     with _victims(target, family, web.node_port) as victims:
@@ -134,8 +134,8 @@ def _ended_by_reset_of_endpoint(sock: socket.socket) -> None:
 
 
 def _is_remembered(target: Target, ending: str) -> bool:
-    """Whether a new SYN still goes to the former endpoint. Connection tracking begins a flow anew if the SYN
-    comes from the side that sent the reset (nf_conntrack_tcp_packet(), last_dir), and else 10 s later."""
+    """Whether a new SYN still goes to the previous endpoint. Connection tracking begins a new flow if the
+    SYN comes from the side that sent the reset (nf_conntrack_tcp_packet(), last_dir), and else 10 s later."""
     return target.mode != "ebpf" and ending == "reset by the endpoint"
 
 
@@ -153,19 +153,19 @@ ENDINGS: Mapping[str, Callable[[socket.socket], None]] = {
 def test_a_port_that_is_used_again_after_a_real_end_reaches_an_endpoint_in_force(
     target: Target, family: str, ending: str, after: str
 ) -> None:
-    """Also where the former endpoint is gone, and after an attack that the connection has survived."""
+    """Also where the previous endpoint is gone, and after an attack that the connection has survived."""
     web = target.node_port()
     web.to(target.a)
     source = (getattr(target.lab.outside, family), next(new_ports))
     to = (getattr(target.node, family), web.node_port)
-    former = _dialed(target, source, to)
-    assert Answer.read(converse(former)).pod == "a"
+    previous = _dialed(target, source, to)
+    assert Answer.read(converse(previous)).pod == "a"
     if after:
-        ATTACKS[after](target, Victim(target, former))
-        assert Answer.read(converse(former)).pod == "a"
+        ATTACKS[after](target, Victim(target, previous))
+        assert Answer.read(converse(previous)).pod == "a"
     web.to(target.b)
-    assert Answer.read(converse(former)).pod == "a"
-    ENDINGS[ending](former)
+    assert Answer.read(converse(previous)).pod == "a"
+    ENDINGS[ending](previous)
     with _dialed(target, source, to) as again:
         assert Answer.read(converse(again)).pod == ("a" if _is_remembered(target, ending) else "b")
 

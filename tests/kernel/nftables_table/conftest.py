@@ -1,4 +1,4 @@
-"""The nftables dataplane, in a network namespace of each test's own."""
+"""The nftables backend, in a network namespace of each test's own."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""The tables of the network namespace that the calling thread is in, by the dataplane and by `nft`."""
+"""The tables of the network namespace that the calling thread is in, by the backend and by `nft`."""
 
 import re
 import subprocess
@@ -58,7 +58,7 @@ def service_chain(of: Entries, name: str) -> Chain:
 
 
 def spoil(wanted: Entries, name: str, rule: str = "goto nowhere") -> Chain:
-    """Have this Service's chain do what is refused."""
+    """Have this Service's chain do what is rejected."""
     service = service_chain(wanted, name)
     chain = wanted[service]
     assert isinstance(chain, ChainEntry)

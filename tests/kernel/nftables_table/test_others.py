@@ -1,4 +1,4 @@
-"""What others do to our tables of nftables, what a former run left, and what the machine lacks."""
+"""What others do to our tables of nftables, what a previous run left, and what the machine lacks."""
 
 import os
 
@@ -13,7 +13,7 @@ from ebpfproxy.errors import NotFound, Unsupported
 from ebpfproxy.linux.nft import encoding, messages
 from ebpfproxy.linux.nft.expressions import Masquerade
 from ebpfproxy.model.address import Family
-from tests.contract.test_dataplane import plan
+from tests.contract.test_backend import plan
 from tests.kernel.nftables_table.tables import bring, entries, listed, run_nft
 from tests.support.clock import Clock
 
@@ -88,15 +88,15 @@ def test_a_table_that_is_gone_when_it_is_to_be_changed_is_an_error(plane: Nftabl
     assert plane.read() == listed() == more
 
 
-# A former run
+# A previous run
 
 
-def test_what_a_former_run_left_goes_on_and_only_the_difference_is_written(clock: Clock) -> None:
-    former = NftablesBackend(clock=clock)
-    former.open()
-    left = entries(former, plan("web", "10.96.0.1"), plan("gone", "10.96.0.2"))
-    bring(former, left)
-    former.close()
+def test_what_a_previous_run_left_goes_on_and_only_the_difference_is_written(clock: Clock) -> None:
+    previous = NftablesBackend(clock=clock)
+    previous.open()
+    left = entries(previous, plan("web", "10.96.0.1"), plan("gone", "10.96.0.2"))
+    bring(previous, left)
+    previous.close()
     before = run_nft(f"list table ip {TABLE}")
     plane = NftablesBackend(clock=clock)
     plane.open()
@@ -110,7 +110,7 @@ def test_what_a_former_run_left_goes_on_and_only_the_difference_is_written(clock
     assert listed() == wanted
 
 
-def test_a_change_comes_upon_what_a_former_run_left_though_nobody_has_read_it(clock: Clock) -> None:
+def test_a_change_comes_upon_what_a_previous_run_left_though_nobody_has_read_it(clock: Clock) -> None:
     for plans in ([plan("web", "10.96.0.1", endpoints=2)], [plan("web", "10.96.0.1", endpoints=3)]):
         plane = NftablesBackend(clock=clock)
         plane.open()
@@ -156,7 +156,7 @@ def test_what_a_kernel_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_family_that_is_missing_is_preferred_where_the_node_uses_it(
     monkeypatch: pytest.MonkeyPatch, used: set[Family]
 ) -> None:
-    """Its table is refused, as by a kernel without CONFIG_NF_TABLES_IPV6."""
+    """Its table is rejected, as by a kernel without CONFIG_NF_TABLES_IPV6."""
     monkeypatch.setitem(messages._FAMILIES, "ip6", 200)  # no NFPROTO_* of any kernel
     v4, v6, *_ = probes.probe(used)
     assert v4.present

@@ -1,4 +1,4 @@
-"""What the nftables dataplane writes is what nft finds, and what nft wrote is what it reads."""
+"""What the nftables backend writes is what nft finds, and what nft wrote is what it reads."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ from ebpfproxy.backends.nftables.backend import NftablesBackend
 from ebpfproxy.backends.nftables.entries import Chain, ChainEntry
 from ebpfproxy.model.address import Family, parse_network
 from ebpfproxy.plan.service_plan import NodePlan
-from tests.contract.test_dataplane import plan
+from tests.contract.test_backend import plan
 from tests.golden.nftables_text import entries_of
 from tests.golden.situation import load, situations
 from tests.kernel.nftables_table.tables import bring, entries, leading, listed, run_nft, spoil
@@ -137,6 +137,6 @@ def test_of_very_many_what_is_refused_leads_nowhere(
     good, bad = plan("good", "10.96.0.1"), plan("bad", "10.96.0.2")
     wanted = entries(plane, good, bad)
     spoil(wanted, "bad", rule)
-    refused = bring(plane, wanted)
-    assert refused.keys() == leading(plane, bad)
-    assert plane.read() == {key: entry for key, entry in wanted.items() if key not in refused}
+    rejected = bring(plane, wanted)
+    assert rejected.keys() == leading(plane, bad)
+    assert plane.read() == {key: entry for key, entry in wanted.items() if key not in rejected}

@@ -59,7 +59,7 @@ def serve_every_kind(path: PacketPath) -> dict[Dialed, Offer]:
             if protocol is not _SCTP:
                 anywhere = unspecified(family(parse_address(ip.format(0))))
                 offers[anywhere, node_port, protocol] = Offer(places)
-                offers[parse_address(ip.format(20)), number, protocol] = Offer(frozenset(), refuses=True)
+                offers[parse_address(ip.format(20)), number, protocol] = Offer(frozenset(), rejects=True)
         only = frozenset({(parse_address(_ELSEWHERE[index]), 8080)})
         offers[parse_address(ip.format(30)), 80, _TCP] = Offer(only)
         offers[parse_address(ip.format(31)), 80, _TCP] = Offer(only, drops=True)  # of others than pods

@@ -342,7 +342,7 @@ def test_a_datagram_to_a_retired_endpoint_chooses_anew(path: PacketPath, at: Pla
 
 
 @families
-def test_a_datagram_to_a_service_that_lost_all_endpoints_is_refused(path: PacketPath, at: Places) -> None:
+def test_a_datagram_to_a_service_that_lost_all_endpoints_is_rejected(path: PacketPath, at: Places) -> None:
     """Scaled to zero: kube-proxy's conntrack reconciler left such flows alone (kubernetes #139628)."""
     serve(path, at, at.there)
     path.forward(request(at, UDP), "net", "tunnel")

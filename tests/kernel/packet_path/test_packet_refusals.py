@@ -1,4 +1,4 @@
-"""What gets no endpoint: refused by a packet made in place, dropped, or none of our business. And pings."""
+"""What gets no endpoint: rejected by a packet made in place, dropped, or none of our business. And pings."""
 
 import pytest
 from scapy.layers.inet import ICMP, IP, TCP, UDP
@@ -33,7 +33,7 @@ def translated(outcome: Outcome) -> bool:
     return outcome.verdict == UNSPEC and outcome.packet.dport in TARGETS.values()
 
 
-# Refused
+# Rejections
 
 
 @families
@@ -123,7 +123,7 @@ def test_a_datagram_to_no_endpoint_is_answered_by_port_unreachable(
 
 
 @families
-def test_a_refusal_is_not_refused(path: PacketPath, at: Places) -> None:
+def test_a_refusal_is_not_rejected(path: PacketPath, at: Places) -> None:
     """A reset, or whatever is no SYN, is answered by nothing; nor is an ICMP error."""
     serve(path, at)
     for flags in ("R", "RA", "A", "FA", "SA"):
@@ -149,7 +149,7 @@ def test_the_node_itself_is_refused_too(path: PacketPath, at: Places) -> None:
 def test_a_policy_that_leaves_this_node_no_endpoint_drops(
     path: PacketPath, at: Places, protocol: Protocol
 ) -> None:
-    """A load balancer shall see silence, not a refusal; pods of this node are let through."""
+    """A load balancer shall see silence, not a rejection; pods of this node are let through."""
     serve(path, at, at.there, external_policy=TrafficPolicy.LOCAL)
     assert path.ingress(to(at, at.external, protocol)).verdict == SHOT
     assert path.counted() == {"packet_dropped": 1}
@@ -184,7 +184,7 @@ def test_source_ranges_hold_for_the_load_balancers_address_alone(
     other = ip(at.client, at.balancer) / transport(protocol, CLIENT_PORT + 1, PORTS[protocol])
     path.counted()
     assert path.ingress(other).verdict == SHOT
-    assert path.counted() == {"source_refused": 1}
+    assert path.counted() == {"source_rejected": 1}
     another = ip(at.client, at.external) / transport(protocol, CLIENT_PORT + 2, PORTS[protocol])
     assert translated(path.ingress(another))
 

@@ -76,7 +76,7 @@ def test_such_a_reset_does_not_shorten_a_flows_life(path: PacketPath, at: Places
 @families
 @senders
 def test_a_reset_with_the_next_number_ends_the_flow(path: PacketPath, at: Places, sender: str) -> None:
-    """A SYN from the same port chooses an endpoint, though the former one is gone."""
+    """A SYN from the same port chooses an endpoint, though the previous one is gone."""
     flow = _established(path, at)
     _send(flow, sender, RST | ACK if sender == "client" else RST, 0)
     serve(path, at, at.here)

@@ -129,7 +129,7 @@ def test_nobody_is_neither_refused_nor_answered(path: PacketPath, at: Places, so
 def test_a_frame_that_is_not_for_this_node_opens_no_flow(
     path: PacketPath, at: Places, to: str, targets: int
 ) -> None:
-    """It is overheard: who it is for has it, too, and serves or refuses it."""
+    """It is overheard: who it is for has it, too, and serves or rejects it."""
     serve(path, at, *[at.there] * targets)
     for protocol in PORTS:
         packet = request(at, protocol=protocol)

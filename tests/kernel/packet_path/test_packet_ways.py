@@ -114,7 +114,7 @@ def test_the_nodes_own_packet_goes_out_by_the_way_to_the_endpoint(
     path: PacketPath, at: Places, protocol: Protocol, where: str
 ) -> None:
     """Of a socket that no hook caught; the reply comes back to the address and port that it left with."""
-    path.set_node(inlet=path.indices["net"])
+    path.set_node(inner=path.indices["net"])
     target, out = getattr(at, where), {"here": "pod", "there": "tunnel"}[where]
     serve(path, at, target)
     request = ip(at.node, at.cluster) / transport(protocol, CLIENT_PORT, PORTS[protocol])
@@ -126,7 +126,7 @@ def test_the_nodes_own_packet_goes_out_by_the_way_to_the_endpoint(
     answer = become(reply, target, source, source_port=TARGETS[protocol])
     back = path.ingress(answer, out)
     assert back.verdict == REDIRECT
-    assert back.raw[14:] == bytes(reply)[14:], "Ethernet's header is the inlet's"
+    assert back.raw[14:] == bytes(reply)[14:], "Ethernet's header is the inner's"
 
 
 @families

@@ -60,10 +60,10 @@ def entry(
 
 
 def bring(table: ServiceTable, actual: Mapping[ServicePortKey, ServicePortEntry], wanted: Entries) -> None:
-    """Apply the difference; nothing may be refused."""
+    """Apply the difference; nothing may be rejected."""
     delta = diff(actual, wanted)
-    refused = table.apply(delta.puts, delta.drops)
-    assert not refused
+    rejected = table.apply(delta.puts, delta.drops)
+    assert not rejected
 
 
 def exposed(n: int, frontends: int = 1, endpoints: int = 1) -> ServicePortEntry:

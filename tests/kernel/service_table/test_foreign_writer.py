@@ -52,7 +52,7 @@ def test_what_a_foreign_writer_did_is_seen_and_repaired(roomy: Maps, damage: str
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
 )
 def test_junk_in_every_map_is_overcome(roomy_maps: Maps, seed: int) -> None:
-    """A map that junk has filled may refuse at first; what is wrong is dropped all the same."""
+    """A map that junk has filled may reject at first; what is wrong is dropped all the same."""
     wipe(roomy_maps)
     chance = random.Random(seed)
     clock = Clock()

@@ -77,7 +77,7 @@ def states(draw: st.DrawFn) -> Entries:
 
 
 class Histories(RuleBasedStateMachine):
-    """`kernel` is what the maps should hold: all that was not refused."""
+    """`kernel` is what the maps should hold: all that was not rejected."""
 
     maps: ClassVar[Maps]
     may_refuse: ClassVar[bool]
@@ -100,13 +100,13 @@ class Histories(RuleBasedStateMachine):
     @rule(wanted=states())
     def change(self, wanted: Entries) -> None:
         delta = diff(self.kernel, wanted)
-        refused = self.table.apply(delta.puts, delta.drops)
-        assert self.may_refuse or not refused
-        assert all(isinstance(failure, TableFull) for failure in refused.values())
+        rejected = self.table.apply(delta.puts, delta.drops)
+        assert self.may_refuse or not rejected
+        assert all(isinstance(failure, TableFull) for failure in rejected.values())
         for each in delta.drops:
             del self.kernel[each]
         for each, put in delta.puts.items():
-            if each not in refused:
+            if each not in rejected:
                 self.kernel[each] = put
                 taken = {f[:3] for f in put.frontends}
                 for other in self.kernel.keys() - {each}:
@@ -143,8 +143,8 @@ class Histories(RuleBasedStateMachine):
     @rule()
     def put_the_same_again(self) -> None:
         before = sorted(self.maps["services"].items())
-        refused = self.table.apply(self.kernel, ())
-        if not refused:
+        rejected = self.table.apply(self.kernel, ())
+        if not rejected:
             assert sorted(self.maps["services"].items()) == before
         check_exact(self.maps, self.kernel, self.table.usage())
 

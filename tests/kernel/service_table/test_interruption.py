@@ -137,11 +137,13 @@ def test_a_process_that_ends_at_any_step_leaves_what_the_next_one_completes(
             return
 
 
-def converge(maps: Maps, wanted: Entries, former: tuple[Entries, Entries], same: ServiceTable | None) -> None:
+def converge(
+    maps: Maps, wanted: Entries, previous: tuple[Entries, Entries], same: ServiceTable | None
+) -> None:
     """Read and bring in step, in a new process or in the same one, which goes on after an error."""
     with contextlib.ExitStack() as stack:
         table = same or stack.enter_context(opened(maps))
-        with watched(maps, *former, wanted):
+        with watched(maps, *previous, wanted):
             bring(table, table.read(), wanted)
         check_exact(maps, wanted, table.usage())
         assert table.read() == wanted

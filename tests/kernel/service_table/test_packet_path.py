@@ -92,7 +92,7 @@ def test_ranges_that_stay_are_not_written_again(roomy: Maps) -> None:
         assert len(steps) == 1 + endpoints_and_services + addresses
 
 
-def test_an_id_that_is_given_to_another_service_comes_without_the_ranges_of_the_former(roomy: Maps) -> None:
+def test_an_id_that_is_given_to_another_service_comes_without_the_ranges_of_the_previous(roomy: Maps) -> None:
     clock = Clock()
     with opened(roomy, clock) as table:
         bring(table, {}, {key("guarded"): GUARDED})

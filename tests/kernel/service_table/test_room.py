@@ -27,27 +27,27 @@ pytestmark = pytest.mark.kernel
 
 
 def refused_names(table: ServiceTable, puts: Entries) -> dict[str, TableFull]:
-    refused = table.apply(puts, ())
-    assert all(isinstance(failure, TableFull) for failure in refused.values())
-    return {k.name: failure for k, failure in refused.items() if isinstance(failure, TableFull)}
+    rejected = table.apply(puts, ())
+    assert all(isinstance(failure, TableFull) for failure in rejected.values())
+    return {k.name: failure for k, failure in rejected.items() if isinstance(failure, TableFull)}
 
 
 def test_more_frontends_than_there_is_room_for(tiny: Maps) -> None:
     """Regression, cilium/cilium#15864: a full map was told by its errno alone."""
     wanted = {key(f"s{n}"): exposed(n, frontends=3) for n in range(4)}
     with opened(tiny) as table:
-        refused = refused_names(table, wanted)
-        assert set(refused) == {"default/s2", "default/s3"}
-        failure = refused["default/s2"]
+        rejected = refused_names(table, wanted)
+        assert set(rejected) == {"default/s2", "default/s3"}
+        failure = rejected["default/s2"]
         assert "map services is full" in failure.message
         assert "8 entries, 9 are needed" in failure.message
         assert failure.hint.startswith("raise --ebpf-services-max;")
-        served = {k: e for k, e in wanted.items() if k.name not in refused}
+        served = {k: e for k, e in wanted.items() if k.name not in rejected}
         check_exact(tiny, served, table.usage())
 
 
 def test_what_fits_is_served_beside_what_does_not(tiny: Maps) -> None:
-    """One that is refused, for whatever map, takes no room from those after it."""
+    """One that is rejected, for whatever map, takes no room from those after it."""
     wanted = {
         key("a"): exposed(1, frontends=6),
         key("too-many-endpoints"): exposed(2, frontends=2, endpoints=16),
@@ -66,10 +66,10 @@ def test_more_endpoints_than_there_is_room_for(tiny: Maps) -> None:
     with opened(tiny) as table:
         fits = {key("a"): exposed(1, endpoints=8)}
         assert not refused_names(table, fits)
-        refused = refused_names(table, {key("b"): exposed(2, endpoints=8)})
-        assert "map endpoints is full" in refused["default/b"].message
-        assert "15 entries, 16 are needed" in refused["default/b"].message
-        assert refused["default/b"].hint.startswith("raise --ebpf-endpoints-max;")
+        rejected = refused_names(table, {key("b"): exposed(2, endpoints=8)})
+        assert "map endpoints is full" in rejected["default/b"].message
+        assert "15 entries, 16 are needed" in rejected["default/b"].message
+        assert rejected["default/b"].hint.startswith("raise --ebpf-endpoints-max;")
         check_exact(tiny, fits, table.usage())
 
 
@@ -81,10 +81,10 @@ def test_more_slots_than_there_is_room_for(tiny: Maps) -> None:
     with opened(tiny) as table:
         fits = {key("a"): two_scopes}
         assert not refused_names(table, fits)
-        refused = refused_names(table, {key("b"): exposed(2)})
-        assert "map slots is full" in refused["default/b"].message
-        assert "16 entries, 17 are needed" in refused["default/b"].message
-        assert refused["default/b"].hint.startswith("raise --ebpf-slots-max;")
+        rejected = refused_names(table, {key("b"): exposed(2)})
+        assert "map slots is full" in rejected["default/b"].message
+        assert "16 entries, 17 are needed" in rejected["default/b"].message
+        assert rejected["default/b"].hint.startswith("raise --ebpf-slots-max;")
         check_exact(tiny, fits, table.usage())
 
 
@@ -94,7 +94,7 @@ def guarded(n: int, *sources: str) -> ServicePortEntry:
 
 
 def test_more_source_ranges_than_there_is_room_for(tiny: Maps) -> None:
-    """Six fit. What is refused takes no room from those after it."""
+    """Six fit. What is rejected takes no room from those after it."""
     fits = {key("a"): guarded(1, "10.0.0.0/8", "10.1.0.0/16", "10.2.0.0/16")}
     more = {
         key("b"): guarded(2, *(f"10.{n}.0.0/16" for n in range(4))),
@@ -103,16 +103,16 @@ def test_more_source_ranges_than_there_is_room_for(tiny: Maps) -> None:
     }
     with opened(tiny) as table:
         assert not refused_names(table, fits)
-        refused = refused_names(table, more)
-        assert set(refused) == {"default/b", "default/d"}
-        assert "map source_ranges is full" in refused["default/b"].message
-        assert "6 entries, 7 are needed" in refused["default/b"].message
-        assert refused["default/b"].hint.startswith("raise --ebpf-source-ranges-max;")
+        rejected = refused_names(table, more)
+        assert set(rejected) == {"default/b", "default/d"}
+        assert "map source_ranges is full" in rejected["default/b"].message
+        assert "6 entries, 7 are needed" in rejected["default/b"].message
+        assert rejected["default/b"].hint.startswith("raise --ebpf-source-ranges-max;")
         check_exact(tiny, {**fits, key("c"): more[key("c")]}, table.usage())
 
 
 def test_source_ranges_that_are_exchanged_need_room_for_both(tiny: Maps) -> None:
-    """Else a client of both would be refused meanwhile. What was refused is served as before."""
+    """Else a client of both would be rejected meanwhile. What was rejected is served as before."""
     before = {key("a"): guarded(1, *(f"10.{n}.0.0/16" for n in range(4)))}
     after = {key("a"): guarded(1, *(f"10.{n}.0.0/16" for n in range(1, 4)), "192.0.2.0/24", "192.0.3.0/24")}
     other = {key("a"): guarded(1, "192.0.2.0/24", "192.0.3.0/24", "192.0.4.0/24")}
@@ -128,10 +128,10 @@ def test_source_ranges_that_are_exchanged_need_room_for_both(tiny: Maps) -> None
 def test_more_services_than_there_are_names_for(tiny: Maps) -> None:
     wanted = {key(f"s{n}"): entry([], []) for n in range(9)}
     with opened(tiny) as table:
-        refused = refused_names(table, wanted)
-        assert "map service_names is full" in refused["default/s8"].message
-        assert "8 entries, 9 are needed" in refused["default/s8"].message
-        assert refused["default/s8"].hint.startswith("raise --ebpf-services-max;")
+        rejected = refused_names(table, wanted)
+        assert "map service_names is full" in rejected["default/s8"].message
+        assert "8 entries, 9 are needed" in rejected["default/s8"].message
+        assert rejected["default/s8"].hint.startswith("raise --ebpf-services-max;")
         check_exact(tiny, {k: e for k, e in wanted.items() if k != key("s8")}, table.usage())
 
 
@@ -154,7 +154,7 @@ def test_what_had_no_room_fits_once_others_are_gone(tiny: Maps, first: ServicePo
     second = exposed(2, len(first.frontends), len(first.endpoints))
     with opened(tiny, clock) as table:
         bring(table, {}, {key("a"): first})
-        for _ in range(3):  # a refusal leaks nothing
+        for _ in range(3):  # a rejection leaks nothing
             assert set(refused_names(table, {key("b"): second})) == {"default/b"}
         table.apply({}, [key("a")])
         clock.now += GRACE

@@ -1,4 +1,4 @@
-"""Tracker, proxier and the fake dataplane, as the daemon has them, for tests."""
+"""Tracker, proxier and the fake backend, as the daemon has them, for tests."""
 
 from ebpfproxy.agent.reconciler import Reconciler, SyncResult
 from ebpfproxy.api.event import AddressesChanged, Event, ServiceChanged, SliceChanged

@@ -22,7 +22,7 @@ def test_the_first_sync_writes_everything(agent: Agent) -> None:
     done = agent.sync(WEB, API, WEB_SLICE, API_SLICE, NodeChanged(node()), LOCAL)
     assert agent.served() == {"default/web", "default/api"}
     assert set(agent.kernel.networks) == LOCAL.networks
-    assert done == SyncResult(put=4, dropped=0, refused=0, drifted=0)
+    assert done == SyncResult(put=4, dropped=0, rejected=0, drifted=0)
 
 
 def test_a_change_touches_nothing_but_what_changed(agent: Agent) -> None:

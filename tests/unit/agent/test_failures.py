@@ -1,4 +1,4 @@
-"""Syncs that fail, and what the kernel refuses: nothing is lost, and all else is served."""
+"""Syncs that fail, and what the kernel rejects: nothing is lost, and all else is served."""
 
 import logging
 
@@ -92,23 +92,23 @@ def test_many_failures_in_a_row_lose_nothing_either(agent: Agent) -> None:
     assert agent.served() == {f"default/s{number}" for number in range(1, 6)}
 
 
-# Refusals
+# Rejections
 
 
 class Clinging(FakeBackend):
     """Can drop nothing."""
 
     def apply(self, delta: Delta[Key, Entry]) -> dict[Key, KernelError]:
-        refused = dict(super().apply(Delta(delta.puts, frozenset())))
-        return refused | {key: KernelError("it clings") for key in delta.drops}
+        rejected = dict(super().apply(Delta(delta.puts, frozenset())))
+        return rejected | {key: KernelError("it clings") for key in delta.drops}
 
 
 def test_a_drop_that_is_refused_counts_as_refused_and_as_nothing_else() -> None:
     agent, plane = Agent(), Clinging()
     plane.open()
     agent.proxier = Reconciler(plane, CONTEXT)
-    assert agent.sync(WEB, WEB_SLICE) == SyncResult(put=1, dropped=0, refused=0, drifted=0)
-    assert agent.sync(gone("web")) == SyncResult(put=0, dropped=0, refused=1, drifted=0)
+    assert agent.sync(WEB, WEB_SLICE) == SyncResult(put=1, dropped=0, rejected=0, drifted=0)
+    assert agent.sync(gone("web")) == SyncResult(put=0, dropped=0, rejected=1, drifted=0)
 
 
 def small_agent(capacity: int) -> Agent:
@@ -118,7 +118,7 @@ def small_agent(capacity: int) -> Agent:
 def test_what_is_refused_is_tried_again_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
     agent = small_agent(1)
     with caplog.at_level(logging.WARNING, logger="ebpfproxy"):
-        assert agent.sync(WEB).refused == 0
+        assert agent.sync(WEB).rejected == 0
         assert agent.sync(API) == SyncResult(0, 0, 1, 0)
         assert agent.sync() == SyncResult(0, 0, 1, 0)
         assert agent.sync(verify=True) == SyncResult(0, 0, 1, 0)
@@ -161,7 +161,7 @@ def test_a_refused_change_leaves_what_was_there_and_is_retried(caplog: pytest.Lo
     agent = small_agent(2)
     agent.sync(WEB, API)
     grown = service("web", ips=["10.96.0.1"], external=["203.0.113.1"])
-    assert agent.sync(grown).refused == 1
+    assert agent.sync(grown).rejected == 1
     assert agent.kernel.ports.keys() == {key("web"), key("api")}
     assert len(agent.kernel.frontends) == 2
     agent.sync(gone("api"))
@@ -188,7 +188,7 @@ def test_a_refused_service_that_lost_a_frontend_meanwhile_has_it_again_once_it_i
     moved = service("a", ips=["10.96.0.1"], external=["203.0.113.2"])
     taking = service("b", ips=["10.96.0.2"], external=["203.0.113.1"])
     frontend = Frontend(parse_address("203.0.113.1"), 80, Protocol.TCP)
-    assert agent.sync(moved, taking).refused == 1
+    assert agent.sync(moved, taking).rejected == 1
     assert agent.kernel.frontends[frontend][0] == key("b")
-    assert agent.sync(a, b).refused == 0
+    assert agent.sync(a, b).rejected == 0
     assert agent.kernel.frontends[frontend][0] == key("a")

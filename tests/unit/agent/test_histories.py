@@ -97,7 +97,7 @@ def test_where_room_is_short_what_is_there_is_what_is_wanted_or_nothing(
         agent.sync()
     assert len(agent.kernel.frontends) <= capacity
     before = agent.plane.read()
-    refused = agent.sync(verify=True).refused
+    rejected = agent.sync(verify=True).rejected
     assert agent.plane.read() == before
     wanted = roomy.plane.read()
-    assert len([k for k in wanted if before.get(k) != wanted[k]]) == refused
+    assert len([k for k in wanted if before.get(k) != wanted[k]]) == rejected

@@ -65,7 +65,7 @@ class Node:
 def gone(mode: FakeMode) -> None:
     """Await that nothing of the mode is left; the thread that removes it has no other sign."""
     deadline = time.monotonic() + 10
-    while mode.kernel.ports or not mode.retired:
+    while mode.kernel.ports or not mode.drained:
         assert time.monotonic() < deadline
         time.sleep(0.001)
 
@@ -114,7 +114,7 @@ def test_a_configuration_whose_mode_fails_counts_for_nothing(node: Node) -> None
     assert node.keeper.config == CONFIG
 
 
-def test_the_state_that_a_mode_takes_over_has_what_it_found_of_a_former_run(
+def test_the_state_that_a_mode_takes_over_has_what_it_found_of_a_previous_run(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     happened = []
@@ -153,10 +153,10 @@ def test_open_connections_are_waited_for_only_where_the_serving_mode_does_not_se
 def test_where_the_kernel_tells_no_connections_it_may_have_some(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(of: Family) -> bool:
+    def reject(of: Family) -> bool:
         raise Unsupported("no ctnetlink")
 
-    monkeypatch.setattr(conntrack, "nat_in_use", refuse)
+    monkeypatch.setattr(conntrack, "nat_in_use", reject)
     node.keeper.follow(OTHER, lambda: STATE)
     gone(node.one)
     assert node.one.translates
@@ -196,7 +196,7 @@ def test_what_a_failed_move_took_is_put_back_before_the_other_mode_is_removed(
 ) -> None:
     """The modes ipvs and iptables have chains in common."""
     gone(node.other)
-    node.other.retired = 0
+    node.other.drained = 0
     apply = FakeBackend.apply
     seen = []
 
@@ -204,7 +204,7 @@ def test_what_a_failed_move_took_is_put_back_before_the_other_mode_is_removed(
         if plane is node.other.plane:
             node.one.kernel.ports.clear()
             raise KernelError("no such table")
-        seen.append(node.other.retired)
+        seen.append(node.other.drained)
         return apply(plane, delta)
 
     monkeypatch.setattr(FakeBackend, "apply", take_and_fail)
@@ -234,13 +234,13 @@ def test_whatever_goes_wrong_what_others_left_is_tried_again(
     node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(mode_cleanup, "_STEP", 0.001)
-    retire = node.one.retire
+    drain = node.one.drain
 
     def fail_once(config: Config, translates: Callable[[Family], bool]) -> tuple[list[str], bool]:
-        monkeypatch.setattr(node.one, "retire", retire)
+        monkeypatch.setattr(node.one, "drain", drain)
         raise ValueError("unforeseen")
 
-    monkeypatch.setattr(node.one, "retire", fail_once)
+    monkeypatch.setattr(node.one, "drain", fail_once)
     node.keeper.follow(OTHER, lambda: STATE)
     gone(node.one)
     assert "unforeseen" in str([record.__dict__.get("values") for record in caplog.records])
@@ -257,22 +257,22 @@ def test_a_failed_move_removes_nothing_where_another_agent_has_the_namespace(
     node.one.owns_namespace = False
     monkeypatch.setattr(mode_switch, "NamespaceLock", taken)
     node.start()
-    retired = node.other.retired
+    drained = node.other.drained
     node.keeper.follow(OTHER, lambda: STATE)
     time.sleep(0.1)  # in which nothing happens
     node.keeper.close()
     assert node.keeper.serving.name == "one"
-    assert node.other.retired == retired
+    assert node.other.drained == drained
 
 
 def test_a_mode_that_serves_again_is_spared(node: Node) -> None:
     node.one.left = 1000
     node.keeper.follow(OTHER, lambda: STATE)
     node.keeper.follow(CONFIG, lambda: STATE)
-    retired = node.one.retired
+    drained = node.one.drained
     assert node.one.kernel.ports
     node.keeper.follow(CONFIG, lambda: STATE)
-    assert node.one.retired == retired
+    assert node.one.drained == drained
 
 
 def test_nothing_is_removed_while_a_mode_begins(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,9 +284,9 @@ def test_nothing_is_removed_while_a_mode_begins(node: Node, monkeypatch: pytest.
     apply = FakeBackend.apply
 
     def apply_slowly(plane: FakeBackend, delta: Delta[Key, Entry]) -> Mapping[Key, KernelError]:
-        before = node.third.retired
+        before = node.third.drained
         time.sleep(0.1)
-        steps.append(node.third.retired - before)
+        steps.append(node.third.drained - before)
         return apply(plane, delta)
 
     monkeypatch.setattr(FakeBackend, "apply", apply_slowly)
@@ -317,11 +317,11 @@ def test_a_move_that_is_taken_back_before_the_first_sync_is_not_made(node: Node)
 def test_an_agent_that_has_no_devices_leaves_what_others_have_in_the_namespace(node: Node) -> None:
     gone(node.other)
     node.keeper.close()
-    retired = node.other.retired
+    drained = node.other.drained
     node.one.owns_namespace = False
     node.start()
     node.keeper.close()
-    assert node.other.retired == retired
+    assert node.other.drained == drained
 
 
 def test_an_agent_gives_way_to_another_one_in_its_network_namespace(
@@ -357,7 +357,7 @@ def fresh(node: Node) -> Node:
     node.keeper.close()
     for mode in (node.one, node.other, node.third):
         mode.kernel.ports.clear()
-        mode.retired = 0
+        mode.drained = 0
     return node
 
 

@@ -69,7 +69,7 @@ def test_what_an_earlier_run_left_is_told_though_it_went_with_a_sync_that_failed
     assert again.proxier.take_left_over()
 
 
-def test_a_restart_that_finds_nothing_to_do_lets_the_dataplane_settle() -> None:
+def test_a_restart_that_finds_nothing_to_do_lets_the_backend_settle() -> None:
     before = CountedAgent()
     before.sync(WEB, WEB_SLICE, LOCAL, verify=True)
     again = CountedAgent(before.kernel)
@@ -78,7 +78,7 @@ def test_a_restart_that_finds_nothing_to_do_lets_the_dataplane_settle() -> None:
     assert again.kernel.writes == []
 
 
-def test_a_sync_that_has_nothing_to_do_and_is_no_verification_asks_the_dataplane_for_nothing() -> None:
+def test_a_sync_that_has_nothing_to_do_and_is_no_verification_asks_the_backend_for_nothing() -> None:
     agent = CountedAgent()
     agent.sync(WEB)
     agent.sync()
@@ -149,11 +149,11 @@ def test_what_a_foreign_writer_did_is_counted_and_repaired(
 def test_a_change_of_ours_is_not_taken_for_drift(agent: Agent) -> None:
     agent.sync(WEB, WEB_SLICE)
     done = agent.sync(API, slice_of("web", endpoint("10.1.0.9")), verify=True)
-    assert done == SyncResult(put=2, dropped=0, refused=0, drifted=0)
+    assert done == SyncResult(put=2, dropped=0, rejected=0, drifted=0)
 
 
 def test_the_first_sync_and_one_after_a_failure_have_nothing_to_compare_with(agent: Agent) -> None:
-    first = Agent(FakeKernel(ports={key("x"): ServicePortPlan(*key("x"), (), (), otherwise=None)}))  # type: ignore[arg-type]
+    first = Agent(FakeKernel(ports={key("x"): ServicePortPlan(*key("x"), (), (), no_endpoint_action=None)}))  # type: ignore[arg-type]
     assert first.sync(WEB, verify=True).drifted == 0
     agent.sync(WEB)
     agent.plane.fail_next_apply(KernelError("no"))

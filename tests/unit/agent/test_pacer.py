@@ -147,70 +147,70 @@ def test_a_first_sync_that_fails_is_tried_again() -> None:
     assert (one.due(5.5), one.due(6.0), one.verify_due(6.0)) == (False, True, True)
 
 
-# Refusals
+# Rejections
 
 
-def refused(least: float = 0.0, most: float = 30.0) -> Pacer:
-    """One whose sync at 100 verified, and had an entry refused."""
+def rejected(least: float = 0.0, most: float = 30.0) -> Pacer:
+    """One whose sync at 100 verified, and had an entry rejected."""
     one = Pacer(least, most, backoff_first=1.0, backoff_max=20.0)
     one.changed(100.0)
-    one.refused(100.0, verified=True)
+    one.rejected(100.0, verified=True)
     return one
 
 
 def test_what_is_refused_is_tried_again_after_3_6_12_20_and_20_seconds() -> None:
-    one, now, waits = refused(most=1000.0), 100.0, []
+    one, now, waits = rejected(most=1000.0), 100.0, []
     for _ in range(5):
         wait = one.wait(now)
         assert wait is not None
         waits.append(wait)
         now += wait
         assert one.due(now)
-        one.refused(now, verified=False)
+        one.rejected(now, verified=False)
     assert waits == [3.0, 6.0, 12.0, 20.0, 20.0]
-    assert refused(most=2.0).wait(100.0) == 2.0
+    assert rejected(most=2.0).wait(100.0) == 2.0
 
 
 def test_a_refusal_delays_no_change() -> None:
-    one = refused()
+    one = rejected()
     one.changed(100.0)
     assert (one.due(100.0), one.wait(100.0)) == (True, 0.0)
-    paced = refused(least=2.0)
+    paced = rejected(least=2.0)
     paced.changed(100.0)
     assert paced.wait(100.0) == 2.0
 
 
 def test_a_refusal_asks_for_no_verification_but_does_not_put_off_the_periodic_one() -> None:
-    one = refused()
+    one = rejected()
     assert not one.verify_due(103.0)
-    one.refused(103.0, verified=False)
+    one.rejected(103.0, verified=False)
     assert not one.verify_due(109.0)
-    one.refused(129.0, verified=False)
+    one.rejected(129.0, verified=False)
     assert (one.wait(129.0), one.verify_due(130.0)) == (1.0, True)
 
 
 def test_a_refused_sync_that_did_not_verify_leaves_the_first_verification_due() -> None:
     one = pacer()
     one.changed(5.0)
-    one.refused(5.0, verified=False)
+    one.rejected(5.0, verified=False)
     assert (one.due(5.0), one.verify_due(5.0)) == (True, True)
 
 
 def test_a_change_while_something_is_refused_may_make_room_so_the_pauses_begin_anew() -> None:
-    one = refused(most=1000.0)
+    one = rejected(most=1000.0)
     for moment in (103.0, 109.0, 121.0):
-        one.refused(moment, verified=False)
+        one.rejected(moment, verified=False)
     one.changed(125.0)
-    one.refused(125.0, verified=False)
+    one.rejected(125.0, verified=False)
     assert one.wait(125.0) == 3.0
 
 
 def test_a_retry_of_what_is_refused_keeps_to_the_least_interval() -> None:
-    assert refused(least=10.0).wait(100.0) == 10.0
+    assert rejected(least=10.0).wait(100.0) == 10.0
 
 
 def test_a_refusal_that_is_over_is_not_tried_again() -> None:
-    one = refused()
+    one = rejected()
     one.succeeded(103.0, verified=False)
     assert one.wait(103.0) == 27.0
 
@@ -219,22 +219,22 @@ def test_a_refusal_after_a_failure_ends_its_pauses() -> None:
     one = synced()
     for _ in range(4):
         one.failed(200.0)
-    one.refused(208.0, verified=True)
+    one.rejected(208.0, verified=True)
     assert (one.wait(208.0), one.verify_due(211.0)) == (3.0, False)
     one.changed(208.0)
     assert one.due(208.0)
 
 
 def test_a_failure_after_refusals_pauses_and_verifies_as_any() -> None:
-    one = refused()
+    one = rejected()
     one.failed(103.0)
     assert (one.wait(103.0), one.verify_due(104.0)) == (1.0, True)
 
 
 def test_a_thousand_refusals_are_still_tried_again() -> None:
-    one = refused(most=1e9)
+    one = rejected(most=1e9)
     for _ in range(1000):
-        one.refused(200.0, verified=False)
+        one.rejected(200.0, verified=False)
     assert one.wait(200.0) == 20.0
 
 

@@ -413,10 +413,10 @@ def test_an_unreadable_file_keeps_its_last_state_and_is_named(
     (tmp_path / "a.yaml").write_text(manifest("web"))
     reading, _ = step(tmp_path, Reading())
 
-    def refuse(path: Path) -> bytes:
+    def reject(path: Path) -> bytes:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(Path, "read_bytes", reject)
     reading, events = step(tmp_path, reading)
     assert events == [Invalid(manifest_folder.FILE, "a.yaml", "a.yaml: Permission denied")]
     monkeypatch.undo()

@@ -1,4 +1,4 @@
-"""The configuration of the API source: what is refused, and in what words."""
+"""The configuration of the API source: what is rejected, and in what words."""
 
 import subprocess
 import sys
@@ -36,7 +36,7 @@ def test_outside_a_pod_and_without_kubeconfig_the_error_says_what_to_give(
     assert "--kubeconfig" in caught.value.hint
 
 
-def test_an_address_that_is_no_url_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_that_is_no_url_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(ConfigError, match=r"10\.0\.0\.1:6443"):
         load_configuration("", "10.0.0.1:6443")

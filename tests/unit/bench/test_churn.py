@@ -10,7 +10,7 @@ import pytest
 
 from ebpfproxy.agent.daemon import SYNCED
 from ebpfproxy.bench import agent_runner, churn
-from ebpfproxy.bench.agent_runner import Fate
+from ebpfproxy.bench.agent_runner import FaultSchedule
 from ebpfproxy.bench.load import Load, LoadFailed
 from ebpfproxy.bench.samples import Samples
 from ebpfproxy.errors import ConfigError
@@ -44,12 +44,12 @@ def test_an_agent_that_lives_on_without_a_sync_has_failed() -> None:
 
 def test_a_churn_without_an_end_is_a_usage_error() -> None:
     with pytest.raises(ConfigError, match="no end"):
-        next(churn.run(churn.Size(0, 0.0, 10.0), Fate(), ["ebpf"], lambda text: None))
+        next(churn.run(churn.Size(0, 0.0, 10.0), FaultSchedule(), ["ebpf"], lambda text: None))
 
 
 def test_an_agent_that_shall_move_needs_a_mode_to_move_to() -> None:
     with pytest.raises(ConfigError, match="nowhere to move to"):
-        agent_runner.Life(cast(Lab, None), Path(), ["ebpf", "ebpf"], Fate(move_s=1.0))
+        agent_runner.AgentRunner(cast(Lab, None), Path(), ["ebpf", "ebpf"], FaultSchedule(move_s=1.0))
 
 
 @pytest.mark.parametrize(

@@ -129,13 +129,13 @@ def test_flags_cannot_be_abbreviated() -> None:
 
 
 @pytest.mark.parametrize("args", [["word"], ["--", "--cleanup"]])
-def test_a_positional_argument_is_refused(args: list[str]) -> None:
+def test_a_positional_argument_is_rejected(args: list[str]) -> None:
     with pytest.raises(click.UsageError, match="unexpected extra argument"):
         read(*args)
 
 
 @pytest.mark.parametrize("flag", ["--sync-period", "-v"])
-def test_a_missing_value_is_refused(flag: str) -> None:
+def test_a_missing_value_is_rejected(flag: str) -> None:
     with pytest.raises(click.UsageError, match="requires an argument"):
         read(flag)
 

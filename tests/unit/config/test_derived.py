@@ -88,7 +88,7 @@ def test_the_rest_of_the_flags_of_the_packet_path() -> None:
     assert (given.socket_lb, given.redirect) == (SocketLb.HOST, True)
 
 
-def test_the_dataplane_has_devices_unless_none_are_named() -> None:
+def test_the_backend_has_devices_unless_none_are_named() -> None:
     assert settings(tc_devices=("eth0",)).devices
     assert not settings(tc_devices=("none",)).devices
 
@@ -146,7 +146,7 @@ def test_kube_proxys_least_interval_concerns_the_modes_of_netfilter(
     assert least_interval(config, "nftables") == least_interval(config, "iptables") == netfilter
 
 
-def test_no_flags_make_what_the_dataplanes_of_netfilter_have_as_defaults() -> None:
+def test_no_flags_make_what_the_backends_of_netfilter_have_as_defaults() -> None:
     assert iptables_settings(Config()) == IptablesSettings()
     assert nftables_settings(Config()) == NftablesSettings()
     assert netfilter_settings(Config(), "nftables") == NetfilterSettings()
@@ -161,7 +161,7 @@ def test_the_mode_ipvs_never_answers_on_loopback_and_has_a_least_interval_of_its
     assert least_interval(Config(), "ipvs") == 0.0
 
 
-def test_what_the_flags_say_of_ipvs_reaches_its_dataplane() -> None:
+def test_what_the_flags_say_of_ipvs_reaches_its_backend() -> None:
     assert ipvs_settings(Config()) == IpvsSettings(scheduler="rr")
     texts = {
         "ipvs_scheduler": "sh",

@@ -1,4 +1,4 @@
-"""Configuration files as YAML: what is read, and what is refused with its line."""
+"""Configuration files as YAML: what is read, and what is rejected with its line."""
 
 import contextlib
 from pathlib import Path
@@ -19,18 +19,18 @@ def parse(text: str) -> yaml.Node | None:
     return parse_document(PATH, text.encode())[0]
 
 
-def refusal(text: str) -> str:
+def rejection(text: str) -> str:
     with pytest.raises(ConfigError) as caught:
         parse(text)
     return caught.value.message
 
 
 def test_what_is_wrong_is_told_with_its_line() -> None:
-    assert refusal("mode: iptables\nconntrack: {min: 1\n") == (
+    assert rejection("mode: iptables\nconntrack: {min: 1\n") == (
         "config.conf:2: did not find expected ',' or '}'"
     )
-    assert refusal("mode: iptables\n\tx: y\n").startswith("config.conf:2: ")
-    assert refusal("mode: \x00\n").startswith("config.conf:1: ")
+    assert rejection("mode: iptables\n\tx: y\n").startswith("config.conf:2: ")
+    assert rejection("mode: \x00\n").startswith("config.conf:1: ")
 
 
 def test_json_is_yaml_even_where_it_is_indented_by_tabs() -> None:
@@ -59,13 +59,13 @@ def test_documents_after_the_first_are_counted_unless_empty(text: str, more: int
 
 
 def test_aliases_are_refused_so_that_nothing_grows() -> None:
-    assert refusal("a: &x 1\nb: *x\n") == "config.conf:2: aliases (*name) are not read; write the value out"
-    assert "aliases" in refusal("a: &x [*x]\n")
+    assert rejection("a: &x 1\nb: *x\n") == "config.conf:2: aliases (*name) are not read; write the value out"
+    assert "aliases" in rejection("a: &x [*x]\n")
 
 
 @pytest.mark.parametrize("text", ["[" * 31, "a: " + "[" * 30 + "]" * 30, "{a: " * 60_000, "[" * 200_000])
 def test_nodes_nested_too_deep_are_refused_before_libyaml_recurses_into_them(text: str) -> None:
-    assert refusal(text) == "config.conf:1: nested deeper than 30 levels"
+    assert rejection(text) == "config.conf:1: nested deeper than 30 levels"
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -102,6 +102,6 @@ def test_what_says_something_is_no_zero(text: str) -> None:
 
 
 @given(st.binary(max_size=200) | st.text(max_size=200).map(lambda text: text.encode(errors="surrogatepass")))
-def test_junk_is_parsed_or_refused(content: bytes) -> None:
+def test_junk_is_parsed_or_rejected(content: bytes) -> None:
     with contextlib.suppress(ConfigError):
         parse_document(PATH, content)

@@ -1,4 +1,4 @@
-"""A KubeProxyConfiguration: its fields as options, strict decoding told, wrong shapes refused."""
+"""A KubeProxyConfiguration: its fields as options, strict decoding told, wrong shapes rejected."""
 
 import contextlib
 import dataclasses
@@ -67,7 +67,7 @@ def config_of(text: str) -> Config:
     return Config.parse(reading.texts, reading.labels, reading.problems)
 
 
-def refusal(text: str) -> list[str]:
+def rejection(text: str) -> list[str]:
     with pytest.raises(ConfigError) as caught:
         config_of(text)
     return caught.value.message.splitlines()
@@ -270,7 +270,7 @@ def test_only_the_first_document_counts() -> None:
 
 
 def test_all_that_is_wrong_is_told_at_once_with_file_line_and_path() -> None:
-    assert refusal(
+    assert rejection(
         "mode: kernelspace\n"
         "iptables: {masqueradeBit: 32, masqueradeAll: 'true'}\n"
         "conntrack:\n  min: '3'\n  maxPerCore: [1]\n"
@@ -290,14 +290,16 @@ def test_all_that_is_wrong_is_told_at_once_with_file_line_and_path() -> None:
 
 
 def test_a_mode_that_is_not_built_in_says_so() -> None:
-    assert refusal("mode: userspace") == ['config.conf:3: mode: "userspace" is not built in this version yet']
+    assert rejection("mode: userspace") == [
+        'config.conf:3: mode: "userspace" is not built in this version yet'
+    ]
 
 
 def test_what_does_not_fit_together_is_named_by_its_fields() -> None:
-    assert refusal("detectLocalMode: BridgeInterface") == [
+    assert rejection("detectLocalMode: BridgeInterface") == [
         "config.conf: detectLocal.bridgeInterface: is needed for local traffic detection by BridgeInterface"
     ]
-    assert refusal("iptables: {minSyncPeriod: 40s}") == [
+    assert rejection("iptables: {minSyncPeriod: 40s}") == [
         "config.conf:3: iptables.minSyncPeriod: is longer than config.conf: iptables.syncPeriod (30s)"
     ]
 
@@ -315,7 +317,7 @@ def test_what_does_not_fit_together_is_named_by_its_fields() -> None:
         (HEAD + "iptables: {? [a] : b}", "config.conf:3: iptables: a field has a name"),
     ],
 )
-def test_what_is_no_such_configuration_is_refused(content: str, message: str) -> None:
+def test_what_is_no_such_configuration_is_rejected(content: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read_configuration(PATH, content.encode())
     assert caught.value.message.startswith(message)
@@ -367,13 +369,13 @@ def tree(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 @given(st.dictionaries(st.sampled_from(_FIELDS) | st.text(max_size=9), _VALUES, max_size=9))
-def test_a_file_of_junk_is_taken_or_refused(fields: dict[str, Any]) -> None:
+def test_a_file_of_junk_is_taken_or_rejected(fields: dict[str, Any]) -> None:
     with contextlib.suppress(ConfigError):
         config_of(yaml.safe_dump(tree(fields)))
 
 
 @pytest.mark.parametrize("field", _FIELDS)
-def test_a_field_that_says_something_nasty_is_taken_or_refused(field: str) -> None:
+def test_a_field_that_says_something_nasty_is_taken_or_rejected(field: str) -> None:
     values: list[Any] = [*_NASTY, None, True, 10**400, -1, 1e400, [], {}, [[]], [None], {"a": 1}]
     for value in values:
         for said in (value, [value]):
@@ -382,6 +384,6 @@ def test_a_field_that_says_something_nasty_is_taken_or_refused(field: str) -> No
 
 
 @given(st.text(max_size=60))
-def test_text_that_is_no_file_is_taken_or_refused(text: str) -> None:
+def test_text_that_is_no_file_is_taken_or_rejected(text: str) -> None:
     with contextlib.suppress(ConfigError):
         read_configuration(PATH, (HEAD + text).encode(errors="surrogatepass"))

@@ -37,7 +37,7 @@ def test_a_duration_is_read_as_go_reads_it(text: str, seconds: float) -> None:
 @pytest.mark.parametrize(
     "text", ["", "30", "s", "1d", "1 s", "1s ", "1..s", ".s", "--1s", "1S", "٣s", "1e3s"]
 )
-def test_what_is_no_duration_is_refused(text: str) -> None:
+def test_what_is_no_duration_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="is not a duration"):
         flag_types.parse_duration(text)
 
@@ -91,13 +91,13 @@ def test_a_port_is_appended_where_there_is_none(text: str, expected: tuple[str, 
 @pytest.mark.parametrize(
     "text", ["localhost:80", "localhost", ":80", "1.2.3.4:", "1.2.3.4:x", "[::1]", "[1.2.3.4]:80"]
 )
-def test_what_is_no_address_to_listen_on_is_refused(text: str) -> None:
+def test_what_is_no_address_to_listen_on_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="is not an IP address"):
         flag_types.parse_listen_address(text)
 
 
 @pytest.mark.parametrize("text", ["1.2.3.4:0", "1.2.3.4:65536", "[::1]:99999"])
-def test_a_port_out_of_range_is_refused(text: str) -> None:
+def test_a_port_out_of_range_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="not between 1 and 65535"):
         flag_types.parse_listen_address(text)
 
@@ -130,13 +130,13 @@ def test_a_timeout_is_in_whole_seconds_and_never_becomes_none(text: str, seconds
 
 
 @pytest.mark.parametrize("text", ["9999999999h", "9" * 400 + "h", "-" + "9" * 400 + "s"])
-def test_a_duration_that_go_cannot_hold_is_refused(text: str) -> None:
+def test_a_duration_that_go_cannot_hold_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="is longer than 292 years"):
         flag_types.parse_timeout(text)
 
 
 @pytest.mark.parametrize("text", ["-1s", "-1ms", "2147483648s", "999999h"])
-def test_a_timeout_that_does_not_fit_is_refused(text: str) -> None:
+def test_a_timeout_that_does_not_fit_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="is not between 0 and 2147483647s"):
         flag_types.parse_timeout(text)
 
@@ -163,7 +163,7 @@ def test_a_device_has_such_a_name(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["a b", "a/b", "a:1", 'a"', "a'", "a\\", "cali*", "a" * 16, "é" * 8, "a\n"])
-def test_what_no_device_is_named_or_no_rule_can_carry_is_refused(text: str) -> None:
+def test_what_no_device_is_named_or_no_rule_can_carry_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="is no name of a network device"):
         flag_types.parse_device_name(text)
 
@@ -176,13 +176,13 @@ def test_the_cluster_has_up_to_one_cidr_of_each_family() -> None:
 
 
 @pytest.mark.parametrize("text", ["10.0.0.0/8,", ",", "10.0.0.0", "10.0.0.0/8;fd00::/8"])
-def test_what_is_no_list_of_cidrs_is_refused(text: str) -> None:
+def test_what_is_no_list_of_cidrs_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r"is not a CIDR|is not an IP address"):
         flag_types.parse_cluster_cidrs(text)
 
 
 @pytest.mark.parametrize("text", ["10.0.0.0/8,10.1.0.0/16", "fd00::/8,10.0.0.0/8,fd01::/16"])
-def test_two_cidrs_of_a_family_are_refused(text: str) -> None:
+def test_two_cidrs_of_a_family_are_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="has more than one CIDR of a family"):
         flag_types.parse_cluster_cidrs(text)
 

@@ -1,4 +1,4 @@
-"""What `Config` makes of texts: defaults, what follows from them, and what is refused."""
+"""What `Config` makes of texts: defaults, what follows from them, and what is rejected."""
 
 import os
 from pathlib import Path
@@ -81,7 +81,7 @@ def test_without_an_override_the_node_has_the_hosts_name() -> None:
     assert Config().node_name == os.uname().nodename.lower()
 
 
-def test_an_override_of_blanks_is_refused() -> None:
+def test_an_override_of_blanks_is_rejected() -> None:
     with pytest.raises(ConfigError, match="--hostname-override: the name of the node is blank"):
         Config.parse({"hostname_override": "  "})
 
@@ -143,12 +143,12 @@ def test_all_that_is_wrong_is_told_at_once_a_line_for_each_option() -> None:
     ]
 
 
-def test_a_least_interval_longer_than_the_period_is_refused() -> None:
+def test_a_least_interval_longer_than_the_period_is_rejected() -> None:
     with pytest.raises(ConfigError, match="--min-sync-period: is longer than --sync-period"):
         Config.parse({"min_sync_period": "31s"})
 
 
-def test_a_least_interval_of_kube_proxys_longer_than_the_period_is_refused() -> None:
+def test_a_least_interval_of_kube_proxys_longer_than_the_period_is_rejected() -> None:
     with pytest.raises(ConfigError, match="--iptables-min-sync-period: is longer than --sync-period"):
         Config.parse({"iptables_min_sync_period": "2s", "sync_period": "1s"})
 

@@ -60,7 +60,7 @@ def eventually(get: Callable[[], Answer]) -> Answer:
             time.sleep(0.001)  # between two attempts
 
 
-def refused(port: int, host: str = "127.0.0.1") -> bool:
+def rejected(port: int, host: str = "127.0.0.1") -> bool:
     with contextlib.suppress(ConnectionResetError, http.client.HTTPException):
         try:
             ask(port, "/", host=host)
@@ -69,9 +69,9 @@ def refused(port: int, host: str = "127.0.0.1") -> bool:
     return False
 
 
-def await_refused(port: int) -> None:
+def await_rejected(port: int) -> None:
     deadline = time.monotonic() + 10
-    while not refused(port):
+    while not rejected(port):
         assert time.monotonic() < deadline
         time.sleep(0.001)  # between two attempts
 
@@ -135,7 +135,7 @@ def test_a_port_is_closed_with_its_service_and_free_for_others(server: Server, p
     server.has(port)
     asked(port)
     server.of.tell([], [LOOPBACK])
-    await_refused(port)
+    await_rejected(port)
     with socket.create_server(("127.0.0.1", port)):
         pass
 
@@ -147,7 +147,7 @@ def test_a_port_that_changes_moves(server: Server, port: int) -> None:
         other = held.getsockname()[1]
     server.has(other)
     assert asked(other).code == 200
-    await_refused(port)
+    await_rejected(port)
 
 
 def test_a_port_that_is_taken_is_named_once_and_had_once_it_is_free(
@@ -182,7 +182,7 @@ def test_of_two_services_with_one_port_the_first_by_name_has_it(
             server.of.tell(both, [LOOPBACK])
         assert b'"name": "api"' in asked(port).body
     (told,) = values(caplog)
-    assert (told["served"], told["refused"]) == ("default/api", "default/web")
+    assert (told["served"], told["rejected"]) == ("default/api", "default/web")
     server.of.tell(both[:1], [LOOPBACK])
     assert b'"name": "web"' in asked(port).body
 
@@ -194,7 +194,7 @@ def test_both_families_have_sockets_of_their_own(server: Server, port: int) -> N
     for host in ("127.0.0.1", "::1"):
         assert asked(port, host).code == 200
     server.of.tell([HealthCheck(WEB, port, 1)], [V6])
-    await_refused(port)
+    await_rejected(port)
     assert asked(port, "::1").code == 200
 
 
@@ -202,7 +202,7 @@ def test_other_addresses_than_those_of_node_ports_do_not_answer(server: Server, 
     """Regression: kubernetes issue 82163."""
     server.has(port, 1, WEB, "127.0.0.2")
     assert asked(port, "127.0.0.2").code == 200
-    assert refused(port)
+    assert rejected(port)
 
 
 def test_it_may_be_stopped_before_it_was_started() -> None:

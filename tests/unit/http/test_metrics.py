@@ -35,6 +35,7 @@ OURS = {
     "ebpfproxy_build_info": "gauge",
     "ebpfproxy_services": "gauge",
     "ebpfproxy_endpoints": "gauge",
+    "ebpfproxy_rejected_entries": "gauge",
     "ebpfproxy_refused_entries": "gauge",
     "ebpfproxy_frontend_conflicts": "gauge",
     "ebpfproxy_device_position": "gauge",
@@ -127,7 +128,7 @@ def test_changes_are_pending_until_the_sync_that_takes_them(metrics: Metrics) ->
 
 def test_a_sync_tells_how_long_it_took_and_what_is_in_force(metrics: Metrics) -> None:
     metrics.queued(1000.0)
-    state = State(services=5, endpoints=7, no_local_internal=1, no_local_external=2, refused=3, conflicts=4)
+    state = State(services=5, endpoints=7, no_local_internal=1, no_local_external=2, rejected=3, conflicts=4)
     metrics.synced(0.3, 1001.0, [1000.6, 990.0], state)
     assert value(metrics, "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds") == 1000.0
     assert value(metrics, "kubeproxy_sync_proxy_rules_last_timestamp_seconds") == 1001.0
@@ -140,6 +141,7 @@ def test_a_sync_tells_how_long_it_took_and_what_is_in_force(metrics: Metrics) ->
     assert value(metrics, no_local, traffic_policy="external") == 2
     assert value(metrics, "ebpfproxy_services") == 5
     assert value(metrics, "ebpfproxy_endpoints") == 7
+    assert value(metrics, "ebpfproxy_rejected_entries") == 3
     assert value(metrics, "ebpfproxy_refused_entries") == 3
     assert value(metrics, "ebpfproxy_frontend_conflicts") == 4
 
@@ -172,7 +174,7 @@ def test_what_else_happens_is_counted_by_its_label(metrics: Metrics) -> None:
     assert value(metrics, "ebpfproxy_source_watch_errors_total", kind="Node") == 1
     assert value(metrics, "ebpfproxy_repairs_total", what="entries") == 3
     assert value(metrics, "ebpfproxy_repairs_total", what="links") == 1
-    metrics.retired("iptables", 49)
+    metrics.drained("iptables", 49)
     metrics.move_failed("nftables")
     assert value(metrics, "ebpfproxy_leftovers_removed_total", mode="iptables") == 49
     assert value(metrics, "ebpfproxy_mode_moves_failed_total", mode="nftables") == 1

@@ -155,11 +155,11 @@ def test_nat_is_in_use_where_any_entry_is_translated_be_it_on_a_kernel_that_does
     assert conntrack.nat_in_use() is False
 
 
-def refusing(code: int) -> object:
-    def refuse(*_: object) -> None:
+def rejecting(code: int) -> object:
+    def reject(*_: object) -> None:
         raise OSError(code, "refused")
 
-    return refuse
+    return reject
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def refusing(code: int) -> object:
 def test_a_kernel_that_does_not_tell_is_an_error_with_a_remedy(
     code: int, error: type[EbpfProxyError], remedy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(netlink, "dump", refusing(code))
+    monkeypatch.setattr(netlink, "dump", rejecting(code))
     for ask in (lambda: list(conntrack.flows(Protocol.UDP)), conntrack.nat_in_use):
         with pytest.raises(error, match="tracked flows cannot be listed: refused") as caught:
             ask()
@@ -185,8 +185,8 @@ def test_a_kernel_that_does_not_tell_is_an_error_with_a_remedy(
 def test_an_entry_that_is_gone_is_no_error_and_one_that_withstands_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(netlink, "change", refusing(errno.ENOENT))
+    monkeypatch.setattr(netlink, "change", rejecting(errno.ENOENT))
     assert conntrack.delete(FLOW) is False
-    monkeypatch.setattr(netlink, "change", refusing(errno.EBUSY))
+    monkeypatch.setattr(netlink, "change", rejecting(errno.EBUSY))
     with pytest.raises(Rejected, match=r"10\.0\.0\.9:4711 -> 10\.96\.0\.10:53/UDP cannot be ended: refused"):
         conntrack.delete(FLOW)

@@ -72,6 +72,6 @@ def test_members_read_as_they_were_said(of: Family, type_: str, data: st.DataObj
         ("bitmap:port", "65536"),
     ],
 )
-def test_what_the_type_has_not_is_refused(type_: str, member: str) -> None:
+def test_what_the_type_has_not_is_rejected(type_: str, member: str) -> None:
     with pytest.raises(ValueError):
         messages.describe_member(IpSet("S", type_, Family.IPV4), member)

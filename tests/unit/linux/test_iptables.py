@@ -10,7 +10,7 @@ import pytest
 
 from ebpfproxy.errors import KernelError, Rejected, Unsupported
 from ebpfproxy.linux.xtables import iptables, legacy, lock_file
-from ebpfproxy.linux.xtables.iptables import LinesRefused, ToolBackend
+from ebpfproxy.linux.xtables.iptables import LinesRejected, ToolBackend
 from ebpfproxy.linux.xtables.lock_file import XtablesLock
 from ebpfproxy.model.address import Family
 
@@ -129,12 +129,12 @@ def test_messages_are_asked_for_in_english(install: Install) -> None:
     ],
 )
 def test_lines_are_found_in_what_is_said_of_them(errors: str, lines: dict[int, str]) -> None:
-    assert iptables.refused_lines(errors) == lines
+    assert iptables.rejected_lines(errors) == lines
 
 
 def test_a_refusal_names_the_line_and_its_text(install: Install) -> None:
     install("iptables", NFT, restore="cat >/dev/null; echo 'line 2: no' >&2; exit 4")
-    with pytest.raises(LinesRefused, match="iptables-nft refused line 2, :ONE - : no"):
+    with pytest.raises(LinesRejected, match="iptables-nft rejected line 2, :ONE - : no"):
         iptables.find(V4, ToolBackend.NFT).restore("*nat\n:ONE - \nCOMMIT\n")
 
 
@@ -194,7 +194,9 @@ def test_for_a_tool_that_takes_no_lock_it_is_held(
     tool.restore("*nat\nCOMMIT\n")
 
 
-def test_the_lock_is_both_the_file_and_the_address_of_former_versions(tmp_path: Path, address: bytes) -> None:
+def test_the_lock_is_both_the_file_and_the_address_of_previous_versions(
+    tmp_path: Path, address: bytes
+) -> None:
     file = tmp_path / "xtables.lock"
     with XtablesLock(0, file), pytest.raises(Rejected), XtablesLock(0, file):
         pass

@@ -119,10 +119,10 @@ def test_what_is_refused_is_told_in_the_kernels_words_or_those_of_the_errno() ->
     answer = netlink.Message(
         netlink.NLMSG_ERROR, capped, 7, struct.pack("=i", -errno.EPERM) + header + reason
     )
-    assert netlink._refused(answer) == (errno.EPERM, "no such thing")
+    assert netlink._rejected(answer) == (errno.EPERM, "no such thing")
     plain = netlink.Message(
         netlink.NLMSG_ERROR, 0, 7, struct.pack("=i", -errno.EPERM) + header + b"the request"
     )
-    assert netlink._refused(plain) == (errno.EPERM, os.strerror(errno.EPERM))
+    assert netlink._rejected(plain) == (errno.EPERM, os.strerror(errno.EPERM))
     well = netlink.Message(netlink.NLMSG_ERROR, capped, 7, bytes(4) + header)
-    assert netlink._refused(well) is None
+    assert netlink._rejected(well) is None

@@ -52,11 +52,11 @@ def test_no_destination_asks_the_kernel_nothing(monkeypatch: pytest.MonkeyPatch)
     assert list(sockets.connected_udp(set())) == []
 
 
-def refusing(code: int) -> object:
-    def refuse(*_: object) -> None:
+def rejecting(code: int) -> object:
+    def reject(*_: object) -> None:
         raise OSError(code, "refused")
 
-    return refuse
+    return reject
 
 
 SOCKET = sockets.DiagSocket(
@@ -76,7 +76,7 @@ SOCKET = sockets.DiagSocket(
 def test_a_refused_destroy_becomes_our_error(
     code: int, error: type[EbpfProxyError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(netlink, "change", refusing(code))
+    monkeypatch.setattr(netlink, "change", rejecting(code))
     with pytest.raises(error, match=r"10\.0\.0\.1:53"):
         sockets.destroy(SOCKET)
 
@@ -84,7 +84,7 @@ def test_a_refused_destroy_becomes_our_error(
 def test_a_kernel_without_udp_diag_is_unsupported_and_not_an_empty_list(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(netlink, "dump", refusing(errno.ENOENT))
+    monkeypatch.setattr(netlink, "dump", rejecting(errno.ENOENT))
     with pytest.raises(Unsupported) as caught:
         sockets.connected_udp()
     assert "udp_diag" in caught.value.hint

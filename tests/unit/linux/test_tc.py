@@ -44,13 +44,13 @@ def test_a_filter_with_classic_bpf_has_neither() -> None:
 
 @pytest.mark.parametrize("change", [{"name": "cilium"}, {"chain": 7}, {"kind": "flower"}])
 def test_a_filter_is_ours_only_with_all_of_its_marks(change: dict[str, object]) -> None:
-    assert OURS.is_ours
-    assert not OURS._replace(**change).is_ours  # type: ignore[arg-type]
+    assert OURS.is_own
+    assert not OURS._replace(**change).is_own  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("change", [{"handle": 1}, {"priority": 1}])
 def test_a_filter_is_ours_at_any_priority_and_handle(change: dict[str, object]) -> None:
-    assert OURS._replace(**change).is_ours  # type: ignore[arg-type]
+    assert OURS._replace(**change).is_own  # type: ignore[arg-type]
 
 
 THEIRS = Filter(1, 1, 3, "bpf", "theirs", 5)

@@ -13,11 +13,11 @@ from ebpfproxy.plan.service_plan import (
     DetectLocal,
     FrontendKind,
     FrontendPlan,
-    Otherwise,
+    NoEndpointAction,
     PlanContext,
+    PolicyResult,
     Scope,
     ServicePortPlan,
-    Treatment,
 )
 from tests.support import build
 from tests.support.build import CONTEXT, ELSEWHERE, HERE, endpoint, port, slice_of
@@ -43,7 +43,7 @@ def of_kind(plan: ServicePortPlan, kind: FrontendKind) -> FrontendPlan:
     return next(each for each in plan.frontends if each.kind is kind)
 
 
-def row(frontend: FrontendPlan) -> tuple[Treatment, Treatment, Treatment]:
+def row(frontend: FrontendPlan) -> tuple[PolicyResult, PolicyResult, PolicyResult]:
     return frontend.pod, frontend.node, frontend.outside
 
 
@@ -120,13 +120,13 @@ def test_tcp_and_udp_of_one_number_do_not_share_endpoints() -> None:
 )
 def test_a_cluster_ip_masquerades_who_is_not_a_pod(context: PlanContext, pod: bool, others: bool) -> None:
     (frontend,) = planned(build.service(), context=context).frontends
-    assert row(frontend) == tuple(Treatment(Scope.CLUSTER, m) for m in (pod, others, others))
+    assert row(frontend) == tuple(PolicyResult(Scope.CLUSTER, m) for m in (pod, others, others))
 
 
 @pytest.mark.parametrize("context", [CONTEXT, MASQUERADE_ALL, NO_DETECTOR])
 def test_external_policy_cluster_masquerades_everybody(context: PlanContext) -> None:
     plan = planned(build.service("web", port(80, node_port=30080)), context=context)
-    assert set(row(of_kind(plan, FrontendKind.NODE_PORT))) == {Treatment(Scope.CLUSTER, True)}
+    assert set(row(of_kind(plan, FrontendKind.NODE_PORT))) == {PolicyResult(Scope.CLUSTER, True)}
 
 
 def test_external_policy_local_lets_pods_and_the_node_reach_every_endpoint() -> None:
@@ -135,11 +135,11 @@ def test_external_policy_local_lets_pods_and_the_node_reach_every_endpoint() -> 
     )
     plan = planned(service, endpoint(node=ELSEWHERE))
     assert row(of_kind(plan, FrontendKind.NODE_PORT)) == (
-        Treatment(Scope.CLUSTER, False),
-        Treatment(Scope.CLUSTER, True),
-        Treatment(Scope.LOCAL, False),
+        PolicyResult(Scope.CLUSTER, False),
+        PolicyResult(Scope.CLUSTER, True),
+        PolicyResult(Scope.LOCAL, False),
     )
-    assert plan.otherwise is Otherwise.DROP
+    assert plan.no_endpoint_action is NoEndpointAction.DROP
     assert of_kind(plan, FrontendKind.CLUSTER_IP).outside.scope is Scope.CLUSTER
 
 
@@ -148,38 +148,38 @@ def test_without_a_detector_pods_count_as_outside_for_external_policy_local() ->
         "web", port(80, node_port=30080), type_=ServiceType.NODE_PORT, external_policy=LOCAL
     )
     pod, node, outside = row(of_kind(planned(service, context=NO_DETECTOR), FrontendKind.NODE_PORT))
-    assert pod == outside == Treatment(Scope.LOCAL, False)
-    assert node == Treatment(Scope.CLUSTER, True)
+    assert pod == outside == PolicyResult(Scope.LOCAL, False)
+    assert node == PolicyResult(Scope.CLUSTER, True)
 
 
 def test_external_policy_local_does_not_count_for_a_cluster_ip_service_without_external_ip() -> None:
     service = build.service("web", port(80, node_port=30080), external_policy=LOCAL)
     plan = planned(service, endpoint(node=HERE))
-    assert of_kind(plan, FrontendKind.NODE_PORT).outside == Treatment(Scope.CLUSTER, True)
+    assert of_kind(plan, FrontendKind.NODE_PORT).outside == PolicyResult(Scope.CLUSTER, True)
     assert not any(each.local for each in plan.endpoints)
 
 
 def test_external_policy_local_counts_for_a_cluster_ip_service_with_an_external_ip() -> None:
     plan = planned(build.service(external=["203.0.113.1"], external_policy=LOCAL), endpoint(node=HERE))
-    assert of_kind(plan, FrontendKind.EXTERNAL_IP).outside == Treatment(Scope.LOCAL, False)
+    assert of_kind(plan, FrontendKind.EXTERNAL_IP).outside == PolicyResult(Scope.LOCAL, False)
 
 
 def test_internal_policy_local_is_only_about_the_cluster_ip() -> None:
     service = build.service("web", port(80, node_port=30080), internal_policy=LOCAL)
     plan = planned(service, endpoint("10.1.0.1", HERE), endpoint("10.1.0.2", ELSEWHERE))
-    assert of_kind(plan, FrontendKind.CLUSTER_IP).pod == Treatment(Scope.LOCAL, False)
-    assert of_kind(plan, FrontendKind.NODE_PORT).outside == Treatment(Scope.CLUSTER, True)
+    assert of_kind(plan, FrontendKind.CLUSTER_IP).pod == PolicyResult(Scope.LOCAL, False)
+    assert of_kind(plan, FrontendKind.NODE_PORT).outside == PolicyResult(Scope.CLUSTER, True)
     assert [(e.cluster, e.local) for e in plan.endpoints] == [(True, True), (True, False)]
 
 
 def test_internal_policy_local_without_external_traffic_never_uses_scope_cluster() -> None:
     plan = planned(build.service(internal_policy=LOCAL), endpoint(node=ELSEWHERE))
     assert [(e.cluster, e.local) for e in plan.endpoints] == [(False, False)]
-    assert plan.otherwise is Otherwise.DROP
+    assert plan.no_endpoint_action is NoEndpointAction.DROP
 
 
-def test_nobody_anywhere_is_a_refusal() -> None:
-    assert planned(build.service(internal_policy=LOCAL)).otherwise is Otherwise.REJECT
+def test_nobody_anywhere_is_a_rejection() -> None:
+    assert planned(build.service(internal_policy=LOCAL)).no_endpoint_action is NoEndpointAction.REJECT
 
 
 def test_source_ranges_are_only_about_the_load_balancer() -> None:

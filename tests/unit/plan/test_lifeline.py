@@ -5,10 +5,10 @@ import dataclasses
 from ebpfproxy.model.address import Family, Protocol, parse_address
 from ebpfproxy.model.service import ServicePortName
 from ebpfproxy.plan.lifeline import API_SERVER, with_last_endpoints
-from ebpfproxy.plan.service_plan import Otherwise, PlannedEndpoint, ServicePortPlan
+from ebpfproxy.plan.service_plan import NoEndpointAction, PlannedEndpoint, ServicePortPlan
 
 NAME = ServicePortName(*API_SERVER, "https", Protocol.TCP)
-EMPTY = ServicePortPlan(NAME, Family.IPV4, (), (), Otherwise.REJECT)
+EMPTY = ServicePortPlan(NAME, Family.IPV4, (), (), NoEndpointAction.REJECT)
 
 
 def serving(*addresses: str) -> ServicePortPlan:

@@ -15,12 +15,12 @@ from ebpfproxy.model.service import Service, ServicePortName
 from ebpfproxy.plan.exposure import plan_service
 from ebpfproxy.plan.service_plan import (
     FrontendPlan,
-    Otherwise,
+    NoEndpointAction,
     PlanContext,
     PlannedEndpoint,
+    PolicyResult,
     Scope,
     ServicePortPlan,
-    Treatment,
 )
 from tests.support import reference
 from tests.support.reference import Outcome, Question
@@ -30,16 +30,16 @@ T = TypeVar("T")
 Exposed = tuple[Service, tuple[EndpointSlice, ...]]
 
 
-def _outcome(plan: ServicePortPlan, frontend: FrontendPlan, treatment: Treatment) -> Outcome:
-    """What a dataplane that follows the plan does."""
+def _outcome(plan: ServicePortPlan, frontend: FrontendPlan, policy_result: PolicyResult) -> Outcome:
+    """What a backend that follows the plan does."""
     in_scope = frozenset(
         (endpoint.address, endpoint.port)
         for endpoint in plan.endpoints
-        if (endpoint.local if treatment.scope is Scope.LOCAL else endpoint.cluster)
+        if (endpoint.local if policy_result.scope is Scope.LOCAL else endpoint.cluster)
     )
     if in_scope:
-        return Outcome(in_scope, "", treatment.masquerade, frontend.restricted)
-    return Outcome(None, plan.otherwise.value, False, frontend.restricted)
+        return Outcome(in_scope, "", policy_result.masquerade, frontend.restricted)
+    return Outcome(None, plan.no_endpoint_action.value, False, frontend.restricted)
 
 
 @settings(max_examples=400)
@@ -58,8 +58,8 @@ def test_who_reaches_what_is_as_in_the_reference(
             frontend = next(f for f in plan.frontends if f.frontend == (*wanted, port.protocol))
             assert frontend.kind.value == kind
             for source in reference.SOURCES:
-                treatment: Treatment = getattr(frontend, source)
-                assert _outcome(plan, frontend, treatment) == reference.outcome(q, kind, source), source
+                policy_result: PolicyResult = getattr(frontend, source)
+                assert _outcome(plan, frontend, policy_result) == reference.outcome(q, kind, source), source
             if frontend.restricted:
                 assert frontend.node_admitted == reference.node_admitted(q)
     assert dialled == sum(len(plan.frontends) for plan in plans.values())
@@ -95,7 +95,7 @@ def test_every_endpoint_that_is_used_can_answer(
         for endpoint in plan.endpoints:
             _check(endpoint, slices, context.node_name)
         used = any(endpoint.cluster or endpoint.local for endpoint in plan.endpoints)
-        assert not (used and plan.otherwise is Otherwise.REJECT)
+        assert not (used and plan.no_endpoint_action is NoEndpointAction.REJECT)
 
 
 def _check(endpoint: PlannedEndpoint, slices: tuple[EndpointSlice, ...], here: str) -> None:

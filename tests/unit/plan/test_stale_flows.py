@@ -130,9 +130,9 @@ def test_a_frontend_that_comes_back_is_judged_by_its_endpoints(flows: StaleFlows
 def test_a_frontend_that_moves_to_another_service_takes_its_new_endpoints(
     flows: StaleFlows, swap: bool
 ) -> None:
-    former, latter = plan(ONE), plan(TWO, called="resolver")
-    bring(flows, former)
-    moved = {**latter, **gone(former)} if swap else {**gone(former), **latter}
+    previous, latter = plan(ONE), plan(TWO, called="resolver")
+    bring(flows, previous)
+    moved = {**latter, **gone(previous)} if swap else {**gone(previous), **latter}
     flows.expect(moved)
     assert not flows.is_stale(TO_ONE)
     assert not flows.is_stale(TO_TWO)
@@ -254,9 +254,9 @@ def test_a_frontend_that_is_about_to_come_makes_nothing_stale_yet(flows: StaleFl
 
 
 def test_a_frontend_on_its_way_back_does_not_lose_the_flows_of_its_new_rules(flows: StaleFlows) -> None:
-    former = plan(ONE, node_port=30053)
-    bring(flows, former)
-    bring(flows, gone(former))
+    previous = plan(ONE, node_port=30053)
+    bring(flows, previous)
+    bring(flows, gone(previous))
     flows.expect(plan(TWO, node_port=30053))
     assert flows.is_stale(TO_ONE)
     assert not flows.is_stale(TO_TWO)
@@ -273,11 +273,11 @@ def test_a_frontend_that_was_expected_back_and_never_came_loses_its_flows(flows:
     assert flows.is_stale(TO_ONE)
 
 
-def test_a_plan_that_the_kernel_refused_leaves_the_former_one_in_force(flows: StaleFlows) -> None:
+def test_a_plan_that_the_kernel_refused_leaves_the_previous_one_in_force(flows: StaleFlows) -> None:
     first, second = plan(ONE), plan(TWO)
     bring(flows, first)
     flows.expect(second)
-    assert flows.in_force(refused=second.keys()) == frozenset()
+    assert flows.in_force(rejected=second.keys()) == frozenset()
     assert not flows.is_stale(TO_ONE)
     assert not flows.is_stale(TO_TWO)
     assert flows.in_force() == V4
@@ -314,10 +314,10 @@ def test_a_frontend_more_or_less_is_worth_a_look(
 
 
 def test_a_refused_plan_that_goes_does_not_take_along_what_another_service_has_got(flows: StaleFlows) -> None:
-    former, latter = plan(ONE), plan(TWO, called="resolver")
-    bring(flows, former)
-    flows.expect(gone(former) | latter)
-    flows.in_force(refused=former.keys())
+    previous, latter = plan(ONE), plan(TWO, called="resolver")
+    bring(flows, previous)
+    flows.expect(gone(previous) | latter)
+    flows.in_force(rejected=previous.keys())
     assert not flows.is_stale(TO_TWO)
     assert flows.in_force() == V4
     assert not flows.is_stale(TO_TWO)

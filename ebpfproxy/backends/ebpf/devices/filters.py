@@ -29,7 +29,7 @@ _U64_SIZE = 8
 _UNKNOWN = DeviceEntry(-1, unspecified(Family.IPV4), unspecified(Family.IPV6), ())
 """Of a device that has a program of the agent and is not in the map. It differs from every desired entry."""
 
-Refused = dict[DeviceKey, KernelError]
+Rejections = dict[DeviceKey, KernelError]
 
 
 class DeviceTable:
@@ -139,19 +139,19 @@ class DeviceTable:
     def _is_right(self, running: Running, flags: int, side: str) -> bool:
         return running.proper and running.program_id == self._ids[classifier(flags, side)]
 
-    def fill(self, puts: Mapping[DeviceKey, DeviceEntry]) -> Refused:
+    def fill(self, puts: Mapping[DeviceKey, DeviceEntry]) -> Rejections:
         """Write the map. Attachments do not change. Returns the failures by key."""
-        refused: Refused = {}
+        rejected: Rejections = {}
         for key, entry in puts.items():
             self._names[key.ifindex] = key.name
             try:
-                made = abi.DEVICE_CLSACT if self._is_ours(key.ifindex) else 0
+                made = abi.DEVICE_CLSACT if self._is_own(key.ifindex) else 0
                 self._write(key.ifindex, entry, made)
             except TableFull:
-                refused[key] = self._full(key)
+                rejected[key] = self._full(key)
             except KernelError as failure:
-                refused[key] = failure
-        return refused
+                rejected[key] = failure
+        return rejected
 
     def _full(self, key: DeviceKey) -> TableFull:
         room = self._map.shape.max_entries
@@ -160,17 +160,17 @@ class DeviceTable:
             "name fewer with --tc-devices",
         )
 
-    def attach(self, puts: Mapping[DeviceKey, DeviceEntry]) -> Refused:
+    def attach(self, puts: Mapping[DeviceKey, DeviceEntry]) -> Rejections:
         """Attach, replace or detach programs at devices that `fill` has written. Returns the failures by key.
 
         All egress sides come first, so that no packet is translated whose replies are not. A device that no
         longer exists is no error: its entry is deleted, and the next plan does not contain it.
         """
-        refused: Refused = {}
+        rejected: Rejections = {}
         gone: set[DeviceKey] = set()
         for side in (EGRESS, INGRESS):
             for key, entry in puts.items():
-                if key in refused or key in gone:
+                if key in rejected or key in gone:
                     continue
                 try:
                     self._bring(key.ifindex, side, entry)
@@ -179,8 +179,8 @@ class DeviceTable:
                     self._positions.forget(key.ifindex)
                     gone.add(key)
                 except KernelError as failure:
-                    refused[key] = failure
-        return refused
+                    rejected[key] = failure
+        return rejected
 
     def _bring(self, ifindex: int, side: str, entry: DeviceEntry) -> None:
         name, place = classifier(entry.flags, side), SIDES[side]
@@ -202,7 +202,7 @@ class DeviceTable:
         if not self._attachments.makes_clsact:
             self._attachments.attach(ifindex, place, program)
             return
-        ours = self._is_ours(ifindex)
+        ours = self._is_own(ifindex)
         ahead = not ours and not tc.has_clsact(ifindex)
         if ahead:
             self._write(ifindex, entry, abi.DEVICE_CLSACT)
@@ -215,22 +215,22 @@ class DeviceTable:
         if made != ahead and not ours:
             self._write(ifindex, entry, abi.DEVICE_CLSACT if made else 0)
 
-    def drop(self, keys: Collection[DeviceKey]) -> Refused:
+    def drop(self, keys: Collection[DeviceKey]) -> Rejections:
         """Detach the programs, all ingress sides first. Returns the failures by key.
 
         Then remove the clsact if the agent made it and it is empty, and then the map's entry.
         A key is skipped if its device was put or read under another name since.
         """
-        refused: Refused = {}
+        rejected: Rejections = {}
         ours = [key for key in keys if self._names.get(key.ifindex, key.name) == key.name]
         for step in (self._detach_ingress, self._detach_egress, self._forget):
             for key in ours:
-                if key not in refused:
+                if key not in rejected:
                     try:
                         step(key.ifindex)
                     except KernelError as failure:
-                        refused[key] = failure
-        return refused
+                        rejected[key] = failure
+        return rejected
 
     def _detach_ingress(self, ifindex: int) -> None:
         self._detach(ifindex, Side.INGRESS)
@@ -242,7 +242,7 @@ class DeviceTable:
         self._attachments.detach(ifindex, place)
 
     def _forget(self, ifindex: int) -> None:
-        if self._is_ours(ifindex):
+        if self._is_own(ifindex):
             tc.remove_clsact(ifindex)
         self._map.delete(_U32.pack(ifindex))
         self._names.pop(ifindex, None)
@@ -257,7 +257,7 @@ class DeviceTable:
         """The ifindexes of devices whose clsact the agent made."""
         return clsacts(self._map)
 
-    def _is_ours(self, ifindex: int) -> bool:
+    def _is_own(self, ifindex: int) -> bool:
         """Whether the agent made the device's clsact."""
         value = self._map.lookup(_U32.pack(ifindex))
         return ifindex in self._made or bool(value and abi.DEVICE.unpack(value)[2] & abi.DEVICE_CLSACT)
@@ -278,18 +278,18 @@ def clsacts(devices: Map) -> frozenset[int]:
     return _flagged(devices, abi.DEVICE_CLSACT)
 
 
-def former_clsacts(pins: Iterable[Path]) -> frozenset[int]:
+def previous_clsacts(pins: Iterable[Path]) -> frozenset[int]:
     """As `clsacts`, for pins of maps `devices`. Ignores a pin that is missing or has another shape."""
-    return frozenset().union(*(_former_flagged(pin, abi.DEVICE_CLSACT) for pin in pins))
+    return frozenset().union(*(_previous_flagged(pin, abi.DEVICE_CLSACT) for pin in pins))
 
 
-def former_pods(pins: Iterable[Path], bypassing: Iterable[Path]) -> frozenset[int]:
+def previous_pods(pins: Iterable[Path], bypassing: Iterable[Path]) -> frozenset[int]:
     """The ifindexes of devices whose pods were served, or were found to bypass the socket hooks.
 
     `pins` are of maps `devices` and record the first; `bypassing` are of maps `bypassing` and record the
     second. Ignores a pin that is missing or has another shape.
     """
-    found = frozenset[int]().union(*(_former_flagged(pin, abi.DEVICE_POD) for pin in pins))
+    found = frozenset[int]().union(*(_previous_flagged(pin, abi.DEVICE_POD) for pin in pins))
     for pin in bypassing:
         with _readable(pin, _U64_SIZE) as opened:
             if opened:
@@ -297,7 +297,7 @@ def former_pods(pins: Iterable[Path], bypassing: Iterable[Path]) -> frozenset[in
     return found
 
 
-def _former_flagged(pin: Path, flag: int) -> frozenset[int]:
+def _previous_flagged(pin: Path, flag: int) -> frozenset[int]:
     with _readable(pin, abi.DEVICE.size) as devices:
         return _flagged(devices, flag) if devices else frozenset()
 
@@ -353,5 +353,5 @@ def remove_clsacts(made: Collection[int], dry_run: bool = False) -> list[str]:
 
 def _is_clsact_spare(ifindex: int) -> bool:
     """Whether the device has a clsact without filters of other programs."""
-    others = (one for side in Side for one in tc.filters(ifindex, side) if not one.is_ours)
+    others = (one for side in Side for one in tc.filters(ifindex, side) if not one.is_own)
     return tc.has_clsact(ifindex) and next(others, None) is None

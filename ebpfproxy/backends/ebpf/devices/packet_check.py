@@ -60,7 +60,7 @@ class Judge:
     """Derives from counts the places that packets do not reach. Pure."""
 
     def __init__(self) -> None:
-        self._former: Mapping[Hook, Count] = {}
+        self._previous: Mapping[Hook, Count] = {}
         self._suspect: dict[Hook, int] = {}  # intervals in a row
 
     def unreached(self, counts: Mapping[Hook, Count]) -> frozenset[Hook]:
@@ -71,14 +71,14 @@ class Judge:
         """
         suspect: dict[Hook, int] = {}
         for place, count in counts.items():
-            former = self._former.get(place, count)
-            if count.program != former.program:
+            previous = self._previous.get(place, count)
+            if count.program != previous.program:
                 continue
-            passed = count.device - former.device >= LEAST
+            passed = count.device - previous.device >= LEAST
             known = self._suspect.get(place, 0)
             if passed or known:  # few packets prove nothing: the previous result stays
                 suspect[place] = known + passed
-        self._former, self._suspect = dict(counts), suspect
+        self._previous, self._suspect = dict(counts), suspect
         return frozenset(place for place, times in suspect.items() if times >= CONFIRMED)
 
 

@@ -54,7 +54,7 @@ class Positions:
             known = known._replace(tried=0, due=0.0)
         contested = running.can_advance and bool(running.before) and known.tried > 0
         present = DeviceSide(device, side, running.before, contested)
-        self._tell(known.side, present)
+        self._report(known.side, present)
         self._keep(key, known._replace(side=present))
         return running.can_advance and now >= known.due
 
@@ -72,12 +72,12 @@ class Positions:
         self._publish()
 
     def _keep(self, key: tuple[int, str], place: _Place) -> None:
-        former = self._places.get(key)
+        previous = self._places.get(key)
         if place.side.before or place.tried:
             self._places[key] = place
         else:
             self._places.pop(key, None)
-        if former is None or former.side != place.side or key not in self._places:
+        if previous is None or previous.side != place.side or key not in self._places:
             self._publish()
 
     def _publish(self) -> None:
@@ -85,8 +85,8 @@ class Positions:
         self._troubles = tuple(sorted(found))
 
     @staticmethod
-    def _tell(former: DeviceSide, present: DeviceSide) -> None:
-        if former.before == present.before and former.contested == present.contested:
+    def _report(previous: DeviceSide, present: DeviceSide) -> None:
+        if previous.before == present.before and previous.contested == present.contested:
             return
         if not present.before:
             log.info(FIRST_AGAIN, device=present.device, side=present.side)

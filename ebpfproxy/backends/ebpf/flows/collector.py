@@ -1,5 +1,5 @@
 """A thread that reads the packet path's maps. It removes flows that are over, and reports pods that bypass
-all programs of this dataplane.
+all programs of this backend.
 """
 
 import struct
@@ -76,7 +76,7 @@ class FlowCollector:
     """A thread of its own.
 
     The thread calls `pods_bypass` whenever the set of bypassing pods changes. The argument is the ifindexes
-    of all devices whose pods were found to send to frontends past all programs of this dataplane.
+    of all devices whose pods were found to send to frontends past all programs of this backend.
     `note_netfilter`: see `NetfilterFlows`.
 
     Raises NotFound if the maps are not in `maps`.
@@ -96,7 +96,7 @@ class FlowCollector:
         self._sweep = FlowSweep(FlowMaps(self._flows, replies, established, self._endpoints), timeouts)
         self.netfilter_flows = NetfilterFlows(maps, note_netfilter)
         self._pods_bypass = pods_bypass
-        self._told: frozenset[int] = frozenset()
+        self._reported: frozenset[int] = frozenset()
         self._polled = 0.0
         self._collected = Collected()
         self._stop = threading.Event()
@@ -133,9 +133,9 @@ class FlowCollector:
         self._polled = time.monotonic()
         try:
             seen = frozenset(_IFINDEX.unpack(key)[0] for key, _ in self._bypassing.items())
-            if seen != self._told:
+            if seen != self._reported:
                 self._pods_bypass(seen)
-                self._told = seen
+                self._reported = seen
         except Exception as failure:  # the thread continues: without it there would be no later attempt
             log.error(PODS_UNREAD, reason=_reason(failure))
 

@@ -25,16 +25,16 @@ _COPIED = ("service_names", "services", "slots", "endpoints")
 _ARRAY = 2  # BPF_MAP_TYPE_ARRAY
 
 
-def provide(pins: Pins, links: Path, wanted: Mapping[str, MapShape], former: Mapping[str, Path]) -> None:
+def provide(pins: Pins, links: Path, wanted: Mapping[str, MapShape], previous: Mapping[str, Path]) -> None:
     """Pin the missing maps below `pins.maps`, and link all of `wanted` in the new folder `links`.
 
-    A new map is pinned after it is filled, so no pinned map has an interrupted copy. `former`: the pins in
+    A new map is pinned after it is filled, so no pinned map has an interrupted copy. `previous`: the pins in
     force, by map name. Raises KernelError and OSError.
     """
     pins.maps.mkdir(exist_ok=True)
     for unit in _units(wanted):
         if not all((pins.maps / shape.pin).exists() for shape in unit):
-            _make(pins, unit, wanted, former)
+            _make(pins, unit, wanted, previous)
     links.mkdir(parents=True)
     for name, shape in wanted.items():
         (links / name).symlink_to(f"../../{pins.maps.name}/{shape.pin}")
@@ -49,7 +49,7 @@ def _units(wanted: Mapping[str, MapShape]) -> Iterator[Sequence[MapShape]]:
 
 
 def _make(
-    pins: Pins, unit: Sequence[MapShape], wanted: Mapping[str, MapShape], former: Mapping[str, Path]
+    pins: Pins, unit: Sequence[MapShape], wanted: Mapping[str, MapShape], previous: Mapping[str, Path]
 ) -> None:
     with contextlib.ExitStack() as opened:
         made: dict[str, Map] = {}
@@ -62,19 +62,19 @@ def _make(
             made[shape.name] = Map.create(shape.type, *sizes, shape.flags, shape.name, inner)
             opened.callback(made[shape.name].close)
         for shape in unit:
-            if shape.name in _COPIED and shape.name in former:
-                _fill(made[shape.name], former[shape.name], shape)
+            if shape.name in _COPIED and shape.name in previous:
+                _fill(made[shape.name], previous[shape.name], shape)
         for shape in unit:
             (pins.maps / shape.pin).unlink(missing_ok=True)  # an interrupted run may have pinned some maps
             made[shape.name].pin(pins.maps / shape.pin)
 
 
-def _fill(target: Map, former: Path, shape: MapShape) -> None:
+def _fill(target: Map, previous: Path, shape: MapShape) -> None:
     """Copy the entries that fit, unless the layouts differ. A failure is logged only: just ids are lost."""
-    if layout_of(former.name) != shape.layout:
+    if layout_of(previous.name) != shape.layout:
         return
     try:
-        with contextlib.closing(Map.pinned(former)) as source:
+        with contextlib.closing(Map.pinned(previous)) as source:
             if shape.type == _ARRAY:
                 with contextlib.closing(source.mapped()) as old, contextlib.closing(target.mapped()) as new:
                     size = min(len(old), len(new))

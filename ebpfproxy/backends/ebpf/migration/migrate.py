@@ -43,23 +43,23 @@ _ATTEMPTS = 3  # to insert an entry while its bucket is locked
 
 
 class Migration:
-    """Copies from the pinned maps `former`, by name, to `maps`. It does not write to the previous maps.
+    """Copies from the pinned maps `previous`, by name, to `maps`. It does not write to the previous maps.
 
     Call `start` before anything is attached, `copy` afterwards, and `finish_flows` once no device has a
     previous program. Each may be called again. A map that cannot be copied is logged. Close with `close`.
     """
 
-    def __init__(self, wanted: Mapping[str, MapShape], maps: Maps, former: Mapping[str, Path]) -> None:
+    def __init__(self, wanted: Mapping[str, MapShape], maps: Maps, previous: Mapping[str, Path]) -> None:
         """`wanted`: the shapes of `maps`, by name. Raises NotFound if a pin is missing."""
         self._maps = maps
         self._arrays = {shape.inner: name for name, shape in wanted.items() if shape.inner}
         known = {*self._arrays, *_HASHES, _PEERS}
-        changed = {n: pin for n, pin in former.items() if n in known and pin.name != wanted[n].pin}
+        changed = {n: pin for n, pin in previous.items() if n in known and pin.name != wanted[n].pin}
         alike = {name for name, pin in changed.items() if layout_of(pin.name) == wanted[name].layout}
         if discarded := sorted(changed.keys() - alike):
             log.warning(DISCARDED, maps=",".join(discarded))
         with contextlib.ExitStack() as opened:
-            self._former = {
+            self._previous = {
                 name: opened.enter_context(contextlib.closing(Map.pinned(changed[name])))
                 for name in sorted(alike)
             }
@@ -69,7 +69,7 @@ class Migration:
         self._seen: dict[str, set[bytes]] = {name: set() for name in _HASHES}
         self._steps = {name: functools.partial(self._copy_new, name) for name in _HASHES if name in alike}
         if _PEERS in alike:
-            self._steps[_PEERS] = functools.partial(PeerMigration(self._former[_PEERS], maps[_PEERS]).copy)
+            self._steps[_PEERS] = functools.partial(PeerMigration(self._previous[_PEERS], maps[_PEERS]).copy)
 
     def close(self) -> None:
         """Later calls of other methods copy nothing."""
@@ -82,7 +82,9 @@ class Migration:
         self._flows_done = False
         for name in self._flows:
             try:
-                self._maps[self._arrays[name]].update(_ONLY, self._former[name].fd.to_bytes(4, sys.byteorder))
+                self._maps[self._arrays[name]].update(
+                    _ONLY, self._previous[name].fd.to_bytes(4, sys.byteorder)
+                )
             except KernelError as failure:  # before 5.10, where sizes differ (134fede4eecf)
                 log.error(NO_FALLBACK, map=name, reason=failure.message)
                 self._run({name: functools.partial(self._insert, name)})
@@ -117,17 +119,17 @@ class Migration:
     def _copy_new(self, name: str) -> int:
         """Without the entries of earlier copies. If such an entry is missing, a program has removed it."""
         seen = self._seen[name]
-        fresh = [pair for pair in self._former[name].items() if pair[0] not in seen]
+        fresh = [pair for pair in self._previous[name].items() if pair[0] not in seen]
         seen.update(key for key, _ in fresh)
         return self._insert(name, fresh)
 
     def _insert(self, name: str, pairs: Iterable[tuple[bytes, bytes]] | None = None) -> int:
         """How many entries were inserted: at most as many as fit, and none whose key exists already."""
-        former, present = self._former[name], self._maps[name]
+        previous, present = self._previous[name], self._maps[name]
         room = present.shape.max_entries
-        if room < former.shape.max_entries:
+        if room < previous.shape.max_entries:
             room -= sum(1 for _ in present.items())
-        pairs = former.items() if pairs is None else pairs
+        pairs = previous.items() if pairs is None else pairs
         return sum(_add(present, key, value) for key, value in itertools.islice(pairs, max(room, 0)))
 
 

@@ -18,11 +18,11 @@ _PROTOCOL_AT = abi.SOCKET_PEER.offset("protocol")
 class PeerMigration:
     """Keeps the previous map's last contents, so that each copy is of the changes since then only."""
 
-    def __init__(self, former: Map, present: Map) -> None:
-        self._former = former
+    def __init__(self, previous: Map, present: Map) -> None:
+        self._previous = previous
         self._map = present
         self._places = present.shape.max_entries
-        self._seen = bytes(former.shape.max_entries * _SIZE)
+        self._seen = bytes(previous.shape.max_entries * _SIZE)
 
     def copy(self) -> int:
         """Copy the changes. Returns how many entries were written.
@@ -30,9 +30,9 @@ class PeerMigration:
         All changed entries are removed before any is written, since a socket's entry may have another place
         now.
         """
-        former = self._former.mapped()
-        now = former[: len(self._seen)]
-        former.close()
+        previous = self._previous.mapped()
+        now = previous[: len(self._seen)]
+        previous.close()
         changes = list(_changes(self._seen, now))
         self._seen = now
         self._memory = self._map.mapped()

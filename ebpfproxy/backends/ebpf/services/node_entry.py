@@ -27,7 +27,7 @@ in a network namespace without these sysctls."""
 
 
 class NodeEntry:
-    """Writes the entry when the dataplane is opened, and again if another process changed it.
+    """Writes the entry when the backend is opened, and again if another process changed it.
 
     Features that a previous run had and these settings lack stay until `settle`: redirected sockets of pods,
     and the reinjection veth pair. Until then nothing else may translate those packets.
@@ -38,20 +38,20 @@ class NodeEntry:
         self._settings = settings
         self._cookie = netns_cookie
         self._lock = threading.Lock()  # for the map, and for what is written to it
-        _, flags, former_inlet, *_ = abi.NODE.unpack(node.lookup(_KEY) or bytes(abi.NODE.size))
+        _, flags, previous_reinjection, *_ = abi.NODE.unpack(node.lookup(_KEY) or bytes(abi.NODE.size))
         self._kept_flags = flags & abi.NODE_SOCKETS_OF_PODS
         self._noted = flags & (abi.NODE_NETFILTER_FLOWS | abi.NODE_STALE_SOCKETS)
         self._icmp = _read_icmp_limits()
-        self._kept_inlet = former_inlet
-        self._inlet = former_inlet
+        self._kept_reinjection = previous_reinjection
+        self._reinjection = previous_reinjection
 
     def write(self) -> bool:
         """Provide the reinjection veth pair if it is needed, and write the entry.
 
         Returns whether the entry differed. Raises KernelError.
         """
-        if self._has_inlet:
-            self._inlet = reinjection.ensure_inlet()
+        if self._has_reinjection:
+            self._reinjection = reinjection.ensure_pair()
         self._icmp = _read_icmp_limits()
         return self._write()
 
@@ -86,10 +86,10 @@ class NodeEntry:
         If this agent does not manage devices, a veth pair stays, since another agent may use it. Raises
         KernelError.
         """
-        self._kept_flags = self._kept_inlet = 0
+        self._kept_flags = self._kept_reinjection = 0
         self._write()
-        if self._settings.devices and not self._has_inlet:
-            reinjection.remove_inlet()
+        if self._settings.devices and not self._has_reinjection:
+            reinjection.remove_pair()
 
     def note_netfilter_flows(self, present: bool) -> None:
         """Set whether the programs look into `netfilter_flows`. For any thread. Raises KernelError."""
@@ -105,13 +105,13 @@ class NodeEntry:
         self._write()
 
     @property
-    def _has_inlet(self) -> bool:
+    def _has_reinjection(self) -> bool:
         return self._settings.devices and self._settings.socket_lb is SocketLb.OFF
 
     def _wanted(self) -> bytes:
         settings = self._settings
         flags = self._kept_flags | self._noted
-        device = self._inlet if self._has_inlet else self._kept_inlet
+        device = self._reinjection if self._has_reinjection else self._kept_reinjection
         if settings.socket_lb is SocketLb.ON:
             flags |= abi.NODE_SOCKETS_OF_PODS
         if settings.redirect:

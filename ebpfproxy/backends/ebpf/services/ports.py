@@ -64,8 +64,8 @@ class ServicePorts:
     def _write(self, bit: int, present: bool) -> None:
         """Only this process writes the map, so reading and writing a word need not be atomic."""
         word, mask = bit // _BITS, 1 << (bit % _BITS)
-        former = self._words[word]
-        self._words[word] = former | mask if present else former & ~mask
+        previous = self._words[word]
+        self._words[word] = previous | mask if present else previous & ~mask
 
 
 def _bits(services: Iterable[bytes]) -> Iterable[int]:

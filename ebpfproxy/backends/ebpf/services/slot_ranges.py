@@ -79,9 +79,9 @@ class Ranges:
         self._put_back(first, self.order_of(count))
         self.used -= 1 << self.order_of(count)
 
-    def inherit(self, former: "Ranges") -> None:
-        """Take over the resting ranges of `former`, which this object replaces, as far as they are free."""
-        for until, first, order in former._resting:
+    def inherit(self, previous: "Ranges") -> None:
+        """Take over the resting ranges of `previous`, which this object replaces, as far as they are free."""
+        for until, first, order in previous._resting:
             if self.reserve(first, 1 << order):
                 self.used -= 1 << order
                 self._resting.append((until, first, order))
@@ -114,7 +114,7 @@ class Ids:
 
         Invalid ids are ignored.
         """
-        taken = set(filter(self._is_ours, taken))
+        taken = set(filter(self._is_own, taken))
         self._next = max(self._next, max(taken, default=0) + 1)
         until = {id_: moment for moment, id_ in self._resting}
         free = (id_ for id_ in range(1, self._next) if id_ not in taken)
@@ -134,7 +134,7 @@ class Ids:
 
     def release(self, id_: int, now: float) -> None:
         """Release an id. An invalid one, which another program may have written to a map, is ignored."""
-        if self._is_ours(id_):
+        if self._is_own(id_):
             self.used -= 1
             self._resting.append((now + GRACE, id_))
 
@@ -143,5 +143,5 @@ class Ids:
         self.used -= 1
         self._resting.appendleft((0.0, id_))
 
-    def _is_ours(self, id_: int) -> bool:
+    def _is_own(self, id_: int) -> bool:
         return 0 < id_ < self.capacity

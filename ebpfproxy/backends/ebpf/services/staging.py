@@ -102,15 +102,15 @@ class Staging:
     def _stage_endpoints(
         self, key: ServicePortKey, old: Record | None, new: Record, taken: list[int]
     ) -> None:
-        former: dict[Netns, int] = old.places() if old else {}
+        previous: dict[Netns, int] = old.places() if old else {}
         ids: list[int] = []
         for endpoint in new.entry.endpoints:
-            id_ = former.get(endpoint[:2])
+            id_ = previous.get(endpoint[:2])
             if id_ is None:
                 id_ = self._arrays.endpoint_ids.allocate(self._now)
                 if id_ is None:
                     used, capacity = self._arrays.usage()["endpoints"]
-                    fresh = sum(each[:2] not in former for each in new.entry.endpoints)
+                    fresh = sum(each[:2] not in previous for each in new.entry.endpoints)
                     raise full("endpoints", key, used - len(taken) + fresh, capacity)
                 taken.append(id_)
                 self._arrays.write_endpoint(id_, endpoint, new.id)
@@ -125,9 +125,9 @@ class Staging:
         if not ids:
             return NOTHING
         if old:
-            former = old.cluster if bit == abi.ENDPOINT_CLUSTER else old.local
-            if former[1] == len(ids) and list(self._arrays.read_slots(former)) == ids:
-                return former
+            previous = old.cluster if bit == abi.ENDPOINT_CLUSTER else old.local
+            if previous[1] == len(ids) and list(self._arrays.read_slots(previous)) == ids:
+                return previous
         first = self._arrays.ranges.allocate(len(ids), self._now)
         if first is None:
             used, capacity = self._arrays.usage()["slots"]

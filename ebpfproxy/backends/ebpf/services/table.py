@@ -75,34 +75,34 @@ class ServiceTable:
         self, puts: Mapping[ServicePortKey, ServicePortEntry], drops: Iterable[ServicePortKey]
     ) -> dict[ServicePortKey, KernelError]:
         """Apply a change. Returns the ServicePorts without room, which keep their present state."""
-        changes, refused = self._stage(puts)
+        changes, rejected = self._stage(puts)
         dropped = {key: self._records[key] for key in drops if key in self._records}
         self._commit(changes, dropped)
         now = self._clock()  # from now on no lookup finds what is removed
         for key, (old, new) in changes.items():
             self._records[key] = new
-            self._retire(old, new, now)
+            self._release(old, new, now)
         for key, record in dropped.items():
             del self._records[key]
-            self._retire(record, None, now)
+            self._release(record, None, now)
         self._forget_affinity(
             {old.id for old, new in changes.values() if old and _loses_affinity(old, new)}
             | {record.id for record in dropped.values() if _loses_affinity(record, None)}
         )
-        return refused
+        return rejected
 
     def _stage(
         self, puts: Mapping[ServicePortKey, ServicePortEntry]
     ) -> tuple[dict[ServicePortKey, Change], dict[ServicePortKey, KernelError]]:
         services, sources = (Room(name, *self.usage()[name]) for name in ("services", "source_ranges"))
         staging = Staging(self._arrays, self._service_ids, self._owner, services, sources, self._clock())
-        refused: dict[ServicePortKey, KernelError] = {}
+        rejected: dict[ServicePortKey, KernelError] = {}
         for key, entry in puts.items():
             try:
                 staging.add(key, self._records.get(key), entry)
             except TableFull as failure:
-                refused[key] = failure
-        return staging.changes, refused
+                rejected[key] = failure
+        return staging.changes, rejected
 
     def _commit(
         self, changes: Mapping[ServicePortKey, Change], dropped: Mapping[ServicePortKey, Record]
@@ -112,12 +112,12 @@ class ServiceTable:
         leaving: list[tuple[bytes, ServicePortKey]] = []
         for key, (old, new) in changes.items():
             self._gain_flags(old, new)
-            former = old.services if old else {}
+            previous = old.services if old else {}
             for packed, value in new.services.items():
-                if former.get(packed) != value or self._owner.get(packed) != key:
+                if previous.get(packed) != value or self._owner.get(packed) != key:
                     values.append((packed, value))
                 self._owner[packed] = key
-            leaving += [(packed, key) for packed in former if packed not in new.services]
+            leaving += [(packed, key) for packed in previous if packed not in new.services]
         for key, record in dropped.items():
             leaving += [(packed, key) for packed in record.services]
         self._addresses.extend(values)
@@ -151,7 +151,7 @@ class ServiceTable:
         return gone
 
     def _gain_flags(self, old: Record | None, new: Record) -> None:
-        """Add new flags to endpoints. `_retire` removes old flags later."""
+        """Add new flags to endpoints. `_release` removes old flags later."""
         if not old:
             return
         for (*_, flags), id_ in zip(new.entry.endpoints, new.ids, strict=True):
@@ -159,7 +159,7 @@ class ServiceTable:
             if flags & ~present:
                 self._arrays.set_flags(id_, flags | present)
 
-    def _retire(self, old: Record | None, new: Record | None, now: float) -> None:
+    def _release(self, old: Record | None, new: Record | None, now: float) -> None:
         """Release what only `old` used."""
         if not old:
             return

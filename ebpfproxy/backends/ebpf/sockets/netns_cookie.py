@@ -24,21 +24,21 @@ def own(cgroup_root: Path | None) -> int:
     try:
         return netns.cookie()
     except Unsupported:
-        return told_by_program(cgroup_root or mounts.cgroup_root_of_all())
+        return read_by_program(cgroup_root or mounts.cgroup_root_of_all())
 
 
-def told_by_program(cgroup_root: Path) -> int:
+def read_by_program(cgroup_root: Path) -> int:
     """As `own`, on every kernel with bpf_get_netns_cookie (5.7, f318903c0bf4). Takes 13 to 20 ms."""
     with contextlib.ExitStack() as stack:
-        told = Map.create(_ARRAY, 4, 8, 1)
-        stack.callback(told.close)
-        code = features.stores_netns_cookie(told.fd)
+        reported = Map.create(_ARRAY, 4, 8, 1)
+        stack.callback(reported.close)
+        code = features.stores_netns_cookie(reported.fd)
         program = Program.load(CONNECT4.program_type, CONNECT4.attach_type, code)
         stack.callback(program.close)
         below = stack.enter_context(cgroup.temporary(cgroup_root))
         cgroup.attach_multi(program, below, CONNECT4.attach_type, None)
         cgroup.connect_in(below)
-        cookie = int.from_bytes(told.lookup(bytes(4)) or b"", sys.byteorder)
+        cookie = int.from_bytes(reported.lookup(bytes(4)) or b"", sys.byteorder)
     if not cookie:
         raise Rejected(
             f"no program below {cgroup_root} saw a connection of ours, to tell our network namespace"

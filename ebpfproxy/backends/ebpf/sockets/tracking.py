@@ -44,8 +44,8 @@ def track_sockets(maps: Maps, proc_root: str) -> None:
                     ((each.source, each.source_port), (each.destination, each.destination_port))
                     for each in found
                 ]
-        for refused, count in conntrack.track_tcp(connections).items():
-            log.warning(NOT_TRACKED, connections=count, reason=refused.reason)
+        for rejected, count in conntrack.track_tcp(connections).items():
+            log.warning(NOT_TRACKED, connections=count, reason=rejected.reason)
     except KernelError as failure:
         log.warning(NOT_TRACKED, reason=failure.message, hint=failure.hint)
 

@@ -88,7 +88,7 @@ def test_numbers_are_in_the_machines_own_byte_order() -> None:
         "__u8 three[3]; __u16 two;",
     ],
 )
-def test_a_struct_with_implicit_padding_is_refused(body: str) -> None:
+def test_a_struct_with_implicit_padding_is_rejected(body: str) -> None:
     """Keys are compared bytewise: padding that nobody zeroes makes two keys of one."""
     with pytest.raises(ValueError, match=r"struct bad: implicit padding"):
         abi.parse("struct address { __be32 word[4]; };\nstruct bad { " + body + " };")
@@ -110,12 +110,12 @@ def test_a_struct_with_implicit_padding_is_refused(body: str) -> None:
         "enum kind kind;",
     ],
 )
-def test_a_shape_that_the_header_must_not_have_is_refused(body: str) -> None:
+def test_a_shape_that_the_header_must_not_have_is_rejected(body: str) -> None:
     with pytest.raises(ValueError):
         abi.parse("struct bad { " + body + " };")
 
 
-def test_what_is_neither_struct_nor_enum_nor_number_is_refused() -> None:
+def test_what_is_neither_struct_nor_enum_nor_number_is_rejected() -> None:
     for text in (
         "typedef __u32 id;",
         "#define WIDE (1 << 4)",
@@ -126,11 +126,11 @@ def test_what_is_neither_struct_nor_enum_nor_number_is_refused() -> None:
             abi.parse(text)
 
 
-def test_an_enumerator_without_a_value_is_refused() -> None:
+def test_an_enumerator_without_a_value_is_rejected() -> None:
     with pytest.raises(ValueError):
         abi.parse("enum kind { ONE = 1, TWO };")
 
 
-def test_a_packed_struct_is_refused() -> None:
+def test_a_packed_struct_is_rejected() -> None:
     with pytest.raises(ValueError):
         abi.parse("struct bad { __u32 one; __u32 two; } __attribute__((packed));")

@@ -30,16 +30,16 @@ from ebpfproxy.plan.service_plan import (
     FrontendKind,
     FrontendPlan,
     NodePlan,
-    Otherwise,
+    NoEndpointAction,
     PlanContext,
     PlannedEndpoint,
+    PolicyResult,
     Scope,
     ServicePortPlan,
-    Treatment,
 )
 from tests.support.strategies import CONTEXTS, NODES, exposed_services
 
-CLUSTER, LOCAL = Treatment(Scope.CLUSTER, False), Treatment(Scope.LOCAL, False)
+CLUSTER, LOCAL = PolicyResult(Scope.CLUSTER, False), PolicyResult(Scope.LOCAL, False)
 PLAIN = FrontendPlan(
     Frontend(parse_address("10.96.0.10"), 80, Protocol.TCP),
     FrontendKind.CLUSTER_IP,
@@ -50,12 +50,14 @@ PLAIN = FrontendPlan(
 NAME = ServicePortName("default", "web", "http", Protocol.TCP)
 
 
-def plan(*frontends: FrontendPlan, otherwise: Otherwise = Otherwise.DROP) -> ServicePortPlan:
-    return ServicePortPlan(NAME, Family.IPV4, frontends, (), otherwise)
+def plan(
+    *frontends: FrontendPlan, no_endpoint_action: NoEndpointAction = NoEndpointAction.DROP
+) -> ServicePortPlan:
+    return ServicePortPlan(NAME, Family.IPV4, frontends, (), no_endpoint_action)
 
 
-def flags_of(frontend: FrontendPlan, otherwise: Otherwise = Otherwise.DROP) -> int:
-    (entry,) = render((plan(frontend, otherwise=otherwise),), None, ()).values()
+def flags_of(frontend: FrontendPlan, no_endpoint_action: NoEndpointAction = NoEndpointAction.DROP) -> int:
+    (entry,) = render((plan(frontend, no_endpoint_action=no_endpoint_action),), None, ()).values()
     assert isinstance(entry, ServicePortEntry)
     return entry.frontends[0].flags
 
@@ -69,9 +71,9 @@ def test_a_plain_frontend_has_no_flags() -> None:
     [
         ({"pod": LOCAL}, abi.SERVICE_INTERNAL_LOCAL),
         ({"outside": LOCAL}, abi.SERVICE_EXTERNAL_LOCAL),
-        ({"pod": Treatment(Scope.CLUSTER, True)}, abi.SERVICE_MASQUERADE_POD),
-        ({"node": Treatment(Scope.CLUSTER, True)}, abi.SERVICE_MASQUERADE_NODE),
-        ({"outside": Treatment(Scope.CLUSTER, True)}, abi.SERVICE_MASQUERADE_OUTSIDE),
+        ({"pod": PolicyResult(Scope.CLUSTER, True)}, abi.SERVICE_MASQUERADE_POD),
+        ({"node": PolicyResult(Scope.CLUSTER, True)}, abi.SERVICE_MASQUERADE_NODE),
+        ({"outside": PolicyResult(Scope.CLUSTER, True)}, abi.SERVICE_MASQUERADE_OUTSIDE),
         ({"restricted": True}, abi.SERVICE_RESTRICTED | abi.SERVICE_NODE_ADMITTED),
         ({"restricted": True, "node_admitted": False}, abi.SERVICE_RESTRICTED),
     ],
@@ -81,7 +83,7 @@ def test_each_property_of_a_frontend_has_its_flag(change: dict[str, object], fla
 
 
 def test_a_service_that_has_no_endpoint_anywhere_is_to_refuse() -> None:
-    assert flags_of(PLAIN, Otherwise.REJECT) == abi.SERVICE_REJECT
+    assert flags_of(PLAIN, NoEndpointAction.REJECT) == abi.SERVICE_REJECT
 
 
 @pytest.mark.parametrize("kind", FrontendKind)

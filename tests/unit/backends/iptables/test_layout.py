@@ -21,7 +21,7 @@ def test_no_chain_is_of_two_kinds() -> None:
 def test_what_the_node_has_is_known_as_ours(family: Family) -> None:
     for key in node_entries(NodePlan(), family, IptablesSettings()):
         if isinstance(key, Rule):
-            assert LAYOUT.is_ours(key), key
+            assert LAYOUT.is_own(key), key
         else:
             found = LAYOUT.chain_key(family, key.table, key.name)
             assert found == key
@@ -69,7 +69,7 @@ def test_services_have_a_chain_in_each_of_two_tables() -> None:
 )
 def test_a_jump_to_a_chain_of_ours_is_ours_in_any_words(text: str) -> None:
     """Another version of kube-proxy worded it so; with two jumps packets would go through it all twice."""
-    assert LAYOUT.is_ours(Rule(V4, NAT, "PREROUTING", text))
+    assert LAYOUT.is_own(Rule(V4, NAT, "PREROUTING", text))
 
 
 @pytest.mark.parametrize(
@@ -85,9 +85,9 @@ def test_a_jump_to_a_chain_of_ours_is_ours_in_any_words(text: str) -> None:
     ],
 )
 def test_rules_of_others_are_not_ours(table: str, chain: str, text: str) -> None:
-    assert not LAYOUT.is_ours(Rule(V4, table, chain, text))
+    assert not LAYOUT.is_own(Rule(V4, table, chain, text))
 
 
 def test_everything_in_a_shared_chain_is_ours() -> None:
-    assert LAYOUT.is_ours(Rule(V4, NAT, "KUBE-SERVICES", "-j ACCEPT"))
-    assert LAYOUT.is_ours(Rule(V4, FILTER, "KUBE-FIREWALL", LOCALNET_GUARD))
+    assert LAYOUT.is_own(Rule(V4, NAT, "KUBE-SERVICES", "-j ACCEPT"))
+    assert LAYOUT.is_own(Rule(V4, FILTER, "KUBE-FIREWALL", LOCALNET_GUARD))

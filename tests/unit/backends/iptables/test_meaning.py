@@ -29,13 +29,13 @@ from ebpfproxy.plan.service_plan import (
     FrontendKind,
     FrontendPlan,
     NodePlan,
-    Otherwise,
+    NoEndpointAction,
     PlanContext,
+    PolicyResult,
     Scope,
     ServicePortPlan,
-    Treatment,
 )
-from tests.support.iptables_walk import Fate, Packet, fates, ruleset
+from tests.support.iptables_walk import Packet, PacketOutcome, outcomes, ruleset
 from tests.support.strategies import CONTEXTS, NODES, exposed_services
 
 TOLD_BY_RULES = CONTEXTS.filter(lambda context: context.detect_local is not DetectLocal.DEVICES)
@@ -72,7 +72,7 @@ def test_a_packet_is_treated_as_planned(
         rules = ruleset(entries)
         for plan, frontend in dialled(plans, family):
             for client in clients(plan, frontend):
-                found = fates(rules, packet(plan, frontend, client))
+                found = outcomes(rules, packet(plan, frontend, client))
                 assert found == expected(plan, frontend, client), (plan, frontend, client)
 
 
@@ -151,24 +151,24 @@ def packet(plan: ServicePortPlan, frontend: FrontendPlan, client: Client) -> Pac
     )
 
 
-def expected(plan: ServicePortPlan, frontend: FrontendPlan, client: Client) -> set[Fate]:
-    treatment: Treatment = getattr(frontend, client.source)
-    has_any = plan.otherwise is Otherwise.DROP
+def expected(plan: ServicePortPlan, frontend: FrontendPlan, client: Client) -> set[PacketOutcome]:
+    policy_result: PolicyResult = getattr(frontend, client.source)
+    has_any = plan.no_endpoint_action is NoEndpointAction.DROP
     if frontend.restricted and has_any and not admitted(frontend, client):
-        return {Fate("DROP", False)}
-    local = treatment.scope is Scope.LOCAL
+        return {PacketOutcome("DROP", False)}
+    local = policy_result.scope is Scope.LOCAL
     usable = [each for each in plan.endpoints if (each.local if local else each.cluster)]
     if not usable:
         external = frontend.kind is not FrontendKind.CLUSTER_IP
         if external and not packet(plan, frontend, client).destination_local and client.source == "node":
             return {
-                Fate("", False)
+                PacketOutcome("", False)
             }  # kube-proxy has no such rule in OUTPUT: it goes out to whoever has the address
-        return {Fate("DROP" if has_any else "REJECT", False)}
+        return {PacketOutcome("DROP" if has_any else "REJECT", False)}
     return {
-        Fate(
+        PacketOutcome(
             f"DNAT {format_endpoint(each.address, each.port)}",
-            treatment.masquerade or each.address == client.address,
+            policy_result.masquerade or each.address == client.address,
         )
         for each in usable
     }

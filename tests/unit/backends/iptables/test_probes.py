@@ -10,7 +10,7 @@ from ebpfproxy.backends.iptables.probes import probe
 from ebpfproxy.errors import Rejected, Unsupported
 from ebpfproxy.linux.netns import netns
 from ebpfproxy.linux.xtables import iptables
-from ebpfproxy.linux.xtables.iptables import Iptables, LinesRefused, ToolBackend
+from ebpfproxy.linux.xtables.iptables import Iptables, LinesRejected, ToolBackend
 from ebpfproxy.model.address import Family
 
 Lacking = Callable[..., None]
@@ -18,7 +18,7 @@ Lacking = Callable[..., None]
 
 @pytest.fixture
 def lacking(monkeypatch: pytest.MonkeyPatch) -> Lacking:
-    """Have tools of the backend nft, for these families, that refuse rules with one of these words."""
+    """Have tools of the backend nft, for these families, that reject rules with one of these words."""
 
     def made(*words: str, families: tuple[Family, ...] = tuple(Family)) -> None:
         def find(family: Family, tool_backend: ToolBackend) -> Iptables:
@@ -28,7 +28,7 @@ def lacking(monkeypatch: pytest.MonkeyPatch) -> Lacking:
 
         def restore(tool: Iptables, text: str) -> None:
             if any(word in text for word in words):
-                raise LinesRefused("refused line 3", {3: "no such thing"})
+                raise LinesRejected("refused line 3", {3: "no such thing"})
 
         @contextlib.contextmanager
         def throw_away() -> Iterator[None]:
@@ -99,12 +99,12 @@ def test_who_may_not_make_a_network_namespace_to_try_rules_in_may_serve_all_the_
     lacking: Lacking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @contextlib.contextmanager
-    def refused() -> Iterator[None]:
+    def rejected() -> Iterator[None]:
         raise Rejected("unshare: Operation not permitted", "it takes the capability CAP_SYS_ADMIN")
         yield
 
     lacking()
-    monkeypatch.setattr(netns, "throw_away", refused)
+    monkeypatch.setattr(netns, "throw_away", rejected)
     assert is_usable()
     assert set(missing().values()) == {False}
     assert all("cannot be tried" in each.missing and each.remedy for each in probe() if not each.present)

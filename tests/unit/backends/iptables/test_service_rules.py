@@ -13,11 +13,11 @@ from ebpfproxy.plan.service_plan import (
     FrontendKind,
     FrontendPlan,
     LocalTraffic,
-    Otherwise,
+    NoEndpointAction,
     PlannedEndpoint,
+    PolicyResult,
     Scope,
     ServicePortPlan,
-    Treatment,
 )
 
 NAME = ServicePortName("default", "web", "", Protocol.TCP)
@@ -25,8 +25,8 @@ HASH = "LOLE4ISW44XBNF3G"
 SVC, SVL, EXT, FW = (f"KUBE-{kind}-{HASH}" for kind in ("SVC", "SVL", "EXT", "FW"))
 
 PODS = LocalTraffic(parse_network("10.1.0.0/16"))
-CLUSTER, LOCAL = Treatment(Scope.CLUSTER, False), Treatment(Scope.LOCAL, False)
-MASQUERADED = Treatment(Scope.CLUSTER, True)
+CLUSTER, LOCAL = PolicyResult(Scope.CLUSTER, False), PolicyResult(Scope.LOCAL, False)
+MASQUERADED = PolicyResult(Scope.CLUSTER, True)
 
 
 def frontend(kind: FrontendKind, address: str = "0.0.0.0", port: int = 80) -> FrontendPlan:
@@ -56,7 +56,7 @@ def endpoint(address: str, *, cluster: bool = True, local: bool = False, port: i
 def plan(
     *frontends: FrontendPlan, endpoints: tuple[PlannedEndpoint, ...] = (endpoint("10.1.0.1"),)
 ) -> ServicePortPlan:
-    otherwise = Otherwise.DROP if endpoints else Otherwise.REJECT
+    otherwise = NoEndpointAction.DROP if endpoints else NoEndpointAction.REJECT
     return ServicePortPlan(NAME, Family.IPV4, frontends, endpoints, otherwise, local_traffic=PODS)
 
 
@@ -103,7 +103,7 @@ def test_a_cluster_ip_whose_plan_masquerades_nobody_does_not() -> None:
 
 
 def test_without_anything_that_tells_pods_the_cluster_ip_masquerades_nobody() -> None:
-    """Even where the plan has treatments that cannot be told apart: a pod keeps its address then."""
+    """Even where the plan has policy_results that cannot be told apart: a pod keeps its address then."""
     untold = dataclasses.replace(plan(CLUSTER_IP), local_traffic=None)
     assert not any("KUBE-MARK-MASQ" in rule for rule in chain(rendered(untold), SVC))
 
@@ -127,12 +127,12 @@ def test_without_any_endpoint_everything_is_refused_and_nothing_translated() -> 
     entries = rendered(
         plan(CLUSTER_IP, EXTERNAL_IP, BALANCER._replace(restricted=True), NODE_PORT, endpoints=())
     )
-    refused = "-j REJECT --reject-with icmp-port-unreachable"
-    assert shared(entries, FILTER, "KUBE-SERVICES") == [f"{DIALLED} {refused}"]
+    rejected = "-j REJECT --reject-with icmp-port-unreachable"
+    assert shared(entries, FILTER, "KUBE-SERVICES") == [f"{DIALLED} {rejected}"]
     assert shared(entries, FILTER, "KUBE-EXTERNAL-SERVICES") == [
-        f"-d 203.0.113.1/32 -p tcp -m tcp --dport 80 {refused}",
-        f"-d 203.0.113.5/32 -p tcp -m tcp --dport 80 {refused}",
-        f"-p tcp -m addrtype --dst-type LOCAL -m tcp --dport 30080 {refused}",
+        f"-d 203.0.113.1/32 -p tcp -m tcp --dport 80 {rejected}",
+        f"-d 203.0.113.5/32 -p tcp -m tcp --dport 80 {rejected}",
+        f"-p tcp -m addrtype --dst-type LOCAL -m tcp --dport 30080 {rejected}",
     ]
     assert len(entries) == 4
 
@@ -179,7 +179,7 @@ def test_without_anything_that_tells_pods_policy_local_lets_none_through() -> No
 
 
 def test_a_jump_never_leads_to_a_chain_that_is_not_there() -> None:
-    """Only endpoints here, none for policy Cluster: the tool would refuse everything for one such jump."""
+    """Only endpoints here, none for policy Cluster: the tool would reject everything for one such jump."""
     entries = rendered(plan(local(NODE_PORT), endpoints=(endpoint("10.1.0.1", cluster=False, local=True),)))
     assert not any(SVC in rule for rule in chain(entries, EXT))
     assert chain(entries, EXT)[-1] == f"-j {SVL}"

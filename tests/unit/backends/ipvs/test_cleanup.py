@@ -42,7 +42,7 @@ def test_all_that_the_node_has_is_known_as_ours() -> None:
         if isinstance(key, Chain | SharedChain):
             assert LAYOUT.chain_key(key.family, key.table, key.name) == key
         elif isinstance(key, Rule):
-            assert LAYOUT.is_ours(key)
+            assert LAYOUT.is_own(key)
 
 
 def test_no_two_sets_have_one_name_and_none_is_too_long() -> None:

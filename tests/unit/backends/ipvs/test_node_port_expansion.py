@@ -37,7 +37,7 @@ def dropped(text: str) -> Member:
 
 
 class Kernel:
-    """Holds what it is told, as a dataplane's kernel does; `product` may be that of another run."""
+    """Holds what it is told, as a backend's kernel does; `product` may be that of another run."""
 
     def __init__(self) -> None:
         self.held: dict[Key, Entry] = {}
@@ -162,10 +162,10 @@ WORLDS = st.fixed_dictionaries(
 
 @given(st.lists(WORLDS, max_size=4), WORLDS, st.booleans())
 def test_whatever_was_before_the_kernel_comes_to_hold_what_is_wanted(
-    former: list[dict[Key, Entry]], wanted: dict[Key, Entry], restarted: bool
+    previous: list[dict[Key, Entry]], wanted: dict[Key, Entry], restarted: bool
 ) -> None:
     kernel, fresh = Kernel(), Kernel()
-    for world in former:
+    for world in previous:
         kernel.bring(world)
     if restarted:
         kernel.product = Product()

@@ -23,7 +23,7 @@ def frontend(address: str, port: int, protocol: Protocol = Protocol.TCP) -> Fron
     return Frontend(parse_address(address), port, protocol)
 
 
-def is_ours(
+def is_own(
     dialled: Frontend,
     found: tuple[Key, ...] = FOUND,
     excluded: tuple[str, ...] = (),
@@ -35,7 +35,7 @@ def is_ours(
         [parse_network("192.0.2.1/32"), parse_network("127.0.0.0/8")],
         tuple(map(parse_network, excluded)),
     )
-    return owned.is_ours(dialled)
+    return owned.is_own(dialled)
 
 
 @pytest.mark.parametrize(
@@ -54,19 +54,19 @@ def is_ours(
 def test_ours_is_what_stands_in_our_sets_or_has_an_address_on_our_device(
     dialled: Frontend, ours: bool
 ) -> None:
-    assert is_ours(dialled) is ours
+    assert is_own(dialled) is ours
 
 
 def test_node_ports_of_kube_proxy_which_has_no_set_of_addresses_are_ours_on_all_of_the_nodes() -> None:
-    assert is_ours(frontend(NODE, 30080), KUBE_PROXYS)
-    assert not is_ours(frontend(NODE, 30080), KUBE_PROXYS, excluded=("192.0.2.0/24",))
+    assert is_own(frontend(NODE, 30080), KUBE_PROXYS)
+    assert not is_own(frontend(NODE, 30080), KUBE_PROXYS, excluded=("192.0.2.0/24",))
 
 
 def test_in_excluded_networks_only_what_is_known_to_the_port_is_ours() -> None:
-    assert not is_ours(frontend("10.96.0.9", 81), excluded=("10.96.0.0/16",))
-    assert is_ours(frontend("10.96.0.1", 80), excluded=("10.96.0.0/16",))
-    assert is_ours(frontend(NODE, 30080), excluded=("192.0.2.0/24",))
+    assert not is_own(frontend("10.96.0.9", 81), excluded=("10.96.0.0/16",))
+    assert is_own(frontend("10.96.0.1", 80), excluded=("10.96.0.0/16",))
+    assert is_own(frontend(NODE, 30080), excluded=("192.0.2.0/24",))
 
 
 def test_where_nothing_of_ours_is_nothing_is_ours() -> None:
-    assert not is_ours(frontend(NODE, 30080), (), device="203.0.113.1")
+    assert not is_own(frontend(NODE, 30080), (), device="203.0.113.1")

@@ -9,7 +9,7 @@ from ebpfproxy.backends.ipvs.entries import Server, ServerEntry
 from ebpfproxy.backends.ipvs.servers import Servers
 from ebpfproxy.errors import AlreadyExists, NotFound
 from ebpfproxy.linux.ipvs import ipvs
-from ebpfproxy.linux.ipvs.ipvs import Refusal
+from ebpfproxy.linux.ipvs.ipvs import Rejection
 from ebpfproxy.linux.ipvs.messages import Connections, Flag, Listed, RealServer, ServerKey, VirtualServer
 from ebpfproxy.model.address import Address, Family, Protocol, parse_address
 from ebpfproxy.plan.service_plan import Frontend
@@ -65,14 +65,14 @@ class FakeIpvs:
     def delete_real(self, key: ServerKey, address: Address, port: int) -> Callable[[], None]:
         return self._named("delete real", lambda: self._reals(key).pop((address, port)))
 
-    def apply(self, operations: Sequence[Callable[[], None]]) -> list[Refusal]:
-        refusals = []
+    def apply(self, operations: Sequence[Callable[[], None]]) -> list[Rejection]:
+        rejections = []
         for position, operation in enumerate(operations):
             try:
                 operation()
             except (AlreadyExists, NotFound) as error:
-                refusals.append(Refusal(position, error))
-        return refusals
+                rejections.append(Rejection(position, error))
+        return rejections
 
     def read_one(self, key: ServerKey) -> Listed:
         server, reals = self.table[key] if key in self.table else (None, self._reals(key))

@@ -13,16 +13,16 @@ from ebpfproxy.plan.service_plan import (
     Frontend,
     FrontendKind,
     FrontendPlan,
-    Otherwise,
+    NoEndpointAction,
     PlannedEndpoint,
+    PolicyResult,
     Scope,
     ServicePortPlan,
-    Treatment,
 )
 
 VIP, HERE, THERE = "203.0.113.1", "10.1.0.1", "10.1.1.1"
-CLUSTER, LOCAL = Treatment(Scope.CLUSTER, False), Treatment(Scope.LOCAL, False)
-MASQUERADED = Treatment(Scope.CLUSTER, True)
+CLUSTER, LOCAL = PolicyResult(Scope.CLUSTER, False), PolicyResult(Scope.LOCAL, False)
+MASQUERADED = PolicyResult(Scope.CLUSTER, True)
 
 
 def frontend(kind: FrontendKind, *, local: bool = False, address: str = VIP) -> FrontendPlan:
@@ -45,7 +45,7 @@ def rendered(
         Family.IPV4,
         frontends,
         tuple(endpoints),
-        Otherwise.DROP if endpoints else Otherwise.REJECT,
+        NoEndpointAction.DROP if endpoints else NoEndpointAction.REJECT,
         affinity,
     )
     return service_entries(plan, IpvsSettings(scheduler=scheduler))
@@ -90,7 +90,7 @@ def test_external_policy_local_without_an_endpoint_here_is_for_pods_and_the_node
 
 def test_where_nothing_tells_pods_the_node_alone_has_those_of_other_nodes() -> None:
     """So it is not dropped where the node's own is, too."""
-    local, all_ = Treatment(Scope.LOCAL, False), Treatment(Scope.CLUSTER, True)
+    local, all_ = PolicyResult(Scope.LOCAL, False), PolicyResult(Scope.CLUSTER, True)
     entries = rendered(
         frontend(FrontendKind.EXTERNAL_IP)._replace(pod=local, node=all_, outside=local), here=False
     )

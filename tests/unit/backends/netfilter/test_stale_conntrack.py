@@ -39,7 +39,7 @@ class Table:
         self.flows: list[Flow] = []
         self.asked: list[Family] = []
         self.failure: KernelError | None = None
-        self.refusals = 0
+        self.rejections = 0
         self.withstands: set[Flow] = set()
         self.during: Callable[[], object] = lambda: None
 
@@ -47,7 +47,7 @@ class Table:
         assert protocol is UDP
         self.asked.append(of)
         if self.failure:
-            self.refusals += 1
+            self.rejections += 1
             raise self.failure
         self.during()
         return list(self.flows)
@@ -92,7 +92,7 @@ class Watched:
 
     def _is_done(self) -> bool:
         """In the thread: nothing is due, and this is not within a look."""
-        return not self.stale._due and len(self._table.asked) == self._told + self._table.refusals
+        return not self.stale._due and len(self._table.asked) == self._told + self._table.rejections
 
     def _count(self, look: Look) -> None:
         self._told += 1
@@ -261,10 +261,10 @@ def test_a_plan_that_the_kernel_refused_ends_nothing_until_it_is_in_force(
     table.flows = [TO_ONE]
     bring(watched, plan(ONE))
     assert watched.look() == (V4, 0, 0)
-    refused = plan(TWO)
-    watched.stale.expect(refused)
-    watched.stale.in_force(refused.keys())
-    watched.stale.in_force(refused.keys())
+    rejected = plan(TWO)
+    watched.stale.expect(rejected)
+    watched.stale.in_force(rejected.keys())
+    watched.stale.in_force(rejected.keys())
     assert watched.idle()
     watched.stale.in_force()
     assert watched.look() == (V4, 1, 0)

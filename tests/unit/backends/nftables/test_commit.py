@@ -1,4 +1,4 @@
-"""What comes about of a transaction that the kernel refuses parts of: with a kernel of few words."""
+"""What comes about of a transaction that the kernel rejects parts of: with a kernel of few words."""
 
 import errno
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from ebpfproxy.backends.nftables.steps import Step
 from ebpfproxy.errors import NotFound, Rejected, Unsupported
 from ebpfproxy.linux.nft import messages
 from ebpfproxy.linux.nft.messages import Kind, Operation, Table
-from ebpfproxy.linux.nft.nft import Refusal, Session
+from ebpfproxy.linux.nft.nft import Rejection, Session
 from ebpfproxy.model.address import Family
 
 TABLE = Table("ip", "kube-proxy")
@@ -30,10 +30,10 @@ class Kernel:
         self._tables = list(tables)
         self.attempts: list[list[Operation]] = []
 
-    def commit(self, operations: Sequence[Operation]) -> list[Refusal]:
+    def commit(self, operations: Sequence[Operation]) -> list[Rejection]:
         self.attempts.append(list(operations))
         found = self._verdicts(operations)
-        return [Refusal(position, number, "") for position, number in sorted(found.items())]
+        return [Rejection(position, number, "") for position, number in sorted(found.items())]
 
     def tables(self) -> list[Table]:
         return self._tables
@@ -55,11 +55,11 @@ def run(kernel: Kernel, *steps: Step, **options: Any) -> Done:
     return committed(cast(Session, kernel), TABLE, steps, **options)
 
 
-def refusing(*refused: tuple[Kind, Key, int]) -> Verdicts:
+def rejecting(*rejected: tuple[Kind, Key, int]) -> Verdicts:
     """These operations on chains of these names."""
     by_body = {
         (kind, put(key).operation.body if kind is Kind.NEW_CHAIN else drop(key).operation.body): number
-        for kind, key, number in refused
+        for kind, key, number in rejected
         if isinstance(key, Chain)
     }
     return lambda operations: {
@@ -70,44 +70,44 @@ def refusing(*refused: tuple[Kind, Key, int]) -> Verdicts:
 
 
 def test_what_is_all_taken_is_committed_once() -> None:
-    kernel = Kernel(refusing())
+    kernel = Kernel(rejecting())
     assert run(kernel, put(A), put(B)) == Done({}, [], False)
     assert len(kernel.attempts) == 1
 
 
 def test_of_what_is_refused_nothing_is_committed_and_of_all_else_everything() -> None:
-    kernel = Kernel(refusing((Kind.NEW_CHAIN, B, errno.EINVAL)))
+    kernel = Kernel(rejecting((Kind.NEW_CHAIN, B, errno.EINVAL)))
     done = run(kernel, flush(A), flush(B), put(A), put(B), put(C))
-    assert {key: str(error) for key, error in done.refused.items()} == {
+    assert {key: str(error) for key, error in done.rejected.items()} == {
         B: "nftables: ip chain b: Invalid argument"
     }
-    assert isinstance(done.refused[B], Rejected)
+    assert isinstance(done.rejected[B], Rejected)
     assert kernel.attempts[-1] == [each.operation for each in (flush(A), put(A), put(C))]
 
 
 def test_what_is_not_there_need_not_be_deleted() -> None:
-    kernel = Kernel(refusing((Kind.DELETE_CHAIN, A, errno.ENOENT)))
+    kernel = Kernel(rejecting((Kind.DELETE_CHAIN, A, errno.ENOENT)))
     assert run(kernel, drop(A), put(B)) == Done({}, [], False)
     assert kernel.attempts[-1] == [put(B).operation]
 
 
 def test_a_kernel_that_cannot_delete_a_chain_yet_empties_it() -> None:
-    kernel = Kernel(refusing((Kind.DELETE_CHAIN, A, errno.EBUSY), (Kind.DELETE_CHAIN, B, errno.ENOENT)))
+    kernel = Kernel(rejecting((Kind.DELETE_CHAIN, A, errno.EBUSY), (Kind.DELETE_CHAIN, B, errno.ENOENT)))
     assert run(kernel, flush(A), put(C), drop(A), drop(B)) == Done({}, ["a"], False)
     assert kernel.attempts[-1] == [each.operation for each in (flush(A), put(C))]
 
 
 def test_a_chain_that_a_refused_one_may_go_to_is_left_as_it_is() -> None:
-    kernel = Kernel(refusing((Kind.DELETE_CHAIN, A, errno.EBUSY), (Kind.NEW_CHAIN, B, errno.EINVAL)))
+    kernel = Kernel(rejecting((Kind.DELETE_CHAIN, A, errno.EBUSY), (Kind.NEW_CHAIN, B, errno.EINVAL)))
     done = run(kernel, flush(A), flush(B), put(B), put(C), drop(A))
-    assert done.refused.keys() == {A, B}
+    assert done.rejected.keys() == {A, B}
     assert done.emptied == []
     assert kernel.attempts[-1] == [put(C).operation]
 
 
 def test_a_chain_that_one_refused_before_may_go_to_is_left_as_it_is() -> None:
-    kernel = Kernel(refusing((Kind.DELETE_CHAIN, A, errno.EBUSY)))
-    assert run(kernel, flush(A), put(C), drop(A), without=[B]).refused.keys() == {A}
+    kernel = Kernel(rejecting((Kind.DELETE_CHAIN, A, errno.EBUSY)))
+    assert run(kernel, flush(A), put(C), drop(A), without=[B]).rejected.keys() == {A}
     assert kernel.attempts[-1] == [put(C).operation]
 
 
@@ -119,25 +119,25 @@ def test_of_refusals_of_the_whole_only_the_first_is_blamed() -> None:
         return dict.fromkeys(range(bad[0], len(operations)), errno.EOPNOTSUPP) if bad else {}
 
     done = run(Kernel(verdicts), put(A), put(B), put(C))
-    assert done.refused.keys() == {B}
-    assert isinstance(done.refused[B], Unsupported)
+    assert done.rejected.keys() == {B}
+    assert isinstance(done.rejected[B], Unsupported)
 
 
 def test_a_new_chain_that_is_refused_is_taken_away_so_that_nothing_leads_there() -> None:
-    kernel = Kernel(refusing((Kind.NEW_CHAIN, A, errno.EINVAL)))
+    kernel = Kernel(rejecting((Kind.NEW_CHAIN, A, errno.EINVAL)))
     done = run(kernel, put(A), put(B), abandoning=True)
-    assert done.refused.keys() == {A}
+    assert done.rejected.keys() == {A}
     assert kernel.attempts[-1] == [each.operation for each in (drop(A), put(B))]
 
 
 @pytest.mark.parametrize("number", [errno.ENOENT, errno.EBUSY, errno.EEXIST])
 def test_a_refusal_that_may_come_of_somebody_elses_change_is_surprising(number: int) -> None:
-    kernel = Kernel(refusing((Kind.NEW_CHAIN, A, number)))
+    kernel = Kernel(rejecting((Kind.NEW_CHAIN, A, number)))
     assert run(kernel, put(A), put(B)).is_surprising
 
 
 def test_without_the_table_nothing_is_known() -> None:
-    kernel = Kernel(refusing((Kind.NEW_CHAIN, A, errno.ENOENT)), tables=())
+    kernel = Kernel(rejecting((Kind.NEW_CHAIN, A, errno.ENOENT)), tables=())
     with pytest.raises(NotFound, match="table ip kube-proxy is gone"):
         run(kernel, put(A))
 

@@ -17,15 +17,15 @@ from ebpfproxy.model.service import Service
 from ebpfproxy.plan.service_plan import (
     FrontendPlan,
     NodePlan,
-    Otherwise,
+    NoEndpointAction,
     PlanContext,
+    PolicyResult,
     Scope,
     ServicePortPlan,
-    Treatment,
 )
 from tests.golden.nftables_text import entries_of
 from tests.golden.situation import load
-from tests.support.iptables_walk import Fate, Packet
+from tests.support.iptables_walk import Packet, PacketOutcome
 from tests.support.nftables_walk import Ruleset
 from tests.support.strategies import CONTEXTS, NODES, exposed_services
 from tests.unit.backends.iptables.test_meaning import (
@@ -59,7 +59,7 @@ def test_a_packet_is_treated_as_planned(
         here = {place for plan in plans for place in on_this_node(plan)}
         for plan, frontend in dialled(plans, family):
             for client in clients(plan, frontend):
-                found = rules.fates(packet(plan, frontend, client))
+                found = rules.outcomes(packet(plan, frontend, client))
                 assert found == expected(plan, frontend, client, here), (plan, frontend, client)
 
 
@@ -90,44 +90,47 @@ def test_two_plans_have_no_key_in_common_but_their_cluster_ip_and_their_endpoint
 
 @pytest.mark.parametrize("protocol", ["tcp", "udp", "sctp", "icmp"])
 @pytest.mark.parametrize("device", ["", "eth0", "cali1"])
-def test_a_port_of_a_cluster_ip_that_no_service_has_is_refused(protocol: str, device: str) -> None:
+def test_a_port_of_a_cluster_ip_that_no_service_has_is_rejected(protocol: str, device: str) -> None:
     unused = Packet(CLIENT, parse_address("10.96.0.10"), protocol, 81, device)
-    assert rules_of("cluster_ip").fates(unused) == {Fate("REJECT", False)}
+    assert rules_of("cluster_ip").outcomes(unused) == {PacketOutcome("REJECT", False)}
 
 
 def test_an_address_that_no_service_has_is_let_through() -> None:
     passing = Packet(CLIENT, parse_address("10.96.0.11"), "tcp", 80)
-    assert rules_of("cluster_ip").fates(passing) == {Fate("", False)}
+    assert rules_of("cluster_ip").outcomes(passing) == {PacketOutcome("", False)}
 
 
 def test_a_connection_to_oneself_that_is_none_of_a_service_is_let_through() -> None:
     """Though there is a Service by which the endpoint might reach itself."""
     own = parse_address("10.1.0.1")
-    assert rules_of("cluster_ip").fates(Packet(own, own, "tcp", 8080)) == {Fate("", False)}
+    assert rules_of("cluster_ip").outcomes(Packet(own, own, "tcp", 8080)) == {PacketOutcome("", False)}
 
 
 def test_other_ports_of_an_external_ip_are_let_through() -> None:
     passing = Packet(CLIENT, parse_address("203.0.113.1"), "tcp", 81)
-    assert rules_of("external_ip").fates(passing) == {Fate("", False)}
+    assert rules_of("external_ip").outcomes(passing) == {PacketOutcome("", False)}
 
 
 def test_a_node_port_is_not_served_on_loopback() -> None:
     loopback = parse_address("127.0.0.1")
     dialled = Packet(loopback, loopback, "tcp", 30080, "", source_local=True, destination_local=True)
-    assert rules_of("node_port").fates(dialled) == {Fate("", False)}
+    assert rules_of("node_port").outcomes(dialled) == {PacketOutcome("", False)}
 
 
 def test_a_node_port_is_not_served_on_an_address_that_is_not_the_nodes() -> None:
     passing = Packet(CLIENT, parse_address("192.0.2.11"), "tcp", 30080)
-    assert rules_of("node_port").fates(passing) == {Fate("", False)}
+    assert rules_of("node_port").outcomes(passing) == {PacketOutcome("", False)}
 
 
 def test_a_node_port_is_served_on_the_addresses_that_the_options_name_and_no_others() -> None:
     rules = rules_of("node_port_addresses_one_family")
     named = Packet(CLIENT, OWN, "tcp", 30080, destination_local=True)
-    assert {fate.verdict for fate in rules.fates(named)} == {"DNAT 10.1.0.1:8080", "DNAT 10.1.0.2:8080"}
+    assert {outcome.verdict for outcome in rules.outcomes(named)} == {
+        "DNAT 10.1.0.1:8080",
+        "DNAT 10.1.0.2:8080",
+    }
     other = named._replace(destination=parse_address("198.51.100.10"))
-    assert rules.fates(other) == {Fate("", False)}
+    assert rules.outcomes(other) == {PacketOutcome("", False)}
 
 
 def test_a_node_port_is_served_on_all_of_a_network_that_is_local() -> None:
@@ -139,7 +142,10 @@ def test_a_node_port_is_served_on_all_of_a_network_that_is_local() -> None:
     for text in ("198.51.100.7", "198.51.100.0/24"):
         address = parse_network(text).address if "/" in text else parse_address(text)
         dialled = Packet(CLIENT, address, "tcp", 30080, destination_local=True)
-        assert {fate.verdict for fate in rules.fates(dialled)} == {"DNAT 10.1.0.1:8080", "DNAT 10.1.0.2:8080"}
+        assert {outcome.verdict for outcome in rules.outcomes(dialled)} == {
+            "DNAT 10.1.0.1:8080",
+            "DNAT 10.1.0.2:8080",
+        }
 
 
 def rules_of(case: str) -> Ruleset:
@@ -156,18 +162,20 @@ def on_this_node(plan: ServicePortPlan) -> Iterator[Netns]:
 
 def expected(
     plan: ServicePortPlan, frontend: FrontendPlan, client: Client, here: Container[Netns]
-) -> set[Fate]:
+) -> set[PacketOutcome]:
     if frontend.restricted and not admitted(frontend, client):
-        return {Fate("DROP", False)}
-    treatment: Treatment = getattr(frontend, client.source)
-    local = treatment.scope is Scope.LOCAL
+        return {PacketOutcome("DROP", False)}
+    policy_result: PolicyResult = getattr(frontend, client.source)
+    local = policy_result.scope is Scope.LOCAL
     usable = [each for each in plan.endpoints if (each.local if local else each.cluster)]
     if not usable:
-        return {Fate("DROP" if plan.otherwise is Otherwise.DROP else "REJECT", False)}
+        return {
+            PacketOutcome("DROP" if plan.no_endpoint_action is NoEndpointAction.DROP else "REJECT", False)
+        }
     return {
-        Fate(
+        PacketOutcome(
             f"DNAT {format_endpoint(each.address, each.port)}",
-            treatment.masquerade
+            policy_result.masquerade
             or (each.address == client.address and (each.address, plan.name.protocol, each.port) in here),
         )
         for each in usable

@@ -51,7 +51,7 @@ def test_the_text_of_a_range_is_read_back_as_that_range(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "10.0.0.0/33", "@set", "10.0.0.1-", "a-b"])
-def test_what_is_no_range_is_refused(text: str) -> None:
+def test_what_is_no_range_is_rejected(text: str) -> None:
     with pytest.raises(ValueError):
         parse_range(text)
 

@@ -14,15 +14,15 @@ from ebpfproxy.plan.service_plan import (
     FrontendKind,
     FrontendPlan,
     LocalTraffic,
-    Otherwise,
+    NoEndpointAction,
     PlannedEndpoint,
+    PolicyResult,
     Scope,
     ServicePortPlan,
-    Treatment,
 )
 
-KEPT, MASQUERADED = Treatment(Scope.CLUSTER, False), Treatment(Scope.CLUSTER, True)
-LOCAL = Treatment(Scope.LOCAL, False)
+KEPT, MASQUERADED = PolicyResult(Scope.CLUSTER, False), PolicyResult(Scope.CLUSTER, True)
+LOCAL = PolicyResult(Scope.LOCAL, False)
 NAME = ServicePortName("default", "web", "http", Protocol.TCP)
 CLUSTER_IP = FrontendPlan(
     Frontend(parse_address("10.96.0.10"), 80, Protocol.TCP),
@@ -43,7 +43,13 @@ BALANCER = FrontendPlan(
 )
 ENDPOINT = PlannedEndpoint(parse_address("10.1.0.1"), 8080, cluster=True, local=False, on_node=False)
 PLAN = ServicePortPlan(
-    NAME, Family.IPV4, (CLUSTER_IP, NODE_PORT), (ENDPOINT,), Otherwise.DROP, 0, LocalTraffic(interface="cbr0")
+    NAME,
+    Family.IPV4,
+    (CLUSTER_IP, NODE_PORT),
+    (ENDPOINT,),
+    NoEndpointAction.DROP,
+    0,
+    LocalTraffic(interface="cbr0"),
 )
 
 

@@ -1,4 +1,4 @@
-"""What else cannot be where something is refused."""
+"""What else cannot be where something is rejected."""
 
 import pytest
 
@@ -21,11 +21,11 @@ SERVICE: dict[Key, Entry] = {
 WHY = Rejected("no")
 
 
-def test_what_leads_to_what_is_refused_is_refused() -> None:
-    refused = with_dependents({SEP: WHY}, Delta(SERVICE, frozenset()), {}, LAYOUT)
-    assert refused.keys() == SERVICE.keys()
-    assert refused[SEP] is WHY
-    assert "KUBE-SEP-A" in refused[SVC].message
+def test_what_leads_to_what_is_refused_is_rejected() -> None:
+    rejected = with_dependents({SEP: WHY}, Delta(SERVICE, frozenset()), {}, LAYOUT)
+    assert rejected.keys() == SERVICE.keys()
+    assert rejected[SEP] is WHY
+    assert "KUBE-SEP-A" in rejected[SVC].message
 
 
 def test_what_it_leads_to_is_not() -> None:

@@ -29,13 +29,13 @@ def test_pods_are_matched_by_address_or_device(traffic: LocalTraffic, inside: st
 
 @pytest.mark.parametrize("everything", ["0.0.0.0/0", "::/0"])
 def test_where_everybody_is_a_pod_nothing_has_to_match_and_nobody_is_left(everything: str) -> None:
-    """iptables-nft refuses "! -s 0.0.0.0/0", and neither tool prints "-s 0.0.0.0/0"."""
+    """iptables-nft rejects "! -s 0.0.0.0/0", and neither tool prints "-s 0.0.0.0/0"."""
     assert from_pods(cidr(everything)) == ""
     assert not_from_pods(cidr(everything), TO) is None
 
 
 def test_a_prefix_that_is_as_long_as_a_name_can_be_is_a_name() -> None:
-    """The tools refuse sixteen characters, and then nothing of any Service would be written."""
+    """The tools reject sixteen characters, and then nothing of any Service would be written."""
     assert from_pods(LocalTraffic(interface="a" * 14, prefix=True)) == f"-i {'a' * 14}+ "
     assert from_pods(LocalTraffic(interface="a" * 15, prefix=True)) == f"-i {'a' * 15} "
 

@@ -1,4 +1,4 @@
-"""What iptables-restore is given, run by a model of it that knows what the real one refuses."""
+"""What iptables-restore is given, run by a model of it that knows what the real one rejects."""
 
 import copy
 import hashlib
@@ -130,7 +130,7 @@ def bring(kernel: Kernel, wanted: Mapping[Key, Entry], block: int | None) -> Non
 
 @given(st.lists(clusters(), min_size=1, max_size=5), st.sampled_from([None, 1, 2, 3, 300]))
 def test_any_history_ends_where_the_last_state_is(history: list[dict[Key, Entry]], block: int | None) -> None:
-    """Nothing is refused on the way, with pieces of any size."""
+    """Nothing is rejected on the way, with pieces of any size."""
     kernel = Kernel()
     for wanted in history:
         bring(kernel, wanted, block)
@@ -234,10 +234,10 @@ def test_only_tables_with_a_change_are_in_it() -> None:
 
 
 def test_filter_refuses_before_nat_lets_go_and_lets_go_after_nat_leads() -> None:
-    refusing = Rule(V4, FILTER, "KUBE-SERVICES", "-d A -j REJECT")
+    rejecting = Rule(V4, FILTER, "KUBE-SERVICES", "-d A -j REJECT")
     leading = Rule(V4, NAT, "KUBE-SERVICES", "-d B -j KUBE-SVC-B")
     held = Held(set(), {Rule(V4, FILTER, "KUBE-SERVICES", "-d B -j REJECT"): 1}, {})
-    puts: dict[Key, Entry] = {refusing: RulePosition.ANYWHERE, leading: RulePosition.ANYWHERE}
+    puts: dict[Key, Entry] = {rejecting: RulePosition.ANYWHERE, leading: RulePosition.ANYWHERE}
     tables = [line for line in lines(Delta(puts, frozenset(held.copies)), held) if line.startswith("*")]
     assert tables == ["*filter", "*nat", "*filter"]
 

@@ -63,11 +63,11 @@ def test_a_flow_without_its_reply_is_over_by_itself() -> None:
 
 
 def test_a_flow_whose_reply_is_another_flows_is_over_by_itself_and_leaves_that_one() -> None:
-    former = a_flow(1, last_seen=LONG_AGO, masquerade="10.0.0.1")
-    present = former._replace(client_port=77)
+    previous = a_flow(1, last_seen=LONG_AGO, masquerade="10.0.0.1")
+    present = previous._replace(client_port=77)
     present = seen(present, NOW, NOW)
-    assert former.reply_entry()[0] == present.reply_entry()[0]
-    tables = Tables(former, present)
+    assert previous.reply_entry()[0] == present.reply_entry()[0]
+    tables = Tables(previous, present)
     assert sweep(tables).run(never) == Swept(entries=1, expired=1, replies=1)
     assert tables.has(present)
 
@@ -142,7 +142,7 @@ def test_a_flow_whose_endpoint_sends_while_it_is_removed_is_put_back() -> None:
     assert tables.has(fresh)
 
 
-def test_a_flow_that_begins_while_the_former_one_is_removed_stays() -> None:
+def test_a_flow_that_begins_while_the_previous_one_is_removed_stays() -> None:
     """The programs have established it with the same tuples, and so with the same keys."""
     flow = a_flow(last_seen=LONG_AGO)
     fresh = seen(flow, NOW, NOW)._replace(endpoint_id=9)
@@ -253,8 +253,8 @@ def test_a_bucket_that_cannot_be_read_just_now_is_counted_and_the_walk_goes_on()
     assert sweep(tables).run(never) == Swept(expired=1, busy=1)
 
 
-def refusing(tables: Tables, name: str, number: int) -> None:
-    """Have a map refuse to delete."""
+def rejecting(tables: Tables, name: str, number: int) -> None:
+    """Have a map reject to delete."""
 
     class Refusing(FlowMap):
         def delete(self, key: bytes) -> bool:
@@ -271,14 +271,14 @@ def test_a_bucket_that_is_locked_is_counted_and_left_for_the_next_walk() -> None
     """cilium #35010: -EBUSY while another CPU has the bucket."""
     flow = a_flow(last_seen=LONG_AGO)
     tables = Tables(flow)
-    refusing(tables, "flows", errno.EBUSY)
+    rejecting(tables, "flows", errno.EBUSY)
     assert sweep(tables).run(never) == Swept(entries=1, replies=1, busy=1)
     assert flows_left(flow, tables) == (1, 1)
 
 
 def test_a_reply_that_cannot_be_deleted_with_its_flow_is_an_orphan_for_the_next_walk() -> None:
     tables = Tables(a_flow(last_seen=LONG_AGO))
-    refusing(tables, "replies", errno.EBUSY)
+    rejecting(tables, "replies", errno.EBUSY)
     assert sweep(tables).run(never) == Swept(expired=1, replies=1, busy=2)
     tables.replies = FlowMap(tables.replies.contents)
     assert sweep(tables).run(never) == Swept(orphaned=1)
@@ -286,6 +286,6 @@ def test_a_reply_that_cannot_be_deleted_with_its_flow_is_an_orphan_for_the_next_
 
 def test_another_error_ends_the_walk() -> None:
     tables = Tables(a_flow(last_seen=LONG_AGO))
-    refusing(tables, "flows", errno.EPERM)
+    rejecting(tables, "flows", errno.EPERM)
     with pytest.raises(KernelError, match="flows"):
         sweep(tables).run(never)

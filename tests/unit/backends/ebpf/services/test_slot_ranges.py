@@ -94,9 +94,9 @@ class RangesMachine(RuleBasedStateMachine):
     @rule()
     def take_over(self) -> None:
         """As when the kernel is read back: what is found is reserved, what rests goes on resting."""
-        former, self.ranges = self.ranges, Ranges(self.capacity)
+        previous, self.ranges = self.ranges, Ranges(self.capacity)
         assert all(self.ranges.reserve(place, 1) for place in sorted(self.taken))
-        self.ranges.inherit(former)
+        self.ranges.inherit(previous)
 
     @invariant()
     def what_is_used_is_counted(self) -> None:
@@ -189,12 +189,12 @@ TestIds.settings = _SETTINGS
 @given(st.integers(1, 300), st.lists(COUNTS, max_size=40))
 @settings(max_examples=50, deadline=None)
 def test_what_was_reserved_after_a_start_is_given_to_nobody(capacity: int, counts: list[int]) -> None:
-    """As a new process takes over: the ranges of the former are reserved in another order."""
-    former = Ranges(capacity)
-    had = [(first, count) for count in counts if (first := former.allocate(count, 0.0)) is not None]
+    """As a new process takes over: the ranges of the previous are reserved in another order."""
+    previous = Ranges(capacity)
+    had = [(first, count) for count in counts if (first := previous.allocate(count, 0.0)) is not None]
     ranges = Ranges(capacity)
     assert all(ranges.reserve(first, count) for first, count in reversed(had))
-    assert ranges.used == former.used
+    assert ranges.used == previous.used
     taken = {place for first, count in had for place in range(first, first + rounded(count))}
     while (first := ranges.allocate(1, 0.0)) is not None:
         assert first not in taken

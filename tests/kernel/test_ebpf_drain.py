@@ -1,4 +1,4 @@
-"""Another dataplane takes over from eBPF: what is under way goes on to its end, and nothing new is ours."""
+"""Another backend takes over from eBPF: what is under way goes on to its end, and nothing new is ours."""
 
 import contextlib
 import socket
@@ -34,7 +34,7 @@ PORTS = {TCP: (80, TCP_TARGET), UDP: (53, UDP_TARGET)}
 
 @pytest.fixture
 def pair(rough_pair: TwoNodes) -> TwoNodes:
-    """With what the test before has left, retired or not: an agent that starts makes it good."""
+    """With what the test before has left, drained or not: an agent that starts makes it good."""
     return rough_pair
 
 
@@ -51,7 +51,7 @@ def step(pair: TwoNodes) -> tuple[list[str], bool]:
 
 
 def await_end(pair: TwoNodes) -> None:
-    """Until nothing is left to be retired, when what is closed, and what is of UDP, is over at once."""
+    """Until nothing is left to be drained, when what is closed, and what is of UDP, is over at once."""
     for path in pair.lab.bpffs.glob("programs-*/maps/node"):
         with contextlib.closing(Map.pinned(path)) as node:
             *first, _, _, _, _, rate, burst = abi.NODE.unpack(node.lookup(bytes(4)) or b"")
@@ -60,14 +60,14 @@ def await_end(pair: TwoNodes) -> None:
 
 
 def remains(pair: TwoNodes) -> list[object]:
-    """What the eBPF dataplane has on the first node: pins, programs, qdiscs, devices."""
+    """What the eBPF backend has on the first node: pins, programs, qdiscs, devices."""
 
     def on_devices() -> list[object]:
         names = links.names()
         clsacts = [f"clsact of {name}" for ifindex, name in names.items() if tc.has_clsact(ifindex)]
         return [
             *clsacts,
-            *(name for name in names.values() if name in (reinjection.INLET, reinjection.OUTLET)),
+            *(name for name in names.values() if name in (reinjection.INNER, reinjection.OUTER)),
         ]
 
     # The kernel itself may put maps.debug and the like there (bpf_preload); nobody else may have dots.
@@ -89,7 +89,7 @@ def says(sock: socket.socket) -> str:
 def netfilter(
     pair: TwoNodes, web: Everywhere, pod: Pod, masquerade: str = "masquerade random"
 ) -> Iterator[None]:
-    """Within the block, rules send what is for the Service to a pod, as another dataplane would."""
+    """Within the block, rules send what is for the Service to a pod, as another backend would."""
     rules = []
     for family, ip in (("v4", "ip"), ("v6", "ip6")):
         for protocol, (port, target) in PORTS.items():
@@ -144,14 +144,14 @@ def test_a_connection_from_outside_goes_on_to_its_end_and_new_ones_are_refused(
 
 
 @both_families
-def test_what_is_new_is_the_other_dataplanes_at_once(pair: TwoNodes, family: str) -> None:
+def test_what_is_new_is_the_other_backends_at_once(pair: TwoNodes, family: str) -> None:
     """Old connections, which that one knows nothing of, keep their endpoint; UDP's next datagram does not."""
     web = serve(pair).to(pair.d)
     dial = getattr(pair.node, family), web.node_port
     with connected(pair.x, TCP, *dial) as stream, connected(pair.x, UDP, *dial) as datagrams:
         assert (says(stream), says(datagrams)) == ("d", "d")
         with netfilter(pair, web, pair.b):
-            assert asks(pair.x, TCP, *dial) == "d", "it is ours as long as it is not retired"
+            assert asks(pair.x, TCP, *dial) == "d", "it is ours as long as it is not drained"
             step(pair)
             assert says(stream) == "d"
             assert says(datagrams) == "b"
@@ -229,7 +229,7 @@ def test_a_translated_connection_does_not_get_the_port_of_an_idle_one_of_a_socke
     pair: TwoNodes, family: str
 ) -> None:
     """The socket is connected to the endpoint from a port from which the client may dial the frontend later.
-    The other dataplane translates that to the same addresses and ports, unless conntrack knows the socket."""
+    The other backend translates that to the same addresses and ports, unless conntrack knows the socket."""
     web = serve(pair)
     number = socket.AF_INET6 if family == "v6" else socket.AF_INET
     for client in (pair.p, pair.node):
@@ -258,7 +258,7 @@ def test_an_answer_under_way_to_a_socket_without_a_peer_comes_from_whom_it_asked
 
 
 def test_the_nodes_own_connection_goes_on_where_no_socket_is_looked_at(pair: TwoNodes) -> None:
-    """Its replies come in by the inlet, which therefore stays as long."""
+    """Its replies come in by the inner, which therefore stays as long."""
     web = serve(pair, OFF).to(pair.d)
     with connected(pair.node, TCP, web.v4, 80) as sock:
         assert says(sock) == "d"
@@ -392,12 +392,12 @@ def test_programs_that_were_not_finished_are_ignored(pair: TwoNodes) -> None:
 
 
 def test_where_nothing_was_there_is_nothing_to_retire(pair: TwoNodes, tmp_path: Path) -> None:
-    def retire() -> list[tuple[list[str], bool]]:
+    def drain() -> list[tuple[list[str], bool]]:
         cleanup.remove(pair.lab.bpffs, pair.lab.cgroup)
         roots = (tmp_path, tmp_path / "missing", pair.lab.bpffs)
         return [Drain(root, None).step() for root in roots]
 
-    assert pair.node.call(retire) == [([], False)] * 3
+    assert pair.node.call(drain) == [([], False)] * 3
 
 
 # Removal at once
@@ -411,7 +411,7 @@ def test_a_dry_run_beside_an_agent_lists_what_is_removed_then(pair: TwoNodes) ->
     pair.end()
     assert pair.node.call(lambda: cleanup.remove(lab.bpffs, lab.cgroup)) == wanted
     assert ("link at ingress of eth0" if tcx.is_supported() else "clsact of eth0") in wanted
-    assert f"devices {reinjection.INLET} and {reinjection.OUTLET}" in wanted
+    assert f"devices {reinjection.INNER} and {reinjection.OUTER}" in wanted
     assert remains(pair) == []
 
 

@@ -26,7 +26,7 @@ REFUSED = {"by the tool": UNKNOWN, "by the kernel": NOT_IN_NAT}
 
 
 @pytest.fixture(params=TOOL_BACKENDS)
-def ground(request: pytest.FixtureRequest) -> Iterator[Testbed]:
+def testbed(request: pytest.FixtureRequest) -> Iterator[Testbed]:
     with empty_node(request.param) as made:
         yield made
 
@@ -50,11 +50,11 @@ def restores(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return given
 
 
-def good(ground: Testbed, *names: str) -> dict[Key, Entry]:
+def good(testbed: Testbed, *names: str) -> dict[Key, Entry]:
     """The node, and Services that are served."""
-    return ground.wanted(
+    return testbed.wanted(
         *(
-            ground.plans(service(name, ips=(f"10.96.1.{i}",)), endpoints(name, f"10.1.1.{i}"))
+            testbed.plans(service(name, ips=(f"10.96.1.{i}",)), endpoints(name, f"10.1.1.{i}"))
             for i, name in enumerate(names, start=1)
         )
     )
@@ -72,74 +72,74 @@ def crafted(label: str, rule: str, number: int = 1) -> dict[Key, Entry]:
 
 
 def test_one_service_that_is_refused_does_not_keep_the_others_from_being_served(
-    bad: str, ground: Testbed
+    bad: str, testbed: Testbed
 ) -> None:
-    rest, broken = good(ground, "one", "two"), crafted("BAD", bad)
-    refused = ground.bring(rest | broken)
-    assert refused.keys() == broken.keys()
-    assert ground.plane.read() == rest
+    rest, broken = good(testbed, "one", "two"), crafted("BAD", bad)
+    rejected = testbed.bring(rest | broken)
+    assert rejected.keys() == broken.keys()
+    assert testbed.plane.read() == rest
     chain = Chain(V4, NAT, "KUBE-SEP-BADAAAAAAAAAAAAA")
-    assert str(chain) in refused[chain].message
+    assert str(chain) in rejected[chain].message
 
 
 def test_many_services_that_are_refused_alike_are_found_in_a_few_tries(
-    bad: str, ground: Testbed, restores: list[str]
+    bad: str, testbed: Testbed, restores: list[str]
 ) -> None:
-    rest = good(ground, "one")
+    rest = good(testbed, "one")
     broken: dict[Key, Entry] = {}
     for number in range(1, 100):
         broken |= crafted(f"B{number}", bad, number)
-    assert ground.bring(rest | broken).keys() == broken.keys()
-    assert ground.plane.read() == rest
+    assert testbed.bring(rest | broken).keys() == broken.keys()
+    assert testbed.plane.read() == rest
     assert len(restores) < 60
 
 
-def test_a_chain_whose_new_rules_are_refused_keeps_those_it_had(bad: str, ground: Testbed) -> None:
+def test_a_chain_whose_new_rules_are_refused_keeps_those_it_had(bad: str, testbed: Testbed) -> None:
     """And so do all that it leads to, which were to go."""
     was = crafted("ONE", DNAT)
     svc, sep = (key for key in was if isinstance(key, Chain))
-    assert not ground.bring(good(ground) | was)
+    assert not testbed.bring(good(testbed) | was)
     wanted = {key: entry for key, entry in was.items() if key != sep} | {svc: (bad,)}
-    refused = ground.bring(good(ground, "other") | wanted)
-    assert refused.keys() == {svc, sep}
-    assert ground.plane.read() == good(ground, "other") | was
+    rejected = testbed.bring(good(testbed, "other") | wanted)
+    assert rejected.keys() == {svc, sep}
+    assert testbed.plane.read() == good(testbed, "other") | was
 
 
 def test_what_was_refused_is_put_again_without_a_try_until_all_is_read(
-    bad: str, ground: Testbed, restores: list[str]
+    bad: str, testbed: Testbed, restores: list[str]
 ) -> None:
     """As a proxier does at each sync: one that fails, and looks for whose fault it is, takes long."""
     broken = crafted("BAD", bad)
-    first = good(ground)
-    assert ground.bring(first | broken)
+    first = good(testbed)
+    assert testbed.bring(first | broken)
     restores.clear()
-    second = good(ground, "one")
+    second = good(testbed, "one")
     delta = diff(first, second | broken)
-    assert ground.plane.apply(delta).keys() == broken.keys()
+    assert testbed.plane.apply(delta).keys() == broken.keys()
     assert len(restores) == 1
-    assert ground.bring(second | broken).keys() == broken.keys()
-    assert ground.plane.read() == second
+    assert testbed.bring(second | broken).keys() == broken.keys()
+    assert testbed.plane.read() == second
 
 
-def test_what_was_refused_is_served_once_it_is_otherwise(bad: str, ground: Testbed) -> None:
-    rest, broken = good(ground, "one"), crafted("BAD", bad)
-    assert ground.bring(rest | broken)
+def test_what_was_refused_is_served_once_it_is_otherwise(bad: str, testbed: Testbed) -> None:
+    rest, broken = good(testbed, "one"), crafted("BAD", bad)
+    assert testbed.bring(rest | broken)
     mended = crafted("BAD", DNAT)
-    assert not ground.plane.apply(diff(rest, rest | mended))
-    assert ground.plane.read() == rest | mended
+    assert not testbed.plane.apply(diff(rest, rest | mended))
+    assert testbed.plane.read() == rest | mended
 
 
-def test_a_chain_that_a_rule_of_somebody_else_leads_to_is_emptied_and_told_of(ground: Testbed) -> None:
+def test_a_chain_that_a_rule_of_somebody_else_leads_to_is_emptied_and_told_of(testbed: Testbed) -> None:
     was = crafted("ONE", DNAT)
     svc, _ = (key for key in was if isinstance(key, Chain))
-    assert not ground.bring(good(ground) | was)
-    ground.restore(f"*nat\n:MINE - [0:0]\n-A MINE -j {svc.name}\nCOMMIT\n")
-    refused = ground.bring(good(ground, "other"))
-    assert refused.keys() == {svc}
-    assert "-A MINE" in refused[svc].message
-    assert ground.plane.read() == good(ground, "other") | {svc: ()}
-    ground.iptables("-t nat -F MINE")
-    assert not ground.bring(good(ground, "other"))
+    assert not testbed.bring(good(testbed) | was)
+    testbed.restore(f"*nat\n:MINE - [0:0]\n-A MINE -j {svc.name}\nCOMMIT\n")
+    rejected = testbed.bring(good(testbed, "other"))
+    assert rejected.keys() == {svc}
+    assert "-A MINE" in rejected[svc].message
+    assert testbed.plane.read() == good(testbed, "other") | {svc: ()}
+    testbed.iptables("-t nat -F MINE")
+    assert not testbed.bring(good(testbed, "other"))
 
 
 def test_a_lock_that_another_process_holds_is_an_error_that_passes(
@@ -148,11 +148,11 @@ def test_a_lock_that_another_process_holds_is_an_error_that_passes(
     file = tmp_path / "lock"
     monkeypatch.setenv("XTABLES_LOCKFILE", str(file))  # of iptables itself, since 1.8.3
     monkeypatch.setattr(iptables, "LOCK_PATIENCE", 1)
-    with empty_node(ToolBackend.LEGACY) as ground:
-        wanted = good(ground, "one")
+    with empty_node(ToolBackend.LEGACY) as testbed:
+        wanted = good(testbed, "one")
         with file.open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             with pytest.raises(Rejected, match="another process holds the xtables lock") as failure:
-                ground.bring(wanted)
+                testbed.bring(wanted)
             assert "lslocks" in failure.value.hint
-        assert not ground.bring(wanted)
+        assert not testbed.bring(wanted)

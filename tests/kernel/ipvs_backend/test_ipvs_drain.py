@@ -14,14 +14,21 @@ from ebpfproxy.backends.ipvs.backend import IpvsBackend
 from ebpfproxy.errors import Rejected, Unsupported
 from ebpfproxy.linux.ipset import ipset
 from ebpfproxy.linux.ipvs import ipvs
-from ebpfproxy.linux.ipvs.ipvs import Operation, Refusal
+from ebpfproxy.linux.ipvs.ipvs import Operation, Rejection
 from ebpfproxy.linux.netlink import conntrack, dummy
 from ebpfproxy.linux.netlink.dummy import KUBE_IPVS0
 from ebpfproxy.model.address import Address, Protocol, parse_address
 from ebpfproxy.model.service import ServicePortName
-from ebpfproxy.plan.service_plan import Frontend, FrontendKind, FrontendPlan, Otherwise, Scope, Treatment
+from ebpfproxy.plan.service_plan import (
+    Frontend,
+    FrontendKind,
+    FrontendPlan,
+    NoEndpointAction,
+    PolicyResult,
+    Scope,
+)
 from tests.kernel.cluster import eventually
-from tests.kernel.ipvs_plane.testbed import (
+from tests.kernel.ipvs_backend.testbed import (
     LASTING,
     NODE_ADDRESS,
     ONE,
@@ -48,13 +55,13 @@ def test_where_another_mode_serves_only_what_open_connections_need_stays_until_t
 ) -> None:
     bring(plane, plan(ONE, node_port=30080), plan(ONE, protocol=Protocol.UDP))
     with connected() as ends:
-        removed, left = cleanup.retire((), lambda of: False)
+        removed, left = cleanup.drain((), lambda of: False)
         assert removed
         assert left
         assert list(ipvs.read()) == [key()]
         converse(*ends)
-        assert cleanup.retire((), lambda of: False) == ([], True)
-    eventually(lambda: not cleanup.retire((), lambda of: False)[1], "nothing is left", LASTING)
+        assert cleanup.drain((), lambda of: False) == ([], True)
+    eventually(lambda: not cleanup.drain((), lambda of: False)[1], "nothing is left", LASTING)
     assert (ipvs.read(), dummy.exists(KUBE_IPVS0), ipset.sets()) == ({}, False, {})
 
 
@@ -64,7 +71,7 @@ def test_what_the_node_dials_anew_while_connections_last_comes_from_an_address_t
     """The address is still on kube-ipvs0, and what the node dials from itself would have it as its source."""
     bring(plane, plan(ONE))
     with connected(), socket.create_server((TWO, 8080)) as server:
-        cleanup.retire((), lambda of: False)
+        cleanup.drain((), lambda of: False)
         have_another_mode_serve()
         with socket.create_connection((VIP, 80), timeout=10):
             served, (source, _) = server.accept()
@@ -80,19 +87,19 @@ def test_what_the_node_dialed_anew_goes_on_when_the_last_connection_of_ipvs_has_
     with contextlib.ExitStack() as closing:
         server = closing.enter_context(socket.create_server((TWO, 8080)))
         with connected():
-            cleanup.retire((), lambda of: False)
+            cleanup.drain((), lambda of: False)
             have_another_mode_serve()
             client = closing.enter_context(socket.create_connection((VIP, 80), timeout=10))
             served = closing.enter_context(server.accept()[0])
 
         def ipvs_is_done() -> bool:
-            assert cleanup.retire((), lambda of: False)[1]
+            assert cleanup.drain((), lambda of: False)[1]
             return not ipvs.read()
 
         eventually(ipvs_is_done, "IPVS has no connections", LASTING)
         assert client.getsockname()[0] == VIP
         converse(client, served)
-    eventually(lambda: not cleanup.retire((), lambda of: False)[1], "nothing is left", LASTING)
+    eventually(lambda: not cleanup.drain((), lambda of: False)[1], "nothing is left", LASTING)
     assert not dummy.exists(KUBE_IPVS0)
 
 
@@ -113,9 +120,9 @@ def test_what_the_node_dials_while_addresses_are_taken_off_has_its_own_back(
         have_another_mode_serve(order="-I")
         with socket.create_connection((VIP, 80), timeout=10) as client, server.accept()[0] as served:
             assert client.getsockname()[0] == VIP
-            assert cleanup.retire((), lambda of: False)[1]
+            assert cleanup.drain((), lambda of: False)[1]
             converse(client, served)
-    eventually(lambda: not cleanup.retire((), lambda of: False)[1], "nothing is left", LASTING)
+    eventually(lambda: not cleanup.drain((), lambda of: False)[1], "nothing is left", LASTING)
 
 
 def test_udp_flows_end_before_anything_that_may_fail(
@@ -129,7 +136,7 @@ def test_udp_flows_end_before_anything_that_may_fail(
         assert list(conntrack.flows(Protocol.UDP))
         monkeypatch.setattr(ipvs, "apply", fail)
         with pytest.raises(Rejected):
-            cleanup.retire((), lambda of: False)
+            cleanup.drain((), lambda of: False)
         assert not list(conntrack.flows(Protocol.UDP))
 
 
@@ -141,7 +148,7 @@ def test_who_got_an_answer_meanwhile_is_served_by_the_other_mode_with_his_next_d
     bring(plane, plan(ONE, protocol=Protocol.UDP))
     apply = ipvs.apply
 
-    def answer_and_apply(operations: Sequence[Operation]) -> list[Refusal]:
+    def answer_and_apply(operations: Sequence[Operation]) -> list[Rejection]:
         one.sendto(b"late", peer)
         return apply(operations)
 
@@ -156,7 +163,7 @@ def test_who_got_an_answer_meanwhile_is_served_by_the_other_mode_with_his_next_d
         have_another_mode_serve(Protocol.UDP)
         subprocess.run(["ip", "route", "add", VIP, "dev", "lo"], check=True)  # any will do
         monkeypatch.setattr(ipvs, "apply", answer_and_apply)
-        cleanup.retire((), lambda of: False)
+        cleanup.drain((), lambda of: False)
         assert client.recv(16) == b"late"
         client.send(b"next")
         assert two.recv(16) == b"next"
@@ -172,7 +179,7 @@ def test_where_no_flow_can_be_ended_all_else_goes(
         client.connect((VIP, 80))
         client.send(b"one")
     monkeypatch.setattr(conntrack, step, lacking if step == "flows" else fail)
-    removed, left = cleanup.retire((), lambda of: False)
+    removed, left = cleanup.drain((), lambda of: False)
     assert removed
     assert not left
     assert (ipvs.read(), dummy.exists(KUBE_IPVS0), ipset.sets()) == ({}, False, {})
@@ -188,15 +195,17 @@ def fail(*_: object) -> NoReturn:
 
 def test_what_stays_for_connections_refuses_nobody_else(plane: IpvsBackend) -> None:
     """A port of the node itself where policy Local had no endpoint has somebody who listens now."""
-    local = Treatment(Scope.LOCAL, False)
+    local = PolicyResult(Scope.LOCAL, False)
     there = Frontend(parse_address(NODE_ADDRESS), 8443, Protocol.TCP)
     balancer = FrontendPlan(there, FrontendKind.LOAD_BALANCER, local, local, local)
-    empty = dataclasses.replace(plan(), frontends=(balancer,), name=OTHER, otherwise=Otherwise.DROP)
+    empty = dataclasses.replace(
+        plan(), frontends=(balancer,), name=OTHER, no_endpoint_action=NoEndpointAction.DROP
+    )
     bring(plane, plan(ONE), empty)
     with connected() as ends, socket.create_server((NODE_ADDRESS, 8443)):
         with pytest.raises(TimeoutError):
             socket.create_connection((NODE_ADDRESS, 8443), timeout=1)
-        assert cleanup.retire((), lambda of: False)[1]
+        assert cleanup.drain((), lambda of: False)[1]
         socket.create_connection((NODE_ADDRESS, 8443), timeout=10).close()
         converse(*ends)
 

@@ -1,4 +1,4 @@
-"""What the kernel refuses of the nftables dataplane keeps nothing else out."""
+"""What the kernel rejects of the nftables backend keeps nothing else out."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from ebpfproxy.backends.interface import Delta
 from ebpfproxy.backends.nftables.backend import NftablesBackend
 from ebpfproxy.backends.nftables.entries import TABLE, Chain, ChainEntry, Set
 from ebpfproxy.model.address import Family
-from tests.contract.test_dataplane import plan
+from tests.contract.test_backend import plan
 from tests.kernel.nftables_table.tables import (
     bring,
     endpoint_chain,
@@ -30,10 +30,10 @@ def test_a_service_that_is_refused_does_not_keep_others_out(plane: NftablesBacke
     bring(plane, before)
     wanted = entries(plane, plan("good", "10.96.0.1", endpoints=2), bad := plan("bad", "10.96.0.2"))
     service = spoil(wanted, "bad")
-    refused = bring(plane, wanted)
-    assert refused.keys() == leading(plane, bad)
-    assert str(refused[service]) == f"nftables: {service}: No such file or directory"
-    assert plane.read() == {key: entry for key, entry in wanted.items() if key not in refused}
+    rejected = bring(plane, wanted)
+    assert rejected.keys() == leading(plane, bad)
+    assert str(rejected[service]) == f"nftables: {service}: No such file or directory"
+    assert plane.read() == {key: entry for key, entry in wanted.items() if key not in rejected}
 
 
 def test_a_service_whose_change_is_refused_goes_on_as_it_was(plane: NftablesBackend) -> None:
@@ -47,36 +47,36 @@ def test_a_service_whose_change_is_refused_goes_on_as_it_was(plane: NftablesBack
     chain = wanted[added]
     assert isinstance(chain, ChainEntry)
     wanted[added] = chain._replace(rules=("goto nowhere",))
-    refused = bring(plane, wanted)
-    assert refused.keys() == {service, added}
+    rejected = bring(plane, wanted)
+    assert rejected.keys() == {service, added}
     assert plane.read() == before | plane.render((other,), None) | {clients: wanted[clients]}
 
 
 @pytest.mark.parametrize("rule", ["goto nowhere", "what is this"])
-def test_what_still_is_gone_to_stays_where_something_else_was_refused(
+def test_what_still_is_gone_to_stays_where_something_else_was_rejected(
     plane: NftablesBackend, rule: str
 ) -> None:
-    """The Service goes on with both endpoints, though one of them is to go: its own change is refused."""
+    """The Service goes on with both endpoints, though one of them is to go: its own change is rejected."""
     before = entries(plane, plan("web", "10.96.0.1", endpoints=2, affinity=9))
     bring(plane, before)
     wanted = entries(plane, plan("web", "10.96.0.1", endpoints=1, affinity=9))
     service = service_chain(wanted, "web")
     wanted[service] = ChainEntry("", (rule,))
-    refused = bring(plane, wanted)
-    assert refused.keys() == {service} | (before.keys() - wanted.keys())
+    rejected = bring(plane, wanted)
+    assert rejected.keys() == {service} | (before.keys() - wanted.keys())
     assert plane.read() == before
 
 
 @pytest.mark.parametrize("rule", ["what is this", "ip saddr @nothing drop", "masquerade fully-random"])
-def test_only_the_rule_that_cannot_be_is_refused(plane: NftablesBackend, rule: str) -> None:
+def test_only_the_rule_that_cannot_be_is_rejected(plane: NftablesBackend, rule: str) -> None:
     """One that is not understood, one that looks into nothing, and one that fits into no such chain: of that
     the kernel says the same of all that come after it."""
     wanted = entries(plane, plan("web", "10.96.0.1"))
     last = entries(plane, plan("web", "10.96.0.1"), plan("zulu", "10.96.0.2"))
     bad = Chain(V4, "filter-input")
     wanted[bad] = ChainEntry("type filter hook input priority 0; policy accept;", (rule,))
-    refused = bring(plane, {bad: wanted.pop(bad), **wanted, **{k: v for k, v in last.items() if k != bad}})
-    assert refused.keys() == {bad}
+    rejected = bring(plane, {bad: wanted.pop(bad), **wanted, **{k: v for k, v in last.items() if k != bad}})
+    assert rejected.keys() == {bad}
     assert plane.read() == {key: entry for key, entry in last.items() if key != bad}
 
 

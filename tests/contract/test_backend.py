@@ -1,4 +1,4 @@
-"""What every dataplane keeps to, whatever its mechanism: the fake and the kernel behave alike."""
+"""What every backend keeps to, whatever its mechanism: the fake and the kernel behave alike."""
 
 import dataclasses
 from typing import Any
@@ -20,11 +20,11 @@ from ebpfproxy.plan.service_plan import (
     FrontendKind,
     FrontendPlan,
     NodePlan,
-    Otherwise,
+    NoEndpointAction,
     PlannedEndpoint,
+    PolicyResult,
     Scope,
     ServicePortPlan,
-    Treatment,
 )
 from tests.contract.conftest import ROOM, Subject
 
@@ -34,8 +34,8 @@ NODE = NodePlan(
     frozenset({parse_network("127.0.0.0/8"), parse_network("192.0.2.10/32"), parse_network("::1/128")}),
     frozenset({parse_network("192.0.2.10/32")}),
 )
-CLUSTER = Treatment(Scope.CLUSTER, False)
-BY_FRONTEND = pytest.mark.dataplanes("fake", "ebpf")
+CLUSTER = PolicyResult(Scope.CLUSTER, False)
+BY_FRONTEND = pytest.mark.backends("fake", "ebpf")
 """Those that hold frontends by what is dialled, in tables with an end to them, and look after devices. Others
 have rules that do not know each other: that a frontend is one ServicePort's is settled before them."""
 
@@ -62,7 +62,7 @@ def plan(
             PlannedEndpoint(parse_address(f"{subnet}{n}"), 8080, cluster=True, local=n == 1, on_node=n == 1)
             for n in range(1, endpoints + 1)
         ),
-        Otherwise.DROP if endpoints else Otherwise.REJECT,
+        NoEndpointAction.DROP if endpoints else NoEndpointAction.REJECT,
         affinity,
     )
 
@@ -76,7 +76,7 @@ def entries(subject: Subject, *plans: ServicePortPlan, node: NodePlan = NODE) ->
 
 
 def bring(subject: Subject, wanted: Entries) -> Entries:
-    """Bring the dataplane in step with `wanted`; what it refused."""
+    """Bring the backend in step with `wanted`; what it rejected."""
     delta = diff(subject.plane.read(), wanted)
     return dict(subject.plane.apply(delta)) if delta else {}
 
@@ -187,11 +187,11 @@ def test_a_device_that_is_gone_is_no_error_whether_it_is_put_or_dropped(subject:
 
 
 def test_a_device_that_takes_the_name_of_another_one_is_another_one(subject: Subject) -> None:
-    former = entries(subject, node=watched((subject.devices.add("one"), "one")))
-    bring(subject, former)
+    previous = entries(subject, node=watched((subject.devices.add("one"), "one")))
+    bring(subject, previous)
     subject.devices.remove("one")
     wanted = entries(subject, node=watched((subject.devices.add("one"), "one")))
-    assert not subject.plane.apply(diff(former, wanted))  # as a proxier that was told of the new one
+    assert not subject.plane.apply(diff(previous, wanted))  # as a proxier that was told of the new one
     assert subject.plane.read() == wanted
 
 
@@ -206,11 +206,11 @@ def test_what_was_gone_unnoticed_is_dropped_by_what_is_read(subject: Subject) ->
 def test_a_renamed_device_stays_looked_after(subject: Subject, at_once: bool) -> None:
     """Whether the old name is dropped with what puts the new one, or later."""
     one = subject.devices.add("one")
-    former = entries(subject, node=watched((one, "one")))
-    bring(subject, former)
+    previous = entries(subject, node=watched((one, "one")))
+    bring(subject, previous)
     subject.devices.rename("one", "new")
     wanted = entries(subject, node=watched((one, "new")))
-    delta = diff(former, wanted)
+    delta = diff(previous, wanted)
     if at_once:
         assert not subject.plane.apply(delta)
     else:
@@ -315,10 +315,10 @@ def test_whoever_lost_a_frontend_does_not_take_it_along_when_dropped(subject: Su
 def test_what_does_not_fit_is_refused_and_the_rest_is_in_force(subject: Subject) -> None:
     fits, too_large, small = plan("a", *many(1, 6)), plan("b", *many(20, 3)), plan("c", *many(30, 2))
     wanted = entries(subject, fits, too_large, small)
-    refused = bring(subject, wanted)
-    assert list(refused) == [key for key in entries(subject, too_large) if key in refused]
-    assert len(refused) == 1
-    assert all(isinstance(failure, TableFull) for failure in refused.values())
+    rejected = bring(subject, wanted)
+    assert list(rejected) == [key for key in entries(subject, too_large) if key in rejected]
+    assert len(rejected) == 1
+    assert all(isinstance(failure, TableFull) for failure in rejected.values())
     assert subject.plane.read() == entries(subject, fits, small)
 
 
@@ -327,8 +327,8 @@ def test_what_outgrows_its_room_keeps_what_it_had(subject: Subject) -> None:
     before = entries(subject, plan("a", "10.96.0.1", endpoints=2), plan("b", *many(20, 7)))
     bring(subject, before)
     after = entries(subject, plan("a", *many(1, 2), endpoints=3), plan("b", *many(20, 7)))
-    refused = bring(subject, after)
-    assert len(refused) == 1
+    rejected = bring(subject, after)
+    assert len(rejected) == 1
     assert subject.plane.read() == before
 
 
@@ -379,11 +379,13 @@ def test_plans_that_differ_give_entries_that_differ(subject: Subject) -> None:
         plan("web", "10.96.0.2", endpoints=2),
         plan("web", "10.96.0.1", endpoints=3),
         plan("web", "10.96.0.1", endpoints=2, affinity=9),
-        dataclasses.replace(one, otherwise=Otherwise.REJECT),
+        dataclasses.replace(one, no_endpoint_action=NoEndpointAction.REJECT),
         dataclasses.replace(
             one, endpoints=tuple(each._replace(local=not each.local) for each in one.endpoints)
         ),
-        dataclasses.replace(one, frontends=(one.frontends[0]._replace(pod=Treatment(Scope.LOCAL, False)),)),
+        dataclasses.replace(
+            one, frontends=(one.frontends[0]._replace(pod=PolicyResult(Scope.LOCAL, False)),)
+        ),
     ]
     for other in others:
         (mine,), (theirs,) = (subject.plane.render((each,), None).values() for each in (one, other))

@@ -27,11 +27,11 @@ from ebpfproxy.linux.ipvs.messages import RealServer, VirtualServer
 from ebpfproxy.linux.netlink import dummy
 from ebpfproxy.linux.netlink.dummy import KUBE_IPVS0
 from ebpfproxy.model.address import Family, Network, Protocol, family, parse_address, parse_network
-from ebpfproxy.plan.service_plan import Frontend, FrontendKind, Scope, Treatment
+from ebpfproxy.plan.service_plan import Frontend, FrontendKind, PolicyResult, Scope
 from tests.golden.ipvs_text import entries_of
 from tests.golden.situation import load
 from tests.kernel.cluster import eventually
-from tests.kernel.ipvs_plane.testbed import (
+from tests.kernel.ipvs_backend.testbed import (
     LASTING,
     NODE,
     NODE_ADDRESS,
@@ -216,14 +216,14 @@ def test_an_address_that_somebody_takes_off_kube_ipvs0_is_noticed(plane: IpvsBac
 def test_a_service_address_that_another_device_gets_leaves_kube_ipvs0_and_comes_back(
     plane: IpvsBackend,
 ) -> None:
-    """Else all ports of the node there that no Service has would be refused, as when keepalived moves it."""
-    for order, is_ours in (("add", False), ("del", True)):
+    """Else all ports of the node there that no Service has would be rejected, as when keepalived moves it."""
+    for order, is_own in (("add", False), ("del", True)):
         bring(plane, plan(ONE))
         before = plane.generation()
         subprocess.run(["ip", "addr", order, f"{VIP}/32", "dev", "lo"], check=True)
         assert plane.generation() != before
         bring(plane, plan(ONE))
-        assert (parse_address(VIP) in dummy.addresses(KUBE_IPVS0)) is is_ours
+        assert (parse_address(VIP) in dummy.addresses(KUBE_IPVS0)) is is_own
 
 
 def test_what_leaves_from_a_services_address_is_masqueraded_and_has_no_mark(plane: IpvsBackend) -> None:
@@ -261,7 +261,7 @@ def test_only_endpoints_of_this_node_ever_see_a_clients_address(
         return put(servers, entries)
 
     cluster = plan(ONE, TWO, node_port=30080)
-    how = Treatment(Scope.LOCAL, False)
+    how = PolicyResult(Scope.LOCAL, False)
     frontends = tuple(
         each._replace(outside=how) if each.kind is FrontendKind.NODE_PORT else each
         for each in cluster.frontends
@@ -279,7 +279,7 @@ def test_only_endpoints_of_this_node_ever_see_a_clients_address(
 def test_who_is_admitted_is_never_refused_while_source_ranges_come_and_go(
     plane: IpvsBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What refuses all others is put after who is admitted, and dropped before."""
+    """What rejects all others is put after who is admitted, and dropped before."""
     change = IpSets.change
     done = []
 
@@ -293,13 +293,13 @@ def test_who_is_admitted_is_never_refused_while_source_ranges_come_and_go(
     monkeypatch.setattr(IpSets, "change", note_and_change)
     wanted = entries_of(load("source_ranges_without_the_node"), Family.IPV4)
     assert not plane.apply(diff(plane.read(), wanted))
-    refusing, admitting = LOAD_BALANCER_FW, LOAD_BALANCER_SOURCE_CIDR
-    put = [sets for sets, _ in done if sets & {refusing, admitting}]
-    assert [refusing in sets for sets in put] == [False, True]
+    rejecting, admitting = LOAD_BALANCER_FW, LOAD_BALANCER_SOURCE_CIDR
+    put = [sets for sets, _ in done if sets & {rejecting, admitting}]
+    assert [rejecting in sets for sets in put] == [False, True]
     done.clear()
     plane.apply(diff(plane.read(), plane.render((), NODE)))
-    dropped = [sets for _, sets in done if sets & {refusing, admitting}]
-    assert [refusing in sets for sets in dropped] == [True, False]
+    dropped = [sets for _, sets in done if sets & {rejecting, admitting}]
+    assert [rejecting in sets for sets in dropped] == [True, False]
 
 
 def test_a_scheduler_can_be_changed_without_losing_a_connection(plane: IpvsBackend) -> None:

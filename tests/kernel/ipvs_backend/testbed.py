@@ -1,4 +1,4 @@
-"""The IPVS dataplane in a network namespace of its own, where endpoints are the node's own addresses.
+"""The IPVS backend in a network namespace of its own, where endpoints are the node's own addresses.
 
 Few kernels of containers have IPVS: tests/vm has others.
 """
@@ -20,11 +20,11 @@ from ebpfproxy.plan.service_plan import (
     FrontendKind,
     FrontendPlan,
     NodePlan,
-    Otherwise,
+    NoEndpointAction,
     PlannedEndpoint,
+    PolicyResult,
     Scope,
     ServicePortPlan,
-    Treatment,
 )
 
 VIP, ONE, TWO = "10.96.0.10", "192.0.2.101", "192.0.2.102"
@@ -48,7 +48,7 @@ def plan(
     *endpoints: str, protocol: Protocol = Protocol.TCP, node_port: int = 0, here: bool = True
 ) -> ServicePortPlan:
     """A Service on port 80 of VIP, and a NodePort where one is given, with policy Cluster."""
-    plain, masqueraded = Treatment(Scope.CLUSTER, False), Treatment(Scope.CLUSTER, True)
+    plain, masqueraded = PolicyResult(Scope.CLUSTER, False), PolicyResult(Scope.CLUSTER, True)
     frontends = [(Frontend(parse_address(VIP), 80, protocol), FrontendKind.CLUSTER_IP, plain)]
     if node_port:
         dialled = Frontend(parse_address("0.0.0.0"), node_port, protocol)
@@ -58,7 +58,7 @@ def plan(
         Family.IPV4,
         tuple(FrontendPlan(dialled, kind, how, how, how) for dialled, kind, how in frontends),
         tuple(PlannedEndpoint(parse_address(each), 8080, True, here, here) for each in endpoints),
-        Otherwise.DROP if endpoints else Otherwise.REJECT,
+        NoEndpointAction.DROP if endpoints else NoEndpointAction.REJECT,
     )
 
 

@@ -11,7 +11,7 @@ from ebpfproxy.backends.ipvs.settings import IpvsSettings
 from ebpfproxy.errors import Unsupported
 from ebpfproxy.linux import sysctl
 from ebpfproxy.linux.ipvs import ipvs
-from tests.kernel.ipvs_plane.testbed import ONE, bring, plan, run
+from tests.kernel.ipvs_backend.testbed import ONE, bring, plan, run
 
 pytestmark = pytest.mark.kernel
 

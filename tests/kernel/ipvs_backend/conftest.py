@@ -1,4 +1,4 @@
-"""A node with the dataplane at work."""
+"""A node with the backend at work."""
 
 import subprocess
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from ebpfproxy.backends.ipvs.backend import IpvsBackend
 from ebpfproxy.errors import Unsupported
 from ebpfproxy.linux.ipvs import ipvs
 from ebpfproxy.linux.netns import netns
-from tests.kernel.ipvs_plane.testbed import NODE_ADDRESS, ONE, TWO, bring, run
+from tests.kernel.ipvs_backend.testbed import NODE_ADDRESS, ONE, TWO, bring, run
 
 
 @pytest.fixture
