@@ -27,6 +27,7 @@ from ebpfproxy.plan.exposure import plan_service
 from ebpfproxy.plan.needs import needs_packets_of_pods
 from ebpfproxy.plan.node_plan import plan_node
 from ebpfproxy.plan.service_plan import DetectLocal, NodePlan, PlanContext, ServicePortPlan, SocketLb
+from tests.golden.case_file import input_text, parse_case
 from tests.support.build import node_object
 
 CASES = Path(__file__).parent / "cases"
@@ -56,11 +57,23 @@ class Situation:
 
 def situations() -> list[str]:
     """The names of all cases, sorted."""
-    return sorted(folder.name for folder in CASES.iterdir() if (folder / "cluster.yaml").is_file())
+    return sorted(path.stem for path in CASES.glob("*.txt"))
+
+
+def path_of(name: str) -> Path:
+    """The file of a case."""
+    return CASES / f"{name}.txt"
+
+
+def case_text(name: str) -> str:
+    """The text of a case's file, line ends as they are."""
+    return path_of(name).read_bytes().decode()
 
 
 def load(name: str) -> Situation:
-    """Read ``cluster.yaml``, any objects of the API, and ``node.yaml`` of a case.
+    """Parse, track and plan the sections ``cluster.yaml``, any objects of the API, and ``node.yaml``.
+
+    CaseError if the file cannot be split into sections, or one of the two is missing.
 
     The fields of node.yaml, all optional: ``name`` (here), ``labels`` and ``addresses`` of the Node,
     ``seen`` (true; false: our Node does not exist), ``pod_cidrs``: those of the Node, ``local``: networks
@@ -69,10 +82,10 @@ def load(name: str) -> Situation:
     ``devices``: fields of Device, the master by its name and before its parts; none is loopback or
     down unless it says so, and the first has index 1. ``bypassing``: names of devices.
     """
-    folder = CASES / name
-    node = yaml.safe_load((folder / "node.yaml").read_text()) or {}
+    file = parse_case(case_text(name))
+    node = yaml.safe_load(input_text(file, "node.yaml")) or {}
     context = _context(node)
-    events = [*_node_events(node, context), *_cluster_events(folder, context)]
+    events = [*_node_events(node, context), *_cluster_events(input_text(file, "cluster.yaml"), context)]
     tracker = Tracker(started=0.0)
     for event in events:
         tracker.fold(event)
@@ -157,8 +170,8 @@ def _networks(texts: list[str]) -> frozenset[Network]:
     return frozenset(parse_network(text) for text in texts)
 
 
-def _cluster_events(folder: Path, context: PlanContext) -> Iterator[Event]:
-    for document in yaml.safe_load_all((folder / "cluster.yaml").read_text()):
+def _cluster_events(objects: str, context: PlanContext) -> Iterator[Event]:
+    for document in yaml.safe_load_all(objects):
         yield from parse_manifest_object(json.dumps(document).encode(), context.node_name)
 
 
