@@ -55,8 +55,12 @@ def format_case(case: CaseFile) -> str:
     return case.rule + "".join(f"=== {name} ===\n{text}" for name, text in case.sections.items())
 
 
-def input_text(case: CaseFile, name: str) -> str:
-    """The section `name`. CaseError if it is missing."""
+def section_text(case: CaseFile, name: str) -> str:
+    r"""The text of one section. CaseError if it is missing.
+
+    >>> section_text(parse_case("A rule.\n=== plan ===\nnode\n"), "plan")
+    'node\n'
+    """
     if name not in case.sections:
         raise CaseError(f"missing section: {name}")
     return case.sections[name]

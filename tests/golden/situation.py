@@ -27,7 +27,7 @@ from ebpfproxy.plan.exposure import plan_service
 from ebpfproxy.plan.needs import needs_packets_of_pods
 from ebpfproxy.plan.node_plan import plan_node
 from ebpfproxy.plan.service_plan import DetectLocal, NodePlan, PlanContext, ServicePortPlan, SocketLb
-from tests.golden.case_file import input_text, parse_case
+from tests.golden.case_file import parse_case, section_text
 from tests.support.build import node_object
 
 CASES = Path(__file__).parent / "cases"
@@ -83,9 +83,9 @@ def load(name: str) -> Situation:
     down unless it says so, and the first has index 1. ``bypassing``: names of devices.
     """
     file = parse_case(case_text(name))
-    node = yaml.safe_load(input_text(file, "node.yaml")) or {}
+    node = yaml.safe_load(section_text(file, "node.yaml")) or {}
     context = _context(node)
-    events = [*_node_events(node, context), *_cluster_events(input_text(file, "cluster.yaml"), context)]
+    events = [*_node_events(node, context), *_cluster_events(section_text(file, "cluster.yaml"), context)]
     tracker = Tracker(started=0.0)
     for event in events:
         tracker.fold(event)
