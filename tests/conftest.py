@@ -31,7 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-goldens",
         action="store_true",
-        help="write the texts under tests/golden/cases anew instead of comparing them",
+        help="rewrite the expected texts in tests/golden/cases instead of comparing them; the input stays",
     )
     parser.addoption(
         "--junk",

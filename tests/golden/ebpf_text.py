@@ -1,4 +1,4 @@
-"""Entries of the eBPF backend as text: what stands in the maps, without ids and slots."""
+"""Entries of backend ebpf as text: the contents of the maps, without ids and slots."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,7 @@ from tests.golden.situation import Situation
 
 
 def ebpf_text(situation: Situation) -> str:
-    """A block for each ServicePort, one for local networks, one for devices; flags as abi.h names them."""
+    """A block for each ServicePort, one for local networks, one for devices; flags are named as in abi.h."""
     entries = render(situation.plans, situation.node_plan, ())
     blocks = []
     for key, entry in entries.items():
@@ -35,13 +35,13 @@ def _service_port(key: ServicePortKey, entry: ServicePortEntry) -> Iterator[str]
     affinity = f", affinity {entry.affinity_timeout} s" if entry.affinity_timeout else ""
     yield f"{key.name} {key.protocol.name} {key.family.value}{affinity}"
     for each in entry.frontends:
-        dialled = f"{format_endpoint(each.address, each.port)}/{Protocol(each.protocol).name}"
-        yield f"  {abi.KINDS[each.kind]} {dialled} {_flags('SERVICE_', each.flags)}".rstrip()
+        frontend = f"{format_endpoint(each.address, each.port)}/{Protocol(each.protocol).name}"
+        yield f"  {abi.KINDS[each.kind]} {frontend} {_flags('SERVICE_', each.flags)}".rstrip()
     if entry.source_ranges:
         yield f"  restricted to {', '.join(map(format_network, entry.source_ranges))}"
     for endpoint in entry.endpoints:
-        place = format_endpoint(endpoint.address, endpoint.port)
-        yield f"  endpoint {place} {_flags('ENDPOINT_', endpoint.flags)}"
+        target = format_endpoint(endpoint.address, endpoint.port)
+        yield f"  endpoint {target} {_flags('ENDPOINT_', endpoint.flags)}"
 
 
 def _device(key: DeviceKey, entry: object) -> str:

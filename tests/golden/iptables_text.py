@@ -1,5 +1,5 @@
-"""Entries of the iptables backend as text, as iptables-save would print them: what Services have, and what
-depends on the plan of the node.
+"""Entries of backend iptables as text, as in `iptables-save`: those of Services, and those that depend on the
+plan of the node.
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,14 +9,14 @@ from ebpfproxy.backends.iptables.service_rules import service_entries
 from ebpfproxy.backends.iptables.settings import IptablesSettings
 from ebpfproxy.backends.xtables.entries import FILTER, NAT, Chain, Entry, Key, Rule, RulePosition
 from ebpfproxy.model.address import Family
-from tests.golden.situation import Situation, told_by_address
+from tests.golden.situation import Situation, with_pods_detected_by_cidr
 
 SETTINGS = IptablesSettings()
 
 
 def entries_of(situation: Situation, family: Family) -> dict[Key, Entry]:
-    """All that one family has in a situation, Services in the order of their names."""
-    situation = told_by_address(situation)
+    """All entries of one family; Services are in the order of their names."""
+    situation = with_pods_detected_by_cidr(situation)
     entries = node_entries(situation.node_plan, family, SETTINGS)
     for plan in situation.plans:
         if plan.family is family:
@@ -25,12 +25,15 @@ def entries_of(situation: Situation, family: Family) -> dict[Key, Entry]:
 
 
 def iptables_text(situation: Situation) -> str:
-    """A block for each family and table, shared chains first. What is the same in every case is left out:
-    the jumps from built-in chains, and chains of the node alone."""
-    unchanging = _unchanging(situation)
+    """A block for each family and table, shared chains first.
+
+    Entries that are the same in every case are omitted: the jumps from built-in chains, and chains that
+    depend on the node alone.
+    """
+    omitted = _keys_of_the_node(situation)
     blocks = []
     for family in Family:
-        entries = {k: e for k, e in entries_of(situation, family).items() if k not in unchanging}
+        entries = {k: e for k, e in entries_of(situation, family).items() if k not in omitted}
         for table in (FILTER, NAT):
             lines = [*_shared(entries, table), *_own(entries, table)]
             if lines:
@@ -38,20 +41,21 @@ def iptables_text(situation: Situation) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def _unchanging(situation: Situation) -> set[Key]:
-    """The node's, but for the rule about NodePorts."""
+def _keys_of_the_node(situation: Situation) -> set[Key]:
+    """The keys of entries that depend on the node alone, except the rules that jump to NodePorts."""
     node = (node_entries(situation.node_plan, family, SETTINGS) for family in Family)
     return {key for entries in node for key, entry in entries.items() if entry is not RulePosition.LAST}
 
 
 def _shared(entries: Mapping[Key, Entry], table: str) -> Iterator[str]:
-    """By chain, and what is to be the last of its chain there."""
+    """Rules in chains that Services share, sorted by chain; the last rule of a chain stays the last."""
     rules = [key for key in entries if isinstance(key, Rule) and key.table == table]
     for rule in sorted(rules, key=lambda rule: (rule.chain, entries[rule])):
         yield f"-A {rule.chain} {rule.text}"
 
 
 def _own(entries: Mapping[Key, Entry], table: str) -> Iterator[str]:
+    """Rules in chains that belong to one ServicePort or endpoint."""
     for key, rules in entries.items():
         if isinstance(key, Chain) and key.table == table and isinstance(rules, tuple):
             yield from (f"-A {key.name} {text}" for text in rules)

@@ -1,5 +1,5 @@
-"""Entries of the IPVS backend as text: virtual servers as `ipvsadm -Ln` shows them, sets as `ipset list`,
-rules as `iptables-save`. A NodePort has 0.0.0.0 or :: for each of the addresses in KUBE-NODE-PORT-IP.
+"""Entries of backend ipvs as text: virtual servers as in `ipvsadm -Ln`, sets as in `ipset list`, rules as in
+`iptables-save`. The address 0.0.0.0 or :: of a NodePort stands for each address in KUBE-NODE-PORT-IP.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,12 +12,12 @@ from ebpfproxy.backends.ipvs.settings import IpvsSettings
 from ebpfproxy.backends.xtables.entries import Chain, Rule
 from ebpfproxy.model.address import Family, format_address, format_endpoint
 from ebpfproxy.plan.service_plan import NodePlan
-from tests.golden.situation import Situation, told_by_address
+from tests.golden.situation import Situation, with_pods_detected_by_cidr
 
 
 def entries_of(situation: Situation, family: Family) -> dict[Key, Entry]:
-    """All that one family has in a situation, Services in the order of their names."""
-    situation = told_by_address(situation)
+    """All entries of one family; Services are in the order of their names."""
+    situation = with_pods_detected_by_cidr(situation)
     settings = IpvsSettings(masquerade_all=situation.context.masquerade_all)
     entries = node_entries(situation.node_plan, family, settings)
     for plan in situation.plans:
@@ -27,7 +27,7 @@ def entries_of(situation: Situation, family: Family) -> dict[Key, Entry]:
 
 
 def ipvs_text(situation: Situation) -> str:
-    """A block for each family and kind. Of rules, those that are not there where nothing tells pods."""
+    """A block for each family and kind of entry, without the rules that an empty `NodePlan` has."""
     blocks = []
     for family in Family:
         entries = entries_of(situation, family)
@@ -51,8 +51,9 @@ def _servers(entries: Mapping[Key, Entry]) -> Iterator[str]:
             persistent = f" persistent {entry.persistence_s}" if entry.persistence_s else ""
             yield f"{protocol.name:<4} {format_endpoint(address, port)} {entry.scheduler}{persistent}"
             for real in entry.reals:
-                place, how = format_endpoint(real.address, real.port), real.forwarding.name[:4].capitalize()
-                yield f"  -> {place} {how} {real.weight}"
+                target = format_endpoint(real.address, real.port)
+                method = real.forwarding.name[:4].capitalize()
+                yield f"  -> {target} {method} {real.weight}"
 
 
 def _addresses(entries: Mapping[Key, Entry]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Entries of the nftables backend as text: what ServicePorts have, and what a plan of the node adds."""
+"""Entries of backend nftables as text: those of ServicePorts, and those that the plan of the node adds."""
 
 from collections.abc import Iterator, Mapping
 
@@ -8,21 +8,21 @@ from ebpfproxy.backends.nftables.rendering import render
 from ebpfproxy.backends.nftables.settings import NftablesSettings
 from ebpfproxy.model.address import Family
 from ebpfproxy.plan.service_plan import NodePlan
-from tests.golden.situation import Situation, told_by_address
+from tests.golden.situation import Situation, with_pods_detected_by_cidr
 from tests.support.nft_listing import element_text
 
 SETTINGS = NftablesSettings()
 
 
 def entries_of(situation: Situation) -> dict[Key, Entry]:
-    """All of both families."""
-    situation = told_by_address(situation)
+    """All entries of both families."""
+    situation = with_pods_detected_by_cidr(situation)
     return render(situation.plans, situation.node_plan, SETTINGS)
 
 
 def nftables_text(situation: Situation) -> str:
-    """A block for each ServicePort, and one for each table that is not as on a node of no options."""
-    planned = told_by_address(situation)
+    """A block for each ServicePort, and one for each table, without the entries of an empty `NodePlan`."""
+    planned = with_pods_detected_by_cidr(situation)
     blocks = []
     for plan in planned.plans:
         head = f"{plan.name} {plan.name.protocol.name} {plan.family.value}"

@@ -1,4 +1,4 @@
-"""Plans as text: `plan_text` for what is planned, `flows_text` for what becomes of each new connection."""
+"""Plans as text: `plan_text` has the plans themselves, `flows_text` the result for each new connection."""
 
 from collections.abc import Iterator
 
@@ -21,19 +21,19 @@ _SOURCES = ("pod", "node", "outside")
 
 
 def plan_text(situation: Situation) -> str:
-    """A block for each port of a Service, one for the node, and what was refused."""
+    """A block for each ServicePort, for the node, for lost claims, and for rejected objects and fields."""
     blocks = ["\n".join(_port_block(plan)) for plan in situation.plans]
     blocks.append("\n".join(_node_block(situation)))
     if situation.lost:
-        lost = [f"  {_dialled(c.frontend)}: {c.loser} loses to {c.winner}" for c in situation.lost]
+        lost = [f"  {_frontend(c.frontend)}: {c.loser} loses to {c.winner}" for c in situation.lost]
         blocks.append("\n".join(["lost claims", *lost]))
-    if situation.refused:
-        blocks.append("\n".join(["refused", *(f"  {line}" for line in situation.refused)]))
+    if situation.rejected:
+        blocks.append("\n".join(["rejected", *(f"  {line}" for line in situation.rejected)]))
     return "\n\n".join(blocks) + "\n"
 
 
 def flows_text(situation: Situation) -> str:
-    """A line for each frontend and class of sources: which endpoints a new connection may get."""
+    """A line for each frontend and class of clients: the endpoints that a new connection may use."""
     rows = [row for plan in situation.plans for row in _flows(plan)]
     if not rows:
         return "no frontends\n"
@@ -45,7 +45,7 @@ def flows_text(situation: Situation) -> str:
 def _port_block(plan: ServicePortPlan) -> Iterator[str]:
     yield f"{plan.name} {plan.name.protocol.name} {plan.family.value}"
     for each in plan.frontends:
-        yield f"  {each.kind.value} {_dialled(each.frontend)}"
+        yield f"  {each.kind.value} {_frontend(each.frontend)}"
         for source in _SOURCES:
             policy_result: PolicyResult = getattr(each, source)
             yield f"    {source:<8} {policy_result.scope.value}{', masquerade' * policy_result.masquerade}"
@@ -54,7 +54,7 @@ def _port_block(plan: ServicePortPlan) -> Iterator[str]:
             yield f"    only from {_ranges(each)}; the node is {node}"
     for endpoint in plan.endpoints:
         yield f"  endpoint {_endpoint(endpoint)} {_use(endpoint)}{', on this node' * bool(endpoint.on_node)}"
-    yield f"  otherwise {plan.no_endpoint_action.value}"
+    yield f"  no-endpoint action: {plan.no_endpoint_action.value}"
     if plan.affinity_timeout:
         yield f"  session affinity for {plan.affinity_timeout} s"
 
@@ -62,9 +62,9 @@ def _port_block(plan: ServicePortPlan) -> Iterator[str]:
 def _node_block(situation: Situation) -> Iterator[str]:
     yield "node"
     if situation.state.node is None:
-        yield "  not seen"
+        yield "  Node object unknown"
     nets = sorted(situation.node_plan.node_port_networks)
-    yield f"  node ports answer on {', '.join(map(format_network, nets)) or 'nothing'}"
+    yield f"  NodePort addresses: {', '.join(map(format_network, nets)) or 'none'}"
     yield from map(_device, situation.node_plan.devices)
     none_here = no_local_endpoints(situation.plans)
     if any(none_here):
@@ -80,7 +80,7 @@ def _device(plan: DevicePlan) -> str:
     own = [format_address(address) for address in (plan.v4, plan.v6) if address]
     layer3 = ", no Ethernet header" * plan.layer3
     return (
-        f"  packets on {plan.name}: {plan.role.value}{layer3}, masquerade with {' '.join(own) or 'nothing'}"
+        f"  programs on {plan.name}: {plan.role.value}{layer3}, masquerade with {' '.join(own) or 'nothing'}"
     )
 
 
@@ -88,12 +88,12 @@ def _flows(plan: ServicePortPlan) -> Iterator[tuple[str, str, str, str, str]]:
     for each in plan.frontends:
         for source in _SOURCES:
             result = _result(plan, getattr(each, source))
-            refused = source == "node" and each.restricted and not each.node_admitted
+            excluded = source == "node" and each.restricted and not each.node_admitted
             yield (
-                f"{each.kind.value} {_dialled(each.frontend)}",
+                f"{each.kind.value} {_frontend(each.frontend)}",
                 source,
                 "->",
-                "drop" if refused else result,
+                "drop" if excluded else result,
                 f"from {_ranges(each)}, else drop" if each.restricted and source != "node" else "",
             )
 
@@ -119,5 +119,5 @@ def _ranges(each: FrontendPlan) -> str:
     return ", ".join(map(format_network, each.source_ranges))
 
 
-def _dialled(frontend: Frontend) -> str:
+def _frontend(frontend: Frontend) -> str:
     return f"{format_endpoint(frontend.address, frontend.port)}/{frontend.protocol.name}"

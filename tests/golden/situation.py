@@ -1,4 +1,4 @@
-"""One situation: a cluster and a node as YAML, taken through parse, tracker and plan as the agent does it."""
+"""A golden case, parsed, tracked and planned as the agent does it."""
 
 import dataclasses
 import json
@@ -27,6 +27,7 @@ from ebpfproxy.plan.exposure import plan_service
 from ebpfproxy.plan.needs import needs_packets_of_pods
 from ebpfproxy.plan.node_plan import plan_node
 from ebpfproxy.plan.service_plan import DetectLocal, NodePlan, PlanContext, ServicePortPlan, SocketLb
+from tests.golden.case_file import parse_case, section_text
 from tests.support.build import node_object
 
 CASES = Path(__file__).parent / "cases"
@@ -34,15 +35,15 @@ CASES = Path(__file__).parent / "cases"
 _LOOPBACK = ["127.0.0.0/8", "::1/128"]
 
 POD_CIDRS = ("10.1.0.0/16", "fd01::/64")
-"""Where the endpoints of the cases are."""
+"""The networks of all endpoints in the cases."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Situation:
-    """What a renderer of expected texts may look at.
+    """A case after planning: all that a renderer of expected texts may use.
 
-    `plans` are sorted; `lost` are the claims to frontends that another has; `refused` tells what parse
-    left out, a line each.
+    `plans` are sorted. `lost` has the claims to frontends that another ServicePort has. `rejected` has a line
+    for each object or field that parsing rejected.
     """
 
     name: str
@@ -51,48 +52,64 @@ class Situation:
     plans: tuple[ServicePortPlan, ...]
     node_plan: NodePlan
     lost: tuple[LostClaim, ...]
-    refused: tuple[str, ...]
+    rejected: tuple[str, ...]
 
 
 def situations() -> list[str]:
     """The names of all cases, sorted."""
-    return sorted(folder.name for folder in CASES.iterdir() if (folder / "cluster.yaml").is_file())
+    return sorted(path.stem for path in CASES.glob("*.txt"))
+
+
+def path_of(name: str) -> Path:
+    """The file of a case."""
+    return CASES / f"{name}.txt"
+
+
+def case_text(name: str) -> str:
+    """The text of a case's file, line ends as they are."""
+    return path_of(name).read_bytes().decode()
 
 
 def load(name: str) -> Situation:
-    """Read ``cluster.yaml``, any objects of the API, and ``node.yaml`` of a case.
+    """Parse, track and plan the sections ``cluster.yaml``, any objects of the API, and ``node.yaml``.
 
-    The fields of node.yaml, all optional: ``name`` (here), ``labels`` and ``addresses`` of the Node,
-    ``seen`` (true; false: our Node does not exist), ``pod_cidrs``: those of the Node, ``local``: networks
-    of the kernel's local table beside loopback (the Node's addresses), ``options``: fields of PlanContext,
-    CIDRs as text,
-    ``devices``: fields of Device, the master by its name and before its parts; none is loopback or
-    down unless it says so, and the first has index 1. ``bypassing``: names of devices.
+    CaseError if the file cannot be split into sections, or one of the two is missing.
+
+    All fields of node.yaml are optional:
+
+    - ``name``: of the Node; default ``here``.
+    - ``seen``: whether the Node object is known; default true.
+    - ``labels``, ``addresses``, ``pod_cidrs``: of the Node.
+    - ``local``: the networks of the kernel's local table, without loopback; default: the Node's addresses.
+    - ``options``: fields of PlanContext, with CIDRs as text.
+    - ``devices``: fields of Device. The first has index 1. A device is up and Ethernet by default. ``master``
+      is the name of an earlier device.
+    - ``bypassing``: names of devices.
     """
-    folder = CASES / name
-    node = yaml.safe_load((folder / "node.yaml").read_text()) or {}
+    file = parse_case(case_text(name))
+    node = yaml.safe_load(section_text(file, "node.yaml")) or {}
     context = _context(node)
-    events = [*_node_events(node, context), *_cluster_events(folder, context)]
+    events = [*_node_events(node, context), *_cluster_events(section_text(file, "cluster.yaml"), context)]
     tracker = Tracker(started=0.0)
     for event in events:
         tracker.fold(event)
-    return _planned(name, tracker.drain().state, context, tuple(_refused(events)))
+    return _planned(name, tracker.drain().state, context, tuple(_rejected(events)))
 
 
-def told_by_address(situation: Situation) -> Situation:
-    """The same planned for a backend that does not know the devices of pods: those of `POD_CIDRS` are pods.
+def with_pods_detected_by_cidr(situation: Situation) -> Situation:
+    """Plan for a backend that cannot detect pods by their devices: sources in `POD_CIDRS` are pods.
 
-    As it is where its options tell pods in another way than by devices.
+    Unchanged if the case's options detect pods by other means than devices.
     """
     context = situation.context
     if context.detect_local is not DetectLocal.DEVICES:
         return situation
     cidrs = tuple(map(parse_network, POD_CIDRS))
     context = dataclasses.replace(context, detect_local=DetectLocal.CLUSTER_CIDR, cluster_cidrs=cidrs)
-    return _planned(situation.name, situation.state, context, situation.refused)
+    return _planned(situation.name, situation.state, context, situation.rejected)
 
 
-def _planned(name: str, state: ClusterState, context: PlanContext, refused: tuple[str, ...]) -> Situation:
+def _planned(name: str, state: ClusterState, context: PlanContext, rejected: tuple[str, ...]) -> Situation:
     claims = Claims()
     lost: set[LostClaim] = set()
     for service in sorted(state.services.values(), key=lambda service: service.name):
@@ -101,7 +118,7 @@ def _planned(name: str, state: ClusterState, context: PlanContext, refused: tupl
         lost.update(settled.lost)
     plans = sorted(claims.plans.values(), key=lambda plan: (plan.name, plan.family.value))
     node_plan = plan_node(state, context, any(map(needs_packets_of_pods, plans)))
-    return Situation(name, state, context, tuple(plans), node_plan, tuple(sorted(lost)), refused)
+    return Situation(name, state, context, tuple(plans), node_plan, tuple(sorted(lost)), rejected)
 
 
 def _context(node: dict[str, Any]) -> PlanContext:
@@ -157,12 +174,12 @@ def _networks(texts: list[str]) -> frozenset[Network]:
     return frozenset(parse_network(text) for text in texts)
 
 
-def _cluster_events(folder: Path, context: PlanContext) -> Iterator[Event]:
-    for document in yaml.safe_load_all((folder / "cluster.yaml").read_text()):
+def _cluster_events(objects: str, context: PlanContext) -> Iterator[Event]:
+    for document in yaml.safe_load_all(objects):
         yield from parse_manifest_object(json.dumps(document).encode(), context.node_name)
 
 
-def _refused(events: list[Event]) -> Iterator[str]:
+def _rejected(events: list[Event]) -> Iterator[str]:
     for event in events:
         if isinstance(event, Invalid):
             yield f"{event.kind} {event.name}: {event.reason}"

@@ -1,4 +1,4 @@
-"""Plans become rules: one property at a time. Whole situations are in tests/golden/cases."""
+"""Plans become rules: one property at a time. tests/golden has complete cases."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""What all Services share: one property at a time. Whole situations are goldens."""
+"""What all Services share: one property at a time. tests/golden has complete cases."""
 
 import pytest
 

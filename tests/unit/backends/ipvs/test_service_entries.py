@@ -1,4 +1,4 @@
-"""Plans become virtual servers and members of sets: one property at a time. Whole situations are goldens."""
+"""Plans become virtual servers and members of sets: one property at a time. Complete cases: tests/golden."""
 
 import pytest
 
