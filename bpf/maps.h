@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
  *
- * The maps. This file and the entry points are all that is in bcc's dialect. The sizes and PIN_DIR
- * come from the compiler's command line. bcc reuses a pinned map without a check, so map_shapes.py
+ * The maps. This file and the entry points are all that is in bcc's dialect. The sizes come
+ * from the compiler's command line; the maps that the agent makes have other sizes. map_shapes.py
  * reads these lines and puts a digest of each map's shape into the name of its pin.
  */
 #pragma once
@@ -9,12 +9,8 @@
 #include "abi.h"
 #include "compat.h"
 
-#ifdef PIN_DIR
-#define PINNED(type, key, value, name, size, flags)                                                \
-	BPF_TABLE_PINNED(type, key, value, name, size, PIN_DIR "/" #name, flags)
-#else /* a trial: the maps end with the process that made them */
+/* A map that the agent makes and pins before it loads the programs. */
 #define PINNED(type, key, value, name, size, flags) BPF_F_TABLE(type, key, value, name, size, flags)
-#endif
 
 /* Preallocated: replacing an entry must never fail for want of memory. */
 PINNED("hash", struct service_key, struct service, services, SERVICES_MAX, 0);

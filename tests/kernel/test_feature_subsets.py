@@ -10,13 +10,13 @@ from collections.abc import Collection
 import pytest
 
 from ebpfproxy.backends.ebpf import features
-from ebpfproxy.backends.ebpf.maps import MapSizes
+from ebpfproxy.backends.ebpf.maps import COMPILED_SIZES
 from ebpfproxy.backends.ebpf.programs import available_hooks, sources, specs
-from ebpfproxy.linux.bpf.compiler import try_to_load
+from ebpfproxy.linux.bpf import compiler
+from ebpfproxy.linux.bpf.loader import loaded
 
 pytestmark = pytest.mark.kernel
 
-SIZES = MapSizes(64, 64, 64, 64, 64, 64, 64)
 OF_PACKETS = [probe.define for probe in features.PROBES]
 SUBSETS = [
     subset for count in range(len(OF_PACKETS) + 1) for subset in itertools.combinations(OF_PACKETS, count)
@@ -26,7 +26,9 @@ SUBSETS = [
 def load(absent: Collection[str]) -> None:
     """All programs, without these of the helpers that this kernel has. Raises KernelError."""
     present = {define: text for define, text in features.defines().items() if define not in absent}
-    try_to_load(sources(), SIZES.defines() | present, specs(available_hooks()))
+    file, _ = compiler.compiled(sources(), COMPILED_SIZES.defines() | present)
+    with loaded(file, specs(available_hooks()), COMPILED_SIZES.numbers()):
+        pass
 
 
 @pytest.mark.parametrize("absent", SUBSETS, ids=lambda subset: "-".join(subset) or "nothing")

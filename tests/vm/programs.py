@@ -18,7 +18,7 @@ from typing import NamedTuple
 from ebpfproxy.backends.ebpf import features
 from ebpfproxy.errors import KernelError
 from ebpfproxy.linux.bpf.bpf import PROG_LOAD, Program, bpf
-from ebpfproxy.linux.bpf.compiler import ProgramSpec
+from ebpfproxy.linux.bpf.loader import ProgramSpec
 from tests.support.program_code import SPECS, program_code
 
 _STATISTICS = 4  # BPF_LOG_STATS: what the verifier did, and its reason to reject; not each step (5.2)

@@ -137,7 +137,7 @@ class EbpfBackend:
         lock = FolderLock(root, _PATIENCE)
         opened.callback(lock.release)
         self._pins = Pins(root)
-        self._programs = Programs(self._pins, self._settings.cgroup_root, self._settings.sizes, (lock.fd,))
+        self._programs = Programs(self._pins, self._settings.cgroup_root, self._settings.sizes)
         opened.callback(self._programs.close)
         self._maps = Maps(self._programs.maps)
         opened.callback(self._maps.close)

@@ -331,20 +331,34 @@ class Program(_Object):
         return cls(_pinned_fd(path, "prog"), path.name)
 
     @classmethod
-    def load(cls, type_: int, attach_type: int, instructions: bytes) -> "Program":
+    def load(
+        cls,
+        type_: int,
+        attach_type: int,
+        instructions: bytes,
+        name: str = "ebpfproxy_probe",
+        license_: str = "Dual BSD/GPL",
+        log: "ctypes.Array[ctypes.c_char] | None" = None,
+        log_level: int = 0,
+    ) -> "Program":
         """Load instructions (struct bpf_insn), which refer to a map by its file descriptor. Raises
-        KernelError."""
+        KernelError.
+
+        The kernel keeps 15 characters of `name`. `log`: a buffer for the verifier's log, which has the detail
+        of `log_level` (BPF_LOG_*).
+        """
         _unlimit()
         code = ctypes.create_string_buffer(instructions, len(instructions))
-        license_ = ctypes.create_string_buffer(b"Dual BSD/GPL")
+        terms = ctypes.create_string_buffer(license_.encode())
+        logged = (log_level, len(log), ctypes.addressof(log)) if log else (0, 0, 0)
         attr = struct.pack(
             "=IIQQIIQII16sII",
-            *(type_, len(instructions) // 8, ctypes.addressof(code), ctypes.addressof(license_)),
-            *(0, 0, 0, 0, 0, b"ebpfproxy_probe", 0, attach_type),
+            *(type_, len(instructions) // 8, ctypes.addressof(code), ctypes.addressof(terms)),
+            *(*logged, 0, 0, name.encode()[:15], 0, attach_type),
         )
         for attempt in range(_ATTEMPTS):
             try:
-                return cls(bpf(PROG_LOAD, attr, "cannot load a program")[0], "ebpfproxy_probe")
+                return cls(bpf(PROG_LOAD, attr, f"cannot load program {name}")[0], name)
             except KernelError as failure:
                 if errno_of(failure) != errno.EAGAIN or attempt == _ATTEMPTS - 1:
                     raise  # EAGAIN: a signal interrupted the verifier, at the last attempt, too

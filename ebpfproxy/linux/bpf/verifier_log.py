@@ -24,3 +24,12 @@ def last_lines(log: str) -> tuple[str, ...]:
     ends = next((at for at, line in enumerate(lines) if line.startswith(_STATISTICS[0])), len(lines))
     reported = [line for line in lines[:ends] if line and not line.startswith((*_STATISTICS, *_OF_BCC))]
     return tuple(line[:_WIDTH] for line in reported[-_LINES:])
+
+
+def is_complete(log: str) -> bool:
+    """Whether the log has its end, the statistics. A program without capabilities has no log at all.
+
+    >>> is_complete("0: R1=ctx\n1: (61) r0 = *(u32")
+    False
+    """
+    return not log or any(line.startswith(_STATISTICS[0]) for line in log.splitlines()[-5:])

@@ -22,7 +22,7 @@ from ebpfproxy.backends.ebpf.settings import EbpfSettings
 from ebpfproxy.errors import AlreadyExists, Rejected
 from ebpfproxy.linux.bpf import tc, tcx
 from ebpfproxy.linux.bpf.bpf import Map, Program
-from ebpfproxy.linux.bpf.compiler import TAIL_CALLS
+from ebpfproxy.linux.bpf.loader import TAIL_CALLS
 from ebpfproxy.linux.locks import FolderLock
 from ebpfproxy.plan.service_plan import DeviceRole, NodePlan
 from tests.kernel.device_table.plane import (
