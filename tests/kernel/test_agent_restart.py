@@ -11,7 +11,7 @@ from ebpfproxy.backends.delta import diff
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.backend import EbpfBackend, EbpfSettings
 from ebpfproxy.backends.ebpf.migration.map_shapes import SERVICE_MAPS
-from ebpfproxy.backends.ebpf.programs import COMPILED
+from ebpfproxy.backends.ebpf.programs import LOADED
 from ebpfproxy.bench.load import Load
 from ebpfproxy.lab import manifests
 from ebpfproxy.linux.bpf.bpf import Map
@@ -184,7 +184,7 @@ def test_affinity_is_kept_over_a_restart(rough: Cluster) -> None:
 def test_the_agent_never_loads_a_compiler(rough: Cluster) -> None:
     """bcc brings clang and LLVM, 75 MB of them: they end with the child that compiled."""
     served(rough, "--ebpf-affinity-max=1024")
-    assert COMPILED in rough.agent.log()
+    assert LOADED in rough.agent.log()
     mapped = Path(f"/proc/{rough.agent.process.pid}/maps").read_text()
     assert re.findall(r"lib(?:bcc|LLVM|clang)[^\n]*", mapped) == []
 

@@ -14,6 +14,7 @@ import pytest
 from ebpfproxy.backends.ebpf import abi, features, load_check
 from ebpfproxy.backends.ebpf.hooks import CLASSIFIERS, SCHED_CLS
 from ebpfproxy.backends.ebpf.maps import COMPILED_SIZES, MapSizes
+from ebpfproxy.backends.ebpf.programs import object_file
 from ebpfproxy.errors import KernelError, ProgramRejected, Rejected
 from ebpfproxy.linux.bpf import compiler
 from ebpfproxy.linux.bpf.bpf import Map, Program
@@ -210,3 +211,28 @@ def test_nothing_is_left_open_by_a_build(place: BpfPlace) -> None:
     before = len(list(os.scandir("/proc/self/fd")))
     compile_(place, abi.source_directory() / "connect.c", CONNECT, name="closed")
     assert len(list(os.scandir("/proc/self/fd"))) == before
+
+
+def test_the_agent_has_a_number_for_each_placeholder_and_each_is_used() -> None:
+    """Otherwise the programs would have the placeholder as the size of a map."""
+    placeholders = {value for name, value in abi.CONSTANTS.items() if name.startswith("PLACEHOLDER_")}
+    assert SIZES.numbers().keys() == placeholders
+    code = b"".join(program.instructions for program in object_file().programs)
+    assert all(struct.pack("=I", value) in code for value in placeholders)
+
+
+def test_an_object_file_has_no_sizes_of_maps_in_its_programs() -> None:
+    """So one object file serves agents with any --ebpf-*-max."""
+    sources = [abi.source_directory() / name for name in ("connect.c", "tc.c")]
+    small, large = (
+        compiler.compile_sources(sources, sizes.defines() | features.defines())
+        for sizes in (COMPILED_SIZES, MapSizes())
+    )
+    assert small.programs == large.programs
+    assert [each.name for each in small.maps] == [each.name for each in large.maps]
+
+
+def test_an_agent_without_bcc_uses_the_object_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    object_file()
+    monkeypatch.setattr(compiler, "compile_sources", lambda *_: pytest.fail("it has to be in the cache"))
+    assert load_check.try_out().present

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from ebpfproxy.backends.ebpf.programs import COMPILED
+from ebpfproxy.backends.ebpf.programs import LOADED
 from ebpfproxy.lab import Pod, sockets
 from ebpfproxy.model.address import Protocol
 from tests.kernel.clients import (
@@ -61,7 +61,7 @@ def test_tables_of_an_odd_size_are_made_once(two_nodes: TwoNodes) -> None:
         two_nodes.restart()
         assert name_of(converse(sock)) == "d"
     assert {path.name for path in two_nodes.lab.bpffs.glob("programs-*")} == previous
-    assert COMPILED not in two_nodes.agent.log()
+    assert LOADED not in two_nodes.agent.log()
 
 
 @both_families
