@@ -5,7 +5,7 @@
  */
 #pragma once
 
-#include "flow_former.h"
+#include "flow_previous.h"
 #include "flow_half_open.h"
 #include "flow_key.h"
 #include "flow_tcp.h"
@@ -27,14 +27,14 @@ static __always_inline void client_sent(struct flow *flow, const struct packet *
 		struct reply *reply = replies.lookup(&scratch->reply_key);
 
 		if (reply) {
-			u16 ended =
-			    ends(packet, flow->sequence_end, reply->acknowledged, FLOW_CLIENT_FIN);
+			u16 ended = closing_flags(packet, flow->sequence_end, reply->acknowledged,
+						  FLOW_CLIENT_FIN);
 
 			flow->flags |= ended;
 			reply->flags |= ended;
 		}
 	}
-	note_sequence(flow, packet, false);
+	record_sequence(flow, packet, false);
 }
 
 /* The endpoint of an established flow has sent `packet`. */
@@ -49,14 +49,14 @@ static __always_inline void endpoint_sent(struct reply *reply, const struct pack
 		struct flow *flow = flows.lookup(&scratch->flow_key);
 
 		if (flow) {
-			u16 ended = ends(packet, reply->sequence_end, flow->acknowledged,
-					 FLOW_ENDPOINT_FIN);
+			u16 ended = closing_flags(packet, reply->sequence_end, flow->acknowledged,
+						  FLOW_ENDPOINT_FIN);
 
 			reply->flags |= ended;
 			flow->flags |= ended;
 		}
 	}
-	note_sequence(reply, packet, false);
+	record_sequence(reply, packet, false);
 }
 
 /* The endpoint of a half-open flow has sent `packet`. Both entries are over at the same time, so
@@ -81,7 +81,7 @@ static __always_inline void endpoint_answered(struct reply *reply, const struct 
 		}
 	}
 	if (is_segment(packet))
-		note_sequence(reply, packet, true);
+		record_sequence(reply, packet, true);
 }
 
 /* By what a packet that fits the key of a reply has to fit its value, too. */
@@ -112,7 +112,7 @@ static __always_inline bool reply_matches(const struct reply *reply, const struc
  * the entry; NULL where it is not. False: there is none; `scratch->reply` may be another flow's.
  */
 static __always_inline bool reply_find(struct scratch *scratch, enum reply_match match,
-				       const struct packet *seen)
+				       const struct packet *packet)
 {
 	struct reply *reply = reply_lookup(&scratch->reply_key, scratch);
 
@@ -130,17 +130,17 @@ static __always_inline bool reply_find(struct scratch *scratch, enum reply_match
 	    half_open_is_over(scratch->reply.last_seen, scratch->reply_key.protocol, scratch->now))
 		return false;
 	flow_key_of(&scratch->flow_key, scratch->reply_key.protocol, &scratch->reply);
-	if (seen && (match != MATCH_DESTINATION || !scratch->reply.masquerade_digest)) {
+	if (packet && (match != MATCH_DESTINATION || !scratch->reply.masquerade_digest)) {
 		/* The endpoint answers another connection, of no flow, that has this one's tuple.
 		 */
-		if (seen->tcp_flags & TCP_SYN && is_closed(scratch->reply.flags)) {
+		if (packet->tcp_flags & TCP_SYN && is_closed(scratch->reply.flags)) {
 			replies.delete(&scratch->reply_key);
 			return false;
 		}
 		if (scratch->reply.half_open)
-			endpoint_answered(reply, seen, scratch);
+			endpoint_answered(reply, packet, scratch);
 		else
-			endpoint_sent(reply, seen, scratch);
+			endpoint_sent(reply, packet, scratch);
 	}
 	return true;
 }
@@ -160,7 +160,7 @@ static __always_inline bool reply_find(struct scratch *scratch, enum reply_match
 		failed;                                                                            \
 	})
 
-static __always_inline void carried(u32 service_id, u32 bytes, bool to_endpoint, bool is_new)
+static __always_inline void count_traffic(u32 service_id, u32 bytes, bool to_endpoint, bool is_new)
 {
 	struct traffic *sum = traffic.lookup(&service_id);
 

@@ -5,7 +5,7 @@
  */
 #pragma once
 
-#include "flow_former.h"
+#include "flow_previous.h"
 #include "flow_key.h"
 
 static __always_inline u32 flow_now(void)
@@ -52,22 +52,22 @@ static __always_inline u32 half_open_time(u64 now)
 }
 
 /* Where the place of a flow is noted as seen; NULL: it has none. */
-static __always_inline u32 *half_open_seen(u32 place)
+static __always_inline u32 *half_open_seen(u32 slot)
 {
-	u32 index = place / HALF_OPEN_ROW;
+	u32 index = slot / HALF_OPEN_ROW;
 	struct half_open_row *row = half_open_flows.lookup(&index);
 
-	return row ? &row->seen[place % HALF_OPEN_ROW] : NULL;
+	return row ? &row->seen[slot % HALF_OPEN_ROW] : NULL;
 }
 
 /* Remove the flow with `key`, if it is half-open and still at this place. */
-static __always_inline void half_open_evict(struct flow_key *key, u32 place,
+static __always_inline void half_open_evict(struct flow_key *key, u32 slot,
 					    struct flow_key *reply_key)
 {
 	struct flow *flow = flows.lookup(key);
 	struct reply *reply;
 
-	if (!flow || !flow->half_open || flow->place != place)
+	if (!flow || !flow->half_open || flow->place != slot)
 		return;
 	reply_key_of(reply_key, key, flow);
 	flows.delete(key);
@@ -92,35 +92,35 @@ static __always_inline bool reply_is_at(struct flow_key *key, const struct reply
 /* Give the new flow in the scratch a place in the next row, where each CPU goes round by itself: a
  * free one, or that of the flow which was not seen for longest. `scratch->key` is written over.
  */
-static __always_inline void half_open_begin(u32 now, struct scratch *scratch)
+static __always_inline void half_open_take_slot(u32 now, struct scratch *scratch)
 {
 	u32 index = scratch->row < HALF_OPEN_ROWS ? scratch->row : 0;
 	struct half_open_row *row = half_open_flows.lookup(&index);
-	struct flow_key *place;
-	u32 longest = 0, column = 0;
+	struct flow_key *slot;
+	u32 oldest = 0, column = 0;
 
 	scratch->row = index + 1;
 	if (!row)
 		return;
 #pragma unroll
 	for (u32 i = 0; i < HALF_OPEN_ROW; i++) {
-		u32 unseen = now - row->seen[i];
+		u32 age = now - row->seen[i];
 
 		if (!row->seen[i])
-			unseen = -1;
-		else if ((s32)unseen < 0) /* another CPU has read the clock later */
-			unseen = 0;
-		if (unseen > longest) {
-			longest = unseen;
+			age = -1;
+		else if ((s32)age < 0) /* another CPU has read the clock later */
+			age = 0;
+		if (age > oldest) {
+			oldest = age;
 			column = i;
 		}
 	}
 	column %= HALF_OPEN_ROW; /* for the verifier */
 	scratch->flow.place = index * HALF_OPEN_ROW + column;
-	place = &row->flow[column];
+	slot = &row->flow[column];
 	if (row->seen[column])
-		half_open_evict(place, scratch->flow.place, &scratch->key);
-	*place = scratch->flow_key;
+		half_open_evict(slot, scratch->flow.place, &scratch->key);
+	*slot = scratch->flow_key;
 	row->seen[column] = now;
 }
 

@@ -29,7 +29,8 @@ static __always_inline bool reset_is_valid(u32 sequence, u32 sent, u32 acknowled
 
 /* A segment with FIN or RST: what it ends, as flags; 0 where its sequence number is not credible.
  */
-static __always_inline u16 ends(const struct packet *packet, u32 sent, u32 acknowledged, u16 fin)
+static __always_inline u16 closing_flags(const struct packet *packet, u32 sent, u32 acknowledged,
+					 u16 fin)
 {
 	if (packet->tcp_flags & TCP_RST)
 		return reset_is_valid(packet->sequence, sent, acknowledged) ? FLOW_RESET : 0;
@@ -39,7 +40,7 @@ static __always_inline u16 ends(const struct packet *packet, u32 sent, u32 ackno
 /* What a segment says of the connection's sequence numbers. Those of RST and SYN are not kept, but
  * of the SYNs that open it.
  */
-#define note_sequence(entry, packet, half_open)                                                    \
+#define record_sequence(entry, packet, half_open)                                                  \
 	({                                                                                         \
 		u8 noted = (packet)->tcp_flags;                                                    \
                                                                                                    \
@@ -56,7 +57,7 @@ static __always_inline bool is_segment(const struct packet *packet)
 }
 
 /* Whether this packet of the client shows that it has heard the endpoint. */
-static __always_inline bool completes(const struct packet *packet, const struct reply *reply)
+static __always_inline bool confirms_reply(const struct packet *packet, const struct reply *reply)
 {
 	if (!(reply->flags & FLOW_REPLIED))
 		return false;

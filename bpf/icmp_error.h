@@ -84,7 +84,7 @@ static __always_inline bool parse_quoted(struct __sk_buff *skb, const struct pac
  * quotation ends before it, nothing happens.
  */
 static __always_inline bool patch_quoted_checksum(struct __sk_buff *skb, u32 offset, u32 diff,
-						  bool zero_is_none, u32 *by)
+						  bool zero_is_none, u32 *checksum_diff)
 {
 	u16 old, new;
 
@@ -93,7 +93,7 @@ static __always_inline bool patch_quoted_checksum(struct __sk_buff *skb, u32 off
 	new = ~fold((u32)(u16)~old + fold(diff));
 	if (zero_is_none && !new)
 		new = 0xffff;
-	*by = (u32)(u16)~old + new;
+	*checksum_diff = (u32)(u16)~old + new;
 	return !bpf_skb_store_bytes(skb, offset, &new, 2, 0);
 }
 
@@ -103,19 +103,19 @@ static __always_inline bool patch_quoted_checksum(struct __sk_buff *skb, u32 off
 static __always_inline bool rewrite_quoted(struct __sk_buff *skb, struct packet *quoted,
 					   struct flow_key *to, u32 *diff)
 {
-	u32 addresses = addresses_changed(&quoted->tuple, to);
-	u32 ports = ports_changed(&quoted->tuple, to);
+	u32 addresses = addresses_diff(&quoted->tuple, to);
+	u32 ports = ports_diff(&quoted->tuple, to);
 	u32 checksum = checksum_offset(quoted->tuple.protocol);
 	u32 words = *(u32 *)&to->source_port;
-	u32 by = 0;
+	u32 checksum_diff = 0;
 
 	if (checksum && quoted->l4 + checksum + 2 <= quoted->l3 + quoted->length &&
 	    !patch_quoted_checksum(skb, quoted->l4 + checksum, fold(addresses) + fold(ports),
-				   quoted->tuple.protocol == IPPROTO_UDP, &by))
+				   quoted->tuple.protocol == IPPROTO_UDP, &checksum_diff))
 		return false;
 	if (bpf_skb_store_bytes(skb, quoted->l4, &words, 4, 0))
 		return false;
-	*diff = (u32)fold(ports) + fold(by);
+	*diff = (u32)fold(ports) + fold(checksum_diff);
 	if (quoted->version == 6) /* IPv4's own checksum takes up what its addresses change */
 		*diff += fold(addresses);
 	return write_addresses(skb, quoted->l3, quoted->version, quoted->checksum, to, addresses,
@@ -142,8 +142,8 @@ static __always_inline bool rewrite_icmp_error(struct __sk_buff *skb, struct pac
 	scratch->key = packet->tuple;
 	scratch->key.source = to->source;
 	scratch->key.destination = to->destination;
-	diff = addresses_changed(&packet->tuple, &scratch->key);
-	if (packet->version == 6 && !pseudo_header_changed(skb, checksum, 6, diff, 0))
+	diff = addresses_diff(&packet->tuple, &scratch->key);
+	if (packet->version == 6 && !update_pseudo_header_sum(skb, checksum, 6, diff, 0))
 		return false;
 	count(COUNTER_ICMP_ERROR);
 	return write_addresses(skb, packet->l3, packet->version, packet->checksum, &scratch->key,

@@ -53,8 +53,8 @@ PINNED("array", u32, struct port_uses, flow_ports, FLOW_PORT_ENTRIES, 0);
 /* The previous maps of flows, while programs that use them are attached to some device: what is not
  * in the present maps is looked up there.
  */
-PINNED("array_of_maps$flows", u32, u32, former_flows, 1, 0);
-PINNED("array_of_maps$replies", u32, u32, former_replies, 1, 0);
+PINNED("array_of_maps$flows", u32, u32, previous_flows, 1, 0);
+PINNED("array_of_maps$replies", u32, u32, previous_replies, 1, 0);
 /* When no port was free, in units of 2^30 ns, by the key of the reply without its port. */
 PINNED("lru_hash", struct flow_key, u32, exhausted_ports, 1024, 0);
 /* Not pinned by its own path, but with the programs that belong to it. */

@@ -26,13 +26,13 @@
 #endif
 
 enum parsed {
-	NOT_OURS,  /* no IP, or a protocol that no Service has */
-	TRANSPORT, /* TCP, UDP or SCTP, with ports; or a later fragment, without */
-	ICMP,	   /* of either version; a later fragment of it is NOT_OURS */
-	MALFORMED, /* its headers contradict themselves, or are more than are looked through */
+	UNSUPPORTED, /* no IP, or a protocol that no Service has */
+	TRANSPORT,   /* TCP, UDP or SCTP, with ports; or a later fragment, without */
+	ICMP,	     /* of either version; a later fragment of it is NOT_OURS */
+	MALFORMED,   /* its headers contradict themselves, or are more than are looked through */
 };
 
-enum fragment_place {
+enum fragment_kind {
 	WHOLE,
 	FIRST,
 	LATER, /* has no ports of its own */
@@ -140,7 +140,7 @@ static __always_inline enum parsed parse_transport(struct __sk_buff *skb, struct
 		if (!header[1]) /* an INIT alone has no verification tag (RFC 9260, 8.5.1) */
 			packet->tcp_flags = TCP_SYN;
 	} else {
-		return NOT_OURS;
+		return UNSUPPORTED;
 	}
 	packet->tuple.source_port = ((__be16 *)header)[0];
 	packet->tuple.destination_port = ((__be16 *)header)[1];
@@ -164,7 +164,7 @@ static __always_inline enum parsed parse_payload(struct __sk_buff *skb, struct p
 	u8 protocol = packet->tuple.protocol;
 
 	if (packet->fragment == LATER)
-		return is_transport(protocol) || is_extension(protocol) ? TRANSPORT : NOT_OURS;
+		return is_transport(protocol) || is_extension(protocol) ? TRANSPORT : UNSUPPORTED;
 	if (protocol == (packet->version == 4 ? IPPROTO_ICMP : IPPROTO_ICMPV6)) {
 		__be32 header[2];
 
@@ -267,7 +267,7 @@ static __always_inline enum parsed parse6(struct __sk_buff *skb, struct packet *
 	/* A v4-mapped address on the wire would be taken for IPv4 (RFC 4291, 2.5.5.2; RFC
 	 * 4038, 4.2). */
 	if (address_is_v4(&ip.source) || address_is_v4(&ip.destination))
-		return NOT_OURS;
+		return UNSUPPORTED;
 	if (!skip_extensions(skb, packet, ip.next))
 		return MALFORMED;
 	return parse_payload(skb, packet);
@@ -278,10 +278,10 @@ static __always_inline enum parsed parse6(struct __sk_buff *skb, struct packet *
  */
 static __always_inline enum parsed parse(struct __sk_buff *skb, struct packet *packet)
 {
-	enum parsed parsed = NOT_OURS;
+	enum parsed parsed = UNSUPPORTED;
 
 	if (skb->vlan_present && skb->vlan_tci & VLAN_ID)
-		return NOT_OURS;
+		return UNSUPPORTED;
 	if (skb->protocol == bpf_htons(ETH_P_IP))
 		parsed = parse4(skb, packet);
 	else if (skb->protocol == bpf_htons(ETH_P_IPV6))

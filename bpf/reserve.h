@@ -18,7 +18,7 @@
 #define TAIL_FIND_PORT	0
 #define EEXIST_NEGATIVE (-17)
 
-static __always_inline __be16 any_port(void)
+static __always_inline __be16 random_port(void)
 {
 	return bpf_htons((u16)(FIRST_PORT + (((u64)bpf_get_prandom_u32() * PORT_COUNT) >> 32)));
 }
@@ -46,8 +46,8 @@ static __always_inline u32 socket_tuple(struct bpf_sock_tuple *tuple, const stru
 /* Whether a UDP socket of this node gets what comes in with this tuple; `connected`: only one that
  * is connected to the sender.
  */
-static __always_inline bool udp_socket_gets(struct __sk_buff *skb, struct bpf_sock_tuple *tuple,
-					    u32 size, bool connected)
+static __always_inline bool udp_socket_receives(struct __sk_buff *skb, struct bpf_sock_tuple *tuple,
+						u32 size, bool connected)
 {
 	struct bpf_sock *found = bpf_sk_lookup_udp(skb, tuple, size, BPF_F_CURRENT_NETNS, 0);
 	bool gets;
@@ -60,8 +60,8 @@ static __always_inline bool udp_socket_gets(struct __sk_buff *skb, struct bpf_so
 }
 
 /* The same of TCP; who only listens has no connection with the sender. */
-static __always_inline bool tcp_socket_gets(struct __sk_buff *skb, struct bpf_sock_tuple *tuple,
-					    u32 size)
+static __always_inline bool tcp_socket_receives(struct __sk_buff *skb, struct bpf_sock_tuple *tuple,
+						u32 size)
 {
 	struct bpf_sock *found = bpf_skc_lookup_tcp(skb, tuple, size, BPF_F_CURRENT_NETNS, 0);
 	bool gets;
@@ -79,10 +79,9 @@ static __always_inline bool tcp_socket_gets(struct __sk_buff *skb, struct bpf_so
 /* Whether another user of this node has a connection from the address and port to the endpoint: a
  * socket, or netfilter, whose connections from before this dataplane are in `netfilter_flows`.
  */
-static __always_inline bool is_used_by_others(struct __sk_buff *skb, const struct address *endpoint,
-					      __be16 endpoint_port,
-					      const struct address *masquerade, __be16 port,
-					      u8 protocol, struct scratch *scratch)
+static __always_inline bool port_is_in_use(struct __sk_buff *skb, const struct address *endpoint,
+					   __be16 endpoint_port, const struct address *masquerade,
+					   __be16 port, u8 protocol, struct scratch *scratch)
 {
 	const struct node *settings = node_get();
 
@@ -100,18 +99,18 @@ static __always_inline bool is_used_by_others(struct __sk_buff *skb, const struc
 		u32 size = socket_tuple(tuple, endpoint, endpoint_port, masquerade, port);
 
 		if (protocol == IPPROTO_TCP)
-			return tcp_socket_gets(skb, tuple, size);
+			return tcp_socket_receives(skb, tuple, size);
 		if (protocol == IPPROTO_UDP)
-			return udp_socket_gets(skb, tuple, size, false);
+			return udp_socket_receives(skb, tuple, size, false);
 	}
 #endif
 	return false;
 }
 
-enum place {
-	VACANT,
-	REUSABLE, /* this flow's own, or of one that is over */
-	TAKEN,
+enum port_state {
+	PORT_FREE,
+	PORT_REUSABLE, /* this flow's own, or of one that is over */
+	PORT_TAKEN,
 };
 
 static __always_inline int put_flow(struct flow_key *key, struct flow *flow)
@@ -127,7 +126,7 @@ static __always_inline int add_reply(struct flow_key *key, struct reply *reply)
 /* What is at `scratch->reply_key`. Being closed is not enough to be over: who was connected may not
  * know yet, and what is under way would reach another connection.
  */
-static __always_inline enum place place_of(struct scratch *scratch)
+static __always_inline enum port_state port_state_of(struct scratch *scratch)
 {
 	const struct flow_key *key = &scratch->reply_key;
 	struct reply *present;
@@ -135,35 +134,35 @@ static __always_inline enum place place_of(struct scratch *scratch)
 	/* Of an endpoint to itself there and back must differ. */
 	if (key->destination_port == key->source_port &&
 	    address_equal(&key->source, &scratch->reply.client))
-		return TAKEN;
+		return PORT_TAKEN;
 	present = replies.lookup(&scratch->reply_key);
 	if (!present)
-		return VACANT;
+		return PORT_FREE;
 	if (is_reply_of(present, &scratch->flow_key))
-		return REUSABLE;
+		return PORT_REUSABLE;
 	return present->half_open &&
 		       half_open_is_over(present->last_seen, key->protocol, scratch->now)
-		   ? REUSABLE
-		   : TAKEN;
+		   ? PORT_REUSABLE
+		   : PORT_TAKEN;
 }
 
 /* Take `scratch->reply_key` for `scratch->reply`. EEXIST: another flow was faster, or another user
  * of the node uses the port with the same address. Otherwise as bpf_map_update_elem().
  */
-static __always_inline int take_place(struct __sk_buff *skb, enum place place,
-				      struct scratch *scratch)
+static __always_inline int take_port(struct __sk_buff *skb, enum port_state state,
+				     struct scratch *scratch)
 {
 	const struct flow *flow = &scratch->flow;
-	const struct reply *previous = PREVIOUS(previous_replies(), &scratch->reply_key);
+	const struct reply *previous = LOOKUP_PREVIOUS(previous_replies_map(), &scratch->reply_key);
 
 	if (previous && !is_reply_of(previous, &scratch->flow_key))
 		return EEXIST_NEGATIVE;
 	if (scratch->reply.masquerade_digest &&
-	    is_used_by_others(skb, &flow->endpoint, flow->endpoint_port, &flow->masquerade,
-			      scratch->reply_key.destination_port, scratch->reply_key.protocol,
-			      scratch))
+	    port_is_in_use(skb, &flow->endpoint, flow->endpoint_port, &flow->masquerade,
+			   scratch->reply_key.destination_port, scratch->reply_key.protocol,
+			   scratch))
 		return EEXIST_NEGATIVE;
-	if (place == REUSABLE)
+	if (state == PORT_REUSABLE)
 		replies.delete(&scratch->reply_key);
 	return RETRY(add_reply(&scratch->reply_key, &scratch->reply));
 }
@@ -181,7 +180,7 @@ static __always_inline bool is_exhausted(struct scratch *scratch)
 	return since && (s32)(scratch->now - *since) < 1;
 }
 
-static __always_inline void note_exhausted(struct scratch *scratch)
+static __always_inline void record_exhausted(struct scratch *scratch)
 {
 	count(COUNTER_PORTS_EXHAUSTED);
 	scratch->key = scratch->reply_key;
@@ -201,24 +200,24 @@ static __always_inline bool reserve(struct __sk_buff *skb, u64 redirect_to, stru
 
 #pragma nounroll
 	for (int round = 0; round < ROUNDS; again(round, 1)) {
-		enum place place = TAKEN;
+		enum port_state state = PORT_TAKEN;
 
 #pragma nounroll
 		for (int try = 0; try < TRIES; again(try, 1)) {
-			place = place_of(scratch);
+			state = port_state_of(scratch);
 			/* SCTP's checksum covers the ports. */
-			if (place != TAKEN || protocol == IPPROTO_SCTP)
+			if (state != PORT_TAKEN || protocol == IPPROTO_SCTP)
 				break;
-			scratch->reply_key.destination_port = any_port();
+			scratch->reply_key.destination_port = random_port();
 		}
-		if (place != TAKEN) {
-			failed = take_place(skb, place, scratch);
+		if (state != PORT_TAKEN) {
+			failed = take_port(skb, state, scratch);
 			if (failed != EEXIST_NEGATIVE)
 				break;
 		}
 		if (protocol == IPPROTO_SCTP)
 			break;
-		scratch->reply_key.destination_port = any_port();
+		scratch->reply_key.destination_port = random_port();
 	}
 	if (!failed)
 		return true;
@@ -232,7 +231,7 @@ static __always_inline bool reserve(struct __sk_buff *skb, u64 redirect_to, stru
 		scratch->search.redirect_to = redirect_to;
 		tail_calls.call(skb, TAIL_FIND_PORT);
 	}
-	note_exhausted(scratch);
+	record_exhausted(scratch);
 	return false;
 }
 
@@ -277,7 +276,7 @@ static __always_inline bool flow_open(struct __sk_buff *skb, const struct packet
 	reply->last_seen = scratch->now;
 	if (!address_is_unspecified(&flow->masquerade))
 		reply->masquerade_digest = address_digest(&flow->masquerade);
-	half_open_begin(half_open_time(now), scratch);
+	half_open_take_slot(half_open_time(now), scratch);
 	reply->half_open = flow->half_open = 1;
 	flow->last_seen = scratch->now;
 	flow->sequence_end = packet->sequence_end;
@@ -322,11 +321,11 @@ static __always_inline bool search_ports(struct scratch *scratch)
 static __always_inline int continue_search(struct __sk_buff *skb, struct scratch *scratch)
 {
 	if (search_ports(scratch)) {
-		enum place place = place_of(scratch);
+		enum port_state state = port_state_of(scratch);
 		int failed = EEXIST_NEGATIVE;
 
-		if (place != TAKEN)
-			failed = take_place(skb, place, scratch);
+		if (state != PORT_TAKEN)
+			failed = take_port(skb, state, scratch);
 		if (!failed)
 			return flow_write(scratch)
 				   ? bpf_redirect(skb->ifindex, scratch->search.redirect_to)
@@ -338,7 +337,7 @@ static __always_inline int continue_search(struct __sk_buff *skb, struct scratch
 	}
 	if (scratch->search.left && scratch->search.left <= PORT_COUNT)
 		tail_calls.call(skb, TAIL_FIND_PORT);
-	note_exhausted(scratch);
+	record_exhausted(scratch);
 	return DROP;
 }
 

@@ -34,7 +34,7 @@ static __always_inline u16 fold(u32 sum)
 /* By how much the sum over `count` words changes, in one's complement (RFC 1624). By hand, since
  * for so few words bpf_csum_diff() takes longer.
  */
-static __always_inline u32 changed(const __be32 *from, const __be32 *to, u32 count)
+static __always_inline u32 sum_diff(const __be32 *from, const __be32 *to, u32 count)
 {
 	u64 sum = 0;
 
@@ -46,14 +46,14 @@ static __always_inline u32 changed(const __be32 *from, const __be32 *to, u32 cou
 }
 
 /* Over both addresses; IPv4's come out as they should, since ::ffff:0:0/96 stays. */
-static __always_inline u32 addresses_changed(const struct flow_key *from, const struct flow_key *to)
+static __always_inline u32 addresses_diff(const struct flow_key *from, const struct flow_key *to)
 {
-	return changed(from->source.word, to->source.word, ADDRESSES / 4);
+	return sum_diff(from->source.word, to->source.word, ADDRESSES / 4);
 }
 
-static __always_inline u32 ports_changed(const struct flow_key *from, const struct flow_key *to)
+static __always_inline u32 ports_diff(const struct flow_key *from, const struct flow_key *to)
 {
-	return changed((__be32 *)&from->source_port, (__be32 *)&to->source_port, 1);
+	return sum_diff((__be32 *)&from->source_port, (__be32 *)&to->source_port, 1);
 }
 
 /* The pseudo header of the checksum at `offset` has changed by `diff`.
@@ -63,8 +63,8 @@ static __always_inline u32 ports_changed(const struct flow_key *from, const stru
  * before 6.16, ead7f9b8de65, "bpf: Fix L4 csum update on IPv6 in CHECKSUM_COMPLETE"). So it is put
  * back.
  */
-static __always_inline bool pseudo_header_changed(struct __sk_buff *skb, u32 offset, u8 version,
-						  u32 diff, u32 flags)
+static __always_inline bool update_pseudo_header_sum(struct __sk_buff *skb, u32 offset, u8 version,
+						     u32 diff, u32 flags)
 {
 	if (bpf_l4_csum_replace(skb, offset, 0, diff, PSEUDO_HEADER | flags))
 		return false;
@@ -117,22 +117,22 @@ static __always_inline u32 checksum_offset(u8 protocol)
 static __always_inline bool rewrite(struct __sk_buff *skb, struct packet *packet,
 				    struct flow_key *to)
 {
-	u32 diff = addresses_changed(&packet->tuple, to);
+	u32 diff = addresses_diff(&packet->tuple, to);
 	u32 flags = packet->tuple.protocol == IPPROTO_UDP ? MANGLED_ZERO : 0;
 	u32 checksum = checksum_offset(packet->tuple.protocol);
 	u32 end = packet->l3 + (packet->version == 4 ? IPV4_HEADER : IPV6_HEADER);
 	bool ports = false;
 
 	if (packet->fragment != LATER && checksum) {
-		if (!pseudo_header_changed(skb, packet->l4 + checksum, packet->version, diff,
-					   flags))
+		if (!update_pseudo_header_sum(skb, packet->l4 + checksum, packet->version, diff,
+					      flags))
 			return false;
 		ports = *(u32 *)&packet->tuple.source_port != *(u32 *)&to->source_port;
 	}
 	if (ports) {
-		u32 by = ports_changed(&packet->tuple, to);
+		u32 port_diff = ports_diff(&packet->tuple, to);
 
-		if (bpf_l4_csum_replace(skb, packet->l4 + checksum, 0, by, flags))
+		if (bpf_l4_csum_replace(skb, packet->l4 + checksum, 0, port_diff, flags))
 			return false;
 		if (packet->l4 != end) { /* behind options, or extension headers */
 			if (bpf_skb_store_bytes(skb, packet->l4, &to->source_port, PORTS, 0))

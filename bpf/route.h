@@ -18,9 +18,9 @@
  * half is this node's: with kind, a packet may bring the note of another node on the same machine.
  * Test runs have no other way in than cb.
  */
-#define MARK_NONE 0
-#define MARK_DONE 3 /* needs nothing any more */
-#define MARK_BARE 4 /* comes in by a tunnel for the second time (come_in_bare()) */
+#define MARK_NONE     0
+#define MARK_DONE     3 /* needs nothing any more */
+#define MARK_STRIPPED 4 /* comes in by a tunnel for the second time (come_in_bare()) */
 
 #ifdef MARK_IN_CB
 #define mark_word(skb) ((skb)->cb[0])
@@ -52,7 +52,7 @@ static __always_inline void mark_set(struct __sk_buff *skb, u32 mark)
 
 /* The address of the first device of the pair that the agent makes (linux/netlink/reinjection.py).
  */
-static const u8 INLET_ETHERNET[6] = {0x02, 0xeb, 0xbf, 0x00, 0x00, 0x01};
+static const u8 REINJECTION_ETHERNET[6] = {0x02, 0xeb, 0xbf, 0x00, 0x00, 0x01};
 
 /* bcc declares it without the parameters' length (up to 0.37). */
 static long (*redirect_by_neighbor)(u32 ifindex, void *parameters, int length,
@@ -65,7 +65,7 @@ static long (*redirect_by_neighbor)(u32 ifindex, void *parameters, int length,
  */
 static __always_inline u32 route(struct __sk_buff *skb, const struct packet *packet,
 				 const struct address *from, const struct address *to,
-				 struct way *way)
+				 struct next_hop *next_hop)
 {
 #if defined(HAVE_FIB_LOOKUP) && defined(HAVE_REDIRECT_NEIGH)
 	struct bpf_fib_lookup lookup = {};
@@ -85,12 +85,12 @@ static __always_inline u32 route(struct __sk_buff *skb, const struct packet *pac
 	}
 	found = bpf_fib_lookup(skb, &lookup, sizeof(lookup), 0);
 	if (found == BPF_FIB_LKUP_RET_SUCCESS || found == BPF_FIB_LKUP_RET_NO_NEIGH) {
-		way->hop.nh_family = lookup.family;
-		*(struct address *)way->hop.ipv6_nh = *(struct address *)lookup.ipv6_dst;
-		way->has_ethernet = found == BPF_FIB_LKUP_RET_SUCCESS;
-		__builtin_memcpy(way->ethernet, lookup.dmac, 6);
-		__builtin_memcpy(way->ethernet + 6, lookup.smac, 6);
-		way->into_pod = false;
+		next_hop->neighbor.nh_family = lookup.family;
+		*(struct address *)next_hop->neighbor.ipv6_nh = *(struct address *)lookup.ipv6_dst;
+		next_hop->has_ethernet = found == BPF_FIB_LKUP_RET_SUCCESS;
+		__builtin_memcpy(next_hop->ethernet, lookup.dmac, 6);
+		__builtin_memcpy(next_hop->ethernet + 6, lookup.smac, 6);
+		next_hop->into_pod = false;
 		return lookup.ifindex;
 	}
 #endif
@@ -100,11 +100,12 @@ static __always_inline u32 route(struct __sk_buff *skb, const struct packet *pac
 /* Without the next hop the kernel would choose one again, of an IPv6 multipath route also one of
  * another device (__bpf_redirect_neigh_v6(), ip6_route_output()), and find no neighbor there.
  */
-static __always_inline int redirect_out(struct __sk_buff *skb, u32 ifindex, struct way *way)
+static __always_inline int redirect_out(struct __sk_buff *skb, u32 ifindex,
+					struct next_hop *next_hop)
 {
 	mark_set(skb, MARK_DONE);
 #ifdef HAVE_REDIRECT_NEIGH
-	return redirect_by_neighbor(ifindex, &way->hop, sizeof(way->hop), 0);
+	return redirect_by_neighbor(ifindex, &next_hop->neighbor, sizeof(next_hop->neighbor), 0);
 #else
 	return DROP;
 #endif
@@ -113,10 +114,11 @@ static __always_inline int redirect_out(struct __sk_buff *skb, u32 ifindex, stru
 /* Into the network namespace of a pod by its device `ifindex` (DEVICE_PEER), as if the other end
  * had received it: without the queue between both ends. For ingress alone.
  */
-static __always_inline int redirect_into_pod(struct __sk_buff *skb, u32 ifindex, struct way *way)
+static __always_inline int redirect_into_pod(struct __sk_buff *skb, u32 ifindex,
+					     struct next_hop *next_hop)
 {
 #ifdef HAVE_REDIRECT_PEER
-	if (!bpf_skb_store_bytes(skb, 0, way->ethernet, sizeof(way->ethernet), 0))
+	if (!bpf_skb_store_bytes(skb, 0, next_hop->ethernet, sizeof(next_hop->ethernet), 0))
 		return bpf_redirect_peer(ifindex, 0);
 #endif
 	return DROP;
@@ -135,10 +137,10 @@ static __always_inline int deliver(struct __sk_buff *skb, const struct packet *p
 	if (!settings)
 		return DROP;
 	if (packet->version == 4) {
-		device = settings->inlet;
+		device = settings->reinjection_device;
 #pragma unroll
 		for (int i = 0; i < 6; i++)
-			ethernet[i] = INLET_ETHERNET[i];
+			ethernet[i] = REINJECTION_ETHERNET[i];
 	}
 	*(__be16 *)(ethernet + 12) =
 	    packet->version == 4 ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6);

@@ -14,8 +14,8 @@ struct port_search {
 };
 
 /* How a packet gets to a next hop, as route() has found. */
-struct way {
-	struct bpf_redir_neigh hop;
+struct next_hop {
+	struct bpf_redir_neigh neighbor;
 	u8 ethernet[12];   /* the next hop's address, and the one that it is sent from */
 	bool has_ethernet; /* false: the next hop's is not known yet, or the device has none */
 	bool into_pod;	   /* by redirect_into_pod() */
@@ -41,11 +41,11 @@ struct scratch {
 	u32 now; /* when the packet was looked up, as flow.last_seen */
 	/* How far find_port() has come with the flow. */
 	struct port_search search;
-	struct flow_key to; /* what the packet becomes */
-	struct way way;	    /* by which it is redirected */
+	struct flow_key to;	  /* what the packet becomes */
+	struct next_hop next_hop; /* by which it is redirected */
 	/* Arguments of helpers, each used within one function. */
 	struct flow_key key;
-	struct service_key dialed;
+	struct service_key frontend;
 	struct affinity_key affinity;
 	struct source_range_key source;
 	struct bpf_sock_tuple sockets;

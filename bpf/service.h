@@ -71,37 +71,37 @@ static __always_inline bool node_ports_on_loopback(const struct address *unspeci
  * one of this node's; `key` becomes the key of the entry. NULL: there is none.
  */
 static __always_inline struct service *service_lookup(struct service_key *key,
-						      const struct service_key *dialed)
+						      const struct service_key *destination)
 {
 	struct service *found = NULL;
 
-	*key = *dialed;
-	if (port_is_served(dialed->protocol, dialed->port, 0))
+	*key = *destination;
+	if (port_is_served(destination->protocol, destination->port, 0))
 		found = services.lookup(key);
-	if (found || !port_is_served(dialed->protocol, dialed->port, NODE_PORT_LINES))
+	if (found || !port_is_served(destination->protocol, destination->port, NODE_PORT_LINES))
 		return found;
-	address_unspecified_like(&key->address, &dialed->address);
+	address_unspecified_like(&key->address, &destination->address);
 	return services.lookup(key);
 }
 
 /* Find what `dialed` means to a socket of this node; `on_node`: of the node itself, not of a pod.
  * A pod's loopback is its own, the node's answers NodePorts.
  */
-static __always_inline bool service_find(const struct service_key *dialed, bool on_node,
+static __always_inline bool service_find(const struct service_key *destination, bool on_node,
 					 struct service *service)
 {
 	struct service_key key;
-	struct service *found = service_lookup(&key, dialed);
+	struct service *found = service_lookup(&key, destination);
 
 	if (!found)
 		return false;
-	if (address_is_unspecified(&dialed->address)) {
-		if (!on_node || !node_ports_on_loopback(&dialed->address))
+	if (address_is_unspecified(&destination->address)) {
+		if (!on_node || !node_ports_on_loopback(&destination->address))
 			return false;
 	} else if (address_is_unspecified(&key.address)) {
-		if (!on_node && address_is_loopback(&dialed->address))
+		if (!on_node && address_is_loopback(&destination->address))
 			return false;
-		if (!(network_flags(&dialed->address) & NETWORK_NODE_PORTS))
+		if (!(network_flags(&destination->address) & NETWORK_NODE_PORTS))
 			return false;
 	}
 	return service_copy(&key, found, service);

@@ -32,8 +32,8 @@ def previous(path: PacketPath) -> Iterator[dict[str, Map]]:
         for name in ("flows", "replies"):
             made[name] = create_map(HASH, abi.FLOW_KEY.size, abi.FLOW.size, 4096)
             stack.callback(made[name].close)
-            path.maps[f"former_{name}"].update(ONLY, made[name].fd.to_bytes(4, "little"))
-            stack.callback(path.maps[f"former_{name}"].delete, ONLY)
+            path.maps[f"previous_{name}"].update(ONLY, made[name].fd.to_bytes(4, "little"))
+            stack.callback(path.maps[f"previous_{name}"].delete, ONLY)
         yield made
 
 

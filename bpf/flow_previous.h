@@ -9,24 +9,24 @@
 /* Entries of the previous maps of flows, while there are such (map_migration.py), are moved to the
  * present ones when they are looked up.
  */
-#define PREVIOUS(array, key)                                                                       \
+#define LOOKUP_PREVIOUS(array, key)                                                                \
 	({                                                                                         \
 		void *previous = (array);                                                          \
 		previous ? bpf_map_lookup_elem(previous, key) : NULL;                              \
 	})
 
-static __always_inline void *previous_flows(void)
+static __always_inline void *previous_flows_map(void)
 {
 	WORD_KEY(zero, 0);
 
-	return former_flows.lookup(zero);
+	return previous_flows.lookup(zero);
 }
 
-static __always_inline void *previous_replies(void)
+static __always_inline void *previous_replies_map(void)
 {
 	WORD_KEY(zero, 0);
 
-	return former_replies.lookup(zero);
+	return previous_replies.lookup(zero);
 }
 
 static __always_inline struct flow *flow_lookup(struct flow_key *key, struct scratch *scratch)
@@ -35,7 +35,7 @@ static __always_inline struct flow *flow_lookup(struct flow_key *key, struct scr
 
 	if (found)
 		return found;
-	found = PREVIOUS(previous_flows(), key);
+	found = LOOKUP_PREVIOUS(previous_flows_map(), key);
 	if (!found)
 		return NULL;
 	scratch->flow = *found;
@@ -49,7 +49,7 @@ static __always_inline struct reply *reply_lookup(struct flow_key *key, struct s
 
 	if (found)
 		return found;
-	found = PREVIOUS(previous_replies(), key);
+	found = LOOKUP_PREVIOUS(previous_replies_map(), key);
 	if (!found)
 		return NULL;
 	scratch->reply = *found;
@@ -60,7 +60,7 @@ static __always_inline struct reply *reply_lookup(struct flow_key *key, struct s
 /* Remove what flow_lookup() has found, for good. */
 static __always_inline void flow_delete(struct flow_key *key)
 {
-	void *previous = previous_flows();
+	void *previous = previous_flows_map();
 
 	flows.delete(key);
 	if (previous)
