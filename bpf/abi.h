@@ -210,8 +210,7 @@ enum node_flag {
 struct node {
 	__u64 netns_cookie;	  /* the node's network namespace; 0: not known yet */
 	__u32 flags;		  /* enum node_flag */
-	__u32 reinjection_device; /* ifindex of the reinjection veth pair, for replies to the node;
-				     0: none */
+	__u32 reinjection_device; /* ifindex of the reinjection veth pair; 0: none */
 	__u32 tcp_established;
 	__u32 tcp_close_wait; /* one side has closed */
 	__u32 tcp_syn;	      /* not established yet */

@@ -15,9 +15,9 @@ enum client_class {
 	OUTSIDE,
 };
 
-/* The relation of a packet to flows. */
+/* Whether a packet may open a flow. */
 enum admission {
-	NO_FLOW,
+	NO_FLOW,  /* the packet is not for a frontend and passes unchanged */
 	KNOWN,	  /* the packet belongs to the flow in the scratch */
 	OPENS,	  /* the packet opens the flow in the scratch, which has no entries yet */
 	REJECTED, /* the client gets a TCP reset or an ICMP error */
@@ -259,8 +259,9 @@ static __always_inline bool established_continue(struct flow *flow, const struct
 	return true;
 }
 
-/* As goes_on(), for a half-open flow. A retransmitted SYN goes to another endpoint if the first
- * endpoint is gone and has not replied. A connection that the endpoint has rejected is over.
+/* As continues_established(), for a half-open flow. A retransmitted SYN goes to another endpoint if
+ * the first endpoint is gone and has not replied. A connection that the endpoint has rejected is
+ * over.
  */
 static __always_inline bool continues_half_open(const struct flow *flow,
 						const struct packet *packet,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
 /*
- * The socket hooks of a cgroup: connect, sendmsg, recvmsg, getpeername, post_bind, sock_release.
- * Each is a guard and one call; what happens is in socket.h.
+ * The cgroup socket hooks: connect, sendmsg, recvmsg, getpeername, post_bind, sock_release. Each
+ * reads its context and calls one function of socket.h.
  */
 #include <uapi/linux/bpf.h>
 #include <uapi/linux/in.h>
@@ -17,7 +17,7 @@ static __always_inline int fail(int error)
 #ifdef HAVE_SET_RETVAL
 	bpf_set_retval(-error);
 #endif
-	return FAIL; /* EPERM where the kernel has no bpf_set_retval (before 5.18, b44123b4a3dc) */
+	return FAIL; /* EPERM if the kernel has no bpf_set_retval() (before 5.18, b44123b4a3dc) */
 }
 
 static __always_inline bool sock4_read_peer(struct bpf_sock_addr *ctx, struct service_key *peer)

@@ -53,7 +53,7 @@ static __always_inline bool is_answered_ping(struct __sk_buff *skb, const struct
 
 /* Whether an outgoing echo request gets a reply. It is host-originated or forwarded; for a
  * forwarded request the result is the same as at ingress. A device without a program leads to a pod
- * whose sockets need none, as in standing_of_bypass(). A frame that a bridge forwards is for
+ * whose sockets need none, as in admit_bypassing_packet(). A frame that a bridge forwards is for
  * another host.
  */
 static __always_inline bool is_answered_ping_out(struct __sk_buff *skb, const struct packet *packet)

@@ -181,11 +181,11 @@ static __always_inline int icmp_egress(struct __sk_buff *skb, struct packet *pac
 	if (outgoing == OUT_NO_FLOW || outgoing == OUT_COLLIDES ||
 	    !address_equal(&packet->tuple.destination, &tuple->destination))
 		return PASS_ON;
-	/* Drop errors that the recipient cannot assign to a connection. OUT_OF_NODE: the node's
-	 * stack reports an error about a translated reply to the frontend address, and no host at
-	 * that address has the connection. ICMP redirect: it describes a route to the endpoint,
-	 * whose address the client does not know. Errors about a direct flow are translated,
-	 * because its endpoint knows the changed port.
+	/* Drop errors that the recipient cannot assign to a connection. OUT_HOST_ORIGINATED: the
+	 * node's stack reports an error about a translated reply to the frontend address, and no
+	 * host at that address has the connection. ICMP redirect: it describes a route to the
+	 * endpoint, whose address the client does not know. Errors about a direct flow are
+	 * translated, because its endpoint knows the changed port.
 	 */
 	if (outgoing == OUT_HOST_ORIGINATED || is_icmp_redirect(packet))
 		return DROP;
@@ -341,7 +341,7 @@ static __always_inline u32 route_to_endpoint(struct __sk_buff *skb, const struct
 }
 
 /* Sends a host-originated packet to its endpoint. The stack has routed the packet to the frontend,
- * so it is redirected past the stack. `device`: see way_to_endpoint(). The route of a direct flow
+ * so it is redirected past the stack. `device`: see route_to_endpoint(). The route of a direct flow
  * is already correct. Its mark prevents a second translation at another device.
  */
 static __always_inline int send_host_originated(struct __sk_buff *skb, struct packet *packet,

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
  *
- * Lookups of flows, also in the maps of before a change of their layout or size.
+ * Lookups of flows in the present maps and in the previous version of the maps.
+ *
+ * While programs that use the previous maps are attached to a device, `previous_flows` and
+ * `previous_replies` contain these maps (migrate.py). A lookup copies an entry that it finds only
+ * there to the present map.
  */
 #pragma once
 
 #include "scratch.h"
 
-/* Entries of the previous maps of flows, while there are such (map_migration.py), are moved to the
- * present ones when they are looked up.
- */
 #define LOOKUP_PREVIOUS(array, key)                                                                \
 	({                                                                                         \
 		void *previous = (array);                                                          \
@@ -57,7 +58,9 @@ static __always_inline struct reply *reply_lookup(struct flow_key *key, struct s
 	return replies.lookup(key);
 }
 
-/* Remove what flow_lookup() has found, for good. */
+/* Removes an entry from both maps. Otherwise flow_lookup() would copy it from the previous map
+ * again.
+ */
 static __always_inline void flow_delete(struct flow_key *key)
 {
 	void *previous = previous_flows_map();

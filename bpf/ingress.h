@@ -63,7 +63,7 @@ static __always_inline int redirect_past_stack(struct __sk_buff *skb, const stru
 					       u32 device, struct next_hop *next_hop)
 {
 	count(COUNTER_REDIRECTED);
-	/* way_past_stack() excludes packets whose TTL is at most 1. */
+	/* stack_bypass_device() excludes packets whose TTL is at most 1. */
 	if (!write_ttl(skb, packet, packet->ttl - 1))
 		return DROP;
 	return next_hop->into_pod ? redirect_into_pod(skb, device, next_hop)
@@ -308,8 +308,8 @@ static __always_inline bool has_outer_headers(struct __sk_buff *skb)
 }
 
 /* Redirects the packet to its own device. For a device without Ethernet, the kernel then removes
- * the outer headers, and the program sees the packet again. MARK_BARE prevents a second redirect: a
- * packet that still has outer headers is passed on.
+ * the outer headers, and the program sees the packet again. MARK_STRIPPED prevents a second
+ * redirect: a packet that still has outer headers is passed on.
  */
 static __always_inline int strip_outer_headers(struct __sk_buff *skb)
 {

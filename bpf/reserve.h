@@ -1,20 +1,21 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
  *
- * Opening a flow: the entry by which a reply is found reserves the port that the reply is sent to.
+ * Opening a flow. The entry in `replies` reserves the client port that the endpoint sees, because
+ * that port is part of its key.
  */
 #pragma once
 
 #include "flow.h"
 #include "route.h"
 
-/* Ports that are tried at random before all are looked at: ROUNDS * TRIES. Two loops, since the
- * verifier follows each turn of the inner one, and that only looks.
+/* ROUNDS * TRIES random ports are tried before all ports are searched. There are two loops because
+ * the verifier follows each iteration of the inner loop, which therefore only does lookups.
  */
 #define ROUNDS		3
 #define TRIES		4
 #define FIRST_PORT	1024
 #define PORT_COUNT	(65536 - FIRST_PORT)
-#define SEARCH_PORTS	2016 /* in one run of find_port(): with 32 tail calls of 33 these are all */
+#define SEARCH_PORTS	2016 /* per run of find_port(); 32 of the 33 possible tail calls cover all */
 #define TAIL_FIND_PORT	0
 #define EEXIST_NEGATIVE (-17)
 
@@ -25,7 +26,9 @@ static __always_inline __be16 random_port(void)
 
 #if defined(HAVE_SKC_LOOKUP_TCP) && defined(HAVE_SK_LOOKUP_UDP)
 
-/* As a packet from one to the other would find its socket; the size of what is filled in. */
+/* Sets `tuple` for the lookup of the socket that receives packets from `from` to `to`. Returns the
+ * size of the part of `tuple` that is set.
+ */
 static __always_inline u32 socket_tuple(struct bpf_sock_tuple *tuple, const struct address *from,
 					__be16 from_port, const struct address *to, __be16 to_port)
 {
@@ -43,41 +46,44 @@ static __always_inline u32 socket_tuple(struct bpf_sock_tuple *tuple, const stru
 	return sizeof(tuple->ipv6);
 }
 
-/* Whether a UDP socket of this node gets what comes in with this tuple; `connected`: only one that
- * is connected to the sender.
+/* Whether a UDP socket of this node receives packets with this tuple. `connected`: only a socket
+ * that is connected to the sender counts.
  */
 static __always_inline bool udp_socket_receives(struct __sk_buff *skb, struct bpf_sock_tuple *tuple,
 						u32 size, bool connected)
 {
 	struct bpf_sock *found = bpf_sk_lookup_udp(skb, tuple, size, BPF_F_CURRENT_NETNS, 0);
-	bool gets;
+	bool receives;
 
 	if (!found)
 		return false;
-	gets = !connected || found->state == BPF_TCP_ESTABLISHED;
+	receives = !connected || found->state == BPF_TCP_ESTABLISHED;
 	bpf_sk_release(found);
-	return gets;
+	return receives;
 }
 
-/* The same of TCP; who only listens has no connection with the sender. */
+/* As udp_socket_receives() for TCP. A listening socket does not count: it has no connection with
+ * the sender.
+ */
 static __always_inline bool tcp_socket_receives(struct __sk_buff *skb, struct bpf_sock_tuple *tuple,
 						u32 size)
 {
 	struct bpf_sock *found = bpf_skc_lookup_tcp(skb, tuple, size, BPF_F_CURRENT_NETNS, 0);
-	bool gets;
+	bool receives;
 
 	if (!found)
 		return false;
-	gets = found->state != BPF_TCP_LISTEN;
-	barrier(); /* one instruction must not read from both kinds of sockets */
+	receives = found->state != BPF_TCP_LISTEN;
+	barrier(); /* the verifier rejects one load instruction for both kinds of sockets */
 	bpf_sk_release(found);
-	return gets;
+	return receives;
 }
 
 #endif
 
-/* Whether another user of this node has a connection from the address and port to the endpoint: a
- * socket, or netfilter, whose connections from before this dataplane are in `netfilter_flows`.
+/* Whether a socket of this node or netfilter already uses the address and port for a connection to
+ * the endpoint. Connections that netfilter masqueraded before mode ebpf started are in
+ * `netfilter_flows`.
  */
 static __always_inline bool port_is_in_use(struct __sk_buff *skb, const struct address *endpoint,
 					   __be16 endpoint_port, const struct address *masquerade,
@@ -109,7 +115,7 @@ static __always_inline bool port_is_in_use(struct __sk_buff *skb, const struct a
 
 enum port_state {
 	PORT_FREE,
-	PORT_REUSABLE, /* this flow's own, or of one that is over */
+	PORT_REUSABLE, /* the entry belongs to this flow, or to an expired half-open flow */
 	PORT_TAKEN,
 };
 
@@ -123,15 +129,16 @@ static __always_inline int add_reply(struct flow_key *key, struct reply *reply)
 	return replies.insert(key, reply);
 }
 
-/* What is at `scratch->reply_key`. Being closed is not enough to be over: who was connected may not
- * know yet, and what is under way would reach another connection.
+/* Returns the state of the port in `scratch->reply_key`. The port of a closed TCP flow is not
+ * reusable: one side may not know yet that the connection is closed, and packets in flight would
+ * reach the new connection.
  */
 static __always_inline enum port_state port_state_of(struct scratch *scratch)
 {
 	const struct flow_key *key = &scratch->reply_key;
 	struct reply *present;
 
-	/* Of an endpoint to itself there and back must differ. */
+	/* If an endpoint connects to itself, the tuples of both directions must differ. */
 	if (key->destination_port == key->source_port &&
 	    address_equal(&key->source, &scratch->reply.client))
 		return PORT_TAKEN;
@@ -146,8 +153,9 @@ static __always_inline enum port_state port_state_of(struct scratch *scratch)
 		   : PORT_TAKEN;
 }
 
-/* Take `scratch->reply_key` for `scratch->reply`. EEXIST: another flow was faster, or another user
- * of the node uses the port with the same address. Otherwise as bpf_map_update_elem().
+/* Inserts `scratch->reply` with the key `scratch->reply_key`. Returns EEXIST_NEGATIVE if another
+ * flow has taken the port in the meantime, or if port_is_in_use(). Otherwise returns the result of
+ * bpf_map_update_elem().
  */
 static __always_inline int take_port(struct __sk_buff *skb, enum port_state state,
 				     struct scratch *scratch)
@@ -167,8 +175,8 @@ static __always_inline int take_port(struct __sk_buff *skb, enum port_state stat
 	return RETRY(add_reply(&scratch->reply_key, &scratch->reply));
 }
 
-/* Whether all ports of the endpoint were in use a moment ago: then a search would find nothing but
- * take milliseconds.
+/* Whether all ports towards the endpoint were in use within the last second. Another search would
+ * take milliseconds and most likely find no port.
  */
 static __always_inline bool is_exhausted(struct scratch *scratch)
 {
@@ -188,10 +196,11 @@ static __always_inline void record_exhausted(struct scratch *scratch)
 	exhausted_ports.update(&scratch->key, &scratch->now);
 }
 
-/* Reserve a port for the flow in the scratch, the client's own where it is free:
- * `scratch->reply_key` with that port is the key of `scratch->reply`, which is written there.
- * `redirect_to`: see struct port_search. False: it is counted why not. Where random ports are taken
- * it does not return: find_port() looks at all of them, and the packet comes again.
+/* Reserves a port for the flow in the scratch, preferably the client's own port: sets the port in
+ * `scratch->reply_key` and inserts `scratch->reply`. `redirect_to`: see struct port_search. Returns
+ * false if no port can be reserved; the reason is counted. If all tried random ports are in use, it
+ * does not return: a tail call to find_port() searches all ports and redirects the packet, so that
+ * this program processes it again.
  */
 static __always_inline bool reserve(struct __sk_buff *skb, u64 redirect_to, struct scratch *scratch)
 {
@@ -235,7 +244,9 @@ static __always_inline bool reserve(struct __sk_buff *skb, u64 redirect_to, stru
 	return false;
 }
 
-/* The reply is there: now the flow's own entry. */
+/* Writes the entry in `flows`, after the entry in `replies` exists. Returns false if there is no
+ * room.
+ */
 static __always_inline bool flow_write(struct scratch *scratch)
 {
 	const struct flow_key *client = &scratch->flow_key;
@@ -253,8 +264,9 @@ static __always_inline bool flow_write(struct scratch *scratch)
 	return true;
 }
 
-/* Make the entries of `scratch->flow`, whose key is `scratch->flow_key`: the reply first, so that
- * no packet of the endpoint is of no flow.
+/* Writes both entries of `scratch->flow`, whose key is `scratch->flow_key`. The entry in `replies`
+ * comes first, so that every packet of the endpoint finds its flow. Returns false on failure; the
+ * reason is counted.
  */
 static __always_inline bool flow_open(struct __sk_buff *skb, const struct packet *packet,
 				      u64 redirect_to, struct scratch *scratch)
@@ -285,9 +297,9 @@ static __always_inline bool flow_open(struct __sk_buff *skb, const struct packet
 	return reserve(skb, redirect_to, scratch) && flow_write(scratch);
 }
 
-/* Look at the next SEARCH_PORTS ports; true: `scratch->reply_key` has one that is free, or whose
- * half-open flow is over. It asks less than place_of(): the verifier keeps each branch of each turn
- * in mind, and has room for 8192.
+/* Searches the next SEARCH_PORTS ports. Returns true if `scratch->reply_key` has a port that is
+ * free or belongs to an expired half-open flow. It checks fewer conditions than port_state_of():
+ * the verifier stores each branch of each iteration, and its limit is 8192.
  */
 static __always_inline bool search_ports(struct scratch *scratch)
 {
@@ -315,8 +327,8 @@ static __always_inline bool search_ports(struct scratch *scratch)
 	return false;
 }
 
-/* The rest of reserve(), by a tail call: search for a free port, open the flow in the scratch, and
- * let the packet come again, which then is of that flow.
+/* Continues reserve() after a tail call: searches a free port and opens the flow in the scratch.
+ * Redirects the packet, so that the first program processes it again, now as a packet of that flow.
  */
 static __always_inline int continue_search(struct __sk_buff *skb, struct scratch *scratch)
 {
@@ -341,15 +353,17 @@ static __always_inline int continue_search(struct __sk_buff *skb, struct scratch
 	return DROP;
 }
 
-/* What is masqueraded at the device gets, of the family of `like`; unspecified: there is none. */
+/* Returns the masquerade address of the device in the family of `like`. It is unspecified if the
+ * device has none.
+ */
 static __always_inline const struct address *address_of_device(const struct device *device,
 							       const struct address *like)
 {
 	return address_is_v4(like) ? &device->v4 : &device->v6;
 }
 
-/* Set the address that the endpoint is to see in place of the client's: that of the device towards
- * it. False: it has none, which is counted.
+/* Sets the masquerade address of a flow to the address of the output device `ifindex`. Returns
+ * false if the device has no address; this is counted.
  */
 static __always_inline bool choose_masquerade(struct flow *flow, u32 ifindex)
 {

@@ -53,9 +53,8 @@ static __always_inline struct socket_peer *peer_slot(u64 cookie, u8 protocol)
 	return expendable;
 }
 
-/* Records that the socket connected to the frontend `frontend`. `peer` is the address of the
- * endpoint `id`. If the socket waits for an endpoint, `id` is NO_ENDPOINT and `peer` is the
- * frontend.
+/* Records that the socket connected to `frontend`. `peer` is the address of the endpoint `id`. If
+ * the socket waits for an endpoint, `id` is NO_ENDPOINT and `peer` is the frontend.
  */
 static __always_inline void peer_write(u64 cookie, const struct service_key *frontend,
 				       const struct service_key *peer, u32 service_id, u32 id)

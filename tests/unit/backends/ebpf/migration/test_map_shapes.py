@@ -46,7 +46,7 @@ def relaid(source: Path) -> set[str]:
 
 
 def test_a_comment_changes_nothing(source: Path) -> None:
-    edit(source, "abi.h", "/* Key of `services`:", "/* The key of `services`,\n * as dialed:")
+    edit(source, "abi.h", "/* Key of `services`:", "/* The key of `services`,\n * as connected to:")
     edit(source, "maps.h", "/* Preallocated:", '/* PINNED("hash", u32, u32, odd, 1, 0);\n * Preallocated:')
     assert changed(source) == set()
 
