@@ -208,9 +208,9 @@ enum node_flag {
 
 /* The only entry of `node`: settings for all programs. Timeouts are in seconds. */
 struct node {
-	__u64 netns_cookie; /* the node's network namespace; 0: not known yet */
-	__u32 flags;	    /* enum node_flag */
-	__u32 inlet; /* ifindex of the reinjection veth pair, for replies to the node; 0: none */
+	__u64 netns_cookie;	  /* the node's network namespace; 0: not known yet */
+	__u32 flags;		  /* enum node_flag */
+	__u32 reinjection_device; /* ifindex of the reinjection veth pair; 0: none */
 	__u32 tcp_established;
 	__u32 tcp_close_wait; /* one side has closed */
 	__u32 tcp_syn;	      /* not established yet */

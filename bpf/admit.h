@@ -15,9 +15,9 @@ enum client_class {
 	OUTSIDE,
 };
 
-/* The relation of a packet to flows. */
-enum standing {
-	NO_FLOW,
+/* Whether a packet may open a flow. */
+enum admission {
+	NO_FLOW,  /* the packet is not for a frontend and passes unchanged */
 	KNOWN,	  /* the packet belongs to the flow in the scratch */
 	OPENS,	  /* the packet opens the flow in the scratch, which has no entries yet */
 	REJECTED, /* the client gets a TCP reset or an ICMP error */
@@ -57,7 +57,7 @@ static __always_inline bool is_for_connected_socket(struct __sk_buff *skb,
 		return false;
 	size = socket_tuple(tuple, &key->source, key->source_port, &key->destination,
 			    key->destination_port);
-	return udp_socket_gets(skb, tuple, size, true);
+	return udp_socket_receives(skb, tuple, size, true);
 #else
 	return false;
 #endif
@@ -88,31 +88,31 @@ static __always_inline u16 flow_flags(const struct service *service,
 	return FLOW_MASQUERADE | redirect;
 }
 
-/* Sets `dialed` to the frontend of a pod's stale UDP socket that sends packets with `tuple`.
+/* Sets `frontend` to the frontend of a pod's stale UDP socket that sends packets with `tuple`.
  * Returns false if no stale socket has this tuple.
  */
-static __always_inline bool stale_socket_find(struct flow_key *tuple, struct service_key *dialed)
+static __always_inline bool stale_socket_find(struct flow_key *tuple, struct service_key *frontend)
 {
 	const struct node *settings = node_get();
-	struct service_key *frontend;
+	struct service_key *found;
 
 	if (tuple->protocol != IPPROTO_UDP || !settings || !(settings->flags & NODE_STALE_SOCKETS))
 		return false;
-	frontend = stale_sockets.lookup(tuple);
-	if (!frontend)
+	found = stale_sockets.lookup(tuple);
+	if (!found)
 		return false;
-	*dialed = *frontend;
+	*frontend = *found;
 	return true;
 }
 
 /* Decides whether a client may open a flow to the destination of the packet, and selects the
  * endpoint.
  */
-static __always_inline enum standing admit(struct __sk_buff *skb, const struct packet *packet,
-					   enum client_class class, struct scratch *scratch)
+static __always_inline enum admission admit(struct __sk_buff *skb, const struct packet *packet,
+					    enum client_class class, struct scratch *scratch)
 {
 	const struct flow_key *tuple = &packet->tuple;
-	struct service_key *dialed = &scratch->dialed;
+	struct service_key *frontend = &scratch->frontend;
 	struct affinity_key *client = &scratch->affinity;
 	struct flow *flow = &scratch->flow;
 	struct service service;
@@ -126,13 +126,13 @@ static __always_inline enum standing admit(struct __sk_buff *skb, const struct p
 	 */
 	if (class == OUTSIDE && skb->pkt_type == PACKET_OTHERHOST)
 		return NO_FLOW;
-	if (class != POD || !stale_socket_find(&scratch->tuple, dialed)) {
-		dialed->address = tuple->destination;
-		dialed->port = tuple->destination_port;
-		dialed->protocol = tuple->protocol;
-		dialed->pad = 0;
+	if (class != POD || !stale_socket_find(&scratch->tuple, frontend)) {
+		frontend->address = tuple->destination;
+		frontend->port = tuple->destination_port;
+		frontend->protocol = tuple->protocol;
+		frontend->pad = 0;
 	}
-	if (!service_find(dialed, class == NODE, &service))
+	if (!service_find(frontend, class == NODE, &service))
 		return NO_FLOW;
 	if (service.kind == KIND_NODE_PORT && class != NODE &&
 	    is_for_connected_socket(skb, packet, &scratch->sockets))
@@ -160,7 +160,7 @@ static __always_inline enum standing admit(struct __sk_buff *skb, const struct p
 		count(COUNTER_INCONSISTENT);
 		return DROPPED;
 	}
-	if (tuple->protocol == IPPROTO_SCTP && endpoint->port != dialed->port) {
+	if (tuple->protocol == IPPROTO_SCTP && endpoint->port != frontend->port) {
 		count(COUNTER_PORT_UNEQUAL);
 		return DROPPED;
 	}
@@ -170,8 +170,8 @@ static __always_inline enum standing admit(struct __sk_buff *skb, const struct p
 	flow->service_id = service.id;
 	flow->endpoint_id = id;
 	flow->flags = flow_flags(&service, endpoint, &tuple->source, class);
-	if (class == POD && !(dialed->port == tuple->destination_port &&
-			      address_equal(&dialed->address, &tuple->destination)))
+	if (class == POD && !(frontend->port == tuple->destination_port &&
+			      address_equal(&frontend->address, &tuple->destination)))
 		flow->flags |= FLOW_STALE_SOCKET;
 	return OPENS;
 }
@@ -194,7 +194,7 @@ static __always_inline bool endpoint_is_in_force(const struct flow *flow)
 
 /* Whether the frontend still belongs to the Service of the flow. */
 static __always_inline bool frontend_is_in_force(const struct flow *flow, struct flow_key *flow_key,
-						 struct service_key *dialed)
+						 struct service_key *frontend)
 {
 	struct service_key key;
 	struct service *service;
@@ -202,15 +202,15 @@ static __always_inline bool frontend_is_in_force(const struct flow *flow, struct
 	if (!flow->service_id)
 		return true;
 	if (flow->flags & FLOW_STALE_SOCKET) {
-		if (!stale_socket_find(flow_key, dialed))
+		if (!stale_socket_find(flow_key, frontend))
 			return false;
 	} else {
-		dialed->address = flow_key->destination;
-		dialed->port = flow_key->destination_port;
-		dialed->protocol = flow_key->protocol;
-		dialed->pad = 0;
+		frontend->address = flow_key->destination;
+		frontend->port = flow_key->destination_port;
+		frontend->protocol = flow_key->protocol;
+		frontend->pad = 0;
 	}
-	service = service_lookup(&key, dialed);
+	service = service_lookup(&key, frontend);
 	return service && service->id == flow->service_id;
 }
 
@@ -234,12 +234,12 @@ static __always_inline bool stream_is_over(const struct flow *flow, struct scrat
  * gone. A SYN opens a new flow only after the connection has ended. While the connection may exist,
  * the endpoint itself replies to the SYN (challenge ACK, RFC 5961, 4).
  */
-static __always_inline bool goes_on(const struct flow *flow, const struct packet *packet,
-				    struct scratch *scratch)
+static __always_inline bool
+continues_established(const struct flow *flow, const struct packet *packet, struct scratch *scratch)
 {
 	if (packet->tuple.protocol == IPPROTO_UDP)
 		return endpoint_is_in_force(flow) &&
-		       frontend_is_in_force(flow, &scratch->flow_key, &scratch->dialed) &&
+		       frontend_is_in_force(flow, &scratch->flow_key, &scratch->frontend) &&
 		       !stream_is_over(flow, scratch);
 	if (!is_first(packet))
 		return true;
@@ -253,17 +253,19 @@ static __always_inline bool goes_on(const struct flow *flow, const struct packet
 static __always_inline bool established_continue(struct flow *flow, const struct packet *packet,
 						 struct scratch *scratch)
 {
-	if (!goes_on(flow, packet, scratch))
+	if (!continues_established(flow, packet, scratch))
 		return false;
 	client_sent(flow, packet, scratch);
 	return true;
 }
 
-/* As goes_on(), for a half-open flow. A retransmitted SYN goes to another endpoint if the first
- * endpoint is gone and has not replied. A connection that the endpoint has rejected is over.
+/* As continues_established(), for a half-open flow. A retransmitted SYN goes to another endpoint if
+ * the first endpoint is gone and has not replied. A connection that the endpoint has rejected is
+ * over.
  */
-static __always_inline bool half_open_goes_on(const struct flow *flow, const struct packet *packet,
-					      const struct reply *reply, struct scratch *scratch)
+static __always_inline bool continues_half_open(const struct flow *flow,
+						const struct packet *packet,
+						const struct reply *reply, struct scratch *scratch)
 {
 	if (half_open_is_over(flow->last_seen, packet->tuple.protocol, scratch->now))
 		return false;
@@ -272,7 +274,7 @@ static __always_inline bool half_open_goes_on(const struct flow *flow, const str
 		return false;
 	if (packet->tuple.protocol == IPPROTO_UDP)
 		return endpoint_is_in_force(flow) &&
-		       frontend_is_in_force(flow, &scratch->flow_key, &scratch->dialed);
+		       frontend_is_in_force(flow, &scratch->flow_key, &scratch->frontend);
 	if (!is_first(packet))
 		return true;
 	if (is_closed(flow->flags))
@@ -291,12 +293,12 @@ static __always_inline bool half_open_continue(struct flow *flow, const struct p
 
 	if (reply && !is_reply_of(reply, &scratch->flow_key))
 		reply = NULL;
-	if (!half_open_goes_on(flow, packet, reply, scratch))
+	if (!continues_half_open(flow, packet, reply, scratch))
 		return false;
 	half_open_refresh(flow, reply, scratch->now);
 	if (is_segment(packet))
-		note_sequence(flow, packet, true);
-	if (reply && completes(packet, reply) && flow_is_at(&scratch->flow_key, flow))
+		record_sequence(flow, packet, true);
+	if (reply && confirms_reply(packet, reply) && flow_is_at(&scratch->flow_key, flow))
 		establish(flow, reply);
 	return true;
 }

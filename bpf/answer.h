@@ -256,8 +256,8 @@ static __always_inline bool icmp_is_allowed(void)
 /* Turns the packet into the rejection that the client of a Service without endpoints gets. Returns
  * false if the client gets no reply; the caller then drops the packet.
  */
-static __always_inline bool answer_refusal(struct __sk_buff *skb, struct packet *packet,
-					   struct scratch *scratch)
+static __always_inline bool answer_rejection(struct __sk_buff *skb, struct packet *packet,
+					     struct scratch *scratch)
 {
 	if (!is_answerable(&packet->tuple.source))
 		return false;

@@ -11,20 +11,20 @@
  * the frontend rejects because it has no endpoint: egress rejects the packet. A UDP socket that
  * waits for an endpoint sends such packets.
  */
-static __always_inline enum standing standing_of_bypass(struct __sk_buff *skb,
-							const struct packet *packet)
+static __always_inline enum admission admit_bypassing_packet(struct __sk_buff *skb,
+							     const struct packet *packet)
 {
-	struct service_key dialed = {.address = packet->tuple.destination,
-				     .port = packet->tuple.destination_port,
-				     .protocol = packet->tuple.protocol};
+	struct service_key destination = {.address = packet->tuple.destination,
+					  .port = packet->tuple.destination_port,
+					  .protocol = packet->tuple.protocol};
 	u32 device = skb->ingress_ifindex;
 	struct service *service;
 	u64 now;
 
-	if (!is_first(packet) || !port_is_served(dialed.protocol, dialed.port, 0) ||
+	if (!is_first(packet) || !port_is_served(destination.protocol, destination.port, 0) ||
 	    devices.lookup(&device))
 		return NO_FLOW;
-	service = services.lookup(&dialed);
+	service = services.lookup(&destination);
 	if (!service)
 		return NO_FLOW;
 	if (!service->internal.count && service->flags & SERVICE_REJECT &&

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
 /*
- * The socket hooks of a cgroup: connect, sendmsg, recvmsg, getpeername, post_bind, sock_release.
- * Each is a guard and one call; what happens is in socket.h.
+ * The cgroup socket hooks: connect, sendmsg, recvmsg, getpeername, post_bind, sock_release. Each
+ * reads its context and calls one function of socket.h.
  */
 #include <uapi/linux/bpf.h>
 #include <uapi/linux/in.h>
@@ -17,40 +17,42 @@ static __always_inline int fail(int error)
 #ifdef HAVE_SET_RETVAL
 	bpf_set_retval(-error);
 #endif
-	return FAIL; /* EPERM where the kernel has no bpf_set_retval (before 5.18, b44123b4a3dc) */
+	return FAIL; /* EPERM if the kernel has no bpf_set_retval() (before 5.18, b44123b4a3dc) */
 }
 
-static __always_inline bool dialed4(struct bpf_sock_addr *ctx, struct service_key *dialed)
+static __always_inline bool sock4_read_peer(struct bpf_sock_addr *ctx, struct service_key *peer)
 {
 	if (ctx->protocol != IPPROTO_TCP && ctx->protocol != IPPROTO_UDP)
 		return false;
-	address_v4(&dialed->address, ctx->user_ip4);
-	dialed->port = (__be16)ctx->user_port;
-	dialed->protocol = (u8)ctx->protocol;
+	address_v4(&peer->address, ctx->user_ip4);
+	peer->port = (__be16)ctx->user_port;
+	peer->protocol = (u8)ctx->protocol;
 	return true;
 }
 
-static __always_inline bool dialed6(struct bpf_sock_addr *ctx, struct service_key *dialed)
+static __always_inline bool sock6_read_peer(struct bpf_sock_addr *ctx, struct service_key *peer)
 {
 	if (ctx->protocol != IPPROTO_TCP && ctx->protocol != IPPROTO_UDP)
 		return false;
-	dialed->address.word[0] = ctx->user_ip6[0];
-	dialed->address.word[1] = ctx->user_ip6[1];
-	dialed->address.word[2] = ctx->user_ip6[2];
-	dialed->address.word[3] = ctx->user_ip6[3];
-	dialed->port = (__be16)ctx->user_port;
-	dialed->protocol = (u8)ctx->protocol;
+	peer->address.word[0] = ctx->user_ip6[0];
+	peer->address.word[1] = ctx->user_ip6[1];
+	peer->address.word[2] = ctx->user_ip6[2];
+	peer->address.word[3] = ctx->user_ip6[3];
+	peer->port = (__be16)ctx->user_port;
+	peer->protocol = (u8)ctx->protocol;
 	return true;
 }
 
-static __always_inline int give4(struct bpf_sock_addr *ctx, const struct service_key *peer)
+static __always_inline int sock4_rewrite_peer(struct bpf_sock_addr *ctx,
+					      const struct service_key *peer)
 {
 	ctx->user_ip4 = peer->address.word[3];
 	ctx->user_port = peer->port;
 	return CONTINUE;
 }
 
-static __always_inline int give6(struct bpf_sock_addr *ctx, const struct service_key *peer)
+static __always_inline int sock6_rewrite_peer(struct bpf_sock_addr *ctx,
+					      const struct service_key *peer)
 {
 	ctx->user_ip6[0] = peer->address.word[0];
 	ctx->user_ip6[1] = peer->address.word[1];
@@ -72,12 +74,12 @@ static __always_inline bool is_connected(struct bpf_sock_addr *ctx)
 	{                                                                                          \
 		struct service_key peer = {};                                                      \
                                                                                                    \
-		if (!dialed##family(ctx, &peer))                                                   \
+		if (!sock##family##_read_peer(ctx, &peer))                                         \
 			return CONTINUE;                                                           \
 		switch (act(&peer, bpf_get_netns_cookie(ctx), bpf_get_socket_cookie(ctx),          \
 			    ##__VA_ARGS__)) {                                                      \
 		case TRANSLATED:                                                                   \
-			return give##family(ctx, &peer);                                           \
+			return sock##family##_rewrite_peer(ctx, &peer);                            \
 		case REFUSED:                                                                      \
 			return fail(ECONNREFUSED);                                                 \
 		default:                                                                           \
@@ -90,22 +92,22 @@ HOOK(connect6, 6, socket_connect)
 HOOK(sendmsg4, 4, socket_send, is_connected(ctx))
 HOOK(sendmsg6, 6, socket_send, is_connected(ctx))
 
-#define HOOK_BACK(name, family, datagram)                                                          \
+#define REVERSE_HOOK(name, family, datagram)                                                       \
 	int name(struct bpf_sock_addr *ctx)                                                        \
 	{                                                                                          \
 		struct service_key peer = {};                                                      \
                                                                                                    \
-		if (!dialed##family(ctx, &peer))                                                   \
+		if (!sock##family##_read_peer(ctx, &peer))                                         \
 			return CONTINUE;                                                           \
-		if (socket_give_back(&peer, bpf_get_socket_cookie(ctx), datagram))                 \
-			return give##family(ctx, &peer);                                           \
+		if (socket_restore_frontend(&peer, bpf_get_socket_cookie(ctx), datagram))          \
+			return sock##family##_rewrite_peer(ctx, &peer);                            \
 		return CONTINUE;                                                                   \
 	}
 
-HOOK_BACK(recvmsg4, 4, true)
-HOOK_BACK(recvmsg6, 6, true)
-HOOK_BACK(getpeername4, 4, false)
-HOOK_BACK(getpeername6, 6, false)
+REVERSE_HOOK(recvmsg4, 4, true)
+REVERSE_HOOK(recvmsg6, 6, true)
+REVERSE_HOOK(getpeername4, 4, false)
+REVERSE_HOOK(getpeername6, 6, false)
 
 int post_bind4(struct bpf_sock *ctx)
 {
@@ -131,6 +133,6 @@ int post_bind6(struct bpf_sock *ctx)
 int sock_release(struct bpf_sock *ctx)
 {
 	if (ctx->protocol == IPPROTO_TCP || ctx->protocol == IPPROTO_UDP)
-		socket_forget(bpf_get_socket_cookie(ctx));
+		peer_remove(bpf_get_socket_cookie(ctx));
 	return CONTINUE;
 }

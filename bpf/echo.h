@@ -27,14 +27,14 @@ static __always_inline bool is_echo_request(const struct packet *packet)
  */
 static __always_inline u32 clients_answered(const struct packet *packet)
 {
-	const struct address *dialed = &packet->tuple.destination;
+	const struct address *destination = &packet->tuple.destination;
 	struct frontend_address *found;
 
 	if (!is_echo_request(packet) || packet->fragment != WHOLE ||
 	    !is_answerable(&packet->tuple.source))
 		return 0;
-	found = frontend_addresses.lookup(dialed);
-	if (!found || network_flags(dialed) & NETWORK_LOCAL)
+	found = frontend_addresses.lookup(destination);
+	if (!found || network_flags(destination) & NETWORK_LOCAL)
 		return 0;
 	return found->answered;
 }
@@ -53,7 +53,7 @@ static __always_inline bool is_answered_ping(struct __sk_buff *skb, const struct
 
 /* Whether an outgoing echo request gets a reply. It is host-originated or forwarded; for a
  * forwarded request the result is the same as at ingress. A device without a program leads to a pod
- * whose sockets need none, as in standing_of_bypass(). A frame that a bridge forwards is for
+ * whose sockets need none, as in admit_bypassing_packet(). A frame that a bridge forwards is for
  * another host.
  */
 static __always_inline bool is_answered_ping_out(struct __sk_buff *skb, const struct packet *packet)

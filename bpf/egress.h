@@ -17,11 +17,11 @@
 
 /* The class of a packet at egress. */
 enum outgoing {
-	OUT_NOTHING,
+	OUT_NO_FLOW,
 	OUT_REPLY, /* a reply to the client of `scratch->reply` */
 	/* From a client to the endpoint of `scratch->reply`; egress still has to masquerade it. */
 	OUT_FORWARDED,
-	OUT_OF_NODE,  /* belongs to `scratch->flow`, whose client is this node */
+	OUT_HOST_ORIGINATED, /* belongs to `scratch->flow`, whose client is this node */
 	OUT_DIRECT,   /* belongs to `scratch->flow`, which has no Service: gets another port */
 	OUT_COLLIDES, /* belongs to no flow, but its replies would match `scratch->reply` */
 };
@@ -29,7 +29,7 @@ enum outgoing {
 /* Redirects the packet to the ingress side of its output device. The node then processes it like a
  * received packet.
  */
-static __always_inline int back_in(struct __sk_buff *skb)
+static __always_inline int reinject(struct __sk_buff *skb)
 {
 	return bpf_redirect(skb->ifindex, BPF_F_INGRESS);
 }
@@ -39,10 +39,10 @@ static __always_inline enum outgoing look_up_node(struct __sk_buff *skb,
 						  struct scratch *scratch)
 {
 	if (!(is_error ? client_find_quoted(scratch) : client_find(packet, scratch)))
-		return OUT_NOTHING;
+		return OUT_NO_FLOW;
 	if (scratch->flow.flags & FLOW_DIRECT)
 		return OUT_DIRECT;
-	return !skb->ingress_ifindex || is_error ? OUT_OF_NODE : OUT_NOTHING;
+	return !skb->ingress_ifindex || is_error ? OUT_HOST_ORIGINATED : OUT_NO_FLOW;
 }
 
 static __always_inline bool look_up_reply(const struct packet *packet, bool is_error,
@@ -70,12 +70,12 @@ static __always_inline enum outgoing look_up_forwarded(struct __sk_buff *skb,
 	if (reply_find(scratch, MATCH_SOURCE, NULL) && !(reply->flags & FLOW_NODE))
 		return OUT_FORWARDED;
 	if (!reply->client_port || !is_masquerade(reply, &tuple->source))
-		return OUT_NOTHING;
+		return OUT_NO_FLOW;
 	/* This is the flow's own packet: ingress redirected it, and another program removed its
 	 * mark before this program runs.
 	 */
 	if (reply->flags & FLOW_REDIRECT && skb->ingress_ifindex)
-		return OUT_NOTHING;
+		return OUT_NO_FLOW;
 	return OUT_COLLIDES;
 }
 
@@ -91,7 +91,7 @@ static __always_inline enum outgoing look_up_outgoing(struct __sk_buff *skb,
 	if (port_has_use(tuple->protocol, tuple->destination_port, PORT_OF_FRONTEND)) {
 		enum outgoing outgoing = look_up_node(skb, packet, is_error, scratch);
 
-		if (outgoing != OUT_NOTHING)
+		if (outgoing != OUT_NO_FLOW)
 			return outgoing;
 	}
 	if (port_has_use(tuple->protocol, tuple->source_port, PORT_OF_ENDPOINT) &&
@@ -99,7 +99,7 @@ static __always_inline enum outgoing look_up_outgoing(struct __sk_buff *skb,
 		return OUT_REPLY;
 	if (port_has_use(tuple->protocol, tuple->destination_port, PORT_OF_ENDPOINT))
 		return look_up_forwarded(skb, scratch);
-	return OUT_NOTHING;
+	return OUT_NO_FLOW;
 }
 
 /* Returns the entry in `flows` that belongs to `scratch->reply`, and copies it to `scratch->flow`.
@@ -117,44 +117,45 @@ static __always_inline struct flow *flow_of_reply(struct scratch *scratch)
 	return flow;
 }
 
-enum masquerading {
+enum masquerade_result {
 	/* `scratch->flow.masquerade` is the source address; the source port of the packet is
 	 * correct.
 	 */
-	MASQUERADED_AS,
-	CHOOSE_AGAIN, /* the port is in use with this address: select another port */
-	NO_ADDRESS,   /* the device has no masquerade address; this is counted */
-	NOT_ITS_FLOW, /* the flow that the reply belonged to has ended */
+	MASQUERADE_SELECTED,
+	MASQUERADE_PORT_IN_USE, /* the port is in use with this address: select another port */
+	MASQUERADE_NO_ADDRESS,	/* the device has no masquerade address; this is counted */
+	MASQUERADE_FLOW_ENDED,	/* the flow that the reply belonged to has ended */
 };
 
 /* Selects the masquerade address for the first forwarded packet of a flow. It depends on the output
  * device, which is only known at egress.
  */
-static __always_inline enum masquerading masquerade_first(struct __sk_buff *skb,
-							  struct scratch *scratch)
+static __always_inline enum masquerade_result masquerade_first(struct __sk_buff *skb,
+							       struct scratch *scratch)
 {
 	struct flow *flow = flow_of_reply(scratch);
 	struct reply *reply = replies.lookup(&scratch->reply_key);
-	struct flow *mine = &scratch->flow;
+	struct flow *copy = &scratch->flow;
 
 	if (!flow || !reply)
-		return NOT_ITS_FLOW;
-	if (!choose_masquerade(mine, skb->ifindex))
-		return NO_ADDRESS;
-	if (is_used_by_others(skb, &mine->endpoint, mine->endpoint_port, &mine->masquerade,
-			      mine->reply_port, scratch->reply_key.protocol, scratch)) {
+		return MASQUERADE_FLOW_ENDED;
+	if (!choose_masquerade(copy, skb->ifindex))
+		return MASQUERADE_NO_ADDRESS;
+	if (port_is_in_use(skb, &copy->endpoint, copy->endpoint_port, &copy->masquerade,
+			   copy->reply_port, scratch->reply_key.protocol, scratch)) {
 		replies.delete(&scratch->reply_key);
-		return CHOOSE_AGAIN;
+		return MASQUERADE_PORT_IN_USE;
 	}
-	flow->masquerade = mine->masquerade;
-	reply->masquerade_digest = address_digest(&mine->masquerade);
-	return MASQUERADED_AS;
+	flow->masquerade = copy->masquerade;
+	reply->masquerade_digest = address_digest(&copy->masquerade);
+	return MASQUERADE_SELECTED;
 }
 
 /* Determines the masquerade address for the client of `scratch->reply`. A flow keeps its address.
  * This is usually the address of the output device, so that address is compared first.
  */
-static __always_inline enum masquerading masquerade(struct __sk_buff *skb, struct scratch *scratch)
+static __always_inline enum masquerade_result masquerade(struct __sk_buff *skb,
+							 struct scratch *scratch)
 {
 	u32 ifindex = skb->ifindex;
 	struct device *device;
@@ -165,28 +166,28 @@ static __always_inline enum masquerading masquerade(struct __sk_buff *skb, struc
 	if (device) {
 		scratch->flow.masquerade = *address_of_device(device, &scratch->tuple.destination);
 		if (is_masquerade(&scratch->reply, &scratch->flow.masquerade))
-			return MASQUERADED_AS;
+			return MASQUERADE_SELECTED;
 	}
-	return flow_of_reply(scratch) ? MASQUERADED_AS : NOT_ITS_FLOW;
+	return flow_of_reply(scratch) ? MASQUERADE_SELECTED : MASQUERADE_FLOW_ENDED;
 }
 
 static __always_inline int icmp_egress(struct __sk_buff *skb, struct packet *packet,
 				       enum outgoing outgoing, struct scratch *scratch)
 {
-	const struct flow_key *as = &scratch->tuple;
+	const struct flow_key *tuple = &scratch->tuple;
 	const struct reply *reply = &scratch->reply;
 	const struct flow *flow = &scratch->flow;
 
-	if (outgoing == OUT_NOTHING || outgoing == OUT_COLLIDES ||
-	    !address_equal(&packet->tuple.destination, &as->destination))
+	if (outgoing == OUT_NO_FLOW || outgoing == OUT_COLLIDES ||
+	    !address_equal(&packet->tuple.destination, &tuple->destination))
 		return PASS_ON;
-	/* Drop errors that the recipient cannot assign to a connection. OUT_OF_NODE: the node's
-	 * stack reports an error about a translated reply to the frontend address, and no host at
-	 * that address has the connection. ICMP redirect: it describes a route to the endpoint,
-	 * whose address the client does not know. Errors about a direct flow are translated,
-	 * because its endpoint knows the changed port.
+	/* Drop errors that the recipient cannot assign to a connection. OUT_HOST_ORIGINATED: the
+	 * node's stack reports an error about a translated reply to the frontend address, and no
+	 * host at that address has the connection. ICMP redirect: it describes a route to the
+	 * endpoint, whose address the client does not know. Errors about a direct flow are
+	 * translated, because its endpoint knows the changed port.
 	 */
-	if (outgoing == OUT_OF_NODE || is_icmp_redirect(packet))
+	if (outgoing == OUT_HOST_ORIGINATED || is_icmp_redirect(packet))
 		return DROP;
 	if (outgoing == OUT_REPLY) {
 		tuple_set(&scratch->to, &reply->frontend, reply->frontend_port, &reply->client,
@@ -198,8 +199,8 @@ static __always_inline int icmp_egress(struct __sk_buff *skb, struct packet *pac
 		if (outgoing == OUT_FORWARDED &&
 		    (!reply->masquerade_digest || !flow_of_reply(scratch)))
 			return PASS_ON;
-		tuple_set(&scratch->to, &flow->masquerade, flow->reply_port, &as->destination,
-			  as->destination_port);
+		tuple_set(&scratch->to, &flow->masquerade, flow->reply_port, &tuple->destination,
+			  tuple->destination_port);
 	}
 	return rewrite_icmp_error(skb, packet, &scratch->quoted, &scratch->to, scratch) ? PASS_ON
 											: DROP;
@@ -210,29 +211,31 @@ static __always_inline int icmp_egress(struct __sk_buff *skb, struct packet *pac
  * routing of pod addresses: the stack routes by the endpoint's address, which egress has not
  * replaced yet.
  */
-static __always_inline bool leaves_elsewhere(struct __sk_buff *skb, const struct packet *packet,
-					     const struct reply *reply, struct way *way)
+static __always_inline bool has_wrong_output_device(struct __sk_buff *skb,
+						    const struct packet *packet,
+						    const struct reply *reply,
+						    struct next_hop *next_hop)
 {
 	return reply->device && reply->device != skb->ifindex &&
-	       route(skb, packet, &reply->frontend, &reply->client, way) == reply->device;
+	       route(skb, packet, &reply->frontend, &reply->client, next_hop) == reply->device;
 }
 
 /* Restores the frontend address in a reply. Replies to masqueraded clients are already counted at
  * ingress.
  */
-static __always_inline int reply_out(struct __sk_buff *skb, struct packet *packet,
-				     struct scratch *scratch)
+static __always_inline int restore_frontend(struct __sk_buff *skb, struct packet *packet,
+					    struct scratch *scratch)
 {
 	const struct reply *reply = &scratch->reply;
 
 	if (!reply->masquerade_digest)
-		carried(reply->service_id, packet->length, false, false);
+		count_traffic(reply->service_id, packet->length, false, false);
 	tuple_set(&scratch->to, &reply->frontend, reply->frontend_port, &reply->client,
 		  reply->client_port);
 	if (!rewrite(skb, packet, &scratch->to))
 		return DROP;
-	return leaves_elsewhere(skb, packet, reply, &scratch->way)
-		   ? redirect_out(skb, reply->device, &scratch->way)
+	return has_wrong_output_device(skb, packet, reply, &scratch->next_hop)
+		   ? redirect_out(skb, reply->device, &scratch->next_hop)
 		   : PASS_ON;
 }
 
@@ -264,7 +267,7 @@ static __always_inline u32 endpoint_of_socket(struct __sk_buff *skb, const struc
 	if (peer && peer->endpoint_port == endpoint.port &&
 	    address_equal(&peer->endpoint_address, &endpoint.address))
 		return peer->endpoint;
-	flow_key(&key, cookie, &endpoint, TO_FRONTEND);
+	socket_flow_key_set(&key, cookie, &endpoint, TO_FRONTEND);
 	flow = socket_flows.lookup(&key);
 	return flow ? flow->endpoint : NO_ENDPOINT;
 }
@@ -290,23 +293,23 @@ static __always_inline bool is_bound_to_frontend(struct __sk_buff *skb, const st
  * Service. A packet that collides with a flow, or whose source is a frontend address, opens a
  * direct flow. Colliding SCTP packets are unchanged, because SCTP's checksum covers the ports.
  */
-static __always_inline enum standing standing_of_first(struct __sk_buff *skb,
-						       const struct packet *packet,
-						       enum outgoing *outgoing,
-						       struct scratch *scratch)
+static __always_inline enum admission admit_first_packet(struct __sk_buff *skb,
+							 const struct packet *packet,
+							 enum outgoing *outgoing,
+							 struct scratch *scratch)
 {
-	enum standing standing = NO_FLOW;
+	enum admission admission = NO_FLOW;
 	bool collides = *outgoing == OUT_COLLIDES;
 
 	if (!skb->ingress_ifindex)
-		standing = admit(skb, packet, NODE, scratch);
-	*outgoing = OUT_OF_NODE;
-	if (standing == NO_FLOW && collides && packet->tuple.protocol != IPPROTO_SCTP) {
+		admission = admit(skb, packet, NODE, scratch);
+	*outgoing = OUT_HOST_ORIGINATED;
+	if (admission == NO_FLOW && collides && packet->tuple.protocol != IPPROTO_SCTP) {
 		direct_flow(packet, &scratch->flow);
 		*outgoing = OUT_DIRECT;
 		return OPENS;
 	}
-	if (standing == NO_FLOW && !skb->ingress_ifindex && is_bound_to_frontend(skb, packet)) {
+	if (admission == NO_FLOW && !skb->ingress_ifindex && is_bound_to_frontend(skb, packet)) {
 		direct_flow(packet, &scratch->flow);
 		*outgoing = OUT_DIRECT;
 		return choose_masquerade(&scratch->flow, skb->ifindex) ? OPENS : DROPPED;
@@ -314,11 +317,11 @@ static __always_inline enum standing standing_of_first(struct __sk_buff *skb,
 	/* At an address of this node no socket listens on this port, and the stack rejects the
 	 * packet.
 	 */
-	if (standing == REJECTED && network_flags(&packet->tuple.destination) & NETWORK_LOCAL)
+	if (admission == REJECTED && network_flags(&packet->tuple.destination) & NETWORK_LOCAL)
 		return NO_FLOW;
-	if (standing == NO_FLOW && skb->ingress_ifindex)
-		return standing_of_bypass(skb, packet);
-	return standing;
+	if (admission == NO_FLOW && skb->ingress_ifindex)
+		return admit_bypassing_packet(skb, packet);
+	return admission;
 }
 
 /* Returns the output device for a host-originated packet to its endpoint, or 0 if there is no
@@ -326,28 +329,28 @@ static __always_inline enum standing standing_of_first(struct __sk_buff *skb,
  * exists (rt6_need_strict()). The packet gets another source address, so the lookup uses the
  * unspecified address instead of a loopback address.
  */
-static __always_inline u32 way_to_endpoint(struct __sk_buff *skb, const struct packet *packet,
-					   const struct flow *flow, struct way *way)
+static __always_inline u32 route_to_endpoint(struct __sk_buff *skb, const struct packet *packet,
+					     const struct flow *flow, struct next_hop *next_hop)
 {
 	struct address any;
 
 	address_unspecified_like(&any, &packet->tuple.source);
 	return route(skb, packet,
 		     address_is_loopback(&packet->tuple.source) ? &any : &packet->tuple.source,
-		     &flow->endpoint, way);
+		     &flow->endpoint, next_hop);
 }
 
 /* Sends a host-originated packet to its endpoint. The stack has routed the packet to the frontend,
- * so it is redirected past the stack. `device`: see way_to_endpoint(). The route of a direct flow
+ * so it is redirected past the stack. `device`: see route_to_endpoint(). The route of a direct flow
  * is already correct. Its mark prevents a second translation at another device.
  */
-static __always_inline int from_node(struct __sk_buff *skb, struct packet *packet, bool direct,
-				     u32 device, struct scratch *scratch)
+static __always_inline int send_host_originated(struct __sk_buff *skb, struct packet *packet,
+						bool direct, u32 device, struct scratch *scratch)
 {
 	const struct flow *flow = &scratch->flow;
 	bool masqueraded = flow->flags & FLOW_MASQUERADE;
 
-	carried(flow->service_id, packet->length, true, packet->opens);
+	count_traffic(flow->service_id, packet->length, true, packet->opens);
 	tuple_set(&scratch->to, masqueraded ? &flow->masquerade : &packet->tuple.source,
 		  flow->reply_port, &flow->endpoint, flow->endpoint_port);
 	if (!rewrite(skb, packet, &scratch->to))
@@ -356,11 +359,11 @@ static __always_inline int from_node(struct __sk_buff *skb, struct packet *packe
 		mark_set(skb, MARK_DONE);
 		return PASS_ON;
 	}
-	return masqueraded ? redirect_out(skb, device, &scratch->way) : deliver(skb, packet);
+	return masqueraded ? redirect_out(skb, device, &scratch->next_hop) : deliver(skb, packet);
 }
 
-static __always_inline int forwarded(struct __sk_buff *skb, struct packet *packet,
-				     struct scratch *scratch)
+static __always_inline int masquerade_forwarded(struct __sk_buff *skb, struct packet *packet,
+						struct scratch *scratch)
 {
 	const struct flow *flow = &scratch->flow;
 
@@ -373,8 +376,8 @@ static __always_inline int forwarded(struct __sk_buff *skb, struct packet *packe
 }
 
 /* Handles packets that can open a flow or that go to the endpoint of a flow. */
-static __always_inline int to_endpoint_out(struct __sk_buff *skb, struct packet *packet,
-					   enum outgoing outgoing, struct scratch *scratch)
+static __always_inline int egress_to_endpoint(struct __sk_buff *skb, struct packet *packet,
+					      enum outgoing outgoing, struct scratch *scratch)
 {
 	struct flow *flow = &scratch->flow;
 	bool opens = false;
@@ -382,24 +385,24 @@ static __always_inline int to_endpoint_out(struct __sk_buff *skb, struct packet 
 
 	if (outgoing == OUT_FORWARDED) {
 		switch (masquerade(skb, scratch)) {
-		case MASQUERADED_AS:
+		case MASQUERADE_SELECTED:
 			break;
-		case CHOOSE_AGAIN:
+		case MASQUERADE_PORT_IN_USE:
 			opens = true;
 			break;
-		case NO_ADDRESS:
+		case MASQUERADE_NO_ADDRESS:
 			return DROP;
 		default:
 			return PASS_ON;
 		}
-	} else if (outgoing != OUT_OF_NODE && outgoing != OUT_DIRECT) {
+	} else if (outgoing != OUT_HOST_ORIGINATED && outgoing != OUT_DIRECT) {
 		if (!is_first(packet))
 			return PASS_ON;
-		switch (standing_of_first(skb, packet, &outgoing, scratch)) {
+		switch (admit_first_packet(skb, packet, &outgoing, scratch)) {
 		case OPENS:
 			break;
 		case REJECTED:
-			return answer_refusal(skb, packet, scratch) ? back_in(skb) : DROP;
+			return answer_rejection(skb, packet, scratch) ? reinject(skb) : DROP;
 		case DROPPED:
 			return DROP;
 		default:
@@ -409,8 +412,8 @@ static __always_inline int to_endpoint_out(struct __sk_buff *skb, struct packet 
 		count(COUNTER_PACKET_NEW);
 		scratch->flow_key = packet->tuple;
 	}
-	if (outgoing == OUT_OF_NODE && flow->flags & FLOW_MASQUERADE) {
-		device = way_to_endpoint(skb, packet, flow, &scratch->way);
+	if (outgoing == OUT_HOST_ORIGINATED && flow->flags & FLOW_MASQUERADE) {
+		device = route_to_endpoint(skb, packet, flow, &scratch->next_hop);
 		if (!device) {
 			count(COUNTER_NO_ROUTE);
 			return DROP;
@@ -421,8 +424,8 @@ static __always_inline int to_endpoint_out(struct __sk_buff *skb, struct packet 
 	if (opens && !flow_open(skb, packet, 0, scratch))
 		return DROP;
 	return outgoing == OUT_FORWARDED
-		   ? forwarded(skb, packet, scratch)
-		   : from_node(skb, packet, outgoing == OUT_DIRECT, device, scratch);
+		   ? masquerade_forwarded(skb, packet, scratch)
+		   : send_host_originated(skb, packet, outgoing == OUT_DIRECT, device, scratch);
 }
 
 static __always_inline int egress(struct __sk_buff *skb, u32 l3)
@@ -443,7 +446,7 @@ static __always_inline int egress(struct __sk_buff *skb, u32 l3)
 		break;
 	case ICMP:
 		if (is_answered_ping_out(skb, packet))
-			return answer_echo(skb, packet) ? back_in(skb) : DROP;
+			return answer_echo(skb, packet) ? reinject(skb) : DROP;
 		if ((!is_icmp_error(packet) && !is_icmp_redirect(packet)) ||
 		    !parse_quoted(skb, packet, AT_EGRESS, scratch))
 			return PASS_ON;
@@ -456,6 +459,6 @@ static __always_inline int egress(struct __sk_buff *skb, u32 l3)
 	if (is_error)
 		return icmp_egress(skb, packet, outgoing, scratch);
 	if (outgoing == OUT_REPLY)
-		return reply_out(skb, packet, scratch);
-	return to_endpoint_out(skb, packet, outgoing, scratch);
+		return restore_frontend(skb, packet, scratch);
+	return egress_to_endpoint(skb, packet, outgoing, scratch);
 }

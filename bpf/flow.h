@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
  *
- * Flows: the two entries of a connection that is translated, how a packet finds them, and when they
- * end. docs/decisions/0023 has the reasons.
+ * Flows: the two entries of a translated connection, how a packet finds them, and when they end.
+ * See docs/decisions/0023.
  */
 #pragma once
 
-#include "flow_former.h"
+#include "flow_previous.h"
 #include "flow_half_open.h"
 #include "flow_key.h"
 #include "flow_tcp.h"
@@ -13,8 +13,8 @@
 #define BUSY_ATTEMPTS  3
 #define EBUSY_NEGATIVE (-16)
 
-/* The client of an established flow has sent `packet`. Nothing but the entry that was found is
- * written, unless the connection ends.
+/* Records a packet from the client of an established flow. Only FIN and RST also change the entry
+ * in `replies`, so other packets need no second lookup.
  */
 static __always_inline void client_sent(struct flow *flow, const struct packet *packet,
 					struct scratch *scratch)
@@ -27,17 +27,17 @@ static __always_inline void client_sent(struct flow *flow, const struct packet *
 		struct reply *reply = replies.lookup(&scratch->reply_key);
 
 		if (reply) {
-			u16 ended =
-			    ends(packet, flow->sequence_end, reply->acknowledged, FLOW_CLIENT_FIN);
+			u16 ended = closing_flags(packet, flow->sequence_end, reply->acknowledged,
+						  FLOW_CLIENT_FIN);
 
 			flow->flags |= ended;
 			reply->flags |= ended;
 		}
 	}
-	note_sequence(flow, packet, false);
+	record_sequence(flow, packet, false);
 }
 
-/* The endpoint of an established flow has sent `packet`. */
+/* Records a packet from the endpoint of an established flow. */
 static __always_inline void endpoint_sent(struct reply *reply, const struct packet *packet,
 					  struct scratch *scratch)
 {
@@ -49,19 +49,19 @@ static __always_inline void endpoint_sent(struct reply *reply, const struct pack
 		struct flow *flow = flows.lookup(&scratch->flow_key);
 
 		if (flow) {
-			u16 ended = ends(packet, reply->sequence_end, flow->acknowledged,
-					 FLOW_ENDPOINT_FIN);
+			u16 ended = closing_flags(packet, reply->sequence_end, flow->acknowledged,
+						  FLOW_ENDPOINT_FIN);
 
 			reply->flags |= ended;
 			flow->flags |= ended;
 		}
 	}
-	note_sequence(reply, packet, false);
+	record_sequence(reply, packet, false);
 }
 
-/* The endpoint of a half-open flow has sent `packet`. Both entries are over at the same time, so
- * both are refreshed once a second. A reset refuses the connection: a sender that can use the
- * endpoint's address can do worse.
+/* Records a packet from the endpoint of a half-open flow. Both entries expire at the same time, so
+ * both are refreshed, at most once per second. A reset ends the flow without a check of its
+ * sequence number: a sender that can spoof the endpoint's address could do more damage than that.
  */
 static __always_inline void endpoint_answered(struct reply *reply, const struct packet *packet,
 					      struct scratch *scratch)
@@ -81,15 +81,20 @@ static __always_inline void endpoint_answered(struct reply *reply, const struct 
 		}
 	}
 	if (is_segment(packet))
-		note_sequence(reply, packet, true);
+		record_sequence(reply, packet, true);
 }
 
-/* By what a packet that fits the key of a reply has to fit its value, too. */
+/* The address of a packet that must match the value of an entry in `replies`. A key with side
+ * MASQUERADED contains only one of both addresses.
+ */
 enum reply_match {
-	MATCH_KEY,	   /* nothing else: the key has both addresses */
-	MATCH_MASQUERADE,  /* it is sent to what the client is masqueraded with */
-	MATCH_DESTINATION, /* it is sent to the client: ingress has seen it, if it is masqueraded */
-	MATCH_SOURCE,	   /* the client sends it: the key is of its reverse */
+	MATCH_KEY,	  /* none: the key contains both addresses */
+	MATCH_MASQUERADE, /* the destination is the masquerade address */
+	/* The destination is the client. If the client is masqueraded, ingress has already
+	 * translated the packet.
+	 */
+	MATCH_DESTINATION,
+	MATCH_SOURCE, /* the source is the client; the key is the reverse of the packet's tuple */
 };
 
 static __always_inline bool reply_matches(const struct reply *reply, const struct flow_key *tuple,
@@ -107,12 +112,13 @@ static __always_inline bool reply_matches(const struct reply *reply, const struc
 	}
 }
 
-/* Find the entry of `scratch->reply_key` that fits `scratch->tuple`; it is copied to
- * `scratch->reply`, and `scratch->flow_key` is set. `seen`: the endpoint's packet, which is new to
- * the entry; NULL where it is not. False: there is none; `scratch->reply` may be another flow's.
+/* Looks up the entry with the key `scratch->reply_key` and compares it with `scratch->tuple`.
+ * Copies the entry to `scratch->reply` and sets `scratch->flow_key`. If `packet` is not NULL, it
+ * was sent by the endpoint and is recorded in the entry. Returns false if no entry matches;
+ * `scratch->reply` may then be the entry of another flow.
  */
 static __always_inline bool reply_find(struct scratch *scratch, enum reply_match match,
-				       const struct packet *seen)
+				       const struct packet *packet)
 {
 	struct reply *reply = reply_lookup(&scratch->reply_key, scratch);
 
@@ -125,27 +131,31 @@ static __always_inline bool reply_find(struct scratch *scratch, enum reply_match
 		return false;
 	if (scratch->reply.half_open && !reply_is_at(&scratch->reply_key, reply))
 		return false;
-	scratch->now = flow_now(); /* it costs as much as parsing: not for packets of no flow */
+	/* Reading the clock costs as much as parsing, so it is done only for packets of a flow. */
+	scratch->now = flow_now();
 	if (scratch->reply.half_open &&
 	    half_open_is_over(scratch->reply.last_seen, scratch->reply_key.protocol, scratch->now))
 		return false;
 	flow_key_of(&scratch->flow_key, scratch->reply_key.protocol, &scratch->reply);
-	if (seen && (match != MATCH_DESTINATION || !scratch->reply.masquerade_digest)) {
-		/* The endpoint answers another connection, of no flow, that has this one's tuple.
+	if (packet && (match != MATCH_DESTINATION || !scratch->reply.masquerade_digest)) {
+		/* The endpoint replies to another connection with the same tuple, which belongs to
+		 * no flow.
 		 */
-		if (seen->tcp_flags & TCP_SYN && is_closed(scratch->reply.flags)) {
+		if (packet->tcp_flags & TCP_SYN && is_closed(scratch->reply.flags)) {
 			replies.delete(&scratch->reply_key);
 			return false;
 		}
 		if (scratch->reply.half_open)
-			endpoint_answered(reply, seen, scratch);
+			endpoint_answered(reply, packet, scratch);
 		else
-			endpoint_sent(reply, seen, scratch);
+			endpoint_sent(reply, packet, scratch);
 	}
 	return true;
 }
 
-/* EBUSY: the bucket is locked by a reader (htab_lock_bucket()); cilium #35010. */
+/* Repeats a map update that failed with EBUSY. This happens while a reader locks the bucket
+ * (htab_lock_bucket()); cilium #35010.
+ */
 #define RETRY(write)                                                                               \
 	({                                                                                         \
 		int failed = 0;                                                                    \
@@ -160,7 +170,7 @@ static __always_inline bool reply_find(struct scratch *scratch, enum reply_match
 		failed;                                                                            \
 	})
 
-static __always_inline void carried(u32 service_id, u32 bytes, bool to_endpoint, bool is_new)
+static __always_inline void count_traffic(u32 service_id, u32 bytes, bool to_endpoint, bool is_new)
 {
 	struct traffic *sum = traffic.lookup(&service_id);
 

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
  *
- * Half-open flows: their places, and how a flow becomes an established one.
- * docs/decisions/0023 has the reasons.
+ * Half-open flows: their slots, and how a flow becomes established. See docs/decisions/0023.
  */
 #pragma once
 
-#include "flow_former.h"
+#include "flow_previous.h"
 #include "flow_key.h"
 
 static __always_inline u32 flow_now(void)
@@ -13,8 +12,8 @@ static __always_inline u32 flow_now(void)
 	return (u32)(time_now() >> 30);
 }
 
-/* Whether `seconds` have passed since `last_seen`. Signed: another CPU may have read the clock
- * later.
+/* Whether `seconds` have passed since `last_seen`. The difference is signed because another CPU may
+ * have written a later time than `now`.
  */
 static __always_inline bool has_passed(u32 last_seen, u32 now, u32 seconds)
 {
@@ -23,8 +22,8 @@ static __always_inline bool has_passed(u32 last_seen, u32 now, u32 seconds)
 	return units > 0 && (u64)(u32)units << 30 > seconds * NSEC_PER_SEC;
 }
 
-/* Whether a half-open flow is over. It stays in the maps until another flow needs its place, or
- * flow_sweep.py removes it.
+/* Whether a half-open flow has expired. Its entries remain in the maps until another flow takes its
+ * slot or the agent removes them (flows/sweep.py).
  */
 static __always_inline bool half_open_is_over(u32 last_seen, u8 protocol, u32 now)
 {
@@ -36,7 +35,9 @@ static __always_inline bool half_open_is_over(u32 last_seen, u8 protocol, u32 no
 			  protocol == IPPROTO_TCP ? settings->tcp_syn : settings->udp);
 }
 
-/* Whether the reply is of the flow with this key, and not of one that has its place by now. */
+/* Whether the entry in `replies` belongs to the flow with this key. Another flow may have replaced
+ * the entry.
+ */
 static __always_inline bool is_reply_of(const struct reply *reply, const struct flow_key *flow_key)
 {
 	return reply->client_port == flow_key->source_port &&
@@ -45,29 +46,29 @@ static __always_inline bool is_reply_of(const struct reply *reply, const struct 
 	       address_equal(&reply->frontend, &flow_key->destination);
 }
 
-/* `now` as in struct half_open_row; never 0. */
+/* Converts `now` to the unit of half_open_row.seen. Never returns 0, which marks a free slot. */
 static __always_inline u32 half_open_time(u64 now)
 {
 	return (u32)(now >> 20) | 1;
 }
 
-/* Where the place of a flow is noted as seen; NULL: it has none. */
-static __always_inline u32 *half_open_seen(u32 place)
+/* Returns the time field of a slot, or NULL if the slot does not exist. */
+static __always_inline u32 *half_open_seen(u32 slot)
 {
-	u32 index = place / HALF_OPEN_ROW;
+	u32 index = slot / HALF_OPEN_ROW;
 	struct half_open_row *row = half_open_flows.lookup(&index);
 
-	return row ? &row->seen[place % HALF_OPEN_ROW] : NULL;
+	return row ? &row->seen[slot % HALF_OPEN_ROW] : NULL;
 }
 
-/* Remove the flow with `key`, if it is half-open and still at this place. */
-static __always_inline void half_open_evict(struct flow_key *key, u32 place,
+/* Removes the flow with `key`, if it is half-open and still has this slot. */
+static __always_inline void half_open_evict(struct flow_key *key, u32 slot,
 					    struct flow_key *reply_key)
 {
 	struct flow *flow = flows.lookup(key);
 	struct reply *reply;
 
-	if (!flow || !flow->half_open || flow->place != place)
+	if (!flow || !flow->half_open || flow->place != slot)
 		return;
 	reply_key_of(reply_key, key, flow);
 	flows.delete(key);
@@ -76,8 +77,8 @@ static __always_inline void half_open_evict(struct flow_key *key, u32 place,
 		replies.delete(reply_key);
 }
 
-/* Whether an entry that was found by this key is still its own: another CPU may evict a half-open
- * flow at any time, and the kernel gives its entry to another key at once.
+/* Whether an entry that was found by this key still belongs to it. Another CPU may evict a
+ * half-open flow at any time, and the kernel immediately reuses a removed element for another key.
  */
 static __always_inline bool flow_is_at(struct flow_key *key, const struct flow *flow)
 {
@@ -89,42 +90,45 @@ static __always_inline bool reply_is_at(struct flow_key *key, const struct reply
 	return replies.lookup(key) == reply;
 }
 
-/* Give the new flow in the scratch a place in the next row, where each CPU goes round by itself: a
- * free one, or that of the flow which was not seen for longest. `scratch->key` is written over.
+/* Selects a slot for the new flow in the scratch: a free one in the next row, or the one whose flow
+ * was not seen for the longest time. That flow is evicted. Each CPU iterates over all rows
+ * independently of other CPUs. Overwrites `scratch->key`.
  */
-static __always_inline void half_open_begin(u32 now, struct scratch *scratch)
+static __always_inline void half_open_take_slot(u32 now, struct scratch *scratch)
 {
 	u32 index = scratch->row < LOADED(HALF_OPEN_ROWS) ? scratch->row : 0;
 	struct half_open_row *row = half_open_flows.lookup(&index);
-	struct flow_key *place;
-	u32 longest = 0, column = 0;
+	struct flow_key *slot;
+	u32 oldest = 0, column = 0;
 
 	scratch->row = index + 1;
 	if (!row)
 		return;
 #pragma unroll
 	for (u32 i = 0; i < HALF_OPEN_ROW; i++) {
-		u32 unseen = now - row->seen[i];
+		u32 age = now - row->seen[i];
 
 		if (!row->seen[i])
-			unseen = -1;
-		else if ((s32)unseen < 0) /* another CPU has read the clock later */
-			unseen = 0;
-		if (unseen > longest) {
-			longest = unseen;
+			age = -1;
+		else if ((s32)age < 0) /* another CPU has written a later time than `now` */
+			age = 0;
+		if (age > oldest) {
+			oldest = age;
 			column = i;
 		}
 	}
 	column %= HALF_OPEN_ROW; /* for the verifier */
 	scratch->flow.place = index * HALF_OPEN_ROW + column;
-	place = &row->flow[column];
+	slot = &row->flow[column];
 	if (row->seen[column])
-		half_open_evict(place, scratch->flow.place, &scratch->key);
-	*place = scratch->flow_key;
+		half_open_evict(slot, scratch->flow.place, &scratch->key);
+	*slot = scratch->flow_key;
 	row->seen[column] = now;
 }
 
-/* The client has sent something. Half-open entries are over at the same time. */
+/* Records the time of a packet from the client of a half-open flow. Both entries expire at the same
+ * time, so both are refreshed.
+ */
 static __always_inline void half_open_refresh(struct flow *flow, struct reply *reply, u32 now)
 {
 	u32 *seen;
@@ -139,6 +143,7 @@ static __always_inline void half_open_refresh(struct flow *flow, struct reply *r
 		*seen = half_open_time((u64)now << 30);
 }
 
+/* Counts one more established flow. Returns false if their maximum number is reached. */
 static __always_inline bool may_establish(void)
 {
 	WORD_KEY(zero, 0);
@@ -150,7 +155,9 @@ static __always_inline bool may_establish(void)
 	return true;
 }
 
-/* Both sides have been heard. Where too many flows are established it stays half-open. */
+/* Makes a half-open flow established and frees its slot. If too many flows are established, the
+ * flow stays half-open.
+ */
 static __always_inline void establish(struct flow *flow, struct reply *reply)
 {
 	u32 *seen;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
  *
- * By what a flow is found: keys of its entries, and a filter of ports.
+ * How a packet finds its flow: the keys of entries in `flows` and `replies`, and a filter by port.
  */
 #pragma once
 
 #include "scratch.h"
 
-/* Which uses a port has had in flows, as bits of enum port_use. */
+/* Returns how flows have used a port (bits of enum port_use). */
 static __always_inline u8 *port_uses_of(u8 protocol, __be16 port)
 {
 	u32 number = bpf_ntohs(port);
@@ -19,7 +19,9 @@ static __always_inline u8 *port_uses_of(u8 protocol, __be16 port)
 	return uses ? &uses->use[number % 64] : NULL;
 }
 
-/* Most packets are of no flow: this spares them the lookups in hash maps. */
+/* Whether a flow has used the port in this way. Most packets belong to no flow; this check saves
+ * their lookups in hash maps.
+ */
 static __always_inline bool port_has_use(u8 protocol, __be16 port, u8 use)
 {
 	u8 *uses = port_uses_of(protocol, port);
@@ -31,8 +33,11 @@ static __always_inline void port_set_use(u8 protocol, __be16 port, u8 use)
 {
 	u8 *uses = port_uses_of(protocol, port);
 
+	/* If two CPUs write at the same time, one bit may be lost. Bits are never cleared, so the
+	 * next flow sets it again.
+	 */
 	if (uses && !(*uses & use))
-		*uses |= use; /* never taken back, so a lost race is repeated by the next flow */
+		*uses |= use;
 }
 
 static __always_inline void tuple_set(struct flow_key *key, const struct address *source,
@@ -54,7 +59,7 @@ static __always_inline void tuple_reverse(struct flow_key *key, const struct flo
 	key->pad = 0;
 }
 
-/* The key in `replies` of what an endpoint sends to a masqueraded client's port. */
+/* Sets `key` to the key in `replies` of packets that an endpoint sends to a masqueraded client. */
 static __always_inline void key_of_masqueraded(struct flow_key *key, const struct address *endpoint,
 					       __be16 endpoint_port, __be16 reply_port, u8 protocol)
 {
@@ -66,7 +71,7 @@ static __always_inline void key_of_masqueraded(struct flow_key *key, const struc
 	key->side = MASQUERADED;
 }
 
-/* The key of a flow's entry in `replies`, from its entry in `flows`. */
+/* Sets `key` to the key of a flow's entry in `replies`, derived from its entry in `flows`. */
 static __always_inline void reply_key_of(struct flow_key *key, const struct flow_key *flow_key,
 					 const struct flow *flow)
 {
@@ -78,7 +83,7 @@ static __always_inline void reply_key_of(struct flow_key *key, const struct flow
 	}
 }
 
-/* The key of a flow's entry in `flows`, from its entry in `replies`. */
+/* Sets `key` to the key of a flow's entry in `flows`, derived from its entry in `replies`. */
 static __always_inline void flow_key_of(struct flow_key *key, u8 protocol,
 					const struct reply *reply)
 {
@@ -88,8 +93,8 @@ static __always_inline void flow_key_of(struct flow_key *key, u8 protocol,
 	key->pad = 0;
 }
 
-/* An address in 32 bits: exact for IPv4; for IPv6 it distinguishes the few addresses of a node.
- * Never 0.
+/* Hashes an address to 32 bits. For IPv4 the digest is exact. For IPv6 it is sufficient to
+ * distinguish the few addresses of a node. Never returns 0.
  */
 static __always_inline u32 address_digest(const struct address *address)
 {
@@ -101,7 +106,7 @@ static __always_inline u32 address_digest(const struct address *address)
 	return digest ? digest : 1;
 }
 
-/* Whether a reply is to the address that its client is masqueraded with. */
+/* Whether `address` is the masquerade address of the reply's flow. */
 static __always_inline bool is_masquerade(const struct reply *reply, const struct address *address)
 {
 	return reply->masquerade_digest == address_digest(address);

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
  *
- * ICMP errors about a packet of a flow: who gets one must find in it the packet that he sent.
+ * ICMP errors about packets of a flow. The recipient of an error must find in it the packet that it
+ * sent, so the quoted packet is translated, too.
  *
- * An error is about a packet that went the other way. So the packet it quotes, turned round, is one
- * that the error may be taken for: it is translated as that packet would be, and the quoted one as
- * that packet's reverse.
+ * The quoted packet was sent in the opposite direction of the error. The reverse of its tuple
+ * therefore identifies the flow and direction of the error. The error is translated like a packet
+ * with this reverse tuple, and the quoted packet gets the reverse of the result.
  */
 #pragma once
 
@@ -12,8 +13,9 @@
 #include "flow.h"
 #include "rewrite.h"
 
-/* Whether the ICMP packet quotes another one: unreachable, frag-needed, time exceeded, parameter
- * problem (RFC 792), or any error of ICMPv6 (RFC 4443, 2.1).
+/* Whether the packet is an ICMP error, which quotes another packet. ICMP: destination unreachable
+ * (including fragmentation needed), time exceeded, parameter problem (RFC 792). ICMPv6: all errors
+ * (RFC 4443, 2.1).
  */
 static __always_inline bool is_icmp_error(const struct packet *packet)
 {
@@ -24,23 +26,23 @@ static __always_inline bool is_icmp_error(const struct packet *packet)
 	return type != 0 && type < 128;
 }
 
-/* It quotes a packet, too, but only this node's own stack makes one that matters here. That of
- * ICMPv6 has another form (RFC 4861, 4.5), and is not looked into.
+/* Whether the packet is an ICMP redirect, which quotes a packet as well. Only redirects from this
+ * node's stack matter. ICMPv6 redirects have another format (RFC 4861, 4.5) and are not parsed.
  */
 static __always_inline bool is_icmp_redirect(const struct packet *packet)
 {
 	return packet->version == 4 && packet->icmp_type == 5;
 }
 
-/* The packet that `error` quotes, into `scratch->quoted`, and its reverse into `scratch->tuple`.
- * Its transport header may be cut short behind the ports. False: there is none, or none of a
- * Service.
+/* Parses the packet that `error` quotes into `scratch->quoted`, and sets `scratch->tuple` to the
+ * reverse of its tuple. The quoted transport header may end after the ports. Returns false if no
+ * packet is quoted, or if Services do not have its protocol.
  */
 static __always_inline bool parse_quoted(struct __sk_buff *skb, const struct packet *error, u8 side,
 					 struct scratch *scratch)
 {
 	struct packet *quoted = packet_begin(&scratch->quoted, error->l4 + ICMP_HEADER, side);
-	u32 end = error->l3 + error->length; /* behind it is padding, maybe */
+	u32 end = error->l3 + error->length; /* padding may follow */
 	u8 version = error->version;
 	__be16 ports[2];
 
@@ -64,7 +66,7 @@ static __always_inline bool parse_quoted(struct __sk_buff *skb, const struct pac
 		quoted->tuple.source = ip.source;
 		quoted->tuple.destination = ip.destination;
 		if (address_is_v4(&ip.source) || address_is_v4(&ip.destination))
-			return false; /* it would be taken for IPv4 */
+			return false; /* see parse6() */
 		if (!skip_extensions(skb, quoted, ip.next) || quoted->fragment == LATER)
 			return false;
 	}
@@ -79,12 +81,12 @@ static __always_inline bool parse_quoted(struct __sk_buff *skb, const struct pac
 	return true;
 }
 
-/* Replace the 16 bits at `offset`, a checksum, by what it is after its words changed by `diff`; by
- * how much these bits themselves change the sum over the packet goes to `by`. Where the
- * quotation ends before it, nothing happens.
+/* Updates the quoted checksum at `offset` after the sum over the words that it covers has changed
+ * by `diff`. Sets `checksum_diff` to the difference that the new checksum makes in the sum over the
+ * ICMP message. Does nothing if the quotation ends before the checksum.
  */
 static __always_inline bool patch_quoted_checksum(struct __sk_buff *skb, u32 offset, u32 diff,
-						  bool zero_is_none, u32 *by)
+						  bool zero_is_none, u32 *checksum_diff)
 {
 	u16 old, new;
 
@@ -93,37 +95,39 @@ static __always_inline bool patch_quoted_checksum(struct __sk_buff *skb, u32 off
 	new = ~fold((u32)(u16)~old + fold(diff));
 	if (zero_is_none && !new)
 		new = 0xffff;
-	*by = (u32)(u16)~old + new;
+	*checksum_diff = (u32)(u16)~old + new;
 	return !bpf_skb_store_bytes(skb, offset, &new, 2, 0);
 }
 
-/* Give the quoted packet the tuple `to`; by how much the sum over the ICMP message changes goes to
- * `diff`. False: the packet is spoiled.
+/* Replaces the tuple of the quoted packet by `to`. Sets `diff` to the resulting difference of the
+ * sum over the ICMP message. Returns false on failure; the packet is then invalid and must be
+ * dropped.
  */
 static __always_inline bool rewrite_quoted(struct __sk_buff *skb, struct packet *quoted,
 					   struct flow_key *to, u32 *diff)
 {
-	u32 addresses = addresses_changed(&quoted->tuple, to);
-	u32 ports = ports_changed(&quoted->tuple, to);
+	u32 addresses = addresses_diff(&quoted->tuple, to);
+	u32 ports = ports_diff(&quoted->tuple, to);
 	u32 checksum = checksum_offset(quoted->tuple.protocol);
 	u32 words = *(u32 *)&to->source_port;
-	u32 by = 0;
+	u32 checksum_diff = 0;
 
 	if (checksum && quoted->l4 + checksum + 2 <= quoted->l3 + quoted->length &&
 	    !patch_quoted_checksum(skb, quoted->l4 + checksum, fold(addresses) + fold(ports),
-				   quoted->tuple.protocol == IPPROTO_UDP, &by))
+				   quoted->tuple.protocol == IPPROTO_UDP, &checksum_diff))
 		return false;
 	if (bpf_skb_store_bytes(skb, quoted->l4, &words, 4, 0))
 		return false;
-	*diff = (u32)fold(ports) + fold(by);
-	if (quoted->version == 6) /* IPv4's own checksum takes up what its addresses change */
+	*diff = (u32)fold(ports) + fold(checksum_diff);
+	/* For IPv4 the checksum of the quoted IP header compensates the addresses. */
+	if (quoted->version == 6)
 		*diff += fold(addresses);
 	return write_addresses(skb, quoted->l3, quoted->version, quoted->checksum, to, addresses,
 			       false);
 }
 
-/* Translate the error `packet`, which quotes `quoted`, as if it were a packet that becomes `to`.
- * False: the packet is spoiled.
+/* Translates the error `packet`, which quotes `quoted`, like a packet whose tuple becomes `to`.
+ * Returns false on failure; the packet is then invalid and must be dropped.
  */
 static __always_inline bool rewrite_icmp_error(struct __sk_buff *skb, struct packet *packet,
 					       struct packet *quoted, const struct flow_key *to,
@@ -136,14 +140,15 @@ static __always_inline bool rewrite_icmp_error(struct __sk_buff *skb, struct pac
 	if (!rewrite_quoted(skb, quoted, &scratch->key, &diff) ||
 	    bpf_l4_csum_replace(skb, checksum, 0, fold(diff), 0))
 		return false;
-	/* The source, too, as nf_nat_icmp_reply_translation() does: a router on both sides of this
-	 * node would take its own address, coming in from elsewhere, for a martian.
+	/* The source of the error changes as well, as in nf_nat_icmp_reply_translation(). If it is
+	 * a router that is connected to both sides of this node, the router would otherwise receive
+	 * a packet with its own source address and drop it as a martian.
 	 */
 	scratch->key = packet->tuple;
 	scratch->key.source = to->source;
 	scratch->key.destination = to->destination;
-	diff = addresses_changed(&packet->tuple, &scratch->key);
-	if (packet->version == 6 && !pseudo_header_changed(skb, checksum, 6, diff, 0))
+	diff = addresses_diff(&packet->tuple, &scratch->key);
+	if (packet->version == 6 && !update_pseudo_header_sum(skb, checksum, 6, diff, 0))
 		return false;
 	count(COUNTER_ICMP_ERROR);
 	return write_addresses(skb, packet->l3, packet->version, packet->checksum, &scratch->key,

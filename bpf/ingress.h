@@ -15,14 +15,14 @@
 /* Whether the frame is addressed to this node. On a pod's bridge port, frames for the bridge itself
  * are PACKET_OTHERHOST.
  */
-static __always_inline bool is_for_us(struct __sk_buff *skb)
+static __always_inline bool is_for_this_node(struct __sk_buff *skb)
 {
 	return skb->pkt_type != PACKET_OTHERHOST || class_of(skb) == POD;
 }
 
 /* The class of a packet at ingress. */
 enum incoming {
-	IN_NOTHING,
+	IN_NO_FLOW,
 	IN_FROM_CLIENT,	  /* belongs to `scratch->flow` */
 	IN_FROM_ENDPOINT, /* a reply of `scratch->reply`, whose client is masqueraded */
 	/* A reply of `scratch->reply`. Egress translates it, unless it bypasses the stack. */
@@ -30,7 +30,7 @@ enum incoming {
 };
 
 /* Sends the packet out of the device on which it arrived. */
-static __always_inline int back_out(struct __sk_buff *skb)
+static __always_inline int send_back(struct __sk_buff *skb)
 {
 	mark_set(skb, MARK_DONE);
 	return bpf_redirect(skb->ifindex, 0);
@@ -39,34 +39,35 @@ static __always_inline int back_out(struct __sk_buff *skb)
 /* Returns the output device if the packet can bypass this node's stack. Returns 0 if the stack must
  * process it. `to` is the packet's destination after translation.
  */
-static __always_inline u32 way_past_stack(struct __sk_buff *skb, const struct packet *packet,
-					  u16 flow_flags, const struct address *from,
-					  const struct address *to, struct way *way)
+static __always_inline u32 stack_bypass_device(struct __sk_buff *skb, const struct packet *packet,
+					       u16 flow_flags, const struct address *from,
+					       const struct address *to, struct next_hop *next_hop)
 {
 	struct device *entry;
 	u32 device;
 
 	if (!(flow_flags & FLOW_REDIRECT) || packet->fragment != WHOLE || packet->ttl <= 1)
 		return 0;
-	device = route(skb, packet, from, to, way);
+	device = route(skb, packet, from, to, next_hop);
 	entry = device ? devices.lookup(&device) : NULL;
 	if (!entry)
 		return 0;
 #ifdef HAVE_REDIRECT_PEER
-	way->into_pod =
-	    entry->flags & DEVICE_PEER && way->has_ethernet && packet->l3 == ETHERNET_HEADER;
+	next_hop->into_pod =
+	    entry->flags & DEVICE_PEER && next_hop->has_ethernet && packet->l3 == ETHERNET_HEADER;
 #endif
 	return device;
 }
 
-static __always_inline int leave_past_stack(struct __sk_buff *skb, const struct packet *packet,
-					    u32 device, struct way *way)
+static __always_inline int redirect_past_stack(struct __sk_buff *skb, const struct packet *packet,
+					       u32 device, struct next_hop *next_hop)
 {
 	count(COUNTER_REDIRECTED);
-	/* way_past_stack() excludes packets whose TTL is at most 1. */
+	/* stack_bypass_device() excludes packets whose TTL is at most 1. */
 	if (!write_ttl(skb, packet, packet->ttl - 1))
 		return DROP;
-	return way->into_pod ? redirect_into_pod(skb, device, way) : redirect_out(skb, device, way);
+	return next_hop->into_pod ? redirect_into_pod(skb, device, next_hop)
+				  : redirect_out(skb, device, next_hop);
 }
 
 /* Whether an endpoint on this node sends the packet to a client whose flow bypasses the stack. On
@@ -102,10 +103,10 @@ static __always_inline enum incoming look_up_incoming(struct __sk_buff *skb,
 			return IN_FROM_POD;
 	}
 	if (!port_has_use(tuple->protocol, tuple->destination_port, PORT_OF_FRONTEND))
-		return IN_NOTHING;
+		return IN_NO_FLOW;
 	if (is_error)
-		return client_find_quoted(scratch) ? IN_FROM_CLIENT : IN_NOTHING;
-	return client_find(packet, scratch) ? IN_FROM_CLIENT : IN_NOTHING;
+		return client_find_quoted(scratch) ? IN_FROM_CLIENT : IN_NO_FLOW;
+	return client_find(packet, scratch) ? IN_FROM_CLIENT : IN_NO_FLOW;
 }
 
 /* Rewrites a client's packet to the endpoint. If the packet passes the node's stack, its source is
@@ -120,26 +121,26 @@ static __always_inline int to_endpoint(struct __sk_buff *skb, struct packet *pac
 	u32 device = 0;
 
 	if (!(flow->flags & FLOW_MASQUERADE) || !address_is_unspecified(&flow->masquerade))
-		device = way_past_stack(skb, packet, flow->flags, client, &flow->endpoint,
-					&scratch->way);
-	carried(flow->service_id, packet->length, true, packet->opens);
+		device = stack_bypass_device(skb, packet, flow->flags, client, &flow->endpoint,
+					     &scratch->next_hop);
+	count_traffic(flow->service_id, packet->length, true, packet->opens);
 	tuple_set(&scratch->to,
 		  device && flow->flags & FLOW_MASQUERADE ? &flow->masquerade : client,
 		  flow->reply_port, &flow->endpoint, flow->endpoint_port);
 	if (!rewrite(skb, packet, &scratch->to))
 		return DROP;
-	return device ? leave_past_stack(skb, packet, device, &scratch->way) : PASS_ON;
+	return device ? redirect_past_stack(skb, packet, device, &scratch->next_hop) : PASS_ON;
 }
 
 /* Delivers a reply to the node, which is the client of the flow. In a direct flow only a port
  * changes, so the stack accepts the packet without reinjection.
  */
-static __always_inline int to_node(struct __sk_buff *skb, const struct packet *packet,
-				   u16 flow_flags)
+static __always_inline int deliver_reply_to_node(struct __sk_buff *skb, const struct packet *packet,
+						 u16 flow_flags)
 {
 	const struct node *settings = node_get();
 
-	if (!settings || !settings->inlet || flow_flags & FLOW_DIRECT)
+	if (!settings || !settings->reinjection_device || flow_flags & FLOW_DIRECT)
 		return PASS_ON;
 	return deliver(skb, packet);
 }
@@ -147,10 +148,10 @@ static __always_inline int to_node(struct __sk_buff *skb, const struct packet *p
 /* Computes the tuple of a reply at ingress. `at_once`: the reply is translated completely, because
  * no egress program sees it afterwards. Otherwise the stack sees the endpoint's own address.
  */
-static __always_inline void reply_target(struct flow_key *to, const struct flow_key *tuple,
-					 const struct reply *reply, bool at_once)
+static __always_inline void reply_tuple(struct flow_key *to, const struct flow_key *tuple,
+					const struct reply *reply, bool complete)
 {
-	if (at_once)
+	if (complete)
 		tuple_set(to, &reply->frontend, reply->frontend_port, &reply->client,
 			  reply->client_port);
 	else
@@ -161,42 +162,42 @@ static __always_inline void reply_target(struct flow_key *to, const struct flow_
 /* Translates a reply that was sent to an address of this node. If the reply passes the stack to an
  * outside client or a pod, egress does the second step.
  */
-static __always_inline int to_client(struct __sk_buff *skb, struct packet *packet,
-				     struct scratch *scratch)
+static __always_inline int translate_reply(struct __sk_buff *skb, struct packet *packet,
+					   struct scratch *scratch)
 {
 	const struct reply *reply = &scratch->reply;
-	bool of_node = reply->flags & FLOW_NODE;
+	bool client_is_node = reply->flags & FLOW_NODE;
 	u32 device = 0;
 
-	if (!of_node)
-		device = way_past_stack(skb, packet, reply->flags, &reply->frontend, &reply->client,
-					&scratch->way);
-	carried(reply->service_id, packet->length, false, false);
-	reply_target(&scratch->to, &packet->tuple, reply, of_node || device);
+	if (!client_is_node)
+		device = stack_bypass_device(skb, packet, reply->flags, &reply->frontend,
+					     &reply->client, &scratch->next_hop);
+	count_traffic(reply->service_id, packet->length, false, false);
+	reply_tuple(&scratch->to, &packet->tuple, reply, client_is_node || device);
 	if (!rewrite(skb, packet, &scratch->to))
 		return DROP;
-	if (of_node)
-		return to_node(skb, packet, reply->flags);
-	return device ? leave_past_stack(skb, packet, device, &scratch->way) : PASS_ON;
+	if (client_is_node)
+		return deliver_reply_to_node(skb, packet, reply->flags);
+	return device ? redirect_past_stack(skb, packet, device, &scratch->next_hop) : PASS_ON;
 }
 
 /* Sends a reply from an endpoint on this node directly to an outside client, if the flow may bypass
  * the stack. Otherwise egress restores the frontend address.
  */
-static __always_inline int pod_to_client(struct __sk_buff *skb, struct packet *packet,
-					 struct scratch *scratch)
+static __always_inline int redirect_pod_reply(struct __sk_buff *skb, struct packet *packet,
+					      struct scratch *scratch)
 {
 	const struct reply *reply = &scratch->reply;
-	u32 device = way_past_stack(skb, packet, reply->flags, &reply->frontend, &reply->client,
-				    &scratch->way);
+	u32 device = stack_bypass_device(skb, packet, reply->flags, &reply->frontend,
+					 &reply->client, &scratch->next_hop);
 
 	if (!device)
 		return PASS_ON;
-	carried(reply->service_id, packet->length, false, false);
+	count_traffic(reply->service_id, packet->length, false, false);
 	tuple_set(&scratch->to, &reply->frontend, reply->frontend_port, &reply->client,
 		  reply->client_port);
 	return rewrite(skb, packet, &scratch->to)
-		   ? leave_past_stack(skb, packet, device, &scratch->way)
+		   ? redirect_past_stack(skb, packet, device, &scratch->next_hop)
 		   : DROP;
 }
 
@@ -204,23 +205,24 @@ static __always_inline int pod_to_client(struct __sk_buff *skb, struct packet *p
 static __always_inline int icmp_ingress(struct __sk_buff *skb, struct packet *packet,
 					enum incoming incoming, struct scratch *scratch)
 {
-	const struct flow_key *as = &scratch->tuple;
-	bool of_node = false;
+	const struct flow_key *tuple = &scratch->tuple;
+	bool client_is_node = false;
 
-	if (incoming == IN_NOTHING || !address_equal(&packet->tuple.destination, &as->destination))
+	if (incoming == IN_NO_FLOW ||
+	    !address_equal(&packet->tuple.destination, &tuple->destination))
 		return PASS_ON;
 	if (incoming == IN_FROM_CLIENT) {
 		const struct flow *flow = &scratch->flow;
 
-		tuple_set(&scratch->to, &as->source, flow->reply_port, &flow->endpoint,
+		tuple_set(&scratch->to, &tuple->source, flow->reply_port, &flow->endpoint,
 			  flow->endpoint_port);
 	} else {
-		of_node = scratch->reply.flags & FLOW_NODE;
-		reply_target(&scratch->to, as, &scratch->reply, of_node);
+		client_is_node = scratch->reply.flags & FLOW_NODE;
+		reply_tuple(&scratch->to, tuple, &scratch->reply, client_is_node);
 	}
 	if (!rewrite_icmp_error(skb, packet, &scratch->quoted, &scratch->to, scratch))
 		return DROP;
-	return of_node ? to_node(skb, packet, scratch->reply.flags) : PASS_ON;
+	return client_is_node ? deliver_reply_to_node(skb, packet, scratch->reply.flags) : PASS_ON;
 }
 
 /* Opens a flow if the first packet of a client is addressed to a frontend. */
@@ -234,14 +236,14 @@ static __always_inline int open_incoming(struct __sk_buff *skb, struct packet *p
 	case OPENS:
 		break;
 	case REJECTED:
-		return answer_refusal(skb, packet, scratch) ? back_out(skb) : DROP;
+		return answer_rejection(skb, packet, scratch) ? send_back(skb) : DROP;
 	case DROPPED:
 		return DROP;
 	default:
 		return PASS_ON;
 	}
-	device = way_past_stack(skb, packet, flow->flags, &packet->tuple.source, &flow->endpoint,
-				&scratch->way);
+	device = stack_bypass_device(skb, packet, flow->flags, &packet->tuple.source,
+				     &flow->endpoint, &scratch->next_hop);
 	if (device && flow->flags & FLOW_MASQUERADE && !choose_masquerade(flow, device))
 		return DROP;
 	count(COUNTER_PACKET_NEW);
@@ -271,8 +273,8 @@ static __always_inline int ingress(struct __sk_buff *skb, u32 l3)
 		scratch->tuple = packet->tuple;
 		break;
 	case ICMP:
-		if (is_answered_ping(skb, packet) && is_for_us(skb))
-			return answer_echo(skb, packet) ? back_out(skb) : DROP;
+		if (is_answered_ping(skb, packet) && is_for_this_node(skb))
+			return answer_echo(skb, packet) ? send_back(skb) : DROP;
 		if (!is_icmp_error(packet) || !parse_quoted(skb, packet, AT_INGRESS, scratch))
 			return PASS_ON;
 		is_error = true;
@@ -284,9 +286,9 @@ static __always_inline int ingress(struct __sk_buff *skb, u32 l3)
 	if (is_error)
 		return icmp_ingress(skb, packet, incoming, scratch);
 	if (incoming == IN_FROM_ENDPOINT)
-		return to_client(skb, packet, scratch);
+		return translate_reply(skb, packet, scratch);
 	if (incoming == IN_FROM_POD)
-		return pod_to_client(skb, packet, scratch);
+		return redirect_pod_reply(skb, packet, scratch);
 	if (incoming == IN_FROM_CLIENT)
 		return to_endpoint(skb, packet, scratch);
 	return is_first(packet) ? open_incoming(skb, packet, scratch) : PASS_ON;
@@ -306,22 +308,22 @@ static __always_inline bool has_outer_headers(struct __sk_buff *skb)
 }
 
 /* Redirects the packet to its own device. For a device without Ethernet, the kernel then removes
- * the outer headers, and the program sees the packet again. MARK_BARE prevents a second redirect: a
- * packet that still has outer headers is passed on.
+ * the outer headers, and the program sees the packet again. MARK_STRIPPED prevents a second
+ * redirect: a packet that still has outer headers is passed on.
  */
-static __always_inline int come_in_bare(struct __sk_buff *skb)
+static __always_inline int strip_outer_headers(struct __sk_buff *skb)
 {
 	if (mark_get(skb))
 		return PASS_ON;
-	mark_set(skb, MARK_BARE);
+	mark_set(skb, MARK_STRIPPED);
 	return bpf_redirect(skb->ifindex, BPF_F_INGRESS);
 }
 
 static __always_inline int ingress_without_ethernet(struct __sk_buff *skb)
 {
 	if (has_outer_headers(skb))
-		return come_in_bare(skb);
-	if (mark_get(skb) == MARK_BARE)
+		return strip_outer_headers(skb);
+	if (mark_get(skb) == MARK_STRIPPED)
 		mark_word(skb) = MARK_NONE;
 	return ingress(skb, 0);
 }

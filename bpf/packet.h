@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
  *
- * What a packet is: where its headers are, and which tuple it has. Nothing here changes a packet.
+ * Parsing: finds the headers of a packet and reads its tuple. Nothing in this file changes a
+ * packet.
  */
 #pragma once
 
@@ -10,11 +11,11 @@
 #define ETHERNET_HEADER	  14
 #define FRAGMENT_OFFSET	  0x1fff
 #define MORE_FRAGMENTS	  0x2000
-#define LINEAR_MAX	  1024 /* further from its begin a header is not looked for in the linear part */
-#define EXTENSION_HEADERS 6 /* a packet that has more is not looked through */
+#define LINEAR_MAX	  1024 /* maximum offset at which load_header() reads the linear part */
+#define EXTENSION_HEADERS 6    /* a packet with more extension headers is MALFORMED */
 
-#define FRAGMENTS_TIMEOUT 30000000000ULL /* ns; as net.ipv4.ipfrag_time has it */
-#define VLAN_ID		  0x0fff	 /* 0: no VLAN, but a priority */
+#define FRAGMENTS_TIMEOUT 30000000000ULL /* ns; the default of net.ipv4.ipfrag_time */
+#define VLAN_ID		  0x0fff	 /* 0: the tag has only a priority */
 
 #define TCP_FIN 0x01
 #define TCP_SYN 0x02
@@ -26,36 +27,39 @@
 #endif
 
 enum parsed {
-	NOT_OURS,  /* no IP, or a protocol that no Service has */
-	TRANSPORT, /* TCP, UDP or SCTP, with ports; or a later fragment, without */
-	ICMP,	   /* of either version; a later fragment of it is NOT_OURS */
-	MALFORMED, /* its headers contradict themselves, or are more than are looked through */
+	UNSUPPORTED, /* not IP, or a protocol that Services do not have */
+	TRANSPORT,   /* TCP, UDP or SCTP; later fragments have no ports */
+	ICMP,	     /* ICMP or ICMPv6; their later fragments are UNSUPPORTED */
+	MALFORMED,   /* headers are inconsistent or truncated, or there are too many of them */
 };
 
-enum fragment_place {
+enum fragment_kind {
 	WHOLE,
 	FIRST,
-	LATER, /* has no ports of its own */
+	LATER, /* a fragment without transport header */
 };
 
-/* Aligned, so that it is zeroed by words. */
+/* Aligned, so that the compiler zeroes it by words. */
 struct packet {
-	struct flow_key tuple; /* ports are 0 where it has none */
-	u32 l3;		       /* where the IP header begins, in bytes from the packet's begin */
-	u32 l4;
-	u32 length; /* of the IP packet, in bytes; what comes behind is the link's */
+	struct flow_key tuple; /* ports are 0 if the packet has none */
+	u32 l3;		       /* offset of the IP header in the packet */
+	u32 l4;		       /* offset of the header after the IP header and its extensions */
+	u32 length;	       /* length of the IP packet; link layer padding may follow */
 	u32 fragment_id;
-	u32 sequence; /* TCP: of its first byte, as sequence_end and acknowledged in host order */
-	u32 sequence_end; /* TCP: behind its last byte; SYN and FIN count as one each */
-	u32 acknowledged; /* TCP */
-	u8 version;	  /* 4 or 6 */
-	u8 fragment;
-	u8 fragment_protocol; /* that all fragments name */
-	u8 tcp_flags;	      /* of SCTP, too, TCP_SYN for what opens an association; else 0 */
-	u8 icmp_type;	      /* 0 but of ICMP */
-	u16 checksum;	      /* of the IPv4 header */
-	u8 ttl;		      /* or hop limit */
-	bool opens;	      /* it is the first of its flow */
+	/* TCP: the sequence number of the first byte, the one after the last byte (SYN and FIN
+	 * count as one each), and the acknowledgment number, in host byte order.
+	 */
+	u32 sequence;
+	u32 sequence_end;
+	u32 acknowledged;
+	u8 version;	      /* 4 or 6 */
+	u8 fragment;	      /* enum fragment_kind */
+	u8 fragment_protocol; /* as fragment_key.protocol */
+	u8 tcp_flags; /* TCP; SCTP: TCP_SYN if the packet opens an association; otherwise 0 */
+	u8 icmp_type; /* 0 if the packet is not ICMP */
+	u16 checksum; /* of the IPv4 header */
+	u8 ttl;	      /* IPv6: the hop limit */
+	bool opens;   /* the first packet of its flow */
 } __attribute__((aligned(8)));
 
 struct ipv4_header {
@@ -85,9 +89,9 @@ static __always_inline bool load(struct __sk_buff *skb, u32 offset, void *to, u3
 	return !bpf_skb_load_bytes(skb, offset, to, size);
 }
 
-/* The same for what every packet is looked at for, `size` being a constant multiple of 4: straight
- * from its first, linear part, where headers mostly are. Two calls of the helper cost more than all
- * else.
+/* As load(), for headers that are read from every packet. `size` is a constant multiple of 4.
+ * Headers are usually in the linear part of the packet, which can be read without a helper. Two
+ * calls of the helper would cost more than the rest of the program.
  */
 static __always_inline bool load_header(struct __sk_buff *skb, u32 offset, void *to, u32 size)
 {
@@ -97,7 +101,7 @@ static __always_inline bool load_header(struct __sk_buff *skb, u32 offset, void 
 	if (at < LINEAR_MAX) {
 		void *begin = (void *)(long)skb->data + at;
 
-		hide(begin); /* what is compared is what is read from */
+		hide(begin); /* compare the same register that is read from, for the verifier */
 		if (begin + size <= (void *)(long)skb->data_end) {
 #pragma unroll
 			for (u32 i = 0; i < size / 4; i++)
@@ -120,8 +124,9 @@ static __always_inline void parse_tcp(struct packet *packet, const __be32 *heade
 	    packet->sequence + packet->length - headers + !!(flags & TCP_SYN) + !!(flags & TCP_FIN);
 }
 
-/* Ports, and what TCP says of its connection. The whole header has to be there, so that its
- * checksum is. */
+/* Reads the ports, and the TCP fields. The complete header must be present, because later steps
+ * write its checksum.
+ */
 static __always_inline enum parsed parse_transport(struct __sk_buff *skb, struct packet *packet)
 {
 	u8 protocol = packet->tuple.protocol;
@@ -137,10 +142,10 @@ static __always_inline enum parsed parse_transport(struct __sk_buff *skb, struct
 	} else if (protocol == IPPROTO_SCTP) {
 		if (!load_header(skb, packet->l4, header, 12))
 			return MALFORMED;
-		if (!header[1]) /* an INIT alone has no verification tag (RFC 9260, 8.5.1) */
+		if (!header[1]) /* only INIT has verification tag 0 (RFC 9260, 8.5.1) */
 			packet->tcp_flags = TCP_SYN;
 	} else {
-		return NOT_OURS;
+		return UNSUPPORTED;
 	}
 	packet->tuple.source_port = ((__be16 *)header)[0];
 	packet->tuple.destination_port = ((__be16 *)header)[1];
@@ -158,13 +163,13 @@ static __always_inline bool is_extension(u8 protocol)
 	       protocol == IPPROTO_DSTOPTS || protocol == IPPROTO_FRAGMENT;
 }
 
-/* What follows the IP header, whose fields are in `packet` already. */
+/* Parses the header after the IP header, whose fields `packet` already contains. */
 static __always_inline enum parsed parse_payload(struct __sk_buff *skb, struct packet *packet)
 {
 	u8 protocol = packet->tuple.protocol;
 
 	if (packet->fragment == LATER)
-		return is_transport(protocol) || is_extension(protocol) ? TRANSPORT : NOT_OURS;
+		return is_transport(protocol) || is_extension(protocol) ? TRANSPORT : UNSUPPORTED;
 	if (protocol == (packet->version == 4 ? IPPROTO_ICMP : IPPROTO_ICMPV6)) {
 		__be32 header[2];
 
@@ -208,12 +213,12 @@ static __always_inline enum parsed parse4(struct __sk_buff *skb, struct packet *
 struct fragment_header {
 	u8 next;
 	u8 reserved;
-	__be16 offset; /* the upper 13 bits; the last one: more fragments */
+	__be16 offset; /* upper 13 bits: offset; lowest bit: more fragments */
 	__be32 id;
 };
 
-/* Go over the extension headers (RFC 8200, 4), from the end of the IPv6 header on; `next` is the
- * type of the first. False: there are too many, or they are cut short.
+/* Skips the extension headers after the IPv6 header (RFC 8200, 4). `next` is the type of the first
+ * header. Returns false if there are too many extension headers, or if one is truncated.
  */
 static __always_inline bool skip_extensions(struct __sk_buff *skb, struct packet *packet, u8 next)
 {
@@ -239,10 +244,10 @@ static __always_inline bool skip_extensions(struct __sk_buff *skb, struct packet
 			packet->l4 += sizeof(header);
 		} else {
 			packet->l4 +=
-			    (header.reserved + 1) * 8; /* where other headers have a length */
+			    (header.reserved + 1) * 8; /* the length field of other headers */
 		}
 		next = header.next;
-		if (packet->fragment == LATER) { /* what follows is in the middle of a payload */
+		if (packet->fragment == LATER) { /* payload follows, no header */
 			packet->tuple.protocol = next;
 			return true;
 		}
@@ -264,24 +269,25 @@ static __always_inline enum parsed parse6(struct __sk_buff *skb, struct packet *
 	packet->ttl = ip.hop_limit;
 	packet->tuple.source = ip.source;
 	packet->tuple.destination = ip.destination;
-	/* A v4-mapped address on the wire would be taken for IPv4 (RFC 4291, 2.5.5.2; RFC
-	 * 4038, 4.2). */
+	/* The programs would treat an IPv4-mapped address on the wire as IPv4 (RFC 4291, 2.5.5.2;
+	 * RFC 4038, 4.2).
+	 */
 	if (address_is_v4(&ip.source) || address_is_v4(&ip.destination))
-		return NOT_OURS;
+		return UNSUPPORTED;
 	if (!skip_extensions(skb, packet, ip.next))
 		return MALFORMED;
 	return parse_payload(skb, packet);
 }
 
-/* `packet` is all zero but for `l3` and the tuple's side. A packet with a VLAN tag is none of ours
- * yet: the device of that VLAN will see it without, and has a classifier of its own.
+/* Parses a packet. `packet` comes from packet_begin(). A packet with a VLAN tag is UNSUPPORTED: the
+ * VLAN device receives it without the tag, and has its own program.
  */
 static __always_inline enum parsed parse(struct __sk_buff *skb, struct packet *packet)
 {
-	enum parsed parsed = NOT_OURS;
+	enum parsed parsed = UNSUPPORTED;
 
 	if (skb->vlan_present && skb->vlan_tci & VLAN_ID)
-		return NOT_OURS;
+		return UNSUPPORTED;
 	if (skb->protocol == bpf_htons(ETH_P_IP))
 		parsed = parse4(skb, packet);
 	else if (skb->protocol == bpf_htons(ETH_P_IPV6))
@@ -301,7 +307,9 @@ static __always_inline void fragment_key(struct fragment_key *key, const struct 
 	key->pad = 0;
 }
 
-/* Nanoseconds; a tick (at most 10 ms) late is early enough for timeouts of seconds. */
+/* Returns the time in nanoseconds. The coarse clock lags by up to one tick (at most 10 ms), which
+ * is sufficient for timeouts of seconds.
+ */
 static __always_inline u64 time_now(void)
 {
 #ifdef HAVE_KTIME_COARSE
@@ -311,8 +319,9 @@ static __always_inline u64 time_now(void)
 #endif
 }
 
-/* Ports for all fragments: the first one has them, later ones get them from the map. Returns false
- * if the first one has not arrived, or too long ago to be of the same datagram.
+/* Stores the ports of a first fragment in the map, or sets the ports of a later fragment from the
+ * map. Returns false if no first fragment has arrived within FRAGMENTS_TIMEOUT; an older one
+ * belongs to another datagram.
  */
 static __always_inline bool fragment_ports(struct packet *packet)
 {
@@ -339,7 +348,7 @@ static __always_inline bool fragment_ports(struct packet *packet)
 	return true;
 }
 
-/* `packet`, all zero but for where it begins, and the side. */
+/* Zeroes `packet` except the offset of the IP header and the side. */
 static __always_inline struct packet *packet_begin(struct packet *packet, u32 l3, u8 side)
 {
 	__builtin_memset(packet, 0, sizeof(*packet));

@@ -1,31 +1,34 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
  *
- * Opening a flow: the entry by which a reply is found reserves the port that the reply is sent to.
+ * Opening a flow. The entry in `replies` reserves the client port that the endpoint sees, because
+ * that port is part of its key.
  */
 #pragma once
 
 #include "flow.h"
 #include "route.h"
 
-/* Ports that are tried at random before all are looked at: ROUNDS * TRIES. Two loops, since the
- * verifier follows each turn of the inner one, and that only looks.
+/* ROUNDS * TRIES random ports are tried before all ports are searched. There are two loops because
+ * the verifier follows each iteration of the inner loop, which therefore only does lookups.
  */
 #define ROUNDS		3
 #define TRIES		4
 #define FIRST_PORT	1024
 #define PORT_COUNT	(65536 - FIRST_PORT)
-#define SEARCH_PORTS	2016 /* in one run of find_port(): with 32 tail calls of 33 these are all */
+#define SEARCH_PORTS	2016 /* per run of find_port(); 32 of the 33 possible tail calls cover all */
 #define TAIL_FIND_PORT	0
 #define EEXIST_NEGATIVE (-17)
 
-static __always_inline __be16 any_port(void)
+static __always_inline __be16 random_port(void)
 {
 	return bpf_htons((u16)(FIRST_PORT + (((u64)bpf_get_prandom_u32() * PORT_COUNT) >> 32)));
 }
 
 #if defined(HAVE_SKC_LOOKUP_TCP) && defined(HAVE_SK_LOOKUP_UDP)
 
-/* As a packet from one to the other would find its socket; the size of what is filled in. */
+/* Sets `tuple` for the lookup of the socket that receives packets from `from` to `to`. Returns the
+ * size of the part of `tuple` that is set.
+ */
 static __always_inline u32 socket_tuple(struct bpf_sock_tuple *tuple, const struct address *from,
 					__be16 from_port, const struct address *to, __be16 to_port)
 {
@@ -43,46 +46,48 @@ static __always_inline u32 socket_tuple(struct bpf_sock_tuple *tuple, const stru
 	return sizeof(tuple->ipv6);
 }
 
-/* Whether a UDP socket of this node gets what comes in with this tuple; `connected`: only one that
- * is connected to the sender.
+/* Whether a UDP socket of this node receives packets with this tuple. `connected`: only a socket
+ * that is connected to the sender counts.
  */
-static __always_inline bool udp_socket_gets(struct __sk_buff *skb, struct bpf_sock_tuple *tuple,
-					    u32 size, bool connected)
+static __always_inline bool udp_socket_receives(struct __sk_buff *skb, struct bpf_sock_tuple *tuple,
+						u32 size, bool connected)
 {
 	struct bpf_sock *found = bpf_sk_lookup_udp(skb, tuple, size, BPF_F_CURRENT_NETNS, 0);
-	bool gets;
+	bool receives;
 
 	if (!found)
 		return false;
-	gets = !connected || found->state == BPF_TCP_ESTABLISHED;
+	receives = !connected || found->state == BPF_TCP_ESTABLISHED;
 	bpf_sk_release(found);
-	return gets;
+	return receives;
 }
 
-/* The same of TCP; who only listens has no connection with the sender. */
-static __always_inline bool tcp_socket_gets(struct __sk_buff *skb, struct bpf_sock_tuple *tuple,
-					    u32 size)
+/* As udp_socket_receives() for TCP. A listening socket does not count: it has no connection with
+ * the sender.
+ */
+static __always_inline bool tcp_socket_receives(struct __sk_buff *skb, struct bpf_sock_tuple *tuple,
+						u32 size)
 {
 	struct bpf_sock *found = bpf_skc_lookup_tcp(skb, tuple, size, BPF_F_CURRENT_NETNS, 0);
-	bool gets;
+	bool receives;
 
 	if (!found)
 		return false;
-	gets = found->state != BPF_TCP_LISTEN;
-	barrier(); /* one instruction must not read from both kinds of sockets */
+	receives = found->state != BPF_TCP_LISTEN;
+	barrier(); /* the verifier rejects one load instruction for both kinds of sockets */
 	bpf_sk_release(found);
-	return gets;
+	return receives;
 }
 
 #endif
 
-/* Whether another user of this node has a connection from the address and port to the endpoint: a
- * socket, or netfilter, whose connections from before this dataplane are in `netfilter_flows`.
+/* Whether a socket of this node or netfilter already uses the address and port for a connection to
+ * the endpoint. Connections that netfilter masqueraded before mode ebpf started are in
+ * `netfilter_flows`.
  */
-static __always_inline bool is_used_by_others(struct __sk_buff *skb, const struct address *endpoint,
-					      __be16 endpoint_port,
-					      const struct address *masquerade, __be16 port,
-					      u8 protocol, struct scratch *scratch)
+static __always_inline bool port_is_in_use(struct __sk_buff *skb, const struct address *endpoint,
+					   __be16 endpoint_port, const struct address *masquerade,
+					   __be16 port, u8 protocol, struct scratch *scratch)
 {
 	const struct node *settings = node_get();
 
@@ -100,18 +105,18 @@ static __always_inline bool is_used_by_others(struct __sk_buff *skb, const struc
 		u32 size = socket_tuple(tuple, endpoint, endpoint_port, masquerade, port);
 
 		if (protocol == IPPROTO_TCP)
-			return tcp_socket_gets(skb, tuple, size);
+			return tcp_socket_receives(skb, tuple, size);
 		if (protocol == IPPROTO_UDP)
-			return udp_socket_gets(skb, tuple, size, false);
+			return udp_socket_receives(skb, tuple, size, false);
 	}
 #endif
 	return false;
 }
 
-enum place {
-	VACANT,
-	REUSABLE, /* this flow's own, or of one that is over */
-	TAKEN,
+enum port_state {
+	PORT_FREE,
+	PORT_REUSABLE, /* the entry belongs to this flow, or to an expired half-open flow */
+	PORT_TAKEN,
 };
 
 static __always_inline int put_flow(struct flow_key *key, struct flow *flow)
@@ -124,52 +129,54 @@ static __always_inline int add_reply(struct flow_key *key, struct reply *reply)
 	return replies.insert(key, reply);
 }
 
-/* What is at `scratch->reply_key`. Being closed is not enough to be over: who was connected may not
- * know yet, and what is under way would reach another connection.
+/* Returns the state of the port in `scratch->reply_key`. The port of a closed TCP flow is not
+ * reusable: one side may not know yet that the connection is closed, and packets in flight would
+ * reach the new connection.
  */
-static __always_inline enum place place_of(struct scratch *scratch)
+static __always_inline enum port_state port_state_of(struct scratch *scratch)
 {
 	const struct flow_key *key = &scratch->reply_key;
 	struct reply *present;
 
-	/* Of an endpoint to itself there and back must differ. */
+	/* If an endpoint connects to itself, the tuples of both directions must differ. */
 	if (key->destination_port == key->source_port &&
 	    address_equal(&key->source, &scratch->reply.client))
-		return TAKEN;
+		return PORT_TAKEN;
 	present = replies.lookup(&scratch->reply_key);
 	if (!present)
-		return VACANT;
+		return PORT_FREE;
 	if (is_reply_of(present, &scratch->flow_key))
-		return REUSABLE;
+		return PORT_REUSABLE;
 	return present->half_open &&
 		       half_open_is_over(present->last_seen, key->protocol, scratch->now)
-		   ? REUSABLE
-		   : TAKEN;
+		   ? PORT_REUSABLE
+		   : PORT_TAKEN;
 }
 
-/* Take `scratch->reply_key` for `scratch->reply`. EEXIST: another flow was faster, or another user
- * of the node uses the port with the same address. Otherwise as bpf_map_update_elem().
+/* Inserts `scratch->reply` with the key `scratch->reply_key`. Returns EEXIST_NEGATIVE if another
+ * flow has taken the port in the meantime, or if port_is_in_use(). Otherwise returns the result of
+ * bpf_map_update_elem().
  */
-static __always_inline int take_place(struct __sk_buff *skb, enum place place,
-				      struct scratch *scratch)
+static __always_inline int take_port(struct __sk_buff *skb, enum port_state state,
+				     struct scratch *scratch)
 {
 	const struct flow *flow = &scratch->flow;
-	const struct reply *previous = PREVIOUS(previous_replies(), &scratch->reply_key);
+	const struct reply *previous = LOOKUP_PREVIOUS(previous_replies_map(), &scratch->reply_key);
 
 	if (previous && !is_reply_of(previous, &scratch->flow_key))
 		return EEXIST_NEGATIVE;
 	if (scratch->reply.masquerade_digest &&
-	    is_used_by_others(skb, &flow->endpoint, flow->endpoint_port, &flow->masquerade,
-			      scratch->reply_key.destination_port, scratch->reply_key.protocol,
-			      scratch))
+	    port_is_in_use(skb, &flow->endpoint, flow->endpoint_port, &flow->masquerade,
+			   scratch->reply_key.destination_port, scratch->reply_key.protocol,
+			   scratch))
 		return EEXIST_NEGATIVE;
-	if (place == REUSABLE)
+	if (state == PORT_REUSABLE)
 		replies.delete(&scratch->reply_key);
 	return RETRY(add_reply(&scratch->reply_key, &scratch->reply));
 }
 
-/* Whether all ports of the endpoint were in use a moment ago: then a search would find nothing but
- * take milliseconds.
+/* Whether all ports towards the endpoint were in use within the last second. Another search would
+ * take milliseconds and most likely find no port.
  */
 static __always_inline bool is_exhausted(struct scratch *scratch)
 {
@@ -181,7 +188,7 @@ static __always_inline bool is_exhausted(struct scratch *scratch)
 	return since && (s32)(scratch->now - *since) < 1;
 }
 
-static __always_inline void note_exhausted(struct scratch *scratch)
+static __always_inline void record_exhausted(struct scratch *scratch)
 {
 	count(COUNTER_PORTS_EXHAUSTED);
 	scratch->key = scratch->reply_key;
@@ -189,10 +196,11 @@ static __always_inline void note_exhausted(struct scratch *scratch)
 	exhausted_ports.update(&scratch->key, &scratch->now);
 }
 
-/* Reserve a port for the flow in the scratch, the client's own where it is free:
- * `scratch->reply_key` with that port is the key of `scratch->reply`, which is written there.
- * `redirect_to`: see struct port_search. False: it is counted why not. Where random ports are taken
- * it does not return: find_port() looks at all of them, and the packet comes again.
+/* Reserves a port for the flow in the scratch, preferably the client's own port: sets the port in
+ * `scratch->reply_key` and inserts `scratch->reply`. `redirect_to`: see struct port_search. Returns
+ * false if no port can be reserved; the reason is counted. If all tried random ports are in use, it
+ * does not return: a tail call to find_port() searches all ports and redirects the packet, so that
+ * this program processes it again.
  */
 static __always_inline bool reserve(struct __sk_buff *skb, u64 redirect_to, struct scratch *scratch)
 {
@@ -201,24 +209,24 @@ static __always_inline bool reserve(struct __sk_buff *skb, u64 redirect_to, stru
 
 #pragma nounroll
 	for (int round = 0; round < ROUNDS; again(round, 1)) {
-		enum place place = TAKEN;
+		enum port_state state = PORT_TAKEN;
 
 #pragma nounroll
 		for (int try = 0; try < TRIES; again(try, 1)) {
-			place = place_of(scratch);
+			state = port_state_of(scratch);
 			/* SCTP's checksum covers the ports. */
-			if (place != TAKEN || protocol == IPPROTO_SCTP)
+			if (state != PORT_TAKEN || protocol == IPPROTO_SCTP)
 				break;
-			scratch->reply_key.destination_port = any_port();
+			scratch->reply_key.destination_port = random_port();
 		}
-		if (place != TAKEN) {
-			failed = take_place(skb, place, scratch);
+		if (state != PORT_TAKEN) {
+			failed = take_port(skb, state, scratch);
 			if (failed != EEXIST_NEGATIVE)
 				break;
 		}
 		if (protocol == IPPROTO_SCTP)
 			break;
-		scratch->reply_key.destination_port = any_port();
+		scratch->reply_key.destination_port = random_port();
 	}
 	if (!failed)
 		return true;
@@ -232,11 +240,13 @@ static __always_inline bool reserve(struct __sk_buff *skb, u64 redirect_to, stru
 		scratch->search.redirect_to = redirect_to;
 		tail_calls.call(skb, TAIL_FIND_PORT);
 	}
-	note_exhausted(scratch);
+	record_exhausted(scratch);
 	return false;
 }
 
-/* The reply is there: now the flow's own entry. */
+/* Writes the entry in `flows`, after the entry in `replies` exists. Returns false if there is no
+ * room.
+ */
 static __always_inline bool flow_write(struct scratch *scratch)
 {
 	const struct flow_key *client = &scratch->flow_key;
@@ -254,8 +264,9 @@ static __always_inline bool flow_write(struct scratch *scratch)
 	return true;
 }
 
-/* Make the entries of `scratch->flow`, whose key is `scratch->flow_key`: the reply first, so that
- * no packet of the endpoint is of no flow.
+/* Writes both entries of `scratch->flow`, whose key is `scratch->flow_key`. The entry in `replies`
+ * comes first, so that every packet of the endpoint finds its flow. Returns false on failure; the
+ * reason is counted.
  */
 static __always_inline bool flow_open(struct __sk_buff *skb, const struct packet *packet,
 				      u64 redirect_to, struct scratch *scratch)
@@ -277,7 +288,7 @@ static __always_inline bool flow_open(struct __sk_buff *skb, const struct packet
 	reply->last_seen = scratch->now;
 	if (!address_is_unspecified(&flow->masquerade))
 		reply->masquerade_digest = address_digest(&flow->masquerade);
-	half_open_begin(half_open_time(now), scratch);
+	half_open_take_slot(half_open_time(now), scratch);
 	reply->half_open = flow->half_open = 1;
 	flow->last_seen = scratch->now;
 	flow->sequence_end = packet->sequence_end;
@@ -286,9 +297,9 @@ static __always_inline bool flow_open(struct __sk_buff *skb, const struct packet
 	return reserve(skb, redirect_to, scratch) && flow_write(scratch);
 }
 
-/* Look at the next SEARCH_PORTS ports; true: `scratch->reply_key` has one that is free, or whose
- * half-open flow is over. It asks less than place_of(): the verifier keeps each branch of each turn
- * in mind, and has room for 8192.
+/* Searches the next SEARCH_PORTS ports. Returns true if `scratch->reply_key` has a port that is
+ * free or belongs to an expired half-open flow. It checks fewer conditions than port_state_of():
+ * the verifier stores each branch of each iteration, and its limit is 8192.
  */
 static __always_inline bool search_ports(struct scratch *scratch)
 {
@@ -316,17 +327,17 @@ static __always_inline bool search_ports(struct scratch *scratch)
 	return false;
 }
 
-/* The rest of reserve(), by a tail call: search for a free port, open the flow in the scratch, and
- * let the packet come again, which then is of that flow.
+/* Continues reserve() after a tail call: searches a free port and opens the flow in the scratch.
+ * Redirects the packet, so that the first program processes it again, now as a packet of that flow.
  */
 static __always_inline int continue_search(struct __sk_buff *skb, struct scratch *scratch)
 {
 	if (search_ports(scratch)) {
-		enum place place = place_of(scratch);
+		enum port_state state = port_state_of(scratch);
 		int failed = EEXIST_NEGATIVE;
 
-		if (place != TAKEN)
-			failed = take_place(skb, place, scratch);
+		if (state != PORT_TAKEN)
+			failed = take_port(skb, state, scratch);
 		if (!failed)
 			return flow_write(scratch)
 				   ? bpf_redirect(skb->ifindex, scratch->search.redirect_to)
@@ -338,19 +349,21 @@ static __always_inline int continue_search(struct __sk_buff *skb, struct scratch
 	}
 	if (scratch->search.left && scratch->search.left <= PORT_COUNT)
 		tail_calls.call(skb, TAIL_FIND_PORT);
-	note_exhausted(scratch);
+	record_exhausted(scratch);
 	return DROP;
 }
 
-/* What is masqueraded at the device gets, of the family of `like`; unspecified: there is none. */
+/* Returns the masquerade address of the device in the family of `like`. It is unspecified if the
+ * device has none.
+ */
 static __always_inline const struct address *address_of_device(const struct device *device,
 							       const struct address *like)
 {
 	return address_is_v4(like) ? &device->v4 : &device->v6;
 }
 
-/* Set the address that the endpoint is to see in place of the client's: that of the device towards
- * it. False: it has none, which is counted.
+/* Sets the masquerade address of a flow to the address of the output device `ifindex`. Returns
+ * false if the device has no address; this is counted.
  */
 static __always_inline bool choose_masquerade(struct flow *flow, u32 ifindex)
 {

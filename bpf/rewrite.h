@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
  *
- * Changing addresses and ports, and every checksum that covers them. Lengths never change here.
+ * Changes addresses and ports, and every checksum that covers them. The length of a packet does not
+ * change.
  *
- * The kernel's helpers know whether a checksum is in the packet already (CHECKSUM_NONE, _COMPLETE,
- * _UNNECESSARY) or is left to the device (CHECKSUM_PARTIAL: the field holds the sum of the pseudo
- * header alone). So a change of the pseudo header differs from one of the header: two
- * calls, never one for both.
+ * With CHECKSUM_PARTIAL the device computes the checksum, and the field holds only the sum of the
+ * pseudo header. With CHECKSUM_NONE, _COMPLETE and _UNNECESSARY the field holds the complete
+ * checksum. The kernel's helpers handle both cases, but need to know whether a change affects the
+ * pseudo header or the rest. Each of the two therefore needs its own call.
  */
 #pragma once
 
@@ -18,12 +19,12 @@
 #define ICMP_CHECKSUM 2
 #define IPV4_HEADER   20
 #define IPV6_HEADER   40
-#define ADDRESSES     32 /* source and destination of a flow_key, side by side */
-#define PORTS	      4	 /* both, right behind them */
+#define ADDRESSES     32 /* source and destination are adjacent in struct flow_key */
+#define PORTS	      4	 /* both ports follow directly */
 
 #define PSEUDO_HEADER 0x10 /* BPF_F_PSEUDO_HDR */
-#define RECOMPUTE_SUM 0x01 /* BPF_F_RECOMPUTE_CSUM: of CHECKSUM_COMPLETE */
-#define MANGLED_ZERO  0x20 /* BPF_F_MARK_MANGLED_0: UDP's 0 is no checksum, and stays */
+#define RECOMPUTE_SUM 0x01 /* BPF_F_RECOMPUTE_CSUM: updates skb->csum of CHECKSUM_COMPLETE */
+#define MANGLED_ZERO  0x20 /* BPF_F_MARK_MANGLED_0: 0 means no UDP checksum and stays 0 */
 
 static __always_inline u16 fold(u32 sum)
 {
@@ -31,10 +32,10 @@ static __always_inline u16 fold(u32 sum)
 	return (u16)(sum + (sum >> 16));
 }
 
-/* By how much the sum over `count` words changes, in one's complement (RFC 1624). By hand, since
- * for so few words bpf_csum_diff() takes longer.
+/* Returns the difference between the one's complement sums over `count` words (RFC 1624). For so
+ * few words this is faster than bpf_csum_diff().
  */
-static __always_inline u32 changed(const __be32 *from, const __be32 *to, u32 count)
+static __always_inline u32 sum_diff(const __be32 *from, const __be32 *to, u32 count)
 {
 	u64 sum = 0;
 
@@ -45,44 +46,47 @@ static __always_inline u32 changed(const __be32 *from, const __be32 *to, u32 cou
 	return (u32)sum + (u32)(sum >> 32);
 }
 
-/* Over both addresses; IPv4's come out as they should, since ::ffff:0:0/96 stays. */
-static __always_inline u32 addresses_changed(const struct flow_key *from, const struct flow_key *to)
-{
-	return changed(from->source.word, to->source.word, ADDRESSES / 4);
-}
-
-static __always_inline u32 ports_changed(const struct flow_key *from, const struct flow_key *to)
-{
-	return changed((__be32 *)&from->source_port, (__be32 *)&to->source_port, 1);
-}
-
-/* The pseudo header of the checksum at `offset` has changed by `diff`.
- *
- * With CHECKSUM_COMPLETE the kernel takes `diff` out of skb->csum, which is right for IPv4, where
- * the header's own checksum has changed, too, but not for IPv6 (inet_proto_csum_replace_by_diff()
- * before 6.16, ead7f9b8de65, "bpf: Fix L4 csum update on IPv6 in CHECKSUM_COMPLETE"). So it is put
- * back.
+/* Returns the difference between the sums over both addresses. It is correct for IPv4 as well,
+ * because the prefix ::ffff:0:0/96 does not change.
  */
-static __always_inline bool pseudo_header_changed(struct __sk_buff *skb, u32 offset, u8 version,
-						  u32 diff, u32 flags)
+static __always_inline u32 addresses_diff(const struct flow_key *from, const struct flow_key *to)
+{
+	return sum_diff(from->source.word, to->source.word, ADDRESSES / 4);
+}
+
+static __always_inline u32 ports_diff(const struct flow_key *from, const struct flow_key *to)
+{
+	return sum_diff((__be32 *)&from->source_port, (__be32 *)&to->source_port, 1);
+}
+
+/* Updates the checksum at `offset` after the sum over its pseudo header has changed by `diff`.
+ *
+ * With CHECKSUM_COMPLETE, kernels before 6.16 subtract `diff` from skb->csum
+ * (inet_proto_csum_replace_by_diff(); ead7f9b8de65, "bpf: Fix L4 csum update on IPv6 in
+ * CHECKSUM_COMPLETE"). This is correct for IPv4, where the checksum of the IP header changes as
+ * well. It is wrong for IPv6, so bpf_csum_update() adds `diff` again.
+ */
+static __always_inline bool update_pseudo_header_sum(struct __sk_buff *skb, u32 offset, u8 version,
+						     u32 diff, u32 flags)
 {
 	if (bpf_l4_csum_replace(skb, offset, 0, diff, PSEUDO_HEADER | flags))
 		return false;
 	if (version == 6)
-		bpf_csum_update(skb, fold(diff)); /* does nothing but with CHECKSUM_COMPLETE */
+		bpf_csum_update(skb, fold(diff)); /* only affects CHECKSUM_COMPLETE */
 	return true;
 }
 
-/* The end of an IPv4 header without options, and what may come right behind it. */
+/* The end of an IPv4 header, and the ports, which follow directly if the header has no options. */
 struct ipv4_tail {
 	u16 checksum;
-	__be16 addresses[4]; /* in halves: so that there is no padding */
+	__be16 addresses[4]; /* 16-bit halves of both addresses, to avoid padding */
 	__be16 ports[2];
 };
 
-/* Write the addresses of `to` into the IP header at `l3`, whose addresses thereby change by `diff`;
- * `checksum` is the IPv4 header's own so far. `ports`: they follow at once, and are written along.
- * False: the packet is spoiled.
+/* Writes the addresses of `to` into the IP header at `l3`. `diff` is the resulting difference
+ * between the sums over the addresses, and `checksum` the present checksum of the IPv4 header.
+ * `ports`: the ports follow directly and are written, too. Returns false on failure; the packet is
+ * then invalid and must be dropped.
  */
 static __always_inline bool write_addresses(struct __sk_buff *skb, u32 l3, u8 version, u16 checksum,
 					    struct flow_key *to, u32 diff, bool ports)
@@ -103,7 +107,9 @@ static __always_inline bool write_addresses(struct __sk_buff *skb, u32 l3, u8 ve
 				    ports ? sizeof(tail) : sizeof(tail) - PORTS, 0);
 }
 
-/* Where the checksum is; 0: it does not cover addresses or ports (SCTP's CRC32c, RFC 9260, 6.8). */
+/* Returns the offset of the checksum in the transport header. Returns 0 for SCTP, whose CRC32c does
+ * not cover addresses (RFC 9260, 6.8).
+ */
 static __always_inline u32 checksum_offset(u8 protocol)
 {
 	if (protocol == IPPROTO_TCP)
@@ -111,42 +117,44 @@ static __always_inline u32 checksum_offset(u8 protocol)
 	return protocol == IPPROTO_UDP ? UDP_CHECKSUM : 0;
 }
 
-/* Give `packet` the addresses and ports of `to`; `packet` itself keeps telling what it was. False:
- * the kernel had no memory, and the packet is spoiled. SCTP's ports have to be the same.
+/* Replaces the addresses and ports of the packet by those of `to`. `packet` still describes the
+ * packet before the change. For SCTP the ports must be equal. Returns false if the kernel has no
+ * memory; the packet is then invalid and must be dropped.
  */
 static __always_inline bool rewrite(struct __sk_buff *skb, struct packet *packet,
 				    struct flow_key *to)
 {
-	u32 diff = addresses_changed(&packet->tuple, to);
+	u32 diff = addresses_diff(&packet->tuple, to);
 	u32 flags = packet->tuple.protocol == IPPROTO_UDP ? MANGLED_ZERO : 0;
 	u32 checksum = checksum_offset(packet->tuple.protocol);
 	u32 end = packet->l3 + (packet->version == 4 ? IPV4_HEADER : IPV6_HEADER);
 	bool ports = false;
 
 	if (packet->fragment != LATER && checksum) {
-		if (!pseudo_header_changed(skb, packet->l4 + checksum, packet->version, diff,
-					   flags))
+		if (!update_pseudo_header_sum(skb, packet->l4 + checksum, packet->version, diff,
+					      flags))
 			return false;
 		ports = *(u32 *)&packet->tuple.source_port != *(u32 *)&to->source_port;
 	}
 	if (ports) {
-		u32 by = ports_changed(&packet->tuple, to);
+		u32 port_diff = ports_diff(&packet->tuple, to);
 
-		if (bpf_l4_csum_replace(skb, packet->l4 + checksum, 0, by, flags))
+		if (bpf_l4_csum_replace(skb, packet->l4 + checksum, 0, port_diff, flags))
 			return false;
-		if (packet->l4 != end) { /* behind options, or extension headers */
+		if (packet->l4 != end) { /* options or extension headers precede the ports */
 			if (bpf_skb_store_bytes(skb, packet->l4, &to->source_port, PORTS, 0))
 				return false;
 			ports = false;
 		}
 	}
+	/* No checksum in the packet compensates the change. */
 	if (packet->version == 6 && (packet->fragment == LATER || !checksum))
-		bpf_csum_update(skb, fold(diff)); /* nothing in the packet makes up for it */
+		bpf_csum_update(skb, fold(diff));
 	return write_addresses(skb, packet->l3, packet->version, packet->checksum, to, diff, ports);
 }
 
-/* Give the packet this time to live, while `packet` keeps the former value. IPv6 has no checksum
- * that makes up for it.
+/* Sets the TTL or hop limit of the packet. `packet` still has the value before the change. For IPv6
+ * skb->csum must be recomputed, because no checksum in the packet compensates the change.
  */
 static __always_inline bool write_ttl(struct __sk_buff *skb, const struct packet *packet, u8 ttl)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
  *
- * Finding the service that a client dials, and choosing one of its endpoints.
+ * Finds the Service of a destination address, and selects one of its endpoints.
  */
 #pragma once
 
@@ -9,10 +9,11 @@
 
 #define NSEC_PER_SEC 1000000000ULL
 
-/* Copy the entry of `key`, which is `found`; false: there is none any more.
+/* Copies `found`, the result of a lookup of `key`. Returns false if the entry no longer exists.
  *
- * The kernel frees a replaced element to other keys at once, so what a lookup returned may become
- * another service's under our hands. It did not if the same element is found again afterwards.
+ * The kernel immediately reuses a replaced element for another key, so `found` may become the entry
+ * of another Service during the copy. A second lookup that returns the same element shows that it
+ * did not.
  */
 static __always_inline bool service_copy(struct service_key *key, struct service *found,
 					 struct service *copy)
@@ -33,8 +34,8 @@ static __always_inline bool service_copy(struct service_key *key, struct service
 	return false;
 }
 
-/* Whether any frontend has this port; `first_line`: 0 for those with an address of their own, or
- * NODE_PORT_LINES.
+/* Whether any frontend has this port. `first_line` is NODE_PORT_LINES for NodePorts and 0 for all
+ * other frontends.
  */
 static __always_inline bool port_is_served(u8 protocol, __be16 port, u32 first_line)
 {
@@ -56,8 +57,9 @@ static __always_inline u32 network_flags(const struct address *address)
 	return flags ? *flags : 0;
 }
 
-/* To dial an unspecified address is to dial the loopback of its family: tcp_v4_connect() and others
- * take it for INADDR_LOOPBACK or in6addr_loopback, after the hook.
+/* Whether NodePorts are served at the loopback address of this family. A connection to the
+ * unspecified address reaches loopback: after the hook, tcp_v4_connect() and others replace the
+ * address by INADDR_LOOPBACK or in6addr_loopback.
  */
 static __always_inline bool node_ports_on_loopback(const struct address *unspecified)
 {
@@ -67,47 +69,49 @@ static __always_inline bool node_ports_on_loopback(const struct address *unspeci
 	return network_flags(&loopback) & NETWORK_NODE_PORTS;
 }
 
-/* The entry of the frontend that `dialed` is, or of the NodePort that it is where its address is
- * one of this node's; `key` becomes the key of the entry. NULL: there is none.
+/* Returns the entry of the frontend `destination`, or else of the NodePort with its port, and sets
+ * `key` to the key of the entry. Returns NULL if there is none. The caller checks whether NodePorts
+ * are served at the address.
  */
 static __always_inline struct service *service_lookup(struct service_key *key,
-						      const struct service_key *dialed)
+						      const struct service_key *destination)
 {
 	struct service *found = NULL;
 
-	*key = *dialed;
-	if (port_is_served(dialed->protocol, dialed->port, 0))
+	*key = *destination;
+	if (port_is_served(destination->protocol, destination->port, 0))
 		found = services.lookup(key);
-	if (found || !port_is_served(dialed->protocol, dialed->port, NODE_PORT_LINES))
+	if (found || !port_is_served(destination->protocol, destination->port, NODE_PORT_LINES))
 		return found;
-	address_unspecified_like(&key->address, &dialed->address);
+	address_unspecified_like(&key->address, &destination->address);
 	return services.lookup(key);
 }
 
-/* Find what `dialed` means to a socket of this node; `on_node`: of the node itself, not of a pod.
- * A pod's loopback is its own, the node's answers NodePorts.
+/* Finds the Service that a client reaches at `destination`, and copies its entry. `on_node`: the
+ * client is the node itself. NodePorts are served at the node's loopback address, but not at that
+ * of a pod.
  */
-static __always_inline bool service_find(const struct service_key *dialed, bool on_node,
+static __always_inline bool service_find(const struct service_key *destination, bool on_node,
 					 struct service *service)
 {
 	struct service_key key;
-	struct service *found = service_lookup(&key, dialed);
+	struct service *found = service_lookup(&key, destination);
 
 	if (!found)
 		return false;
-	if (address_is_unspecified(&dialed->address)) {
-		if (!on_node || !node_ports_on_loopback(&dialed->address))
+	if (address_is_unspecified(&destination->address)) {
+		if (!on_node || !node_ports_on_loopback(&destination->address))
 			return false;
 	} else if (address_is_unspecified(&key.address)) {
-		if (!on_node && address_is_loopback(&dialed->address))
+		if (!on_node && address_is_loopback(&destination->address))
 			return false;
-		if (!(network_flags(&dialed->address) & NETWORK_NODE_PORTS))
+		if (!(network_flags(&destination->address) & NETWORK_NODE_PORTS))
 			return false;
 	}
 	return service_copy(&key, found, service);
 }
 
-/* The endpoint `id`, if it belongs to `service` and has one of `flags`; NULL otherwise. */
+/* Returns the endpoint `id` if it belongs to `service` and has one of `flags`, otherwise NULL. */
 static __always_inline struct endpoint *endpoint_of(const struct service *service, u32 id,
 						    u16 flags)
 {
@@ -118,8 +122,9 @@ static __always_inline struct endpoint *endpoint_of(const struct service *servic
 	return endpoint;
 }
 
-/* One of `range`, each with the same probability; its id goes to `id`. NULL: it is empty, or what
- * it holds is not of `service`: no connection is better than one to a wrong Service.
+/* Selects a random endpoint of `range`, all with the same probability, and sets `id`. Returns NULL
+ * if the range is empty. Returns NULL as well if the endpoint belongs to another Service: no
+ * connection is better than one to the wrong Service.
  */
 static __always_inline struct endpoint *endpoint_random(const struct service *service,
 							const struct slot_range *range, u32 *id)
@@ -137,8 +142,9 @@ static __always_inline struct endpoint *endpoint_random(const struct service *se
 	return endpoint;
 }
 
-/* Choose for a new connection of `client`: the endpoint it had within the affinity's timeout while
- * that one may still be used (`flags`), a random one of `range` otherwise.
+/* Selects the endpoint for a new connection of `client`. With session affinity this is the client's
+ * previous endpoint, if the timeout has not passed and the endpoint has one of `flags`. Otherwise
+ * it is a random endpoint of `range`.
  */
 static __always_inline struct endpoint *endpoint_choose(const struct service *service,
 							const struct slot_range *range, u16 flags,
@@ -153,7 +159,7 @@ static __always_inline struct endpoint *endpoint_choose(const struct service *se
 
 	fresh.last_used = bpf_ktime_get_ns();
 	known = affinity.lookup(client);
-	/* Signed: another CPU may have used it after this one has looked at the clock. */
+	/* Signed, because another CPU may have written a later time than this CPU has read. */
 	if (known && (s64)(fresh.last_used - known->last_used) <
 			 (s64)(service->affinity_timeout * NSEC_PER_SEC)) {
 		*id = known->endpoint;

@@ -19,8 +19,8 @@ static __always_inline struct socket_peer *peer_find(u64 cookie)
 {
 #pragma unroll
 	for (u32 way = 0; way < SOCKET_WAYS; way++) {
-		u32 place = (cookie + way) % LOADED(SOCKETS);
-		struct socket_peer *peer = socket_peers.lookup(&place);
+		u32 index = (cookie + way) % LOADED(SOCKETS);
+		struct socket_peer *peer = socket_peers.lookup(&index);
 
 		if (peer && peer->cookie == cookie)
 			return peer;
@@ -33,14 +33,14 @@ static __always_inline struct socket_peer *peer_find(u64 cookie)
  * to detect that the socket is stale, so only another UDP socket can evict it. Returns NULL if no
  * entry can be evicted.
  */
-static __always_inline struct socket_peer *peer_place(u64 cookie, u8 protocol)
+static __always_inline struct socket_peer *peer_slot(u64 cookie, u8 protocol)
 {
 	struct socket_peer *expendable = NULL;
 
 #pragma unroll
 	for (u32 way = 0; way < SOCKET_WAYS; way++) {
-		u32 place = (cookie + way) % LOADED(SOCKETS);
-		struct socket_peer *peer = socket_peers.lookup(&place);
+		u32 index = (cookie + way) % LOADED(SOCKETS);
+		struct socket_peer *peer = socket_peers.lookup(&index);
 
 		if (!peer)
 			continue;
@@ -53,28 +53,28 @@ static __always_inline struct socket_peer *peer_place(u64 cookie, u8 protocol)
 	return expendable;
 }
 
-/* Records that the socket connected to the frontend `dialed`. `peer` is the address of the endpoint
- * `id`. If the socket waits for an endpoint, `id` is NO_ENDPOINT and `peer` is the frontend.
+/* Records that the socket connected to `frontend`. `peer` is the address of the endpoint `id`. If
+ * the socket waits for an endpoint, `id` is NO_ENDPOINT and `peer` is the frontend.
  */
-static __always_inline void peer_write(u64 cookie, const struct service_key *dialed,
+static __always_inline void peer_write(u64 cookie, const struct service_key *frontend,
 				       const struct service_key *peer, u32 service_id, u32 id)
 {
-	struct socket_peer *entry = peer_place(cookie, dialed->protocol);
+	struct socket_peer *entry = peer_slot(cookie, frontend->protocol);
 
 	if (!entry)
 		return;
 	entry->endpoint_address = peer->address;
 	entry->endpoint_port = peer->port;
-	entry->protocol = dialed->protocol;
+	entry->protocol = frontend->protocol;
 	entry->service_id = service_id;
-	entry->frontend_address = dialed->address;
-	entry->frontend_port = dialed->port;
+	entry->frontend_address = frontend->address;
+	entry->frontend_port = frontend->port;
 	entry->endpoint = id;
 	entry->cookie = cookie;
 }
 
-static __always_inline void flow_key(struct socket_flow_key *key, u64 cookie,
-				     const struct service_key *peer, u8 direction)
+static __always_inline void socket_flow_key_set(struct socket_flow_key *key, u64 cookie,
+						const struct service_key *peer, u8 direction)
 {
 	key->cookie = cookie;
 	key->address = peer->address;
@@ -85,9 +85,9 @@ static __always_inline void flow_key(struct socket_flow_key *key, u64 cookie,
 }
 
 enum socket_owner {
-	UNSERVED, /* a pod's socket, and the socket path does not handle pods */
-	OF_POD,
-	OF_NODE,
+	OWNER_UNSERVED, /* a pod's socket, and the socket path does not handle pods */
+	OWNER_POD,
+	OWNER_NODE,
 };
 
 static __always_inline enum socket_owner socket_owner(u64 netns_cookie)
@@ -96,10 +96,10 @@ static __always_inline enum socket_owner socket_owner(u64 netns_cookie)
 	struct node *found = node.lookup(&zero);
 
 	if (!found)
-		return UNSERVED;
+		return OWNER_UNSERVED;
 	if (found->netns_cookie == netns_cookie)
-		return OF_NODE;
-	return found->flags & NODE_SOCKETS_OF_PODS ? OF_POD : UNSERVED;
+		return OWNER_NODE;
+	return found->flags & NODE_SOCKETS_OF_PODS ? OWNER_POD : OWNER_UNSERVED;
 }
 
 /* Returns PASS (drop) or REFUSED if the Service has no endpoint for this client. Returns TRANSLATED
@@ -135,14 +135,14 @@ static __always_inline struct endpoint *socket_choose(const struct service *serv
 	return endpoint_choose(service, &service->internal, usable_flags(service), &client, id);
 }
 
-static __always_inline void redirect(struct service_key *dialed, const struct endpoint *endpoint)
+static __always_inline void redirect(struct service_key *peer, const struct endpoint *endpoint)
 {
-	dialed->address = endpoint->address;
-	dialed->port = endpoint->port;
+	peer->address = endpoint->address;
+	peer->port = endpoint->port;
 }
 
 /* Frees the entry of a socket that is closed or no longer connected to a frontend. */
-static __always_inline void socket_forget(u64 cookie)
+static __always_inline void peer_remove(u64 cookie)
 {
 	struct socket_peer *peer = peer_find(cookie);
 
@@ -153,7 +153,7 @@ static __always_inline void socket_forget(u64 cookie)
 /* Whether the packet path decides on this client. The socket path does not know the client's
  * address and cannot compare it with the source ranges.
  */
-static __always_inline bool is_left_to_packets(const struct service *service, bool from_node)
+static __always_inline bool is_left_to_packet_path(const struct service *service, bool from_node)
 {
 	if (!(service->flags & SERVICE_RESTRICTED) ||
 	    (from_node && service->flags & SERVICE_NODE_ADMITTED))
@@ -165,25 +165,25 @@ static __always_inline bool is_left_to_packets(const struct service *service, bo
 /* A UDP socket reconnects to another endpoint of the same frontend. Its receive queue may still
  * hold datagrams from the previous endpoint. recvmsg() must report the frontend as their source.
  */
-static __always_inline void keep_former_source(u64 cookie, const struct service_key *dialed)
+static __always_inline void keep_previous_endpoint(u64 cookie, const struct service_key *frontend)
 {
 	struct socket_peer *entry = peer_find(cookie);
 	struct socket_flow flow = {};
-	struct service_key former = {};
-	struct socket_flow_key back;
+	struct service_key previous = {};
+	struct socket_flow_key reverse_key;
 
-	if (!entry || entry->endpoint == NO_ENDPOINT || entry->frontend_port != dialed->port ||
-	    !address_equal(&entry->frontend_address, &dialed->address))
+	if (!entry || entry->endpoint == NO_ENDPOINT || entry->frontend_port != frontend->port ||
+	    !address_equal(&entry->frontend_address, &frontend->address))
 		return;
-	former.address = entry->endpoint_address;
-	former.port = entry->endpoint_port;
-	former.protocol = entry->protocol;
-	flow.address = dialed->address;
-	flow.port = dialed->port;
+	previous.address = entry->endpoint_address;
+	previous.port = entry->endpoint_port;
+	previous.protocol = entry->protocol;
+	flow.address = frontend->address;
+	flow.port = frontend->port;
 	flow.service_id = entry->service_id;
 	flow.endpoint = entry->endpoint;
-	flow_key(&back, cookie, &former, TO_FRONTEND);
-	if (socket_flows.update(&back, &flow))
+	socket_flow_key_set(&reverse_key, cookie, &previous, TO_FRONTEND);
+	if (socket_flows.update(&reverse_key, &flow))
 		count(COUNTER_PEERS_FULL);
 }
 
@@ -191,21 +191,21 @@ static __always_inline void keep_former_source(u64 cookie, const struct service_
  * previous connect() of this socket, the socket waits. The control plane reconnects it when the
  * address is a frontend again.
  */
-static __always_inline void datagrams_unserved(u64 cookie, const struct service_key *dialed)
+static __always_inline void udp_connect_unserved(u64 cookie, const struct service_key *destination)
 {
 	struct socket_peer *entry = peer_find(cookie);
-	struct socket_flow_key back;
+	struct socket_flow_key reverse_key;
 
 	/* The socket may have reached this address through a Service before. */
-	flow_key(&back, cookie, dialed, TO_FRONTEND);
-	if (socket_flows.lookup(&back))
-		socket_flows.delete(&back);
+	socket_flow_key_set(&reverse_key, cookie, destination, TO_FRONTEND);
+	if (socket_flows.lookup(&reverse_key))
+		socket_flows.delete(&reverse_key);
 	if (!entry)
 		return;
-	if (entry->frontend_port == dialed->port &&
-	    address_equal(&entry->frontend_address, &dialed->address)) {
-		keep_former_source(cookie, dialed);
-		peer_write(cookie, dialed, dialed, entry->service_id, NO_ENDPOINT);
+	if (entry->frontend_port == destination->port &&
+	    address_equal(&entry->frontend_address, &destination->address)) {
+		keep_previous_endpoint(cookie, destination);
+		peer_write(cookie, destination, destination, entry->service_id, NO_ENDPOINT);
 	} else {
 		entry->cookie = 0;
 	}
@@ -215,52 +215,52 @@ static __always_inline void datagrams_unserved(u64 cookie, const struct service_
  * Service rejects. UDP: the socket connects to the frontend and waits. The packet path rejects or
  * drops its packets. The control plane reconnects the socket when the Service has an endpoint.
  */
-static __always_inline enum verdict connect_without_endpoint(const struct service_key *dialed,
+static __always_inline enum verdict connect_without_endpoint(const struct service_key *frontend,
 							     const struct service *service,
 							     u64 cookie, enum verdict verdict)
 {
-	if (dialed->protocol != IPPROTO_UDP) {
-		socket_forget(cookie);
+	if (frontend->protocol != IPPROTO_UDP) {
+		peer_remove(cookie);
 		return verdict;
 	}
-	keep_former_source(cookie, dialed);
-	peer_write(cookie, dialed, dialed, service->id, NO_ENDPOINT);
+	keep_previous_endpoint(cookie, frontend);
+	peer_write(cookie, frontend, frontend, service->id, NO_ENDPOINT);
 	return PASS;
 }
 
-/* Handles connect(). If it returns TRANSLATED, `dialed` is the endpoint's address. */
-static __always_inline enum verdict socket_connect(struct service_key *dialed, u64 netns_cookie,
-						   u64 cookie)
+/* Handles connect(). If it returns TRANSLATED, `destination` is the endpoint's address. */
+static __always_inline enum verdict socket_connect(struct service_key *destination,
+						   u64 netns_cookie, u64 cookie)
 {
 	enum socket_owner owner = socket_owner(netns_cookie);
-	struct service_key peer = *dialed;
+	struct service_key peer = *destination;
 	struct service service;
 	struct endpoint *endpoint;
 	enum verdict verdict;
 	u32 id = 0;
 
-	if (owner == UNSERVED || !service_find(dialed, owner == OF_NODE, &service)) {
-		if (dialed->protocol == IPPROTO_UDP) /* TCP sockets connect only once */
-			datagrams_unserved(cookie, dialed);
+	if (owner == OWNER_UNSERVED || !service_find(destination, owner == OWNER_NODE, &service)) {
+		if (destination->protocol == IPPROTO_UDP) /* TCP sockets connect only once */
+			udp_connect_unserved(cookie, destination);
 		return PASS;
 	}
-	if (is_left_to_packets(&service, owner == OF_NODE)) {
-		socket_forget(cookie);
+	if (is_left_to_packet_path(&service, owner == OWNER_NODE)) {
+		peer_remove(cookie);
 		return PASS;
 	}
 	verdict = socket_admit(&service);
 	if (verdict != TRANSLATED)
-		return connect_without_endpoint(dialed, &service, cookie, verdict);
+		return connect_without_endpoint(destination, &service, cookie, verdict);
 	endpoint = socket_choose(&service, netns_cookie, &id);
 	if (!endpoint) {
 		count(COUNTER_INCONSISTENT);
-		return connect_without_endpoint(dialed, &service, cookie, REFUSED);
+		return connect_without_endpoint(destination, &service, cookie, REFUSED);
 	}
 	redirect(&peer, endpoint);
-	if (dialed->protocol == IPPROTO_UDP)
-		keep_former_source(cookie, dialed);
-	peer_write(cookie, dialed, &peer, service.id, id);
-	*dialed = peer;
+	if (destination->protocol == IPPROTO_UDP)
+		keep_previous_endpoint(cookie, destination);
+	peer_write(cookie, destination, &peer, service.id, id);
+	*destination = peer;
 	count(COUNTER_CONNECT);
 	return TRANSLATED;
 }
@@ -271,34 +271,34 @@ static __always_inline enum verdict socket_connect(struct service_key *dialed, u
  * `connected`: the socket has a peer. Connected sockets reach this hook, too: for an IPv6 socket
  * with an IPv4 peer, udpv6_sendmsg() passes the peer on as an explicit destination.
  */
-static __always_inline enum verdict socket_send(struct service_key *dialed, u64 netns_cookie,
+static __always_inline enum verdict socket_send(struct service_key *destination, u64 netns_cookie,
 						u64 cookie, bool connected)
 {
 	enum socket_owner owner = socket_owner(netns_cookie);
 	struct socket_flow flow = {};
-	struct socket_flow_key there, back;
+	struct socket_flow_key forward_key, reverse_key;
 	struct service service;
 	struct socket_flow *known;
 	struct endpoint *endpoint = NULL;
 	enum verdict verdict;
 
-	if (owner == UNSERVED || !service_find(dialed, owner == OF_NODE, &service)) {
+	if (owner == OWNER_UNSERVED || !service_find(destination, owner == OWNER_NODE, &service)) {
 		/* The socket may have reached this address through a Service before. */
-		flow_key(&back, cookie, dialed, TO_FRONTEND);
-		if (socket_flows.lookup(&back))
-			socket_flows.delete(&back);
+		socket_flow_key_set(&reverse_key, cookie, destination, TO_FRONTEND);
+		if (socket_flows.lookup(&reverse_key))
+			socket_flows.delete(&reverse_key);
 		if (!connected) /* connect() with AF_UNSPEC runs no hook */
-			socket_forget(cookie);
+			peer_remove(cookie);
 		return PASS;
 	}
-	if (is_left_to_packets(&service, owner == OF_NODE))
+	if (is_left_to_packet_path(&service, owner == OWNER_NODE))
 		return PASS;
 	verdict = socket_admit(&service);
 	if (verdict != TRANSLATED)
 		return verdict;
 
-	flow_key(&there, cookie, dialed, TO_ENDPOINT);
-	known = socket_flows.lookup(&there);
+	socket_flow_key_set(&forward_key, cookie, destination, TO_ENDPOINT);
+	known = socket_flows.lookup(&forward_key);
 	if (known) {
 		flow.endpoint = known->endpoint;
 		endpoint = endpoint_of(&service, flow.endpoint, usable_flags(&service));
@@ -312,33 +312,34 @@ static __always_inline enum verdict socket_send(struct service_key *dialed, u64 
 		flow.address = endpoint->address;
 		flow.port = endpoint->port;
 		flow.service_id = service.id;
-		if (socket_flows.update(&there, &flow))
+		if (socket_flows.update(&forward_key, &flow))
 			count(COUNTER_PEERS_FULL);
 	}
-	flow.address = dialed->address;
-	flow.port = dialed->port;
+	flow.address = destination->address;
+	flow.port = destination->port;
 	flow.service_id = service.id;
-	redirect(dialed, endpoint);
-	flow_key(&back, cookie, dialed, TO_FRONTEND);
-	known = socket_flows.lookup(&back);
+	redirect(destination, endpoint);
+	socket_flow_key_set(&reverse_key, cookie, destination, TO_FRONTEND);
+	known = socket_flows.lookup(&reverse_key);
 	/* If two frontends share an endpoint, replies get the address of the frontend used last. */
 	if (!known || known->port != flow.port || known->service_id != flow.service_id ||
 	    !address_equal(&known->address, &flow.address))
-		if (socket_flows.update(&back, &flow))
+		if (socket_flows.update(&reverse_key, &flow))
 			count(COUNTER_PEERS_FULL);
 	count(COUNTER_DATAGRAM);
 	return TRANSLATED;
 }
 
 /* Replaces an endpoint by the frontend in the source of a datagram or the peer of a socket. */
-static __always_inline bool socket_give_back(struct service_key *peer, u64 cookie, bool datagram)
+static __always_inline bool socket_restore_frontend(struct service_key *peer, u64 cookie,
+						    bool datagram)
 {
 	struct socket_flow_key key;
 	struct socket_flow *flow = NULL;
 	struct socket_peer *connected;
 
 	if (datagram) {
-		flow_key(&key, cookie, peer, TO_FRONTEND);
+		socket_flow_key_set(&key, cookie, peer, TO_FRONTEND);
 		flow = socket_flows.lookup(&key);
 	}
 	if (flow) {
@@ -364,7 +365,7 @@ static __always_inline bool socket_bind(const struct service_key *bound, u64 net
 	bool any = address_is_unspecified(&bound->address);
 	struct service_key key = *bound;
 
-	if (socket_owner(netns_cookie) != OF_NODE)
+	if (socket_owner(netns_cookie) != OWNER_NODE)
 		return true;
 	address_unspecified_like(&key.address, &bound->address);
 	if (!services.lookup(&key)) {

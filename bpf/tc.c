@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
 /*
- * The classifiers, for tcx or clsact with direct action: one for each kind of device and side, all
- * the same two functions, ingress() and egress(). Each counts its packets first, by which the agent
- * sees that packets reach it.
+ * The tc programs, attached by tcx, or by clsact with direct action. There is one for each side of
+ * a device with and without an Ethernet header. Each counts its packets, so that the agent can
+ * check that packets reach it.
  */
 #include <uapi/linux/bpf.h>
 #include <uapi/linux/if_ether.h>

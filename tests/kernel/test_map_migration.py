@@ -77,7 +77,7 @@ def connect(maps: Maps, cookie: int, place: bytes = ONE, protocol: Protocol = UD
 
 
 def forget(maps: Maps, cookie: int) -> None:
-    """As socket_forget() of socket.h."""
+    """As peer_remove() of socket.h."""
     for key, value in list(maps["socket_peers"].items()):
         if U64.unpack_from(value)[0] == cookie:
             maps["socket_peers"].update(key, bytes(U64.size) + value[U64.size :])
@@ -251,12 +251,12 @@ def test_new_programs_look_up_flows_until_all_are_copied(both: Both) -> None:
     write(both.previous["flows"], flows)
     with both.migration() as migration:
         migration.start()
-        shown = both.present["former_flows"].lookup(bytes(4))
+        shown = both.present["previous_flows"].lookup(bytes(4))
         assert shown
         assert U32.unpack(shown)[0] == both.previous["flows"].shape.id
         assert read(both.present["flows"]) == {}
         migration.finish_flows()
-        assert both.present["former_flows"].lookup(bytes(4)) is None
+        assert both.present["previous_flows"].lookup(bytes(4)) is None
     assert read(both.present["flows"]) == flows
 
 
@@ -289,8 +289,8 @@ def test_where_the_kernel_refuses_the_fallback_flows_are_copied_at_once(
     real = Map.update
 
     def update(self: Map, *given: Any) -> None:
-        if self.name == "former_flows":
-            raise bpf.error(errno.EINVAL, "cannot write map former_flows")
+        if self.name == "previous_flows":
+            raise bpf.error(errno.EINVAL, "cannot write map previous_flows")
         real(self, *given)
 
     monkeypatch.setattr(Map, "update", update)

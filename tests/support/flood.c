@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Send TCP SYNs or UDP datagrams, each from a client address and port of its own:
+/* Sends TCP SYNs or UDP datagrams, each from another client address and port:
  *
  *	flood PROTOCOL SOURCE SOURCES ADDRESS PORT COUNT RATE
  *
  * PROTOCOL is tcp or udp. Packet number i comes from address SOURCE + i % SOURCES and from port
- * 1024 + i / SOURCES. It goes to ADDRESS and PORT. RATE is in packets each second; 0: no limit.
- * TCP sequence numbers are random. Prints the seconds that it took.
+ * 1024 + i / SOURCES. It goes to ADDRESS and PORT. RATE is in packets per second; 0: no limit.
+ * TCP sequence numbers are random. Prints the duration in seconds.
  *
- * Raw sockets whose protocol is IPPROTO_RAW take the IP header from the sender, also of IPv6
- * (inet6_create()). The kernel fills in IPv4's checksum and no other.
+ * The packets include the IP header, because the protocol of the raw sockets is IPPROTO_RAW. This
+ * applies to IPv6 as well (inet6_create()). The kernel only sets the checksum of the IPv4 header.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -26,14 +26,14 @@
 
 #define BATCH	   64
 #define FIRST_PORT 1024
-#define LONGEST	   80 /* bytes of a packet: IPv6 and TCP headers are 60 */
+#define LONGEST	   80 /* bytes per packet; IPv6 and TCP headers have 60 */
 
 static const char payload[] = "?";
 
 struct flood {
 	bool udp;
 	int family;
-	uint32_t source[4]; /* IPv4: the last word alone */
+	uint32_t source[4]; /* IPv4: only the last word */
 	uint32_t to[4];
 	uint32_t sources;
 	uint16_t port;
@@ -86,7 +86,7 @@ static uint32_t random_word(struct flood *flood)
 	return (uint32_t)((x * 0x2545f4914f6cdd1dULL) >> 32);
 }
 
-/* The sum of 16-bit words in network order; `size` is even or the last byte is followed by 0. */
+/* Adds the 16-bit words in network byte order to `sum`. An odd last byte is padded with 0. */
 static uint64_t sum_of(const void *data, size_t size, uint64_t sum)
 {
 	const uint8_t *bytes = data;
@@ -96,7 +96,7 @@ static uint64_t sum_of(const void *data, size_t size, uint64_t sum)
 	return sum;
 }
 
-/* Over the pseudo header (RFC 9293, 3.1; RFC 8200, 8.1) and the transport's header and data. */
+/* Covers the pseudo header (RFC 9293, 3.1; RFC 8200, 8.1), the transport header and the data. */
 static uint16_t checksum(const struct flood *flood, const uint32_t source[4], const void *transport,
 			 size_t size)
 {

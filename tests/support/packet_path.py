@@ -48,7 +48,7 @@ from tests.support.clock import Clock
 from tests.support.packets import HERE
 
 UNSPEC, SHOT, REDIRECT = -1, 2, 7  # TC_ACT_*: other filters go on; dropped; sent out of a device
-MARK_DONE, MARK_BARE = 0xEB03, 0xEB04
+MARK_DONE, MARK_STRIPPED = 0xEB03, 0xEB04
 
 SIZES = MapSizes(
     services=512,

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Connections that no error stops. */
+/* Mode churn: connections one after another. Errors are counted and do not end the run. */
 #include <errno.h>
 #include <inttypes.h>
 #include <string.h>
 
 #include "load.h"
 
-#define SLOW_NS 500000000 /* a packet was lost on the way: RFC 6298's first time-out is 1 s */
+#define SLOW_NS                                                                                    \
+	500000000 /* a packet was lost and sent again: the initial timeout of RFC 6298 is 1 s */
 
 void write_errors(const uint64_t errors[MAX_ERRNO])
 {
@@ -37,7 +38,7 @@ int churn(const struct options *options, const struct targets *targets)
 		error = tcp_once(target, !options->connected, &took);
 
 		if (error == EINTR && stopped)
-			break; /* it was the signal, not the network */
+			break; /* caused by the signal, not by the network */
 		if (error && error < MAX_ERRNO) {
 			errors[error]++;
 			failed++;

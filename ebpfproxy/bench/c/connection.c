@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* One connection, or one datagram, from its beginning to its end. */
+/* Opens, uses and closes single connections and sockets. */
 #include <errno.h>
 #include <netinet/tcp.h>
 #include <string.h>
@@ -12,13 +12,13 @@
 
 static void set_timeouts(int fd)
 {
-	struct timeval patience = {.tv_sec = TIMEOUT_SECONDS};
+	struct timeval timeout = {.tv_sec = TIMEOUT_SECONDS};
 
-	setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
-	setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+	setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout));
+	setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
 }
 
-/* A time-out of connect() shows as EINPROGRESS, of recv() as EAGAIN. */
+/* A timeout of connect() sets EINPROGRESS, a timeout of recv() sets EAGAIN. */
 int errno_of_failure(void)
 {
 	return errno == EINPROGRESS || errno == EAGAIN ? ETIMEDOUT : errno;
@@ -37,7 +37,7 @@ int exchange(int fd)
 	return got ? 0 : ENODATA;
 }
 
-/* A TCP socket for the target, not connected yet; negative: errno says why there is none. */
+/* Returns an unconnected TCP socket for the target, or a negative number and sets errno. */
 static int stream(const union address *target)
 {
 	const struct linger reset = {.l_onoff = 1, .l_linger = 0};
@@ -95,7 +95,7 @@ static bool same(const union address *one, const union address *other)
 	       !memcmp(&one->v6.sin6_addr, &other->v6.sin6_addr, sizeof(one->v6.sin6_addr));
 }
 
-/* The answer has to come from the address that was asked: EADDRNOTAVAIL where it does not. */
+/* Returns EADDRNOTAVAIL if the reply has another source address than the target. */
 int udp_without_peer(const union address *target, uint64_t *took)
 {
 	static int sockets[2] = {-1, -1};
@@ -172,7 +172,7 @@ int send_unanswered(int fd, uint64_t *took)
 	return 0;
 }
 
-/* The exchange afterwards shows that the flow goes where it is answered. */
+/* The exchange afterwards verifies that the flow reaches the server. */
 int send_first(const union address *target, uint64_t *took)
 {
 	int fd = udp_socket(target);

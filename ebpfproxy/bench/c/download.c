@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A download, both ends of it: the numbers from 0 on, 64 bits each in the machine's byte order,
- * until the client sends another byte. Then END, and how many there were. Whatever is lost, doubled
- * or changed on the way shows, and so does an end that comes too early.
+ * Client and server of mode download. The server sends consecutive 64-bit numbers from 0 in the
+ * machine's byte order, until the client sends another byte. Then it sends END and the count of the
+ * numbers. The client thus detects lost, duplicated and changed data, and a premature end.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -20,7 +20,7 @@
 
 struct download {
 	int fd;
-	uint64_t count; /* of numbers that came */
+	uint64_t count; /* of received numbers */
 	uint64_t slowest;
 	bool ended;
 };
@@ -31,13 +31,13 @@ static void send_all(int fd, const void *data, size_t length)
 		ssize_t sent = send(fd, data, length, MSG_NOSIGNAL);
 
 		if (sent < 0)
-			_exit(1); /* the client knows */
+			_exit(1); /* the client detects the premature end */
 		data = (const char *)data + sent;
 		length -= (size_t)sent;
 	}
 }
 
-/* In a process of its own, which ends with the server or with the client. */
+/* Runs in a child process, which exits together with the server or after the client has closed. */
 void serve_download(int fd)
 {
 	static uint64_t numbers[WRITES];
@@ -58,7 +58,7 @@ void serve_download(int fd)
 	_exit(0);
 }
 
-/* Returns EBADMSG where it is not what was sent. */
+/* Returns EBADMSG if the received numbers differ from those that were sent. */
 static int check(struct download *download, const uint64_t *numbers, size_t length)
 {
 	for (size_t i = 0; i < length; i++) {
@@ -73,7 +73,9 @@ static int check(struct download *download, const uint64_t *numbers, size_t leng
 	return 0;
 }
 
-/* Read a piece, or the end. Returns 0 or an errno: ENODATA where it ends early, or stands still. */
+/* Reads one piece or the end of the stream. Returns 0 or an errno: ENODATA if the stream ends early
+ * or stalls.
+ */
 static int read_piece(struct download *download)
 {
 	uint64_t numbers[PIECE], start = now(), took;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Connections that stay. */
+/* Mode hold: opens connections and keeps them open. */
 #include <errno.h>
 #include <inttypes.h>
 #include <signal.h>
@@ -27,7 +27,7 @@ void block_sigterm(sigset_t *ends)
 }
 
 struct held {
-	int *fds; /* negative: it failed */
+	int *fds; /* negative: the connection failed */
 	uint64_t count;
 	uint64_t failed;
 	uint64_t errors[MAX_ERRNO];
@@ -53,7 +53,7 @@ static void open_all(struct held *held, const struct options *options,
 	}
 }
 
-static void ask(struct held *held, uint64_t index)
+static void check_connection(struct held *held, uint64_t index)
 {
 	int error;
 
@@ -66,7 +66,7 @@ static void ask(struct held *held, uint64_t index)
 	}
 }
 
-static void tell(struct held *held, uint64_t exchanges, uint64_t start)
+static void write_report(struct held *held, uint64_t exchanges, uint64_t start)
 {
 	printf("{\"attempts\":%" PRIu64 ",\"failed\":%" PRIu64 ",\"seconds\":%.3f,", exchanges,
 	       held->failed, (double)(now() - start) / 1e9);
@@ -86,19 +86,19 @@ int hold(const struct options *options, const struct targets *targets)
 	if (!held.fds)
 		die("connections");
 	open_all(&held, options, targets);
-	tell(&held, held.count, start);
+	write_report(&held, held.count, start);
 	start = now();
 	if (options->connected) {
 		for (; sigtimedwait(&ends, NULL, &at_once) < 0 && held.count; exchanges++) {
 			await_turn(options->rate, start, exchanges);
-			ask(&held, exchanges % held.count);
+			check_connection(&held, exchanges % held.count);
 		}
 	} else {
 		sigwaitinfo(&ends, NULL);
 		start = now();
 	}
 	for (uint64_t i = 0; i < held.count; i++, exchanges++)
-		ask(&held, i);
-	tell(&held, exchanges, start);
+		check_connection(&held, i);
+	write_report(&held, exchanges, start);
 	return 0;
 }

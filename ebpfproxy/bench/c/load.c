@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A load of connections, and the server that answers it.
+ * The load generator and its server.
  *
  *	load connect|crr|rr|udp|packet|first [-n COUNT | -t SECONDS] [-w COUNT] [-s SEED] [-c]
  *	load churn                           [-n COUNT | -t SECONDS] [-r RATE] [-s SEED] [-c]
@@ -8,34 +8,33 @@
  *	load download                        [-r RATE] [-s SEED]
  *	load serve -p PORT
  *
- * All but the server read targets from standard input, lines "ADDRESS PORT" of either family; each
- * connection goes to one of them at random. A line "-" begins another list: connections take turns
- * among the lists, so that what disturbs the machine disturbs all of them alike. One thread, one
- * connection at a time: the next begins when the last is over.
+ * All modes except serve read targets from standard input: lines "ADDRESS PORT" of both families.
+ * Each connection selects a random target. A line "-" starts another list. Connections alternate
+ * between the lists, so that disturbances of the machine affect all lists equally. There is one
+ * thread and one connection at a time.
  *
  *	connect	time of connect() over TCP
- *	crr	time from connect() to the answer to one byte
- *	rr	time from one byte to its answer, on connections that stay open, some to each list
- *	udp	time from a datagram to its answer, from a socket without a peer; -c: from one with
- *	packet	time of send() of a datagram, of flows that stay open, some to each list. There
- *		is no answer: across veth pairs it is the time of its whole way through this machine
- *	first	the same of a flow's first datagram
- *	churn	as crr, but no error stops it: they are counted; -c: connect only; -r: so many begin
- *		each second, or as many as go. SIGTERM ends it
- *	hold	opens connections, with a byte there and back on each, says so, and asks each once
- *		more after SIGTERM; -c: asks all the time, -r times a second, one after another
- *	download
- *		one stream of numbers, read in pieces of 16 KiB, -r of them a second, until SIGTERM:
- *		then the server is asked to end it, and its count has to be what came
+ *	crr	time from connect() to the reply to one byte
+ *	rr	time from one byte to its reply, on connections that stay open, several per list
+ *	udp	time from a datagram to its reply, with an unconnected socket; -c: a connected
+ *socket packet	time of send() of a datagram without a reply, in flows that stay open, several per
+ *		list. Across veth pairs this includes the complete path through this machine
+ *	first	as packet, for the first datagram of a flow
+ *	churn	as crr, but errors are counted and do not end the run; -c: connect only; -r:
+ *		connections per second, without it as many as possible. SIGTERM ends the run
+ *	hold	opens connections, exchanges a byte on each, writes a report, and exchanges a byte
+ *on each after SIGTERM; -c: exchanges bytes all the time, -r per second, in turn download reads one
+ *stream of numbers in pieces of 16 KiB, -r per second, until SIGTERM. Then the server ends the
+ *stream and sends its count, which must equal the client's
  *
- * The first six write one unsigned 64-bit number of nanoseconds for each sample, in the machine's
- * byte order, after -w samples that are not counted; the first error ends them with status 1. Churn
- * and download write one JSON object, hold two: once all are open, and at its end. Sockets close
- * with a reset, so that no port waits in TIME_WAIT.
+ * The first six modes write one unsigned 64-bit number per sample: nanoseconds, in the machine's
+ *byte order. The first -w samples are left out. The first error ends them with exit code 1. Churn
+ *and download write one JSON object. Hold writes two: after all connections are open, and at the
+ *end. Sockets close with a reset, so that no port remains in TIME_WAIT.
  *
- * The server answers a byte 'w' with the address it was reached at, 'd' with a download, any other
- * with itself, and a datagram '-' not at all. Several may share a port, since one process may have
- * no more than so many files.
+ * The server replies to a byte 'w' with its own address of the connection, to 'd' with a download,
+ * and to any other byte with the same byte. It drops a datagram '-'. Several servers can share a
+ * port, because the number of open files of a process is limited.
  */
 #include <errno.h>
 #include <inttypes.h>

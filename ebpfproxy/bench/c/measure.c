@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Samples of what connections and packets take: the first error ends it. */
+/* Measures the time of connections and packets. The first error ends the run. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 
 #include "load.h"
 
-#define KEPT_ALIVE 16 /* connections, or flows, to each list */
+#define KEPT_ALIVE 16 /* connections or flows per list */
 
 static void write_sample(uint64_t took)
 {
@@ -36,7 +36,7 @@ static int timed_exchange(int fd, uint64_t *took)
 	return error;
 }
 
-/* Those of one list are `lists` apart. NULL where one cannot be opened. */
+/* Opens `count` sockets, for each list in turn. Returns NULL if one cannot be opened. */
 static int *open_all_kept(const struct options *options, const struct targets *targets,
 			  size_t count, bool datagrams)
 {
@@ -58,7 +58,7 @@ static int *open_all_kept(const struct options *options, const struct targets *t
 	return fds;
 }
 
-static int lost(int error)
+static int report_lost(int error)
 {
 	fprintf(stderr, "load: a kept connection: %s\n", strerror(error));
 	return 1;
@@ -76,17 +76,19 @@ int keep_alive(const struct options *options, const struct targets *targets, boo
 	for (uint64_t i = 0; !over(options, done, start); i++) {
 		error = (datagrams ? send_unanswered : timed_exchange)(fds[i % count], &took);
 		if (error)
-			return lost(error);
+			return report_lost(error);
 		if (i < options->warm_up)
 			continue;
 		done++;
 		write_sample(took);
 	}
-	for (size_t i = 0; datagrams && i < count;
-	     i++) { /* that they did go where they are answered */
+	/* The datagrams had no replies. An exchange on each flow verifies that it reaches the
+	 * server.
+	 */
+	for (size_t i = 0; datagrams && i < count; i++) {
 		error = exchange(fds[i]);
 		if (error)
-			return lost(error);
+			return report_lost(error);
 	}
 	return fflush(stdout) ? 1 : 0;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* When the next one begins, and when it is enough. */
+/* When the next connection starts, and when the run ends. */
 #include <time.h>
 
 #include "load.h"

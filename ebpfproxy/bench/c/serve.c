@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The server that answers all of them. */
+/* Mode serve: the server of all other modes. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <linux/filter.h>
@@ -13,7 +13,7 @@
 #define BACKLOG 65535
 #define EVENTS	256
 
-/* A socket of IPv6 that takes IPv4, too. */
+/* Returns an IPv6 socket that is bound to the port and accepts IPv4 as well. */
 static int bound(int type, uint16_t port)
 {
 	const union address any = {.v6 = {.sin6_family = AF_INET6, .sin6_port = htons(port)}};
@@ -31,8 +31,8 @@ static int bound(int type, uint16_t port)
 	return fd;
 }
 
-/* Drop what is not to be answered where it arrives, so that no process wakes: see udp(7), the
- * packet begins with its header of 8 bytes there.
+/* Attaches a filter that drops datagrams which begin with UNANSWERED, so that they do not wake the
+ * process. The filter sees the UDP header of 8 bytes before the payload.
  */
 static void ignore_unanswered(int fd)
 {
@@ -91,7 +91,7 @@ static bool answer(int fd)
 	return send(fd, text, length, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)length;
 }
 
-/* Back to where it came from, from the address it was sent to: the control message says both. */
+/* Replies from the address that the datagram was sent to, which the control message contains. */
 static void answer_datagram(int fd)
 {
 	union address from;
@@ -118,7 +118,7 @@ static void accept_all(int queue, int listener)
 	int fd;
 
 	while ((fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC)) >= 0) {
-		/* Most that only connect are gone by now: epoll need not learn of them. */
+		/* Most clients that only connect have closed already and need no epoll entry. */
 		if (answer(fd))
 			watch(queue, fd);
 		else
@@ -136,7 +136,7 @@ static void handle(int queue, int listener, int datagrams, int fd)
 		close(fd);
 }
 
-/* Writes a line once it answers; runs until it is ended. */
+/* Writes a line when it is ready, and runs until a signal ends it. */
 int serve(uint16_t port)
 {
 	int listener = bound(SOCK_STREAM, port), datagrams = bound(SOCK_DGRAM, port);
@@ -145,7 +145,7 @@ int serve(uint16_t port)
 
 	if (queue < 0 || listen(listener, BACKLOG))
 		die("listen");
-	signal(SIGCHLD, SIG_IGN); /* downloads, which end by themselves */
+	signal(SIGCHLD, SIG_IGN); /* the children are downloads; none is waited for */
 	ignore_unanswered(datagrams);
 	raise_file_limit();
 	watch(queue, listener);

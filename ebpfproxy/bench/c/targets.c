@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The targets of a load, and which of them is next. */
+/* Reads the targets and selects the next one. */
 #include <arpa/inet.h>
 #include <inttypes.h>
 #include <stdlib.h>

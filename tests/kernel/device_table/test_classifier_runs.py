@@ -187,7 +187,7 @@ def test_while_previous_programs_run_the_new_ones_look_up_their_flows(
 
 def looks_up_previous(settings: EbpfSettings) -> bool:
     """Whether programs look up flows in another map than theirs."""
-    (pin,) = settings.bpffs_root.glob("maps/former_flows-*")
+    (pin,) = settings.bpffs_root.glob("maps/previous_flows-*")
     with contextlib.closing(Map.pinned(pin)) as opened:
         return opened.lookup(bytes(4)) is not None
 

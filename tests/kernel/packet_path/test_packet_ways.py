@@ -18,7 +18,7 @@ from tests.kernel.packet_path.served import (
     serve,
     translatable,
 )
-from tests.support.packet_path import MARK_BARE, MARK_DONE, REDIRECT, SHOT, UNSPEC, PacketPath
+from tests.support.packet_path import MARK_DONE, MARK_STRIPPED, REDIRECT, SHOT, UNSPEC, PacketPath
 from tests.support.packets import V6, Places, become, ip, transport
 
 pytestmark = pytest.mark.kernel
@@ -155,13 +155,13 @@ def test_what_a_tunnel_left_in_front_is_taken_off_by_coming_in_again(path: Packe
     serve(path, at, at.here)
     request = ip(at.client, at.external) / transport(served.UDP, CLIENT_PORT, PORTS[served.UDP])
     first = path.ingress(request, "tunnel", program="from_any_l3")
-    assert first == (REDIRECT, bytes(request), MARK_BARE)
+    assert first == (REDIRECT, bytes(request), MARK_STRIPPED)
 
 
 @families
 def test_a_packet_that_kept_what_was_in_front_goes_its_way(path: PacketPath, at: Places) -> None:
     serve(path, at, at.here)
     request = ip(at.client, at.external) / transport(served.UDP, CLIENT_PORT, PORTS[served.UDP])
-    again = path.ingress(request, "tunnel", MARK_BARE, program="from_any_l3")
+    again = path.ingress(request, "tunnel", MARK_STRIPPED, program="from_any_l3")
     assert again[:2] == (UNSPEC, bytes(request))
     assert not path.flows()

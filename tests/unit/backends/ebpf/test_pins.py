@@ -44,7 +44,7 @@ def test_every_shape_of_a_map_is_found_and_no_other_map(tmp_path: Path) -> None:
     pins = make(tmp_path, "v2-a/maps")
     link(pins, "programs-a", "flows-1-1")
     link(pins, "programs-b", "flows-1-2")
-    link(pins, "programs-b", "former_flows-1-1")
+    link(pins, "programs-b", "previous_flows-1-1")
     (tmp_path / "v2-a" / "maps" / "flows").touch()
     found = [str(path.relative_to(tmp_path)) for path in pins.pinned_maps("flows")]
     assert found == ["maps/flows-1-1", "maps/flows-1-2", "v2-a/maps/flows"]

@@ -46,7 +46,7 @@ def relaid(source: Path) -> set[str]:
 
 
 def test_a_comment_changes_nothing(source: Path) -> None:
-    edit(source, "abi.h", "/* Key of `services`:", "/* The key of `services`,\n * as dialed:")
+    edit(source, "abi.h", "/* Key of `services`:", "/* The key of `services`,\n * as connected to:")
     edit(source, "maps.h", "/* Preallocated:", '/* PINNED("hash", u32, u32, odd, 1, 0);\n * Preallocated:')
     assert changed(source) == set()
 
@@ -83,7 +83,7 @@ def test_another_field_changes_the_maps_that_have_it(source: Path) -> None:
 )
 def test_another_order_or_type_of_fields_is_another_layout(source: Path, new: str) -> None:
     edit(source, "abi.h", "__be16 client_port;\n\t__be16 frontend_port;", new)
-    assert relaid(source) == {"replies", "former_replies"}
+    assert relaid(source) == {"replies", "previous_replies"}
 
 
 def test_a_nested_struct_counts(source: Path) -> None:
@@ -119,7 +119,7 @@ def test_an_array_of_maps_is_as_the_maps_in_it(source: Path) -> None:
         'PINNED("hash", struct flow_key, struct flow, flows',
         'PINNED("lru_hash", struct flow_key, struct flow, flows',
     )
-    assert changed(source) == {"flows", "former_flows"}
+    assert changed(source) == {"flows", "previous_flows"}
 
 
 @pytest.mark.parametrize(

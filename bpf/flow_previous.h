@@ -1,32 +1,33 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
  *
- * Lookups of flows, also in the maps of before a change of their layout or size.
+ * Lookups of flows in the present maps and in the previous version of the maps.
+ *
+ * While programs that use the previous maps are attached to a device, `previous_flows` and
+ * `previous_replies` contain these maps (migrate.py). A lookup copies an entry that it finds only
+ * there to the present map.
  */
 #pragma once
 
 #include "scratch.h"
 
-/* Entries of the previous maps of flows, while there are such (map_migration.py), are moved to the
- * present ones when they are looked up.
- */
-#define PREVIOUS(array, key)                                                                       \
+#define LOOKUP_PREVIOUS(array, key)                                                                \
 	({                                                                                         \
 		void *previous = (array);                                                          \
 		previous ? bpf_map_lookup_elem(previous, key) : NULL;                              \
 	})
 
-static __always_inline void *previous_flows(void)
+static __always_inline void *previous_flows_map(void)
 {
 	WORD_KEY(zero, 0);
 
-	return former_flows.lookup(zero);
+	return previous_flows.lookup(zero);
 }
 
-static __always_inline void *previous_replies(void)
+static __always_inline void *previous_replies_map(void)
 {
 	WORD_KEY(zero, 0);
 
-	return former_replies.lookup(zero);
+	return previous_replies.lookup(zero);
 }
 
 static __always_inline struct flow *flow_lookup(struct flow_key *key, struct scratch *scratch)
@@ -35,7 +36,7 @@ static __always_inline struct flow *flow_lookup(struct flow_key *key, struct scr
 
 	if (found)
 		return found;
-	found = PREVIOUS(previous_flows(), key);
+	found = LOOKUP_PREVIOUS(previous_flows_map(), key);
 	if (!found)
 		return NULL;
 	scratch->flow = *found;
@@ -49,7 +50,7 @@ static __always_inline struct reply *reply_lookup(struct flow_key *key, struct s
 
 	if (found)
 		return found;
-	found = PREVIOUS(previous_replies(), key);
+	found = LOOKUP_PREVIOUS(previous_replies_map(), key);
 	if (!found)
 		return NULL;
 	scratch->reply = *found;
@@ -57,10 +58,12 @@ static __always_inline struct reply *reply_lookup(struct flow_key *key, struct s
 	return replies.lookup(key);
 }
 
-/* Remove what flow_lookup() has found, for good. */
+/* Removes an entry from both maps. Otherwise flow_lookup() would copy it from the previous map
+ * again.
+ */
 static __always_inline void flow_delete(struct flow_key *key)
 {
-	void *previous = previous_flows();
+	void *previous = previous_flows_map();
 
 	flows.delete(key);
 	if (previous)
