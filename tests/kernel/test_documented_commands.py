@@ -1,0 +1,247 @@
+"""The commands of the documents, run on a node as an operator would; all others: tests/unit.
+
+The node has the Services of `objects`, an agent in the mode of the command, and open connections.
+"""
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebpfproxy.lab import Lab, leftovers, manifests
+from ebpfproxy.linux.netns import netns
+from tests.kernel.clients import TCP, connected, converse
+from tests.kernel.cluster import START_PATIENCE, Cluster
+from tests.kernel.ipvs_here import skip_without_ipvs
+from tests.support.documented import ROOT, Command, commands, shell_blocks
+from tests.support.documented_checks import mode_of
+from tests.support.namespace import namespace
+
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(300)]
+
+MODES = {
+    "ebpf": ("ebpf", ()),
+    "ebpf-off": ("ebpf", ("--socket-lb=off",)),
+    "nftables": ("nftables", ()),
+    "iptables": ("iptables", ("--iptables-backend=nft",)),
+    "ipvs": ("ipvs", ("--iptables-backend=nft",)),
+}
+"""As tests/support/documented_checks.py names them: the mode, and flags of the agent."""
+CASES = [
+    pytest.param(mode, command, id=f"{mode} {command.place} {command.text}"[:100])
+    for mode in MODES
+    for command in {
+        (each.text, each.shown): each for each in reversed(commands()) if mode_of(each) == mode
+    }.values()
+]
+PROGRAM = f"{sys.executable} -m ebpfproxy"
+PLACEHOLDERS = {"NAMESPACE/NAME": "default/web", "FRONTEND": "10.96.0.10", "DEVICE": "eth0", "…": "*"}
+"""What a reader fills in. CLIENT is the client outside."""
+EMPTY = re.compile(r"grep ")
+"""Ends with status 1 where it finds nothing."""
+FIRST = {
+    "for t in iptables": "for t in iptables ip6tables; do $t -t mangle -N KUBE-IPVS-OUT-FILTER; "
+    "$t -t nat -N KUBE-IPVS-POSTROUTING; done"
+}
+"""What has to be there: commands by the beginning of another one."""
+_AS_ON_A_NODE = """
+mount -t tmpfs -o mode=755 tmpfs /sys/fs/bpf
+mkdir /sys/fs/bpf/ebpfproxy
+mount --bind "$1" /sys/fs/bpf/ebpfproxy
+cd "$2"
+PATH="$2:$PATH" exec bash -c "$3"
+"""
+
+
+class Node:
+    """A node with Services, on which commands are run as they are written."""
+
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
+        self.cluster = cluster
+        self.folder = folder
+        self.mode = ""
+        self._connections = contextlib.ExitStack()
+        cluster.write("documented", *objects(cluster))
+        roots = f"--bpffs-root=/sys/fs/bpf/ebpfproxy --cgroup-root={cluster.lab.cgroup}"
+        install(
+            folder, f'case $1 in dump|version) set -- "$@";; *) set -- "$@" {roots};; esac; {PROGRAM} "$@"'
+        )
+
+    def turn_to(self, mode: str) -> None:
+        """Have the agent in this mode, and connections open."""
+        if mode == self.mode:
+            return
+        self._connections.close()
+        if self.mode:
+            self.cluster.end()
+            self.cluster.ebpfproxy("cleanup", check=False)
+        self.cluster.mode, flags = MODES[mode]
+        node_ports = f"--nodeport-addresses={self.cluster.node.v4}/32,127.0.0.0/8"
+        self.cluster.start("--hostname-override=" + self.cluster.lab.node_name, node_ports, *flags)
+        self.mode = mode
+        for place, address, port in (
+            (self.cluster.p, "10.96.0.10", 80),
+            (self.cluster.p, "10.96.0.11", 80),
+            (self.cluster.lab.outside, self.cluster.node.v4, 30080),
+        ):
+            client = self._connections.enter_context(connected(place, TCP, address, port))
+            assert converse(client) in ("a", "b")
+
+    def run(self, text: str) -> "subprocess.CompletedProcess[str]":
+        for name, value in (*PLACEHOLDERS.items(), ("CLIENT", self.cluster.lab.outside.v4)):
+            text = text.replace(name, value)
+        unshare = ["unshare", "--mount", "bash", "-ec", _AS_ON_A_NODE, "bash"]
+        return self.cluster.node.run(
+            [*unshare, str(self.cluster.lab.bpffs), str(self.folder), text],
+            check=False,
+            timeout=START_PATIENCE,
+        )
+
+
+def objects(cluster: Cluster) -> list[manifests.Object]:
+    """The Services of the examples: default/web; and one of each kind that has objects of its own."""
+    http = manifests.port(80, name="http", node_port=30080)
+    named = [manifests.port(80, name="http")]
+    target = [manifests.port(8080, name="http")]
+    pods = [manifests.endpoint(pod.v4, node=cluster.lab.node_name) for pod in (cluster.a, cluster.b)]
+    restricted = manifests.service(
+        "ranges",
+        ["10.96.0.13"],
+        [manifests.port(80, name="http", node_port=30083)],
+        type="LoadBalancer",
+        loadBalancerSourceRanges=["192.0.2.0/24"],
+        externalTrafficPolicy="Local",
+        healthCheckNodePort=30183,
+    )
+    restricted["status"] = {"loadBalancer": {"ingress": [{"ip": "198.51.100.1"}]}}
+    local = manifests.service("local", ["10.96.0.14"], named, internalTrafficPolicy="Local")
+    affinity: dict[str, Any] = {
+        "sessionAffinity": "ClientIP",
+        "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 600}},
+    }
+    elsewhere = [manifests.endpoint("10.99.0.1", node="elsewhere")]
+    return [
+        manifests.service("web", ["10.96.0.10"], [http]),
+        manifests.endpoint_slice("web-1", "web", pods, target),
+        manifests.service("sticky", ["10.96.0.11"], named, **affinity),
+        manifests.endpoint_slice("sticky-1", "sticky", pods, target),
+        manifests.service("empty", ["10.96.0.12"], named),
+        restricted,
+        manifests.endpoint_slice("ranges-1", "ranges", pods, target),
+        local,
+        manifests.endpoint_slice("local-1", "local", elsewhere, target),
+    ]
+
+
+def install(folder: Path, script: str) -> None:
+    """`ebpfproxy`, and `sudo`, which the caller is anyway; also as the checkout has them."""
+    (folder / ".venv" / "bin").mkdir(parents=True, exist_ok=True)
+    for path, text in (
+        (folder / "ebpfproxy", script),
+        (folder / ".venv/bin/ebpfproxy", script),
+        (folder / "sudo", 'exec "$@"'),
+    ):
+        path.write_text(f"#!/bin/bash\n{text}\n")
+        path.chmod(0o755)
+
+
+def program_of(text: str) -> str:
+    return text.split()[0]
+
+
+def pattern_of(shown: str) -> re.Pattern[str]:
+    """What a document shows, as it may look here: numbers, names in capitals and `…` stand for others.
+
+    >>> bool(pattern_of("ADDRESS . PORT : goto service-…").search("10.0.0.1 . 80 : goto service-ABC-x"))
+    True
+    """
+    words = []
+    for word in shown.split():
+        text = re.sub(r"KUBE-SEP-[A-Z0-9]+", "KUBE-SEP-…", word)
+        text = re.sub(r"\b(?:ADDRESS|PROTOCOL|PORT|IFINDEX|NAME|LAYOUT|ROOM)(?=[,:_-]|\b)", "…", text)
+        text = re.escape(text).replace("…", r"\S+").replace(r"\*", r"\S*")
+        words.append(re.sub(r"\d+(?:\\\.\d+)*", r"[\\d.]+", text))
+    return re.compile(r"\s+".join(words))
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    with Lab("test-documented", 74) as lab, Cluster(lab) as cluster:
+        yield Node(cluster, tmp_path_factory.mktemp("checkout"))
+
+
+@pytest.mark.parametrize(("mode", "command"), CASES)
+def test_a_command_works_and_shows_what_its_document_says(node: Node, mode: str, command: Command) -> None:
+    skip_without_ipvs(MODES[mode][0])
+    if not shutil.which(program_of(command.text)) and program_of(command.text) not in ("ebpfproxy", "for"):
+        pytest.skip(f"no program {program_of(command.text)}")
+    node.turn_to(mode)
+    for beginning, first in FIRST.items():
+        if command.text.startswith(beginning):
+            assert node.run(first).returncode == 0
+    if "cleanup" in command.text and "--dry-run" not in command.text:
+        node.cluster.end()
+        node.mode = ""
+    done = node.run(command.text)
+    assert done.returncode == 0 or EMPTY.search(command.text) or "doctor" in command.text, done.stderr
+    assert not done.stderr or done.returncode == 0 or "doctor" in command.text, done.stderr
+    for shown in command.shown:
+        assert pattern_of(shown).search(done.stdout), f"{command.place}: {shown!r} is not in:\n{done.stdout}"
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Iterator[tuple[Path, str]]:
+    """A folder, and the name of a cgroup, which is removed afterwards."""
+    install(tmp_path, f'cd {ROOT} && exec {PROGRAM} "$@"')
+    name = f"ebpfproxy-test-{os.getpid()}-try"
+    yield tmp_path, name
+    leftovers.remove_cgroup(leftovers.cgroup_mount() / name)
+
+
+def run_as_group(command: list[str], folder: Path) -> "subprocess.CompletedProcess[str]":
+    """Run it to its end, and end what it left in the background."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, cwd=folder, stdout=pipe, stderr=pipe, text=True, process_group=0
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=120)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def test_the_quickstart_works_from_its_first_command_to_its_last(checkout: tuple[Path, str]) -> None:
+    """In network and mount namespaces of its own, with a bpffs of its own."""
+    folder, cgroup = checkout
+    blocks = shell_blocks("docs/quickstart.md")
+    script = "mount -t bpf bpf /sys/fs/bpf\n"
+    for number, (text, _) in enumerate(blocks):
+        script += (
+            f"{text.replace('/tmp/', f'{folder}/').replace('try-ebpfproxy', cgroup)}\necho END {number}\n"
+        )
+    with namespace("quickstart") as place:
+        place.ip("link set lo up")
+        enter = ["nsenter", f"--net={netns.path(place.name)}", "unshare", "--mount"]
+        done = run_as_group([*enter, "bash", "-c", script], folder)
+    log = (folder / "ebpfproxy.log").read_text()
+    assert done.returncode == 0, done.stderr + log
+    written = re.split(r"END \d+\n", done.stdout)
+    for (text, shown), output in zip(blocks, written, strict=False):
+        if set(shown) <= {"one", "two"}:
+            assert len(output.splitlines()) == len(shown), text
+            assert set(output.splitlines()) <= set(shown), text
+        for line in shown:
+            assert set(shown) == {"one", "two"} or pattern_of(line).search(output), (
+                f"{text}: {line}\n{output}"
+            )
+    assert not done.stderr, done.stderr
