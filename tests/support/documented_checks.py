@@ -38,8 +38,8 @@ RUN: Sequence[tuple[str, str]] = (
     (r"cat /proc/sys/net/netfilter/nf_conntrack_count", "ebpf"),
     (r"ebpfproxy run .*--write-config-to=/dev/stdout", "ebpf"),
 )
-"""Commands that are run, and in which mode of the node: the first pattern that matches all of the text. A page
-of docs/dataplanes has its own mode."""
+"""Commands that are run, and in which mode of the node. The first pattern that matches all of a command counts.
+A page of docs/dataplanes has its own mode."""
 
 EXEMPT: Mapping[str, str] = {
     r"vagrant .*|for m in control .*|for [in] in .* curl .*": "boots machines from boxes of the network",
