@@ -199,8 +199,16 @@ def sync_command(
 ) -> None:
     """Measure the time until the kernel is programmed, and the agent's memory.
 
-    Measures from the agent's start, and from the change of one endpoint. Changes come one by one, and
-    agents apply each at once (--iptables-min-sync-period=0s).
+    \b
+    first_sync_s          from the agent's start to its first sync
+    first_answer_s        from the agent's start to the first answer of the last Service
+    restart_sync_s        as first_sync_s, after a restart: the kernel is already programmed
+    change_ms             from the change of one endpoint to the first answer that shows it
+    agent_latency_ms      from the agent's receipt of a change to the kernel, by its log
+    agent_duration_ms     of that, the sync alone
+    rss_mb, peak_rss_mb   memory of the agent, without the tools that it starts
+
+    Changes come one by one, and the agent applies each at once (--iptables-min-sync-period=0s).
     """
     size = sync.Size(services, endpoints, changes, rounds)
     _show("sync", sync.run(size, modes, _progress), output)

@@ -38,7 +38,7 @@ RUN: Sequence[tuple[str, str]] = (
     (r"cat /proc/sys/net/netfilter/nf_conntrack_count", "ebpf"),
     (r"ebpfproxy run .*--write-config-to=/dev/stdout", "ebpf"),
 )
-"""Commands that are run, and in which mode of the node. The first pattern that matches all of a command counts.
+"""Commands that are run, and in which mode of the node: that of the first pattern that matches all of it.
 A page of docs/dataplanes has its own mode."""
 
 EXEMPT: Mapping[str, str] = {
