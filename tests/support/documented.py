@@ -1,4 +1,4 @@
-"""The commands that the documents show: where each one is, and which result they promise."""
+"""Finds the commands that the documents show, and the results that they show for them."""
 
 import functools
 import itertools
@@ -30,6 +30,7 @@ PROGRAMS = frozenset(
 _NO_COMMAND = re.compile(r"ip6? (?:kube-proxy|[sd]addr .*)|kill -9|nft list|nft -f -|pip install bcc")
 """Text in backquotes that names a table, or what a program does, rather than a command to type."""
 _PROMPT = re.compile(r"^(?:\$|#|node#) +")
+_NODE = re.compile(r"^node# +")
 _FENCE = re.compile(r"^( *)```(\w*)")
 _CODE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 _COMMENT = re.compile(r"(?:^|\s)#(?:\s.*)?$")
@@ -40,7 +41,7 @@ _OPERATORS = {"|", "||", "&&", ";", "&", "(", ")", "|&"}
 class Command(NamedTuple):
     """A command of a document, on one line; `line` is its number.
 
-    `shown`: what the command writes, as the table's row or the next block has it; "" where they do not say.
+    `shown`: texts that the command prints, from the table's row or the next block; empty if there are none.
     """
 
     page: str
@@ -182,11 +183,14 @@ def _prose_rows(prose: Sequence[str]) -> Iterator[tuple[int, str, tuple[str, ...
 
 
 def _block_commands(block: _Block) -> Iterator[tuple[int, str]]:
-    """Lines that are continued are joined, and a here document belongs to its command."""
+    """Lines that are continued are joined, and a here document belongs to its command. In a block of the
+    language console, only lines with a prompt are commands."""
     lines = iter(enumerate(block.lines, block.first))
     for number, line in lines:
-        text = _PROMPT.sub("", line.strip()) if block.language != "sh" or "node#" in line else line.strip()
-        text = _COMMENT.sub("", text).rstrip()
+        if block.language == "console" and not _PROMPT.match(line):
+            continue
+        prompt = _PROMPT if block.language != "sh" else _NODE
+        text = _COMMENT.sub("", prompt.sub("", line.strip())).rstrip()
         while text.endswith("\\"):
             text = f"{text[:-1].rstrip()} {next(lines)[1].strip()}"
         if end := _HEREDOC.search(text):

@@ -1,6 +1,6 @@
-"""What becomes of each command that the documents show: it is run, checked without a cluster, or exempt.
+"""Decides for each command of the documents whether it is run, checked without a cluster, or exempt.
 
-`outcome_of` fails for a command that is none of them. Then do one of these:
+`outcome_of` fails for a command that is none of these. Then do one of the following:
 
 - add its program to RUN, and tests/kernel/test_documented_commands.py runs it on a node of a lab;
 - add its program to CHECKS, with a function that raises AssertionError if it is wrong;
@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 import click
 
 from ebpfproxy.cli import group
+from ebpfproxy.config.load import load
 from ebpfproxy.errors import ConfigError
 from tests.support.documented import ROOT, Command, shell_blocks, simple_commands
 from tests.support.kustomize import KUBECTL, render
@@ -55,7 +56,7 @@ EXEMPT: Mapping[str, str] = {
 _KUBECTL_LOCAL = re.compile(r"\b(?:ds|daemonset)[/ ](ebpfproxy)\b")
 _FILE = re.compile(r"(?<![\w/])(?:deploy|docs|tests|vagrant|bpf)/[\w./-]+")
 _COPIES = {"deploy/mine": "deploy/example"}
-"""Folders that a reader makes as the documents say, and what of."""
+"""Folders that readers create: by path, the folder that they copy."""
 
 
 def outcome_of(command: Command) -> str:
@@ -64,6 +65,8 @@ def outcome_of(command: Command) -> str:
         if re.fullmatch(pattern, command.text):
             return "exempt"
     if mode := mode_of(command):
+        if command.text.startswith("ebpfproxy"):
+            check(command)
         return mode
     if command.page == "docs/quickstart.md" and any(
         command.text in text for text, _ in shell_blocks(command.page)
@@ -74,7 +77,7 @@ def outcome_of(command: Command) -> str:
 
 
 def mode_of(command: Command) -> str:
-    """ "" where it is not run."""
+    """The mode in which a command is run; "" if it is not run."""
     for pattern, mode in RUN:
         if re.fullmatch(pattern, command.text):
             page = re.fullmatch(r"docs/dataplanes/(nftables|iptables|ipvs)\.md", command.page)
@@ -112,20 +115,22 @@ def _ebpfproxy(words: Sequence[str]) -> None:
     if isinstance(command, click.Group):
         return
     try:
-        command.make_context(command.name, ["4" if word == "N" else word for word in map(_number, rest)])
+        given = command.make_context(command.name, [_filled_in(word) for word in rest]).params
+        if "proxy_mode" in given:
+            load(given)
     except click.ClickException as error:
         raise AssertionError(error.format_message()) from None
     except ConfigError as error:
         raise AssertionError(error.message) from None
 
 
-def _number(word: str) -> str:
-    """A flag whose value is a letter that stands for a number gets one."""
-    return re.sub(r"=N$", "=4", word)
+def _filled_in(word: str) -> str:
+    """A number in place of N."""
+    return re.sub(r"(^|=)N$", r"\g<1>4", word)
 
 
 def _kubectl(words: Sequence[str]) -> None:
-    """kubectl knows its command and flags; so does ebpfproxy, where it is run in a pod."""
+    """The command and flags of kubectl exist, and those of ebpfproxy in a pod; the folder of -k is valid."""
     own = list(words[: words.index("--")] if "--" in words else words)
     done = subprocess.run([KUBECTL, *own, "--help"], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
@@ -163,7 +168,7 @@ def _python(words: Sequence[str]) -> None:
 
 
 def _any(_words: Sequence[str]) -> None:
-    """A tool of every system, in a pipe or with files."""
+    """Not checked: a common tool in a pipe or with files."""
 
 
 CHECKS: Mapping[str, Callable[[Sequence[str]], None]] = {
@@ -175,4 +180,4 @@ CHECKS: Mapping[str, Callable[[Sequence[str]], None]] = {
     "wc": _any,
     "cp": _any,
 }
-"""By program: what is looked at where the command itself cannot be run."""
+"""By program: the check of a command that cannot be run. Raises AssertionError."""

@@ -19,8 +19,10 @@ def test_a_command_is_covered(command: Command) -> None:
     ("text", "failure"),
     [
         ("`ebpfproxy run --no-such-flag`", "README.md:1: .*no-such-flag"),
-        ("```sh\nebpfproxy bench conect\n```", "README.md:2: .*conect"),
+        ("```sh\nebpfproxy bench nothing\n```", "README.md:2: .*nothing"),
+        ("`ebpfproxy run --iptables-backend=nothing`", "README.md:1: .*nothing"),
         ("```sh\n# why\nfrobnicate --all\n```", "README.md:3: no test covers `frobnicate --all`; add"),
+        ("```console\n# make coffee\nno coffee\n```", "README.md:2: .*no target coffee"),
         ("```\nmake coffee\n```", "README.md:2: .*no target coffee"),
         ("`kubectl rollout status --no-such-flag`", "README.md:1: .*no-such-flag"),
         ("`kubectl exec POD -- ebpfproxy dump --no-such-flag`", "README.md:1: .*no-such-flag"),
