@@ -181,13 +181,15 @@ def pattern_of(shown: str) -> re.Pattern[str]:
 
     >>> bool(pattern_of("ADDRESS . PORT : goto service-…").search("10.0.0.1 . 80 : goto service-ABC-x"))
     True
+    >>> bool(pattern_of("connect4 10.0.0.1:80").search("connect6 10.0.0.1:80"))
+    False
     """
     words = []
     for word in shown.split():
         text = re.sub(r"KUBE-SEP-[A-Z0-9]+", "KUBE-SEP-…", word)
         text = re.sub(r"\b(?:ADDRESS|PROTOCOL|PORT|IFINDEX|NAME|LAYOUT|ROOM)(?=[,:_-]|\b)", "…", text)
         text = re.escape(text).replace("…", r"\S+").replace(r"\*", r"\S*")
-        words.append(re.sub(r"\d+(?:\\\.\d+)*", r"[\\d.]+", text))
+        words.append(re.sub(r"(?<!\w)\d+(?:\\\.\d+)*(?!\w)", r"[\\d.]+", text))
     return re.compile(r"\s+".join(words))
 
 
