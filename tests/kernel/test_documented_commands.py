@@ -55,7 +55,8 @@ CASES = [
     for mode in MODES
     for command in different(mode)
 ]
-PROGRAM = f"{sys.executable} -m ebpfproxy"
+PROGRAM = f"PYTHONPATH={ROOT} {sys.executable} -m ebpfproxy"
+"""This checkout's, whatever the current folder is."""
 PLACEHOLDERS = {"NAMESPACE/NAME": "default/web", "FRONTEND": "10.96.0.10", "DEVICE": "eth0", "…": "*"}
 """What a reader fills in. CLIENT is the client outside."""
 MAY_FAIL = re.compile(r"\bgrep |ebpfproxy doctor")
@@ -225,7 +226,7 @@ def test_a_command_works_and_shows_what_its_document_says(node: Node, mode: str,
 @pytest.fixture
 def checkout(tmp_path: Path) -> Iterator[tuple[Path, str]]:
     """A folder, and the name of a cgroup, which is removed afterwards."""
-    install(tmp_path, f'cd {ROOT} && exec {PROGRAM} "$@"')
+    install(tmp_path, f'exec env {PROGRAM} "$@"')
     name = f"ebpfproxy-test-{os.getpid()}-try"
     yield tmp_path, name
     leftovers.remove_cgroup(leftovers.cgroup_mount() / name)
