@@ -30,7 +30,9 @@ def test_an_agent_cannot_move_between_variants_of_one_mode() -> None:
 
 
 @pytest.mark.parametrize("bench", ["connect", "nodeport", "packet", "overhead", "flows", "sync"])
-@pytest.mark.parametrize(("given", "why"), [("ebpf,tc", "'tc' is none of"), ("ebpf,ebpf", "each mode once")])
+@pytest.mark.parametrize(
+    ("given", "why"), [("ebpf,tc", "'tc' is not one of"), ("ebpf,ebpf", "named only once")]
+)
 def test_what_cannot_be_compared_is_a_usage_error(bench: str, given: str, why: str) -> None:
     done = CliRunner().invoke(command, [bench, "--modes", given])
     assert done.exit_code == 2
