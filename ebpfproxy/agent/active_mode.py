@@ -8,8 +8,8 @@ from ebpfproxy.backends.mode import Callbacks, Mode
 from ebpfproxy.config import Config
 from ebpfproxy.errors import KernelError, Rejected
 from ebpfproxy.model.cluster import ClusterState
-from ebpfproxy.model.device_side import DeviceSide
-from ebpfproxy.model.traffic import ServiceTraffic
+from ebpfproxy.model.counters import ServiceTraffic
+from ebpfproxy.model.device import DeviceSide
 from ebpfproxy.plan.service_plan import NodePlan
 
 _HOLDS = SyncResult(put=0, dropped=0, rejected=0, drifted=0)

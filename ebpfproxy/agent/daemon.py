@@ -46,9 +46,8 @@ from ebpfproxy.linux.netlink import links, local_addresses
 from ebpfproxy.log import Logger
 from ebpfproxy.model.address import Network
 from ebpfproxy.model.cluster import ClusterState
-from ebpfproxy.model.device import Device
-from ebpfproxy.model.device_side import DeviceSide
-from ebpfproxy.model.traffic import ServiceTraffic
+from ebpfproxy.model.counters import ServiceTraffic
+from ebpfproxy.model.device import Device, DeviceSide
 from ebpfproxy.plan.health import health_check_addresses
 
 log = Logger(__name__)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ebpfproxy.http import go_time
 from ebpfproxy.http.metrics import Metrics
 from ebpfproxy.http.server import Listener, Request, Response, not_found
-from ebpfproxy.model.device_side import DeviceSide
+from ebpfproxy.model.device import DeviceSide
 
 _HEADERS = {"Content-Type": "application/json", "X-Content-Type-Options": "nosniff"}
 

@@ -20,9 +20,8 @@ from ebpfproxy.http.scrape import MapUse as MapUse
 from ebpfproxy.http.scrape import Readings
 from ebpfproxy.http.server import Listener, Request, Response, not_found, plain
 from ebpfproxy.model.address import Family
-from ebpfproxy.model.device_side import DeviceSide
-from ebpfproxy.model.socket_counts import SocketCounts
-from ebpfproxy.model.traffic import ServiceTraffic
+from ebpfproxy.model.counters import ServiceTraffic, SocketCounts
+from ebpfproxy.model.device import DeviceSide
 
 SYNC_BUCKETS = tuple(0.001 * 2**n for n in range(15))
 """Seconds: 0.001 to 16.384."""

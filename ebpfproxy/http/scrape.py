@@ -14,8 +14,8 @@ from prometheus_client.registry import Collector
 
 from ebpfproxy import log
 from ebpfproxy.errors import EbpfProxyError
-from ebpfproxy.model.device_side import DeviceSide
-from ebpfproxy.model.traffic import ServiceTraffic
+from ebpfproxy.model.counters import ServiceTraffic
+from ebpfproxy.model.device import DeviceSide
 
 SCRAPE_FAILED = "Cannot read the maps for a scrape"
 """A metric is missing in that scrape."""

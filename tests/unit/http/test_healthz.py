@@ -8,7 +8,7 @@ import pytest
 
 from ebpfproxy.http.healthz import HealthServer, ProxierHealth
 from ebpfproxy.http.metrics import Metrics
-from ebpfproxy.model.device_side import DeviceSide
+from ebpfproxy.model.device import DeviceSide
 from tests.unit.http.http_client import Answer, ask
 
 PERIOD = 30.0

@@ -12,7 +12,7 @@ from ebpfproxy import __version__
 from ebpfproxy.errors import NotFound
 from ebpfproxy.http.metrics import MapUse, Metrics, MetricsServer, State
 from ebpfproxy.model.address import Family
-from ebpfproxy.model.socket_counts import SocketCounts
+from ebpfproxy.model.counters import SocketCounts
 from tests.unit.http.http_client import ask
 
 KUBE_PROXYS = {

@@ -9,8 +9,8 @@ from ebpfproxy.errors import NotFound
 from ebpfproxy.http import scrape
 from ebpfproxy.http.metrics import MapUse, Metrics
 from ebpfproxy.http.scrape import SCRAPE_FAILED
-from ebpfproxy.model.device_side import DeviceSide
-from ebpfproxy.model.traffic import ServiceTraffic
+from ebpfproxy.model.counters import ServiceTraffic
+from ebpfproxy.model.device import DeviceSide
 
 WEB = ServiceTraffic("default/web:http", "TCP", "IPv4", 1, 2, 300, 4, 500)
 
