@@ -48,7 +48,7 @@ from ebpfproxy.model.address import Network
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.counters import ServiceTraffic
 from ebpfproxy.model.device import Device, DeviceSide
-from ebpfproxy.plan.health import health_check_addresses
+from ebpfproxy.plan.health_check_node_port import health_check_addresses
 
 log = Logger(__name__)
 

@@ -11,15 +11,14 @@ from ebpfproxy.model.address import Family
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.service import NamespacedName
 from ebpfproxy.plan.claims import Claims
-from ebpfproxy.plan.exposure import plan_service
-from ebpfproxy.plan.health import HealthCheck, plan_health_check
-from ebpfproxy.plan.lifeline import API_SERVER, with_last_endpoints
-from ebpfproxy.plan.local_traffic import undetected
-from ebpfproxy.plan.needs import needs_packets_of_pods
+from ebpfproxy.plan.counts import ClusterSize, no_local_endpoints
+from ebpfproxy.plan.devices import needs_packets_of_pods
+from ebpfproxy.plan.endpoints import API_SERVER, keep_last_endpoints
+from ebpfproxy.plan.frontends import plan_service
+from ebpfproxy.plan.health_check_node_port import HealthCheck, plan_health_check
+from ebpfproxy.plan.local_traffic import families_without_detector
 from ebpfproxy.plan.node_plan import plan_node
 from ebpfproxy.plan.service_plan import NodePlan, PlanContext, PlanKey, ServicePortPlan
-from ebpfproxy.plan.size import ClusterSize
-from ebpfproxy.plan.summary import no_local_endpoints
 
 K = TypeVar("K")
 E = TypeVar("E")
@@ -113,7 +112,7 @@ class Reconciler(Generic[K, E]):
             self._plan_node(state)
 
     def _plan_node(self, state: ClusterState) -> None:
-        self._report_undetected(undetected(self._context, state.node))
+        self._report_undetected(families_without_detector(self._context, state.node))
         plan = plan_node(state, self._context, self._pods, self.node_plan)
         if plan != self.node_plan:  # a device may change in ways that mean nothing here
             self._desire(None, self._backend.render((), plan))
@@ -144,7 +143,7 @@ class Reconciler(Generic[K, E]):
         else:
             self.health_checks.pop(name, None)
         if name == API_SERVER:
-            plans = with_last_endpoints(plans, self._claims.plans.get)
+            plans = keep_last_endpoints(plans, self._claims.plans.get)
         settlement = self._claims.update(name, plans)
         for lost in settlement.lost:
             log.warning(

@@ -15,7 +15,7 @@ from ebpfproxy.http.server import Response, Server, not_found
 from ebpfproxy.log import Logger
 from ebpfproxy.model.address import Address, Family, family, format_address, format_endpoint
 from ebpfproxy.model.service import NamespacedName
-from ebpfproxy.plan.health import HealthCheck
+from ebpfproxy.plan.health_check_node_port import HealthCheck
 
 log = Logger(__name__)
 

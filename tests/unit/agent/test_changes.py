@@ -11,7 +11,7 @@ from ebpfproxy.api.event import NodeChanged
 from ebpfproxy.errors import KernelError
 from ebpfproxy.model.address import Network, Protocol, parse_address, parse_network
 from ebpfproxy.model.service import ServiceType, TrafficPolicy
-from ebpfproxy.plan import size
+from ebpfproxy.plan import counts
 from ebpfproxy.plan.service_plan import Frontend, NodePlan, ServicePortPlan
 from tests.support.build import HERE, endpoint, node, port, service, slice_of
 from tests.support.fake_backend import Entry, FakeBackend, Key
@@ -174,7 +174,7 @@ def test_health_checks_are_of_the_services_that_want_them_now(agent: Agent) -> N
 def test_in_a_large_cluster_only_what_changes_anyway_is_planned_tersely(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(size, "LARGE", 1)
+    monkeypatch.setattr(counts, "LARGE", 1)
     agent.sync(WEB, WEB_SLICE, NodeChanged(node()), LOCAL)
     agent.sync(API, API_SLICE)
     ports = agent.kernel.ports

@@ -14,7 +14,7 @@ from ebpfproxy.model.address import Protocol, parse_address, parse_network
 from ebpfproxy.model.device import ETHERNET, Device
 from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import Service, ServiceType
-from ebpfproxy.plan import exposure, node_plan
+from ebpfproxy.plan import frontends, node_plan
 from ebpfproxy.plan.service_plan import DetectLocal, Frontend, NodePlan, ServicePortPlan
 from tests.support.build import CONTEXT, HERE, endpoint, networks, node, port, service, slice_of
 from tests.support.fake_backend import Entry, FakeBackend, Key
@@ -54,7 +54,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Work:
 
     def plan_service(service_: Service, *rest: Any) -> tuple[ServicePortPlan, ...]:
         done.services.append(service_.name.name)
-        return exposure.plan_service(service_, *rest)
+        return frontends.plan_service(service_, *rest)
 
     def plan_node(*given: Any) -> NodePlan:
         done.nodes += 1

@@ -12,7 +12,7 @@ import pytest
 from ebpfproxy.http.health_check_node_port import ServiceHealthServer
 from ebpfproxy.model.address import parse_address
 from ebpfproxy.model.service import NamespacedName
-from ebpfproxy.plan.health import HealthCheck
+from ebpfproxy.plan.health_check_node_port import HealthCheck
 from tests.unit.http.http_client import Answer, ask
 from tests.unit.http.test_server import needs_ipv6
 

@@ -9,19 +9,19 @@ from hypothesis import strategies as st
 from ebpfproxy.model.address import Protocol, format_address
 from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.service import NamespacedName, Service
-from ebpfproxy.plan.claims import Claims, Settlement
-from ebpfproxy.plan.exposure import plan_service
+from ebpfproxy.plan.claims import Claims, ClaimsUpdate
+from ebpfproxy.plan.frontends import plan_service
 from ebpfproxy.plan.service_plan import PlanKey, ServicePortPlan
 from tests.support import build
 from tests.support.build import CONTEXT, endpoint, port, slice_of
 from tests.support.strategies import exposed_services
 
 
-def give(claims: Claims, service: Service, *slices: EndpointSlice) -> Settlement:
+def give(claims: Claims, service: Service, *slices: EndpointSlice) -> ClaimsUpdate:
     return claims.update(service.name, plan_service(service, slices, None, CONTEXT))
 
 
-def remove(claims: Claims, service: Service) -> Settlement:
+def remove(claims: Claims, service: Service) -> ClaimsUpdate:
     return claims.update(service.name, ())
 
 
@@ -43,7 +43,7 @@ def test_a_plan_without_rival_is_as_it_was_planned() -> None:
     claims = Claims()
     (plan,) = plan_service(ALPHA, (), None, CONTEXT)
     settled = claims.update(ALPHA.name, [plan])
-    assert settled == Settlement((plan,), (), ())
+    assert settled == ClaimsUpdate((plan,), (), ())
     assert claims.plans == {plan.key: plan}
     assert claims.plans[plan.key] is plan
 
@@ -94,7 +94,7 @@ def test_the_same_plan_again_changes_nothing() -> None:
     for service in (ALPHA, BRAVO):
         give(claims, service)
     for service in (ALPHA, BRAVO):
-        assert give(claims, service) == Settlement((), (), ())
+        assert give(claims, service) == ClaimsUpdate((), (), ())
 
 
 def test_new_endpoints_of_a_loser_change_its_plan_alone_and_are_no_new_loss() -> None:
@@ -126,7 +126,7 @@ def test_protocols_and_ports_are_no_rivals() -> None:
 
 
 def test_a_service_that_never_was_can_go() -> None:
-    assert Claims().update(NamespacedName("default", "web"), ()) == Settlement((), (), ())
+    assert Claims().update(NamespacedName("default", "web"), ()) == ClaimsUpdate((), (), ())
 
 
 _HISTORY = st.lists(exposed_services(), max_size=6)
@@ -153,7 +153,7 @@ def test_the_order_of_updates_is_of_no_matter(
 
 
 def _follow(
-    followed: dict[PlanKey, ServicePortPlan], settled: Settlement, book: Mapping[PlanKey, ServicePortPlan]
+    followed: dict[PlanKey, ServicePortPlan], settled: ClaimsUpdate, book: Mapping[PlanKey, ServicePortPlan]
 ) -> None:
     """Keep a copy of the book from what updates tell alone."""
     for key in settled.removed:

@@ -18,7 +18,7 @@ from ebpfproxy.model.address import Network, parse_network
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.service import NamespacedName
 from ebpfproxy.plan.claims import Claims
-from ebpfproxy.plan.exposure import plan_service
+from ebpfproxy.plan.frontends import plan_service
 from ebpfproxy.plan.node_plan import plan_node
 from ebpfproxy.plan.service_plan import PlanContext, ServicePortPlan
 from tests.support.junk import junk_objects

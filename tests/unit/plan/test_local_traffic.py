@@ -5,8 +5,8 @@ import dataclasses
 from ebpfproxy.model.address import Family, parse_address, parse_network
 from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import ServiceType, TrafficPolicy
-from ebpfproxy.plan.exposure import plan_service
-from ebpfproxy.plan.local_traffic import has_detector, local_traffic, undetected
+from ebpfproxy.plan.frontends import plan_service
+from ebpfproxy.plan.local_traffic import families_without_detector, has_detector, local_traffic
 from ebpfproxy.plan.service_plan import DetectLocal, LocalTraffic, PlanContext
 from tests.support.build import CONTEXT, HERE, service
 
@@ -57,11 +57,11 @@ def test_by_devices_pods_are_told_without_any_match() -> None:
 def test_pods_that_nothing_tells_are_so_in_the_nodes_own_families() -> None:
     here = Node(HERE, addresses=(parse_address("192.0.2.10"), parse_address("2001:db8::10")))
     by_node = context(DetectLocal.NODE_CIDR)
-    assert undetected(by_node, here) == {V4, V6}
-    assert undetected(by_node, dataclasses.replace(here, pod_cidrs=(FOUR,))) == {V6}
-    assert undetected(by_node, dataclasses.replace(here, pod_cidrs=(FOUR, SIX))) == set()
-    assert undetected(by_node, None) == set(), "that our Node is missing is told elsewhere"
-    assert undetected(CONTEXT, here) == set()
+    assert families_without_detector(by_node, here) == {V4, V6}
+    assert families_without_detector(by_node, dataclasses.replace(here, pod_cidrs=(FOUR,))) == {V6}
+    assert families_without_detector(by_node, dataclasses.replace(here, pod_cidrs=(FOUR, SIX))) == set()
+    assert families_without_detector(by_node, None) == set(), "that our Node is missing is told elsewhere"
+    assert families_without_detector(CONTEXT, here) == set()
 
 
 def test_a_plan_says_what_tells_pods_and_where_load_balancers_ask() -> None:

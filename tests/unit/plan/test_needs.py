@@ -7,8 +7,8 @@ import pytest
 from ebpfproxy.model.address import Protocol
 from ebpfproxy.model.endpoint import Endpoint, EndpointPort
 from ebpfproxy.model.service import Service, ServiceType, TrafficPolicy
-from ebpfproxy.plan.exposure import plan_service
-from ebpfproxy.plan.needs import needs_packets_of_pods
+from ebpfproxy.plan.devices import needs_packets_of_pods
+from ebpfproxy.plan.frontends import plan_service
 from ebpfproxy.plan.service_plan import DetectLocal
 from tests.support.build import CONTEXT, HERE, endpoint, port, service, slice_of
 

@@ -12,7 +12,7 @@ from ebpfproxy.model.address import Family
 from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import Service, ServicePortName
-from ebpfproxy.plan.exposure import plan_service
+from ebpfproxy.plan.frontends import plan_service
 from ebpfproxy.plan.service_plan import (
     FrontendPlan,
     NoEndpointAction,

@@ -5,7 +5,7 @@ import pytest
 from ebpfproxy.model.address import Family, Protocol
 from ebpfproxy.model.endpoint import Endpoint, EndpointPort
 from ebpfproxy.model.service import TrafficPolicy
-from ebpfproxy.plan.exposure import plan_service
+from ebpfproxy.plan.frontends import plan_service
 from ebpfproxy.plan.service_plan import Frontend, PlanKey, ServicePortPlan
 from ebpfproxy.plan.stale_flows import StaleFlows
 from tests.support import build

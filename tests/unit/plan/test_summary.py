@@ -4,8 +4,8 @@ import pytest
 
 from ebpfproxy.model.endpoint import Endpoint
 from ebpfproxy.model.service import Service, ServiceType, TrafficPolicy
-from ebpfproxy.plan.exposure import plan_service
-from ebpfproxy.plan.summary import NoLocalEndpoints, no_local_endpoints
+from ebpfproxy.plan.counts import NoLocalEndpoints, no_local_endpoints
+from ebpfproxy.plan.frontends import plan_service
 from tests.support import build
 from tests.support.build import CONTEXT, HERE, endpoint, port, slice_of
 

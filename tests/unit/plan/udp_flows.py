@@ -5,7 +5,7 @@ from typing import NamedTuple
 from ebpfproxy.model.address import Address, Protocol, parse_address
 from ebpfproxy.model.endpoint import Endpoint, EndpointPort
 from ebpfproxy.model.service import ServiceType, TrafficPolicy
-from ebpfproxy.plan.exposure import plan_service
+from ebpfproxy.plan.frontends import plan_service
 from ebpfproxy.plan.service_plan import PlanKey, ServicePortPlan
 from tests.support import build
 from tests.support.build import CONTEXT, endpoint, networks, port, slice_of

@@ -5,7 +5,7 @@ import pytest
 from ebpfproxy.model.address import Family, Protocol, format_address
 from ebpfproxy.model.endpoint import EndpointPort
 from ebpfproxy.model.service import Service, ServiceType, TrafficPolicy
-from ebpfproxy.plan.health import (
+from ebpfproxy.plan.health_check_node_port import (
     HealthCheck,
     health_check_addresses,
     local_endpoints,

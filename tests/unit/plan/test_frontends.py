@@ -8,7 +8,7 @@ from ebpfproxy.model.address import Family, Protocol, format_address, format_net
 from ebpfproxy.model.endpoint import EndpointPort
 from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import Service, ServiceType, TrafficPolicy
-from ebpfproxy.plan.exposure import plan_service
+from ebpfproxy.plan.frontends import plan_service
 from ebpfproxy.plan.service_plan import (
     DetectLocal,
     FrontendKind,

@@ -2,22 +2,22 @@
 
 from ebpfproxy.model.address import Protocol, format_address
 from ebpfproxy.model.endpoint import Endpoint, EndpointPort, EndpointSlice
+from ebpfproxy.plan.endpoints import NodeLocation, UsedScopes, merge_slices, plan_endpoints
 from ebpfproxy.plan.service_plan import PlannedEndpoint
-from ebpfproxy.plan.topology import NodeLocation, Uses, merge, plan_endpoints
 from tests.support.build import ELSEWHERE, HERE, draining, endpoint, slice_of
 
 PLACE = NodeLocation(HERE, "zone-a")
-CLUSTER, BOTH, LOCAL = Uses(True, False), Uses(True, True), Uses(False, True)
+CLUSTER, BOTH, LOCAL = UsedScopes(True, False), UsedScopes(True, True), UsedScopes(False, True)
 TCP = Protocol.TCP
 
 
 def planned(
-    *slices: EndpointSlice, uses: Uses = CLUSTER, place: NodeLocation = PLACE, name: str = ""
+    *slices: EndpointSlice, uses: UsedScopes = CLUSTER, place: NodeLocation = PLACE, name: str = ""
 ) -> tuple[tuple[PlannedEndpoint, ...], bool]:
-    return plan_endpoints(merge(slices, name, TCP, place), uses, place)
+    return plan_endpoints(merge_slices(slices, name, TCP, place), uses, place)
 
 
-def used(*endpoints: Endpoint, uses: Uses = CLUSTER, place: NodeLocation = PLACE) -> dict[str, str]:
+def used(*endpoints: Endpoint, uses: UsedScopes = CLUSTER, place: NodeLocation = PLACE) -> dict[str, str]:
     """Address to scopes: "cluster", "local", "cluster local", or "" where it only serves on."""
     found, _ = planned(slice_of("web", *endpoints), uses=uses, place=place)
     return {format_address(e.address): " ".join(["cluster"] * e.cluster + ["local"] * e.local) for e in found}

@@ -3,8 +3,8 @@
 from ebpfproxy.model.address import Family, Protocol
 from ebpfproxy.model.endpoint import EndpointPort, EndpointSlice
 from ebpfproxy.model.service import Service
-from ebpfproxy.plan.exposure import plan_service
-from ebpfproxy.plan.size import LARGE, ClusterSize
+from ebpfproxy.plan.counts import LARGE, ClusterSize
+from ebpfproxy.plan.frontends import plan_service
 from tests.support.build import CONTEXT, endpoint, name, port, service, slice_of
 
 WEB = service("web")
