@@ -130,7 +130,7 @@ class _Agent:
         callbacks = Callbacks(
             self._metrics.sockets_destroyed,
             self._pods_bypass,
-            self._metrics.flows_looked_at,
+            self._metrics.flows_searched,
             self._metrics.sockets_counted,
             lambda: self._inbox.put(_Changed()),
         )
@@ -288,7 +288,7 @@ class _Agent:
         proxier = self._modes.serving.proxier
         if proxier.node_plan is not None:
             addresses = health_check_addresses(proxier.node_plan)
-            self._service_health.tell(proxier.health_checks.values(), addresses)
+            self._service_health.update(proxier.health_checks.values(), addresses)
 
     def _report(self, done: SyncResult, began: float, ended: float) -> None:
         """Metrics of a sync, and a line of the log where it changed something."""
@@ -340,7 +340,7 @@ class _Agent:
         """That of the mode that serves, which may be another one than before."""
         config = self._modes.config
         self._pacer.keep_to(least_interval(config, self._modes.serving.name), config.sync_period)
-        self._health.keep_to(config.sync_period)
+        self._health.set_period(config.sync_period)
 
     def _state_now(self) -> ClusterState:
         if self._tracker.pending:

@@ -207,7 +207,7 @@ class ModeSwitcher:
             reason=failure.message,
             hint=failure.hint,
         )
-        self._metrics.move_failed(other.name)
+        self._metrics.switch_failed(other.name)
         try:
             self._last = self.serving.sync(verify=True)  # the other one may have taken common chains
         except KernelError as lost:
@@ -234,7 +234,7 @@ class ModeSwitcher:
             raise failure
         lack = self._failed[name] = Lack(failure.message, failure.hint)
         self._reported.add((name, lack))
-        self._metrics.move_failed(name)
+        self._metrics.switch_failed(name)
         values = {"mode": name, "reason": lack.reason}
         if isinstance(failure, ProgramRejected):
             values |= {"program": failure.program, "verifier": " | ".join(failure.verifier)}

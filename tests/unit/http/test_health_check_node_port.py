@@ -28,7 +28,7 @@ class Server:
 
     def has(self, port: int, endpoints: int = 1, service: NamespacedName = WEB, *addresses: str) -> None:
         places = [parse_address(address) for address in addresses] or [LOOPBACK]
-        self.of.tell([HealthCheck(service, port, endpoints)], places)
+        self.of.update([HealthCheck(service, port, endpoints)], places)
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_a_change_is_told_on_connections_that_are_open(server: Server, port: int
 def test_a_port_is_closed_with_its_service_and_free_for_others(server: Server, port: int) -> None:
     server.has(port)
     asked(port)
-    server.of.tell([], [LOOPBACK])
+    server.of.update([], [LOOPBACK])
     await_rejected(port)
     with socket.create_server(("127.0.0.1", port)):
         pass
@@ -160,7 +160,7 @@ def test_a_port_that_is_taken_is_named_once_and_had_once_it_is_free(
         while not caplog.records:
             assert time.monotonic() < deadline
             time.sleep(0.001)
-        server.of.tell([HealthCheck(WEB, port, 3)], [LOOPBACK])
+        server.of.update([HealthCheck(WEB, port, 3)], [LOOPBACK])
     assert asked(port).headers["X-Load-Balancing-Endpoint-Weight"] == "3"
     (told,) = values(caplog)
     assert (told["service"], told["address"]) == ("default/web", f"127.0.0.1:{port}")
@@ -169,7 +169,7 @@ def test_a_port_that_is_taken_is_named_once_and_had_once_it_is_free(
 def test_one_port_that_is_taken_keeps_no_other_from_being_answered(server: Server, port: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as held:
         taken = held.getsockname()[1]
-        server.of.tell([HealthCheck(API, taken, 1), HealthCheck(WEB, port, 1)], [LOOPBACK])
+        server.of.update([HealthCheck(API, taken, 1), HealthCheck(WEB, port, 1)], [LOOPBACK])
         assert b'"name": "web"' in asked(port).body
 
 
@@ -179,21 +179,21 @@ def test_of_two_services_with_one_port_the_first_by_name_has_it(
     both = [HealthCheck(WEB, port, 1), HealthCheck(API, port, 2)]
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            server.of.tell(both, [LOOPBACK])
+            server.of.update(both, [LOOPBACK])
         assert b'"name": "api"' in asked(port).body
     (told,) = values(caplog)
     assert (told["served"], told["rejected"]) == ("default/api", "default/web")
-    server.of.tell(both[:1], [LOOPBACK])
+    server.of.update(both[:1], [LOOPBACK])
     assert b'"name": "web"' in asked(port).body
 
 
 @needs_ipv6
 def test_both_families_have_sockets_of_their_own(server: Server, port: int) -> None:
     """Regression: kubernetes issue 114702: sockets of one family got in the way of the other's."""
-    server.of.tell([HealthCheck(WEB, port, 1)], [V4, V6])
+    server.of.update([HealthCheck(WEB, port, 1)], [V4, V6])
     for host in ("127.0.0.1", "::1"):
         assert asked(port, host).code == 200
-    server.of.tell([HealthCheck(WEB, port, 1)], [V6])
+    server.of.update([HealthCheck(WEB, port, 1)], [V6])
     await_rejected(port)
     assert asked(port, "::1").code == 200
 

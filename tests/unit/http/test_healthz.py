@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpfproxy.http.healthz import HealthServer, ProxierHealth
+from ebpfproxy.http.healthz import HealthServer, ProxierHealth, format_go_time
 from ebpfproxy.http.metrics import Metrics
 from ebpfproxy.model.device import DeviceSide
 from tests.unit.http.http_client import Answer, ask
@@ -75,7 +75,7 @@ def test_it_is_healthy_until_a_change_has_waited_for_two_periods(health: Proxier
 
 def test_another_sync_period_counts_from_then_on(health: ProxierHealth) -> None:
     health.queued(100.0)
-    health.keep_to(2 * PERIOD)
+    health.set_period(2 * PERIOD)
     assert (health.at(219.9).healthy, health.at(220.0).healthy) == (True, False)
 
 
@@ -237,3 +237,31 @@ def test_a_node_is_not_ready_while_packets_bypass_the_programs_and_names_the_dev
         assert b"devices" not in ask(server.port, "/healthz").body
     finally:
         server.stop()
+
+
+@pytest.fixture
+def zone(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
+    monkeypatch.setenv("TZ", request.param)
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.parametrize(
+    ("zone", "nanoseconds", "since_start", "expected"),
+    [
+        ("UTC", 123456789, 12.3, "2024-05-01 10:00:00.123456789 +0000 UTC m=+12.300000000"),
+        ("UTC", 120000000, 0.0, "2024-05-01 10:00:00.12 +0000 UTC m=+0.000000000"),
+        ("UTC", 0, 3600.000000001, "2024-05-01 10:00:00 +0000 UTC m=+3600.000000001"),
+        ("UTC", 7, -0.5, "2024-05-01 10:00:00.000000007 +0000 UTC m=-0.500000000"),
+        ("Europe/Berlin", 0, 1.0, "2024-05-01 12:00:00 +0200 CEST m=+1.000000000"),
+        ("<-03>3", 0, 1.0, "2024-05-01 07:00:00 -0300 -03 m=+1.000000000"),
+    ],
+    indirect=["zone"],
+)
+@pytest.mark.usefixtures("zone")
+def test_a_time_has_the_format_of_gos_time_string(
+    nanoseconds: int, since_start: float, expected: str
+) -> None:
+    assert format_go_time(WALL + nanoseconds, since_start) == expected

@@ -175,7 +175,7 @@ def test_what_else_happens_is_counted_by_its_label(metrics: Metrics) -> None:
     assert value(metrics, "ebpfproxy_repairs_total", what="entries") == 3
     assert value(metrics, "ebpfproxy_repairs_total", what="links") == 1
     metrics.drained("iptables", 49)
-    metrics.move_failed("nftables")
+    metrics.switch_failed("nftables")
     assert value(metrics, "ebpfproxy_leftovers_removed_total", mode="iptables") == 49
     assert value(metrics, "ebpfproxy_mode_moves_failed_total", mode="nftables") == 1
     assert value(metrics, "ebpfproxy_sockets_destroyed_total") == 5
@@ -273,7 +273,7 @@ def test_any_other_path_is_not_found(server: MetricsServer, path: str) -> None:
 
 
 def test_a_look_at_tracked_flows_is_told_by_family(metrics: Metrics) -> None:
-    metrics.flows_looked_at(Family.IPV6, 3, 0.002)
+    metrics.flows_searched(Family.IPV6, 3, 0.002)
     name = "kubeproxy_conntrack_reconciler"
     assert value(metrics, f"{name}_deleted_entries_total", ip_family="IPv6") == 3
     assert value(metrics, f"{name}_sync_duration_seconds_count", ip_family="IPv6") == 1
