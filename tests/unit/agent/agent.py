@@ -1,4 +1,4 @@
-"""Tracker, proxier and the fake backend, as the daemon has them, for tests."""
+"""Tracker, reconciler and the fake backend, as the daemon has them, for tests."""
 
 from ebpfproxy.agent.reconciler import Reconciler, SyncResult
 from ebpfproxy.api.event import AddressesChanged, Event, ServiceChanged, SliceChanged
@@ -14,7 +14,7 @@ LOCAL = AddressesChanged(frozenset(networks(("127.0.0.0/8", "192.0.2.10/32"))))
 
 
 class Agent:
-    """Tracker, proxier and fake, as the daemon has them."""
+    """Tracker, reconciler and fake, as the daemon has them."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class Agent:
         self.plane.open()
         self.kernel = self.plane.kernel
         self.tracker = Tracker(started=0.0)
-        self.proxier: Reconciler[Key, Entry] = Reconciler(self.plane, context)
+        self.reconciler: Reconciler[Key, Entry] = Reconciler(self.plane, context)
 
     def tell(self, *told: Service | EndpointSlice | Event) -> None:
         for each in told:
@@ -39,7 +39,7 @@ class Agent:
 
     def plan(self) -> None:
         drained = self.tracker.drain()
-        self.proxier.plan(
+        self.reconciler.plan(
             drained.state,
             drained.services,
             node_changed=drained.node_changed,
@@ -51,7 +51,7 @@ class Agent:
         self.tell(*told)
         self.plan()
         self.kernel.writes.clear()
-        return self.proxier.sync(verify)
+        return self.reconciler.sync(verify)
 
     def served(self) -> set[str]:
         return {str(key[0]) for key in self.kernel.ports}

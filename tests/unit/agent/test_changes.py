@@ -88,10 +88,10 @@ def test_a_frontend_is_handed_over_by_a_put_before_the_old_owner_is_dropped(agen
     )
     frontend = Frontend(parse_address(contested), 80, Protocol.TCP)
     assert agent.kernel.frontends[frontend][0] == key("a")
-    assert agent.proxier.conflicts == 1
+    assert agent.reconciler.conflicts == 1
     agent.sync(gone("a"))
     assert agent.kernel.frontends[frontend][0] == key("b")
-    assert agent.proxier.conflicts == 0
+    assert agent.reconciler.conflicts == 0
     assert agent.kernel.writes == [("put", key("b")), ("trim", key("b")), ("drop", key("a"))]
 
 
@@ -161,14 +161,14 @@ def test_health_checks_are_of_the_services_that_want_them_now(agent: Agent) -> N
     )
     here = slice_of("web", endpoint("10.1.0.1", HERE))
     agent.sync(asked, API, here, API_SLICE, NodeChanged(node()), LOCAL)
-    assert agent.proxier.health_checks == {WEB.name: (WEB.name, 32000, 1)}
+    assert agent.reconciler.health_checks == {WEB.name: (WEB.name, 32000, 1)}
     agent.sync(WEB_SLICE)
-    assert agent.proxier.health_checks == {WEB.name: (WEB.name, 32000, 0)}
+    assert agent.reconciler.health_checks == {WEB.name: (WEB.name, 32000, 0)}
     agent.sync(dataclasses.replace(asked, cluster_ips=()))
-    assert agent.proxier.health_checks == {}
+    assert agent.reconciler.health_checks == {}
     agent.sync(asked)
     agent.sync(gone("web"))
-    assert agent.proxier.health_checks == {}
+    assert agent.reconciler.health_checks == {}
 
 
 def test_in_a_large_cluster_only_what_changes_anyway_is_planned_tersely(
@@ -189,15 +189,15 @@ def test_in_a_large_cluster_only_what_changes_anyway_is_planned_tersely(
 
 def test_what_changed_is_told_once_with_what_is_gone(agent: Agent) -> None:
     agent.sync(WEB, API)
-    assert agent.proxier.take_changed().keys() == {key("web"), key("api")}
+    assert agent.reconciler.take_changed().keys() == {key("web"), key("api")}
     agent.sync(gone("web"))
-    assert agent.proxier.take_changed() == {key("web"): None}
-    assert agent.proxier.take_changed() == {}
+    assert agent.reconciler.take_changed() == {key("web"): None}
+    assert agent.reconciler.take_changed() == {}
 
 
 def test_the_sums_follow_what_is_planned(agent: Agent) -> None:
     def sums() -> tuple[int, int, int, int]:
-        p = agent.proxier
+        p = agent.reconciler
         return p.services, p.endpoints, p.no_local_internal, p.no_local_external
 
     assert sums() == (0, 0, 0, 0)

@@ -29,18 +29,18 @@ def test_a_sync_that_fails_loses_nothing(agent: Agent, after: int) -> None:
 
 
 def test_what_the_kernel_holds_is_known_after_a_sync_that_succeeded(agent: Agent) -> None:
-    assert not agent.proxier.holds([key("web")])
+    assert not agent.reconciler.holds([key("web")])
     agent.sync(WEB, WEB_SLICE)
-    assert agent.proxier.holds([key("web")])
-    assert not agent.proxier.holds([key("web"), key("api")])
+    assert agent.reconciler.holds([key("web")])
+    assert not agent.reconciler.holds([key("web"), key("api")])
     agent.plane.fail_next_apply(KernelError("no"))
     with pytest.raises(KernelError):
         agent.sync(API)
-    assert not agent.proxier.holds([key("web")])
+    assert not agent.reconciler.holds([key("web")])
     agent.sync()
-    assert agent.proxier.holds([key("web"), key("api")])
+    assert agent.reconciler.holds([key("web"), key("api")])
     agent.sync(gone("web"))
-    assert not agent.proxier.holds([key("web")])
+    assert not agent.reconciler.holds([key("web")])
 
 
 def test_after_a_failure_nothing_is_taken_for_granted(agent: Agent) -> None:
@@ -106,7 +106,7 @@ class Clinging(FakeBackend):
 def test_a_drop_that_is_refused_counts_as_refused_and_as_nothing_else() -> None:
     agent, plane = Agent(), Clinging()
     plane.open()
-    agent.proxier = Reconciler(plane, CONTEXT)
+    agent.reconciler = Reconciler(plane, CONTEXT)
     assert agent.sync(WEB, WEB_SLICE) == SyncResult(put=1, dropped=0, rejected=0, drifted=0)
     assert agent.sync(gone("web")) == SyncResult(put=0, dropped=0, rejected=1, drifted=0)
 
@@ -150,7 +150,7 @@ def test_a_refusal_names_the_reason_and_the_way_out(caplog: pytest.LogCaptureFix
     agent = Agent()
     agent.plane = Full(agent.kernel)
     agent.plane.open()
-    agent.proxier = Reconciler(agent.plane, CONTEXT)
+    agent.reconciler = Reconciler(agent.plane, CONTEXT)
     with caplog.at_level(logging.WARNING, logger="ebpfproxy"):
         agent.sync(WEB)
     values = caplog.records[0].__dict__["values"]

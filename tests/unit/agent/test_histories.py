@@ -78,7 +78,7 @@ def test_any_history_of_events_and_failures_ends_as_if_only_the_last_state_had_b
     assert agent.sync(verify=True) == SyncResult(0, 0, 0, 0)
     sums = [
         (p.services, p.endpoints, p.no_local_internal, p.no_local_external, p.needing_pods, p.conflicts)
-        for p in (agent.proxier, fresh.proxier)
+        for p in (agent.reconciler, fresh.reconciler)
     ]
     assert sums[0] == sums[1]
 

@@ -51,7 +51,7 @@ class Node:
         callbacks = Callbacks(lambda destroyed, failed: None, lambda devices: None)
         self.keeper = ModeSwitcher(config, callbacks, self.metrics)
         self.keeper.open()
-        self.keeper.serving.proxier.plan(
+        self.keeper.serving.reconciler.plan(
             STATE, frozenset({name("web")}), node_changed=True, host_changed=True
         )
         if synced:
@@ -233,7 +233,7 @@ def test_where_neither_the_other_mode_nor_the_first_can_be_written_that_is_told(
 def test_whatever_goes_wrong_what_others_left_is_tried_again(
     node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(mode_cleanup, "_STEP", 0.001)
+    monkeypatch.setattr(mode_cleanup, "_INTERVAL", 0.001)
     drain = node.one.drain
 
     def fail_once(config: Config, translates: Callable[[Family], bool]) -> tuple[list[str], bool]:
@@ -277,7 +277,7 @@ def test_a_mode_that_serves_again_is_spared(node: Node) -> None:
 
 def test_nothing_is_removed_while_a_mode_begins(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """A third mode may have chains in common with it, as ipvs and iptables have."""
-    monkeypatch.setattr(mode_cleanup, "_STEP", 0.001)
+    monkeypatch.setattr(mode_cleanup, "_INTERVAL", 0.001)
     node.third.left = 1_000_000
     node.keeper.follow(OTHER, lambda: STATE)
     steps = []
@@ -300,10 +300,10 @@ def test_a_move_that_is_asked_for_before_the_first_sync_waits_for_it(node: Node)
     node.keeper.close()
     node.start(synced=False)
     node.keeper.follow(OTHER, lambda: STATE)
-    assert (node.keeper.serving.name, node.keeper.asked) == ("one", OTHER)
+    assert (node.keeper.serving.name, node.keeper.pending_config) == ("one", OTHER)
     node.keeper.sync(verify=True)
     node.keeper.follow(OTHER, lambda: STATE)
-    assert (node.keeper.serving.name, node.keeper.asked) == ("other", None)
+    assert (node.keeper.serving.name, node.keeper.pending_config) == ("other", None)
 
 
 def test_a_move_that_is_taken_back_before_the_first_sync_is_not_made(node: Node) -> None:
@@ -311,7 +311,7 @@ def test_a_move_that_is_taken_back_before_the_first_sync_is_not_made(node: Node)
     node.start(synced=False)
     node.keeper.follow(OTHER, lambda: STATE)
     node.keeper.follow(CONFIG, lambda: STATE)
-    assert node.keeper.asked is None
+    assert node.keeper.pending_config is None
 
 
 def test_an_agent_that_has_no_devices_leaves_what_others_have_in_the_namespace(node: Node) -> None:
@@ -396,7 +396,7 @@ def fail_to_sync(node: Node) -> KernelError:
     """As the daemon does: the failure is what the mode may be left for."""
     with pytest.raises(KernelError) as caught:
         node.keeper.sync(verify=True)
-    node.keeper.leave_failing(caught.value, lambda: STATE)
+    node.keeper.fall_back(caught.value, lambda: STATE)
     return caught.value
 
 

@@ -42,7 +42,7 @@ def test_a_change_of_the_node_plans_everything_anew(agent: Agent) -> None:
 
 @dataclasses.dataclass
 class Work:
-    """What a proxier did: of which Services plans were made, how often one of the node."""
+    """What a reconciler did: of which Services plans were made, how often one of the node."""
 
     services: list[str] = dataclasses.field(default_factory=list)
     nodes: int = 0
@@ -120,7 +120,7 @@ def host(recorded: Recorded) -> Agent:
     agent = Agent()
     agent.plane = recorded
     recorded.open()
-    agent.proxier = Reconciler(recorded, CONTEXT)
+    agent.reconciler = Reconciler(recorded, CONTEXT)
     agent.sync(DevicesChanged((ETH0, *VETHS)), LOCAL)
     assert recorded.devices == [{"eth0"}]
     recorded.devices.clear()
@@ -130,10 +130,10 @@ def host(recorded: Recorded) -> Agent:
 def test_pods_devices_are_taken_once_a_service_needs_their_packets(host: Agent, recorded: Recorded) -> None:
     host.sync(ranged("ranged", 8, "198.51.100.0/24"))
     host.sync(WEB, ranged("other", 9, "198.51.100.0/24"))
-    assert (recorded.devices, host.proxier.needing_pods) == ([{"eth0", "veth8", "veth9"}], 2)
+    assert (recorded.devices, host.reconciler.needing_pods) == ([{"eth0", "veth8", "veth9"}], 2)
     host.sync(gone("ranged"))
     host.sync(ranged("other", 9))
-    assert (len(recorded.devices), host.proxier.needing_pods) == (1, 0)
+    assert (len(recorded.devices), host.reconciler.needing_pods) == (1, 0)
 
 
 def test_pods_that_were_served_stay_so_when_nothing_needs_them_and_new_ones_are_left_alone(
@@ -161,7 +161,7 @@ def test_a_device_with_the_index_of_one_that_was_served_and_another_name_is_anot
 def test_what_the_first_services_need_is_in_the_first_plan_of_the_node() -> None:
     agent, recorded = Agent(), Recorded()
     recorded.open()
-    agent.proxier = Reconciler(recorded, CONTEXT)
+    agent.reconciler = Reconciler(recorded, CONTEXT)
     agent.tell(ranged("ranged", 8, "198.51.100.0/24"), DevicesChanged((ETH0, *VETHS)))
     agent.plan()
     assert recorded.devices == [{"eth0", "veth8", "veth9"}]
@@ -230,10 +230,10 @@ def test_services_are_planned_anew_when_the_node_is_given_its_pods_networks() ->
     """kubernetes issue 111321."""
     agent = Agent(context=dataclasses.replace(CONTEXT, detect_local=DetectLocal.NODE_CIDR))
     agent.sync(LOCAL, NodeChanged(node()), WEB, WEB_SLICE)
-    agent.proxier.take_changed()
+    agent.reconciler.take_changed()
     given = dataclasses.replace(node(), pod_cidrs=networks(["10.1.0.0/24"]))
     agent.sync(NodeChanged(given))
-    (plan,) = agent.proxier.take_changed().values()
+    (plan,) = agent.reconciler.take_changed().values()
     assert plan is not None
     assert plan.local_traffic is not None
     assert plan.local_traffic.network == parse_network("10.1.0.0/24")

@@ -34,7 +34,7 @@ class CountedAgent(Agent):
         super().__init__(kernel)
         self.plane = Counted(self.kernel)
         self.plane.open()
-        self.proxier = Reconciler(self.plane, CONTEXT)
+        self.reconciler = Reconciler(self.plane, CONTEXT)
 
 
 def test_what_an_earlier_run_left_that_nobody_wants_is_told_once() -> None:
@@ -42,11 +42,11 @@ def test_what_an_earlier_run_left_that_nobody_wants_is_told_once() -> None:
     first.sync(WEB, API, NodeChanged(node()), LOCAL)
     again = Agent(first.kernel)
     again.sync(WEB, NodeChanged(node()), LOCAL)
-    left = again.proxier.take_left_over()
+    left = again.reconciler.take_leftovers()
     assert {str(each[0]) for each in left if isinstance(each[0], ServicePortName)} == {"default/api"}
-    assert not again.proxier.take_left_over()
+    assert not again.reconciler.take_leftovers()
     again.sync(gone("web"))
-    assert not again.proxier.take_left_over()
+    assert not again.reconciler.take_leftovers()
 
 
 def test_what_an_earlier_run_left_is_told_though_it_went_with_a_sync_that_failed(
@@ -66,7 +66,7 @@ def test_what_an_earlier_run_left_is_told_though_it_went_with_a_sync_that_failed
         with pytest.raises(KernelError):
             again.sync(WEB, NodeChanged(node()), LOCAL)
     again.sync()
-    assert again.proxier.take_left_over()
+    assert again.reconciler.take_leftovers()
 
 
 def test_a_restart_that_finds_nothing_to_do_lets_the_backend_settle() -> None:
@@ -98,36 +98,38 @@ def test_what_another_run_left_and_nobody_wants_is_dropped_in_the_first_sync(age
 
 
 def test_a_kernel_that_nobody_touches_is_not_disturbed(agent: Agent) -> None:
-    assert not agent.proxier.is_disturbed()
+    assert not agent.reconciler.is_modified_externally()
     agent.sync(WEB, WEB_SLICE)
     agent.sync(API)
-    assert not agent.proxier.is_disturbed()
+    assert not agent.reconciler.is_modified_externally()
 
 
-def test_a_kernel_that_somebody_else_changed_is_disturbed_until_it_is_verified(agent: Agent) -> None:
+def test_a_change_by_another_program_is_reported_until_a_sync_verifies(
+    agent: Agent,
+) -> None:
     agent.sync(WEB, WEB_SLICE)
     agent.kernel.ports.clear()
-    assert agent.proxier.is_disturbed()
+    assert agent.reconciler.is_modified_externally()
     agent.sync(verify=True)
-    assert not agent.proxier.is_disturbed()
+    assert not agent.reconciler.is_modified_externally()
 
 
 def test_what_somebody_else_changed_is_not_forgotten_by_a_sync_of_ours(agent: Agent) -> None:
     agent.sync(WEB, WEB_SLICE)
     agent.kernel.ports.clear()
     agent.sync(API)
-    assert agent.proxier.is_disturbed()
+    assert agent.reconciler.is_modified_externally()
     agent.sync()
-    assert agent.proxier.is_disturbed()
+    assert agent.reconciler.is_modified_externally()
     agent.sync(verify=True)
-    assert not agent.proxier.is_disturbed()
+    assert not agent.reconciler.is_modified_externally()
 
 
 def test_what_somebody_else_changed_is_not_forgotten_by_a_sync_that_has_nothing_to_do(agent: Agent) -> None:
     agent.sync(WEB, WEB_SLICE)
     agent.kernel.ports.clear()
     agent.sync()
-    assert agent.proxier.is_disturbed()
+    assert agent.reconciler.is_modified_externally()
 
 
 def test_what_a_foreign_writer_did_is_counted_and_repaired(

@@ -57,7 +57,7 @@ def test_without_a_change_the_next_sync_is_the_periodic_verification() -> None:
 def test_other_intervals_count_from_then_on() -> None:
     """Another mode has others."""
     one = synced(least=2.0)
-    one.keep_to(5.0, 60.0)
+    one.set_intervals(5.0, 60.0)
     assert (one.wait(120.0), one.verify_due(159.9), one.verify_due(160.0)) == (40.0, False, True)
     one.changed(101.0)
     assert one.wait(101.0) == 4.0
@@ -65,7 +65,7 @@ def test_other_intervals_count_from_then_on() -> None:
 
 def test_what_somebody_else_changed_is_verified_at_once() -> None:
     one = synced(least=2.0)
-    one.disturbed()
+    one.verify_soon()
     assert (one.due(101.0), one.verify_due(101.0), one.due(102.0)) == (False, True, True)
     one.succeeded(102.0, verified=True)
     assert not one.due(131.0)
