@@ -62,7 +62,7 @@ class Reconciler(Generic[K, E]):
         self._context = context
         self._claims = Claims()
         self._size = ClusterSize()
-        self._figures: dict[PlanKey, tuple[int, int, int, bool]] = {}
+        self._counts: dict[PlanKey, tuple[int, int, int, bool]] = {}
         self._keys: dict[PlanKey | None, frozenset[K]] = {}  # None: the entries of the node
         self._desired: dict[K, E] = {}
         self._shared: dict[K, int] = {}  # by key: how many plans besides the first have the entry
@@ -75,7 +75,7 @@ class Reconciler(Generic[K, E]):
         self._reported: dict[K, str] = {}
         self._changed: dict[PlanKey, ServicePortPlan | None] = {}
         self._leftovers: set[K] = set()
-        self._begun = False  # whether a sync has succeeded
+        self._has_synced = False  # whether a sync has succeeded
         self.endpoints = 0
         self.no_local_internal = 0
         self.no_local_external = 0
@@ -194,11 +194,11 @@ class Reconciler(Generic[K, E]):
 
     def _count(self, key: PlanKey, plan: ServicePortPlan | None) -> None:
         """Update the sums for metrics; `plan` is None if it was deleted."""
-        previous = self._figures.pop(key, None)
+        previous = self._counts.pop(key, None)
         figures = None
         if plan:
             no_local = no_local_endpoints((plan,))
-            figures = self._figures[key] = (len(plan.endpoints), *no_local, needs_packets_of_pods(plan))
+            figures = self._counts[key] = (len(plan.endpoints), *no_local, needs_packets_of_pods(plan))
         for sign, counted in ((-1, previous), (1, figures)):
             if counted:
                 endpoints, internal, external, needing = counted
@@ -258,7 +258,7 @@ class Reconciler(Generic[K, E]):
                 actual = self._actual
                 delta = self._with_rejected(diff(actual, self._desired, self._touched))
             drifted = self._drifted(expected, actual) if verify and expected is not None else 0
-            if not self._begun:
+            if not self._has_synced:
                 self._leftovers |= delta.drops
             # Even an empty delta is applied when verifying: after a restart the backend then discards what
             # the previous run left.
@@ -273,7 +273,7 @@ class Reconciler(Generic[K, E]):
         dropped = delta.drops - rejected.keys()
         for key in dropped:
             actual.pop(key, None)
-        self._actual, self._begun = actual, True
+        self._actual, self._has_synced = actual, True
         if applies:  # otherwise `_generation` would include changes by other programs that were not read
             self._generation = self._backend.generation()
         self._touched = set(rejected)

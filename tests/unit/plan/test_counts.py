@@ -1,11 +1,13 @@
 """When a cluster is large."""
 
+import pytest
+
 from ebpfproxy.model.address import Family, Protocol
-from ebpfproxy.model.endpoint import EndpointPort, EndpointSlice
-from ebpfproxy.model.service import Service
-from ebpfproxy.plan.counts import LARGE, ClusterSize
+from ebpfproxy.model.endpoint import Endpoint, EndpointPort, EndpointSlice
+from ebpfproxy.model.service import Service, ServiceType, TrafficPolicy
+from ebpfproxy.plan.counts import LARGE, ClusterSize, NoLocalEndpoints, no_local_endpoints
 from ebpfproxy.plan.frontends import plan_service
-from tests.support.build import CONTEXT, endpoint, name, port, service, slice_of
+from tests.support.build import CONTEXT, HERE, endpoint, name, port, service, slice_of
 
 WEB = service("web")
 
@@ -55,3 +57,30 @@ def test_plans_of_a_large_family_are_terse() -> None:
     both = service("web", ips=["10.96.0.10", "fd00::10"])
     plans = plan_service(both, [many(1)], None, CONTEXT, {Family.IPV4})
     assert {plan.family: plan.terse for plan in plans} == {Family.IPV4: True, Family.IPV6: False}
+
+
+LOCAL = TrafficPolicy.LOCAL
+INTERNAL = service(internal_policy=LOCAL)
+EXTERNAL = service("web", port(80, node_port=30080), type_=ServiceType.NODE_PORT, external_policy=LOCAL)
+
+
+@pytest.mark.parametrize(
+    ("of", "endpoints", "counted"),
+    [
+        (INTERNAL, [endpoint()], (1, 0)),
+        (EXTERNAL, [endpoint()], (0, 1)),
+        (INTERNAL, [endpoint(node=HERE)], (0, 0)),
+        (EXTERNAL, [endpoint(node=HERE)], (0, 0)),
+        (INTERNAL, [], (0, 0)),
+        (service(), [endpoint()], (0, 0)),
+    ],
+)
+def test_a_port_counts_where_others_have_endpoints_and_this_node_has_none(
+    of: Service, endpoints: list[Endpoint], counted: tuple[int, int]
+) -> None:
+    plans = plan_service(of, [slice_of("web", *endpoints)], None, CONTEXT)
+    assert no_local_endpoints(plans) == NoLocalEndpoints(*counted)
+
+
+def test_nothing_is_counted_of_nothing() -> None:
+    assert no_local_endpoints(()) == NoLocalEndpoints(0, 0)

@@ -1,9 +1,19 @@
 """Which endpoints are used."""
 
-from ebpfproxy.model.address import Protocol, format_address
+import dataclasses
+
+from ebpfproxy.model.address import Family, Protocol, format_address, parse_address
 from ebpfproxy.model.endpoint import Endpoint, EndpointPort, EndpointSlice
-from ebpfproxy.plan.endpoints import NodeLocation, UsedScopes, merge_slices, plan_endpoints
-from ebpfproxy.plan.service_plan import PlannedEndpoint
+from ebpfproxy.model.service import ServicePortName
+from ebpfproxy.plan.endpoints import (
+    API_SERVER,
+    NodeLocation,
+    UsedScopes,
+    keep_last_endpoints,
+    merge_slices,
+    plan_endpoints,
+)
+from ebpfproxy.plan.service_plan import NoEndpointAction, PlannedEndpoint, ServicePortPlan
 from tests.support.build import ELSEWHERE, HERE, draining, endpoint, slice_of
 
 PLACE = NodeLocation(HERE, "zone-a")
@@ -188,3 +198,34 @@ def test_of_two_ready_entries_the_one_here_counts() -> None:
     for slices in ((here, there), (there, here)):
         (found,), _ = planned(*slices, uses=BOTH)
         assert (found.local, found.on_node) == (True, True)
+
+
+NAME = ServicePortName(*API_SERVER, "https", Protocol.TCP)
+EMPTY = ServicePortPlan(NAME, Family.IPV4, (), (), NoEndpointAction.REJECT)
+
+
+def serving_plan(*addresses: str) -> ServicePortPlan:
+    endpoints = tuple(PlannedEndpoint(parse_address(a), 6443, True, False, False) for a in addresses)
+    return dataclasses.replace(EMPTY, endpoints=endpoints)
+
+
+def test_the_last_endpoints_stay_when_all_go() -> None:
+    """Regression: calico ee3dc51152."""
+    assert keep_last_endpoints((EMPTY,), lambda _: serving_plan("192.0.2.1")) == (serving_plan("192.0.2.1"),)
+
+
+def test_endpoints_that_only_drain_are_none() -> None:
+    terminating = tuple(e._replace(cluster=False) for e in serving_plan("192.0.2.2").endpoints)
+    plan = dataclasses.replace(EMPTY, endpoints=terminating)
+    assert keep_last_endpoints((plan,), lambda _: serving_plan("192.0.2.1")) == (serving_plan("192.0.2.1"),)
+
+
+def test_new_endpoints_take_over() -> None:
+    assert keep_last_endpoints((serving_plan("192.0.2.2"),), lambda _: serving_plan("192.0.2.1")) == (
+        serving_plan("192.0.2.2"),
+    )
+
+
+def test_a_service_that_never_had_endpoints_has_none() -> None:
+    assert keep_last_endpoints((EMPTY,), lambda _: None) == (EMPTY,)
+    assert keep_last_endpoints((EMPTY,), lambda _: EMPTY) == (EMPTY,)
