@@ -86,7 +86,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     made.keeper.close()
 
 
-def test_the_other_mode_has_everything_before_the_first_one_is_let_go(node: Node) -> None:
+def test_the_other_mode_has_all_entries_before_the_first_one_is_closed(node: Node) -> None:
     seen = []
     serving = node.keeper.serving
     close = serving.close
@@ -101,22 +101,20 @@ def test_the_other_mode_has_everything_before_the_first_one_is_let_go(node: Node
     assert node.keeper.serving.name == "other"
 
 
-def test_a_mode_is_made_by_the_configuration_that_asks_for_it(node: Node) -> None:
+def test_a_switch_uses_the_new_configuration(node: Node) -> None:
     """A file has sections of modes: another mode may masquerade by another bit."""
     other = dataclasses.replace(OTHER, iptables_masquerade_bit=20)
     node.keeper.follow(other, lambda: STATE)
     assert node.other.prepared == node.keeper.config == other
 
 
-def test_a_configuration_whose_mode_fails_counts_for_nothing(node: Node) -> None:
+def test_the_configuration_of_a_failed_switch_is_not_used(node: Node) -> None:
     node.other.fails = KernelError("not here")
     node.keeper.follow(dataclasses.replace(OTHER, iptables_masquerade_bit=20), lambda: STATE)
     assert node.keeper.config == CONFIG
 
 
-def test_the_state_that_a_mode_takes_over_has_what_it_found_of_a_previous_run(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_state_is_read_after_the_other_mode_is_open(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     happened = []
     open_it = FakeBackend.open
 
@@ -133,14 +131,14 @@ def test_the_state_that_a_mode_takes_over_has_what_it_found_of_a_previous_run(
     assert happened == ["open", "state"]
 
 
-def test_what_the_first_mode_left_is_removed(node: Node) -> None:
+def test_objects_of_the_first_mode_are_removed_after_a_switch(node: Node) -> None:
     node.keeper.follow(OTHER, lambda: STATE)
     gone(node.one)
     assert node.other.kernel.ports
 
 
 @pytest.mark.parametrize("kernel_translates", [True, False])
-def test_open_connections_are_waited_for_only_where_the_serving_mode_does_not_serve_them(
+def test_open_connections_delay_the_cleanup_only_if_the_new_mode_cannot_serve_them(
     node: Node, kernel_translates: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(conntrack, "nat_in_use", lambda of: True)
@@ -150,7 +148,7 @@ def test_open_connections_are_waited_for_only_where_the_serving_mode_does_not_se
     assert node.one.translates is not kernel_translates
 
 
-def test_where_the_kernel_tells_no_connections_it_may_have_some(
+def test_if_the_kernel_cannot_report_connections_the_cleanup_assumes_some(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def reject(of: Family) -> bool:
@@ -162,16 +160,14 @@ def test_where_the_kernel_tells_no_connections_it_may_have_some(
     assert node.one.translates
 
 
-def test_a_move_to_the_mode_that_serves_changes_nothing(node: Node) -> None:
+def test_a_switch_to_the_current_mode_changes_nothing(node: Node) -> None:
     serving = node.keeper.serving
     node.keeper.follow(CONFIG, lambda: STATE)
     assert node.keeper.serving is serving
 
 
 @pytest.mark.parametrize("when", ["prepare", "apply"])
-def test_a_move_that_fails_leaves_the_first_mode_serving(
-    node: Node, when: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_switch_keeps_the_first_mode(node: Node, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
     failure = KernelError("no such table")
     apply = FakeBackend.apply
 
@@ -191,7 +187,7 @@ def test_a_move_that_fails_leaves_the_first_mode_serving(
     gone(node.other)
 
 
-def test_what_a_failed_move_took_is_put_back_before_the_other_mode_is_removed(
+def test_after_a_failed_switch_the_first_mode_is_restored_before_the_cleanup(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The modes ipvs and iptables have chains in common."""
@@ -214,7 +210,7 @@ def test_what_a_failed_move_took_is_put_back_before_the_other_mode_is_removed(
     gone(node.other)
 
 
-def test_where_neither_the_other_mode_nor_the_first_can_be_written_that_is_told(
+def test_if_no_mode_can_be_written_the_switch_reports_that_a_sync_is_needed(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As somebody holds the lock of iptables; a sync is wanted soon, though nothing changes."""
@@ -230,7 +226,7 @@ def test_where_neither_the_other_mode_nor_the_first_can_be_written_that_is_told(
     assert node.keeper.serving.name == "other"
 
 
-def test_whatever_goes_wrong_what_others_left_is_tried_again(
+def test_the_cleanup_is_retried_after_an_unexpected_error(
     node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(mode_cleanup, "_INTERVAL", 0.001)
@@ -246,7 +242,7 @@ def test_whatever_goes_wrong_what_others_left_is_tried_again(
     assert "unforeseen" in str([record.__dict__.get("values") for record in caplog.records])
 
 
-def test_a_failed_move_removes_nothing_where_another_agent_has_the_namespace(
+def test_a_failed_switch_removes_nothing_if_another_agent_has_the_namespace(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def taken(patience: float) -> None:
@@ -265,7 +261,7 @@ def test_a_failed_move_removes_nothing_where_another_agent_has_the_namespace(
     assert node.other.drained == drained
 
 
-def test_a_mode_that_serves_again_is_spared(node: Node) -> None:
+def test_the_cleanup_of_a_mode_ends_when_it_becomes_current_again(node: Node) -> None:
     node.one.left = 1000
     node.keeper.follow(OTHER, lambda: STATE)
     node.keeper.follow(CONFIG, lambda: STATE)
@@ -275,7 +271,7 @@ def test_a_mode_that_serves_again_is_spared(node: Node) -> None:
     assert node.one.drained == drained
 
 
-def test_nothing_is_removed_while_a_mode_begins(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cleanup_pauses_while_a_mode_starts(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """A third mode may have chains in common with it, as ipvs and iptables have."""
     monkeypatch.setattr(mode_cleanup, "_INTERVAL", 0.001)
     node.third.left = 1_000_000
@@ -296,7 +292,7 @@ def test_nothing_is_removed_while_a_mode_begins(node: Node, monkeypatch: pytest.
     assert not any(steps)
 
 
-def test_a_move_that_is_asked_for_before_the_first_sync_waits_for_it(node: Node) -> None:
+def test_a_switch_requested_before_the_first_sync_is_pending(node: Node) -> None:
     node.keeper.close()
     node.start(synced=False)
     node.keeper.follow(OTHER, lambda: STATE)
@@ -306,7 +302,7 @@ def test_a_move_that_is_asked_for_before_the_first_sync_waits_for_it(node: Node)
     assert (node.keeper.serving.name, node.keeper.pending_config) == ("other", None)
 
 
-def test_a_move_that_is_taken_back_before_the_first_sync_is_not_made(node: Node) -> None:
+def test_a_pending_switch_is_dropped_if_the_configuration_is_reverted(node: Node) -> None:
     node.keeper.close()
     node.start(synced=False)
     node.keeper.follow(OTHER, lambda: STATE)
@@ -314,7 +310,7 @@ def test_a_move_that_is_taken_back_before_the_first_sync_is_not_made(node: Node)
     assert node.keeper.pending_config is None
 
 
-def test_an_agent_that_has_no_devices_leaves_what_others_have_in_the_namespace(node: Node) -> None:
+def test_an_agent_that_does_not_own_the_namespace_cleans_up_nothing(node: Node) -> None:
     gone(node.other)
     node.keeper.close()
     drained = node.other.drained
@@ -324,7 +320,7 @@ def test_an_agent_that_has_no_devices_leaves_what_others_have_in_the_namespace(n
     assert node.other.drained == drained
 
 
-def test_an_agent_gives_way_to_another_one_in_its_network_namespace(
+def test_an_agent_does_not_start_if_another_one_has_its_network_namespace(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def taken(patience: float) -> None:
@@ -400,7 +396,7 @@ def fail_to_sync(node: Node) -> KernelError:
     return caught.value
 
 
-def test_a_mode_whose_programs_are_rejected_at_the_start_is_left_for_the_next(
+def test_auto_takes_the_next_mode_if_programs_are_rejected_at_the_start(
     fresh: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     opening_fails(monkeypatch, {fresh.one: REJECTED})
@@ -421,7 +417,7 @@ def test_a_mode_whose_programs_are_rejected_at_the_start_is_left_for_the_next(
     gone(fresh.one)
 
 
-def test_a_mode_that_the_configuration_names_is_not_left(
+def test_a_configured_mode_that_fails_ends_the_agent(
     fresh: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     opening_fails(monkeypatch, {fresh.one: REJECTED})
@@ -432,7 +428,7 @@ def test_a_mode_that_the_configuration_names_is_not_left(
     assert not fresh.other.kernel.ports
 
 
-def test_pins_that_another_agent_has_are_no_reason_to_leave_a_mode(
+def test_auto_does_not_take_the_next_mode_if_another_agent_has_the_pins(
     fresh: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two agents would forward on one node."""
@@ -441,7 +437,7 @@ def test_pins_that_another_agent_has_are_no_reason_to_leave_a_mode(
         fresh.start(config=ANY)
 
 
-def test_where_every_mode_fails_the_error_names_each_reason(
+def test_if_every_mode_fails_the_error_names_each_reason(
     fresh: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fresh.third.fails = KernelError("no such table")
@@ -453,13 +449,13 @@ def test_where_every_mode_fails_the_error_names_each_reason(
     assert caught.value.exit_code == 4
 
 
-def test_a_mode_that_cannot_be_prepared_is_left_for_the_next(fresh: Node) -> None:
+def test_auto_takes_the_next_mode_if_one_cannot_be_prepared(fresh: Node) -> None:
     fresh.one.fails = KernelError("no cgroup")
     fresh.start(config=ANY)
     assert fresh.keeper.serving.name == "other"
 
 
-def test_a_mode_whose_first_syncs_fail_is_left_with_all_of_the_state(
+def test_after_three_failed_first_syncs_auto_takes_the_next_mode_with_the_complete_state(
     fresh: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     applying_fails(monkeypatch, fresh.one, KernelError("not permitted"))
@@ -475,7 +471,7 @@ def test_a_mode_whose_first_syncs_fail_is_left_with_all_of_the_state(
     gone(fresh.one)
 
 
-def test_a_program_that_is_rejected_at_the_first_sync_is_not_tried_again(
+def test_auto_takes_the_next_mode_at_once_if_a_program_is_rejected_in_the_first_sync(
     fresh: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     applying_fails(monkeypatch, fresh.one, REJECTED)
@@ -484,7 +480,7 @@ def test_a_program_that_is_rejected_at_the_first_sync_is_not_tried_again(
     assert fresh.keeper.serving.name == "other"
 
 
-def test_pins_that_another_agent_took_before_the_first_sync_are_no_reason_either(
+def test_auto_keeps_the_mode_if_another_agent_has_the_pins_at_the_first_sync(
     fresh: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     applying_fails(monkeypatch, fresh.one, AlreadyExists("another ebpfproxy holds these pins"))
@@ -494,7 +490,7 @@ def test_pins_that_another_agent_took_before_the_first_sync_are_no_reason_either
     assert fresh.keeper.serving.name == "one"
 
 
-def test_a_mode_that_has_synced_is_not_left_whatever_fails_later(
+def test_auto_keeps_a_mode_that_has_synced_whatever_fails_later(
     fresh: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fresh.start(config=ANY)
@@ -504,7 +500,7 @@ def test_a_mode_that_has_synced_is_not_left_whatever_fails_later(
     assert fresh.keeper.serving.name == "one"
 
 
-def test_a_mode_that_forwards_nothing_after_its_first_sync_is_left(fresh: Node) -> None:
+def test_auto_takes_the_next_mode_if_one_forwards_nothing_after_its_first_sync(fresh: Node) -> None:
     """As a security module lets programs be loaded, and none be attached."""
     fresh.one.lacking = KernelError("cannot attach connect4: Operation not permitted")
     fresh.start(synced=False, config=ANY)
@@ -513,7 +509,7 @@ def test_a_mode_that_forwards_nothing_after_its_first_sync_is_left(fresh: Node) 
     assert fresh.keeper.serving.name == "other"
 
 
-def test_where_no_other_mode_works_the_one_that_forwards_something_stays(fresh: Node) -> None:
+def test_auto_keeps_an_incomplete_mode_if_no_other_mode_works(fresh: Node) -> None:
     missing = Finding("tables", errno.EOPNOTSUPP, "there are none")
     fresh.other.findings = fresh.third.findings = (missing,)
     fresh.one.lacking = KernelError("cannot attach connect4: Operation not permitted")
@@ -525,7 +521,7 @@ def test_where_no_other_mode_works_the_one_that_forwards_something_stays(fresh: 
     assert fresh.one.kernel.ports
 
 
-def test_auto_takes_a_failed_mode_no_more_and_the_configuration_may_name_it(
+def test_auto_does_not_retry_a_failed_mode_until_the_configuration_names_it(
     fresh: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as failing:

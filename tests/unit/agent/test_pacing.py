@@ -33,7 +33,7 @@ def test_the_first_change_is_due_at_once_and_verifies() -> None:
     assert (one.due(7.0), one.verify_due(7.0), one.wait(7.0)) == (True, True, 0.0)
 
 
-def test_a_change_waits_for_the_least_interval_since_the_last_sync() -> None:
+def test_a_change_waits_for_the_minimum_interval_since_the_last_sync() -> None:
     one = synced(least=2.0)
     one.changed(100.5)
     assert (one.due(101.9), one.wait(100.5)) == (False, 1.5)
@@ -41,7 +41,7 @@ def test_a_change_waits_for_the_least_interval_since_the_last_sync() -> None:
     assert not one.verify_due(102.0)
 
 
-def test_many_changes_are_one_sync() -> None:
+def test_many_changes_cause_one_sync() -> None:
     one = synced()
     for moment in range(101, 110):
         one.changed(float(moment))
@@ -55,7 +55,7 @@ def test_without_a_change_the_next_sync_is_the_periodic_verification() -> None:
     assert (one.due(130.0), one.verify_due(130.0)) == (True, True)
 
 
-def test_other_intervals_count_from_then_on() -> None:
+def test_new_intervals_apply_at_once() -> None:
     """Another mode has others."""
     one = synced(least=2.0)
     one.set_intervals(5.0, 60.0)
@@ -64,7 +64,7 @@ def test_other_intervals_count_from_then_on() -> None:
     assert one.wait(101.0) == 4.0
 
 
-def test_what_somebody_else_changed_is_verified_at_once() -> None:
+def test_an_external_change_is_verified_at_once() -> None:
     one = synced(least=2.0)
     one.verify_soon()
     assert (one.due(101.0), one.verify_due(101.0), one.due(102.0)) == (False, True, True)
@@ -72,21 +72,21 @@ def test_what_somebody_else_changed_is_verified_at_once() -> None:
     assert not one.due(131.0)
 
 
-def test_syncs_of_changes_do_not_put_the_verification_off() -> None:
+def test_syncs_of_changes_do_not_delay_the_verification() -> None:
     one = synced()
     one.changed(129.0)
     one.succeeded(129.0, verified=False)
     assert one.wait(129.0) == 1.0
 
 
-def test_a_verification_that_is_due_waits_for_the_least_interval() -> None:
+def test_a_verification_waits_for_the_minimum_interval() -> None:
     one = synced(least=10.0)
     one.changed(129.0)
     one.succeeded(129.0, verified=False)
     assert (one.due(130.0), one.due(139.0)) == (False, True)
 
 
-def test_failures_are_tried_again_after_1_2_4_8_and_8_seconds() -> None:
+def test_failures_are_retried_after_1_2_4_8_and_8_seconds() -> None:
     one, now, waits = synced(), 200.0, []
     one.changed(now)
     for _ in range(5):
@@ -107,14 +107,14 @@ def test_the_sync_after_a_failure_reads_the_kernel_back() -> None:
     assert one.verify_due(102.0)
 
 
-def test_a_thousand_failures_are_still_tried_again() -> None:
+def test_a_thousand_failures_are_still_retried() -> None:
     one = synced()
     for _ in range(1000):
         one.failed(200.0)
     assert one.wait(200.0) == 8.0
 
 
-def test_a_change_long_after_a_failure_is_tried_at_once() -> None:
+def test_a_change_long_after_a_failure_is_synced_at_once() -> None:
     one = synced()
     for _ in range(4):
         one.failed(200.0)
@@ -141,7 +141,7 @@ def test_a_success_ends_the_pauses() -> None:
     assert one.wait(208.0) == 1.0
 
 
-def test_a_first_sync_that_fails_is_tried_again() -> None:
+def test_a_failed_first_sync_is_retried() -> None:
     one = pacer()
     one.changed(5.0)
     one.failed(5.0)
@@ -159,7 +159,7 @@ def rejected(least: float = 0.0, most: float = 30.0) -> Pacer:
     return one
 
 
-def test_what_is_refused_is_tried_again_after_3_6_12_20_and_20_seconds() -> None:
+def test_rejected_entries_are_retried_after_3_6_12_20_and_20_seconds() -> None:
     one, now, waits = rejected(most=1000.0), 100.0, []
     for _ in range(5):
         wait = one.wait(now)
@@ -172,7 +172,7 @@ def test_what_is_refused_is_tried_again_after_3_6_12_20_and_20_seconds() -> None
     assert rejected(most=2.0).wait(100.0) == 2.0
 
 
-def test_a_refusal_delays_no_change() -> None:
+def test_a_rejection_delays_no_change() -> None:
     one = rejected()
     one.changed(100.0)
     assert (one.due(100.0), one.wait(100.0)) == (True, 0.0)
@@ -181,7 +181,7 @@ def test_a_refusal_delays_no_change() -> None:
     assert paced.wait(100.0) == 2.0
 
 
-def test_a_refusal_asks_for_no_verification_but_does_not_put_off_the_periodic_one() -> None:
+def test_a_rejection_neither_causes_nor_delays_a_verification() -> None:
     one = rejected()
     assert not one.verify_due(103.0)
     one.rejected(103.0, verified=False)
@@ -190,14 +190,14 @@ def test_a_refusal_asks_for_no_verification_but_does_not_put_off_the_periodic_on
     assert (one.wait(129.0), one.verify_due(130.0)) == (1.0, True)
 
 
-def test_a_refused_sync_that_did_not_verify_leaves_the_first_verification_due() -> None:
+def test_a_sync_with_rejections_that_did_not_verify_leaves_the_first_verification_due() -> None:
     one = pacer()
     one.changed(5.0)
     one.rejected(5.0, verified=False)
     assert (one.due(5.0), one.verify_due(5.0)) == (True, True)
 
 
-def test_a_change_while_something_is_refused_may_make_room_so_the_pauses_begin_anew() -> None:
+def test_a_change_restarts_the_pauses_of_rejected_entries() -> None:
     one = rejected(most=1000.0)
     for moment in (103.0, 109.0, 121.0):
         one.rejected(moment, verified=False)
@@ -206,17 +206,17 @@ def test_a_change_while_something_is_refused_may_make_room_so_the_pauses_begin_a
     assert one.wait(125.0) == 3.0
 
 
-def test_a_retry_of_what_is_refused_keeps_to_the_least_interval() -> None:
+def test_a_retry_of_rejected_entries_waits_for_the_minimum_interval() -> None:
     assert rejected(least=10.0).wait(100.0) == 10.0
 
 
-def test_a_refusal_that_is_over_is_not_tried_again() -> None:
+def test_after_the_last_rejection_nothing_is_retried() -> None:
     one = rejected()
     one.succeeded(103.0, verified=False)
     assert one.wait(103.0) == 27.0
 
 
-def test_a_refusal_after_a_failure_ends_its_pauses() -> None:
+def test_a_sync_with_rejections_ends_the_pauses_of_failures() -> None:
     one = synced()
     for _ in range(4):
         one.failed(200.0)
@@ -226,13 +226,13 @@ def test_a_refusal_after_a_failure_ends_its_pauses() -> None:
     assert one.due(208.0)
 
 
-def test_a_failure_after_refusals_pauses_and_verifies_as_any() -> None:
+def test_a_failure_after_rejections_pauses_and_verifies() -> None:
     one = rejected()
     one.failed(103.0)
     assert (one.wait(103.0), one.verify_due(104.0)) == (1.0, True)
 
 
-def test_a_thousand_refusals_are_still_tried_again() -> None:
+def test_a_thousand_rejections_are_still_retried() -> None:
     one = rejected(most=1e9)
     for _ in range(1000):
         one.rejected(200.0, verified=False)
@@ -276,7 +276,7 @@ def run(least: float, steps: list[tuple[float, bool, bool]]) -> History:
 
 
 @given(st.floats(0.1, 4.0), STEPS)
-def test_no_two_attempts_are_closer_than_the_least_interval(
+def test_two_attempts_are_never_closer_than_the_minimum_interval(
     least: float, steps: list[tuple[float, bool, bool]]
 ) -> None:
     attempts = run(least, steps).attempts
@@ -285,7 +285,7 @@ def test_no_two_attempts_are_closer_than_the_least_interval(
 
 
 @given(st.floats(0.0, 4.0), STEPS)
-def test_a_change_never_starves_however_many_follow(
+def test_every_change_is_synced_in_time_however_many_follow(
     least: float, steps: list[tuple[float, bool, bool]]
 ) -> None:
     working = [(seconds, change, True) for seconds, change, _ in steps]
@@ -294,7 +294,7 @@ def test_a_change_never_starves_however_many_follow(
 
 
 @given(STEPS)
-def test_verifications_come_at_least_every_longest_interval(steps: list[tuple[float, bool, bool]]) -> None:
+def test_verifications_happen_at_least_every_maximum_interval(steps: list[tuple[float, bool, bool]]) -> None:
     working = [(1000.0, True, True), *((seconds, change, True) for seconds, change, _ in steps)]
     moments = run(0.0, working).verifications
     assert moments
@@ -327,7 +327,7 @@ def looks() -> CheckTimer:
     return CheckTimer(100.0)
 
 
-def test_a_look_is_due_every_two_seconds(looks: CheckTimer) -> None:
+def test_a_check_is_due_every_two_seconds(looks: CheckTimer) -> None:
     assert looks.wait(101.5) == 0.5
     assert looks.wait(102.0) == 0
     assert looks.wait(103.0) == 0
@@ -335,7 +335,7 @@ def test_a_look_is_due_every_two_seconds(looks: CheckTimer) -> None:
     assert looks.wait(103.0) == 2.0
 
 
-def test_a_hastened_look_is_due_at_once_and_once(looks: CheckTimer) -> None:
+def test_a_hastened_check_is_due_at_once_and_only_once(looks: CheckTimer) -> None:
     looks.hasten()
     looks.hasten()
     assert looks.wait(100.1) == 0
@@ -343,13 +343,13 @@ def test_a_hastened_look_is_due_at_once_and_once(looks: CheckTimer) -> None:
     assert looks.wait(100.1) == 2.0
 
 
-def test_a_hastened_look_is_due_at_once_after_one_that_was_not_hastened(looks: CheckTimer) -> None:
+def test_a_hastened_check_is_due_at_once_after_a_periodic_one(looks: CheckTimer) -> None:
     looks.checked(102.0, took=0.0, notified=True)
     looks.hasten()
     assert looks.wait(102.1) == 0
 
 
-def test_notifications_without_end_lead_to_one_look_in_a_second(looks: CheckTimer) -> None:
+def test_continuous_notifications_cause_one_check_per_second(looks: CheckTimer) -> None:
     looks.hasten()
     looks.checked(100.25, took=0.0, notified=True)
     looks.hasten()
@@ -360,7 +360,7 @@ def test_notifications_without_end_lead_to_one_look_in_a_second(looks: CheckTime
     assert looks.wait(101.5) == 0.75
 
 
-def test_an_expensive_look_is_made_less_often_only_where_changes_are_notified(looks: CheckTimer) -> None:
+def test_expensive_checks_are_less_frequent_only_if_changes_are_notified(looks: CheckTimer) -> None:
     looks.checked(102.0, took=0.125, notified=True)
     assert looks.wait(102.0) == 12.5
     looks.hasten()

@@ -25,7 +25,7 @@ def test_the_first_sync_writes_everything(agent: Agent) -> None:
     assert done == SyncResult(put=4, dropped=0, rejected=0, drifted=0)
 
 
-def test_a_change_touches_nothing_but_what_changed(agent: Agent) -> None:
+def test_a_sync_writes_only_what_changed(agent: Agent) -> None:
     agent.sync(WEB, API, WEB_SLICE, API_SLICE)
     done = agent.sync(slice_of("web", endpoint("10.1.0.1"), endpoint("10.1.0.9")))
     assert agent.kernel.writes == [("put", key("web")), ("trim", key("web"))]
@@ -39,21 +39,21 @@ def test_a_change_does_not_read_the_kernel(agent: Agent) -> None:
     assert agent.served() == {"default/web", "default/api"}
 
 
-def test_nothing_changed_writes_nothing(agent: Agent) -> None:
+def test_a_sync_without_changes_writes_nothing(agent: Agent) -> None:
     agent.sync(WEB, WEB_SLICE)
     assert agent.sync() == SyncResult(0, 0, 0, 0)
     assert agent.sync(verify=True) == SyncResult(0, 0, 0, 0)
     assert agent.kernel.writes == []
 
 
-def test_a_change_that_is_taken_back_before_the_sync_writes_nothing(agent: Agent) -> None:
+def test_a_change_that_is_reverted_before_the_sync_writes_nothing(agent: Agent) -> None:
     agent.sync(WEB, WEB_SLICE)
     agent.tell(slice_of("web", endpoint("10.1.0.9")))
     agent.plan()
     assert agent.sync(WEB_SLICE) == SyncResult(0, 0, 0, 0)
 
 
-def test_a_service_that_is_gone_takes_all_its_keys_along(agent: Agent) -> None:
+def test_all_keys_of_a_deleted_service_are_dropped(agent: Agent) -> None:
     two = service("web", port(80, "http"), port(443, "https"), ips=["10.96.0.1", "fd00::1"])
     agent.sync(two, API)
     assert len(agent.kernel.ports) == 5
@@ -63,14 +63,14 @@ def test_a_service_that_is_gone_takes_all_its_keys_along(agent: Agent) -> None:
     assert {owner[0].name for owner, _ in agent.kernel.frontends.values()} == {"api"}
 
 
-def test_a_service_that_comes_back_as_it_was_is_written_again(agent: Agent) -> None:
+def test_a_recreated_service_is_written_again(agent: Agent) -> None:
     agent.sync(WEB, WEB_SLICE)
     agent.sync(gone("web"))
     assert agent.sync(WEB) == SyncResult(1, 0, 0, 0)
     assert agent.served() == {"default/web"}
 
 
-def test_a_port_that_is_gone_takes_its_key_along(agent: Agent) -> None:
+def test_the_key_of_a_removed_port_is_dropped(agent: Agent) -> None:
     agent.sync(service("web", port(80, "http"), port(443, "https")))
     done = agent.sync(service("web", port(80, "http")))
     assert (done.put, done.dropped) == (0, 1)
@@ -80,7 +80,7 @@ def test_a_port_that_is_gone_takes_its_key_along(agent: Agent) -> None:
 # Claims
 
 
-def test_a_frontend_is_handed_over_by_a_put_before_the_old_owner_is_dropped(agent: Agent) -> None:
+def test_a_frontend_moves_to_its_new_owner_before_the_old_one_is_dropped(agent: Agent) -> None:
     contested = "203.0.113.1"
     agent.sync(
         service("a", ips=["10.96.0.1"], external=[contested]),
@@ -95,7 +95,7 @@ def test_a_frontend_is_handed_over_by_a_put_before_the_old_owner_is_dropped(agen
     assert agent.kernel.writes == [("put", key("b")), ("trim", key("b")), ("drop", key("a"))]
 
 
-def test_a_better_claim_takes_a_frontend_away_from_whom_it_served(agent: Agent) -> None:
+def test_a_better_claim_takes_a_frontend_from_its_current_owner(agent: Agent) -> None:
     """CVE-2020-8554: an external IP that is another Service's ClusterIP."""
     thief = service("a", ips=["10.96.0.1"], external=["10.96.0.2"])
     frontend = Frontend(parse_address("10.96.0.2"), 80, Protocol.TCP)
@@ -107,7 +107,7 @@ def test_a_better_claim_takes_a_frontend_away_from_whom_it_served(agent: Agent) 
     assert agent.kernel.frontends[frontend][0] == key("a")
 
 
-def test_a_claim_that_is_lost_is_told_once(agent: Agent, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_lost_claim_is_logged_once(agent: Agent, caplog: pytest.LogCaptureFixture) -> None:
     a, b = (service(n, ips=[f"10.96.0.{i}"], external=["203.0.113.1"]) for i, n in enumerate("ab", start=1))
     with caplog.at_level(logging.WARNING, logger="ebpfproxy"):
         agent.sync(a, b)
@@ -128,7 +128,7 @@ class Addresses(FakeBackend):
         return super().render(plans, node) | addresses
 
 
-def test_what_two_ports_share_stays_until_both_are_gone() -> None:
+def test_an_entry_that_two_ports_share_stays_until_both_are_removed() -> None:
     agent = Agent(plane=Addresses())
     both = service("web", port(80, "a"), port(81, "b"), ips=["10.96.0.1"])
     shared = parse_network("10.96.0.1/32")
@@ -151,7 +151,7 @@ def test_an_address_that_another_service_takes_over_in_the_same_sync_stays() -> 
 # What others are told
 
 
-def test_health_checks_are_of_the_services_that_want_them_now(agent: Agent) -> None:
+def test_health_checks_exist_only_for_services_that_currently_need_them(agent: Agent) -> None:
     asked = service(
         "web",
         ips=["10.96.0.1"],
@@ -171,7 +171,7 @@ def test_health_checks_are_of_the_services_that_want_them_now(agent: Agent) -> N
     assert agent.reconciler.health_checks == {}
 
 
-def test_in_a_large_cluster_only_what_changes_anyway_is_planned_tersely(
+def test_when_a_cluster_becomes_large_only_changed_plans_become_terse(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(counts, "LARGE", 1)
@@ -187,7 +187,7 @@ def test_in_a_large_cluster_only_what_changes_anyway_is_planned_tersely(
     assert all(plan.terse for plan in again.kernel.ports.values())
 
 
-def test_what_changed_is_told_once_with_what_is_gone(agent: Agent) -> None:
+def test_changed_and_deleted_plans_are_returned_once(agent: Agent) -> None:
     agent.sync(WEB, API)
     assert agent.reconciler.take_changed().keys() == {key("web"), key("api")}
     agent.sync(gone("web"))
@@ -195,7 +195,7 @@ def test_what_changed_is_told_once_with_what_is_gone(agent: Agent) -> None:
     assert agent.reconciler.take_changed() == {}
 
 
-def test_the_sums_follow_what_is_planned(agent: Agent) -> None:
+def test_the_sums_for_metrics_follow_the_plans(agent: Agent) -> None:
     def sums() -> tuple[int, int, int, int]:
         p = agent.reconciler
         return p.services, p.endpoints, p.no_local_internal, p.no_local_external

@@ -37,7 +37,7 @@ class CountedAgent(Agent):
         self.reconciler = Reconciler(self.plane, CONTEXT)
 
 
-def test_what_an_earlier_run_left_that_nobody_wants_is_told_once() -> None:
+def test_leftovers_of_a_previous_run_are_returned_once() -> None:
     first = Agent()
     first.sync(WEB, API, NodeChanged(node()), LOCAL)
     again = Agent(first.kernel)
@@ -49,7 +49,7 @@ def test_what_an_earlier_run_left_that_nobody_wants_is_told_once() -> None:
     assert not again.reconciler.take_leftovers()
 
 
-def test_what_an_earlier_run_left_is_told_though_it_went_with_a_sync_that_failed(
+def test_leftovers_are_returned_even_if_a_failed_sync_removed_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     first = Agent()
@@ -69,7 +69,7 @@ def test_what_an_earlier_run_left_is_told_though_it_went_with_a_sync_that_failed
     assert again.reconciler.take_leftovers()
 
 
-def test_a_restart_that_finds_nothing_to_do_lets_the_backend_settle() -> None:
+def test_after_a_restart_without_changes_an_empty_delta_is_applied() -> None:
     before = CountedAgent()
     before.sync(WEB, WEB_SLICE, LOCAL, verify=True)
     again = CountedAgent(before.kernel)
@@ -78,14 +78,14 @@ def test_a_restart_that_finds_nothing_to_do_lets_the_backend_settle() -> None:
     assert again.kernel.writes == []
 
 
-def test_a_sync_that_has_nothing_to_do_and_is_no_verification_asks_the_backend_for_nothing() -> None:
+def test_a_sync_without_changes_or_verification_does_not_call_the_backend() -> None:
     agent = CountedAgent()
     agent.sync(WEB)
     agent.sync()
     assert agent.plane.deltas == 1
 
 
-def test_what_another_run_left_and_nobody_wants_is_dropped_in_the_first_sync(agent: Agent) -> None:
+def test_leftovers_of_a_previous_run_are_dropped_in_the_first_sync(agent: Agent) -> None:
     agent.sync(WEB, API, WEB_SLICE)
     again = Agent(agent.kernel)
     done = again.sync(WEB, WEB_SLICE)
@@ -97,14 +97,14 @@ def test_what_another_run_left_and_nobody_wants_is_dropped_in_the_first_sync(age
 # What others do to the kernel
 
 
-def test_a_kernel_that_nobody_touches_is_not_disturbed(agent: Agent) -> None:
+def test_without_external_changes_none_are_reported(agent: Agent) -> None:
     assert not agent.reconciler.is_modified_externally()
     agent.sync(WEB, WEB_SLICE)
     agent.sync(API)
     assert not agent.reconciler.is_modified_externally()
 
 
-def test_a_change_by_another_program_is_reported_until_a_sync_verifies(
+def test_an_external_change_is_reported_until_a_sync_verifies(
     agent: Agent,
 ) -> None:
     agent.sync(WEB, WEB_SLICE)
@@ -114,7 +114,7 @@ def test_a_change_by_another_program_is_reported_until_a_sync_verifies(
     assert not agent.reconciler.is_modified_externally()
 
 
-def test_what_somebody_else_changed_is_not_forgotten_by_a_sync_of_ours(agent: Agent) -> None:
+def test_an_external_change_is_still_reported_after_a_sync_that_writes(agent: Agent) -> None:
     agent.sync(WEB, WEB_SLICE)
     agent.kernel.ports.clear()
     agent.sync(API)
@@ -125,16 +125,14 @@ def test_what_somebody_else_changed_is_not_forgotten_by_a_sync_of_ours(agent: Ag
     assert not agent.reconciler.is_modified_externally()
 
 
-def test_what_somebody_else_changed_is_not_forgotten_by_a_sync_that_has_nothing_to_do(agent: Agent) -> None:
+def test_an_external_change_is_still_reported_after_an_empty_sync(agent: Agent) -> None:
     agent.sync(WEB, WEB_SLICE)
     agent.kernel.ports.clear()
     agent.sync()
     assert agent.reconciler.is_modified_externally()
 
 
-def test_what_a_foreign_writer_did_is_counted_and_repaired(
-    agent: Agent, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_external_changes_are_counted_and_restored(agent: Agent, caplog: pytest.LogCaptureFixture) -> None:
     agent.sync(WEB, API, WEB_SLICE, API_SLICE, LOCAL)
     agent.kernel.networks.clear()
     del agent.kernel.ports[key("web")]
@@ -148,13 +146,13 @@ def test_what_a_foreign_writer_did_is_counted_and_repaired(
     assert [record.getMessage() for record in caplog.records] == [REPAIRED]
 
 
-def test_a_change_of_ours_is_not_taken_for_drift(agent: Agent) -> None:
+def test_a_change_by_the_agent_is_not_drift(agent: Agent) -> None:
     agent.sync(WEB, WEB_SLICE)
     done = agent.sync(API, slice_of("web", endpoint("10.1.0.9")), verify=True)
     assert done == SyncResult(put=2, dropped=0, rejected=0, drifted=0)
 
 
-def test_the_first_sync_and_one_after_a_failure_have_nothing_to_compare_with(agent: Agent) -> None:
+def test_the_first_sync_and_one_after_a_failure_report_no_drift(agent: Agent) -> None:
     first = Agent(FakeKernel(ports={key("x"): ServicePortPlan(*key("x"), (), (), no_endpoint_action=None)}))  # type: ignore[arg-type]
     assert first.sync(WEB, verify=True).drifted == 0
     agent.sync(WEB)

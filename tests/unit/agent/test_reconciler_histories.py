@@ -52,7 +52,7 @@ def state_events(told: Iterable[Event]) -> list[Event]:
     st.integers(0, 6),
 )
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_any_history_of_events_and_failures_ends_as_if_only_the_last_state_had_been_told(
+def test_after_any_history_the_kernel_equals_that_of_a_fresh_agent_with_the_last_state(
     history: list[tuple[Event, str]], fails_after: int
 ) -> None:
     agent = Agent()
@@ -85,9 +85,7 @@ def test_any_history_of_events_and_failures_ends_as_if_only_the_last_state_had_b
 
 @given(st.lists(events(), max_size=10), st.integers(0, 5))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_where_room_is_short_what_is_there_is_what_is_wanted_or_nothing(
-    history: list[Event], capacity: int
-) -> None:
+def test_in_a_full_kernel_every_entry_is_as_desired_or_missing(history: list[Event], capacity: int) -> None:
     """Of a plan that does not fit nothing wrong is in force; retries change nothing more."""
     agent, roomy = Agent(FakeKernel(capacity)), Agent()
     for event in history:

@@ -21,7 +21,7 @@ from tests.support.fake_backend import Entry, FakeBackend, Key
 from tests.unit.agent.agent import API, API_SLICE, LOCAL, WEB, WEB_SLICE, Agent, gone, key
 
 
-def test_a_change_of_the_node_plans_everything_anew(agent: Agent) -> None:
+def test_a_change_of_the_node_plans_all_services_again(agent: Agent) -> None:
     local = service(
         "web",
         port(80, node_port=30080),
@@ -65,7 +65,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Work:
     return done
 
 
-def test_a_new_pods_local_address_plans_the_node_and_no_service(agent: Agent, work: Work) -> None:
+def test_a_new_local_address_plans_the_node_and_no_service(agent: Agent, work: Work) -> None:
     """Each Pod's veth brings an fe80:: address: planning all Services for that takes 400 ms at 10 000."""
     agent.sync(WEB, API, WEB_SLICE, API_SLICE, LOCAL, NodeChanged(node(zone="a")))
     assert work == Work(work.services, 1)
@@ -77,9 +77,7 @@ def test_a_new_pods_local_address_plans_the_node_and_no_service(agent: Agent, wo
     assert set(agent.kernel.networks) == more
 
 
-def test_what_a_change_of_the_node_and_one_of_a_service_ask_for_is_planned_once(
-    agent: Agent, work: Work
-) -> None:
+def test_simultaneous_changes_of_node_and_service_plan_each_service_once(agent: Agent, work: Work) -> None:
     agent.sync(WEB, API, LOCAL)
     work.services.clear()
     agent.sync(WEB_SLICE, NodeChanged(node(zone="b")), AddressesChanged(frozenset()))
@@ -127,7 +125,9 @@ def host(recorded: Recorded) -> Agent:
     return agent
 
 
-def test_pods_devices_are_taken_once_a_service_needs_their_packets(host: Agent, recorded: Recorded) -> None:
+def test_devices_of_pods_are_planned_once_a_service_needs_their_packets(
+    host: Agent, recorded: Recorded
+) -> None:
     host.sync(ranged("ranged", 8, "198.51.100.0/24"))
     host.sync(WEB, ranged("other", 9, "198.51.100.0/24"))
     assert (recorded.devices, host.reconciler.needing_pods) == ([{"eth0", "veth8", "veth9"}], 2)
@@ -136,7 +136,7 @@ def test_pods_devices_are_taken_once_a_service_needs_their_packets(host: Agent, 
     assert (len(recorded.devices), host.reconciler.needing_pods) == (1, 0)
 
 
-def test_pods_that_were_served_stay_so_when_nothing_needs_them_and_new_ones_are_left_alone(
+def test_devices_of_pods_stay_planned_when_no_longer_needed_but_new_ones_are_not_added(
     host: Agent, recorded: Recorded
 ) -> None:
     host.sync(ranged("ranged", 8, "198.51.100.0/24"))
@@ -149,16 +149,14 @@ def test_pods_that_were_served_stay_so_when_nothing_needs_them_and_new_ones_are_
     assert recorded.devices[1:] == [{"eth0", "veth9"}], "its life ended, so it is another one"
 
 
-def test_a_device_with_the_index_of_one_that_was_served_and_another_name_is_another_one(
-    host: Agent, recorded: Recorded
-) -> None:
+def test_a_device_with_a_reused_ifindex_and_another_name_is_not_kept(host: Agent, recorded: Recorded) -> None:
     host.sync(ranged("ranged", 8, "198.51.100.0/24"))
     host.sync(gone("ranged"))
     host.sync(DevicesChanged((ETH0, VETHS[0]._replace(name="other"), VETHS[1])))
     assert recorded.devices[1:] == [{"eth0", "veth9"}]
 
 
-def test_what_the_first_services_need_is_in_the_first_plan_of_the_node() -> None:
+def test_devices_that_the_first_services_need_are_in_the_first_node_plan() -> None:
     agent, recorded = Agent(), Recorded()
     recorded.open()
     agent.reconciler = Reconciler(recorded, CONTEXT)
@@ -167,12 +165,12 @@ def test_what_the_first_services_need_is_in_the_first_plan_of_the_node() -> None
     assert recorded.devices == [{"eth0", "veth8", "veth9"}]
 
 
-def test_the_device_of_a_pod_that_bypasses_is_taken(host: Agent, recorded: Recorded) -> None:
+def test_the_device_of_a_bypassing_pod_is_planned(host: Agent, recorded: Recorded) -> None:
     host.sync(PodsBypass(frozenset({9})))
     assert recorded.devices == [{"eth0", "veth9"}]
 
 
-def test_a_device_that_means_nothing_here_leaves_the_entries_alone(host: Agent, recorded: Recorded) -> None:
+def test_a_change_of_an_unplanned_device_changes_no_entries(host: Agent, recorded: Recorded) -> None:
     """With sockets looked at, a pod's veth is one of those."""
     for veths in (VETHS[:1], (*VETHS, VETHS[0]._replace(ifindex=10, name="veth10"))):
         assert host.sync(DevicesChanged((ETH0, *veths))) == SyncResult(0, 0, 0, 0)
@@ -181,13 +179,13 @@ def test_a_device_that_means_nothing_here_leaves_the_entries_alone(host: Agent, 
     assert recorded.devices == [set()]
 
 
-def test_a_service_that_goes_as_the_node_changes_is_gone(agent: Agent) -> None:
+def test_a_service_deleted_together_with_a_node_change_is_removed(agent: Agent) -> None:
     agent.sync(WEB, API)
     agent.sync(gone("web"), NodeChanged(node(zone="b")))
     assert agent.served() == {"default/api"}
 
 
-def test_a_node_that_has_no_local_address_is_planned_in_the_first_sync_too(agent: Agent, work: Work) -> None:
+def test_a_node_without_local_addresses_is_planned_in_the_first_sync(agent: Agent, work: Work) -> None:
     """What it asks for besides its networks is there to be attached."""
     agent.sync(WEB)
     assert work.nodes == 1
@@ -203,7 +201,7 @@ def test_local_networks_come_and_go_with_the_nodes_addresses(agent: Agent) -> No
     assert (done.put, done.dropped) == (1, 1)
 
 
-def test_one_that_is_not_there_any_more_is_not_missed() -> None:
+def test_the_nodes_entries_are_removed_when_it_has_no_networks() -> None:
     """The node's own entries go when the node knows no networks any more."""
     agent = Agent()
     agent.sync(LOCAL, NodeChanged(Node(HERE)))
@@ -211,7 +209,7 @@ def test_one_that_is_not_there_any_more_is_not_missed() -> None:
     assert agent.kernel.networks == {}
 
 
-def test_that_pods_cannot_be_told_is_said_once_and_that_they_can_be_at_last(
+def test_missing_local_detection_is_logged_once_and_again_when_it_works(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, reconciler.__name__)
@@ -226,7 +224,7 @@ def test_that_pods_cannot_be_told_is_said_once_and_that_they_can_be_at_last(
     ]
 
 
-def test_services_are_planned_anew_when_the_node_is_given_its_pods_networks() -> None:
+def test_services_are_planned_again_when_the_node_gets_its_pod_cidrs() -> None:
     """kubernetes issue 111321."""
     agent = Agent(context=dataclasses.replace(CONTEXT, detect_local=DetectLocal.NODE_CIDR))
     agent.sync(LOCAL, NodeChanged(node()), WEB, WEB_SLICE)

@@ -24,26 +24,26 @@ def size(*told: tuple[Service | None, EndpointSlice]) -> frozenset[Family]:
     return cluster.large
 
 
-def test_a_family_is_large_that_has_more_endpoints_than_so_many() -> None:
+def test_a_family_with_more_endpoints_than_the_threshold_is_large() -> None:
     assert size((WEB, many(LARGE))) == frozenset()
     assert size((WEB, many(LARGE + 1))) == {Family.IPV4}
     assert size((WEB, many(LARGE + 1, ready=False))) == {Family.IPV4}, "as kube-proxy counts"
     assert size((WEB, many(600)), (service("api"), many(401, "api"))) == {Family.IPV4}
 
 
-def test_endpoints_of_nobodys_port_do_not_count() -> None:
+def test_endpoints_of_unknown_ports_and_services_do_not_count() -> None:
     assert size((WEB, many(LARGE + 1, label="other"))) == frozenset()
     assert size((None, many(LARGE + 1))) == frozenset()
 
 
-def test_every_port_counts() -> None:
+def test_an_endpoint_counts_once_for_each_port() -> None:
     two = service("web", port(80, "a"), port(81, "b"))
     ports = EndpointPort("a", Protocol.TCP, 80), EndpointPort("b", Protocol.TCP, 81)
     pods = (endpoint(f"10.1.{n >> 8}.{n & 255}") for n in range(501))
     assert size((two, slice_of("web", *pods, ports=ports))) == {Family.IPV4}
 
 
-def test_what_goes_counts_no_more() -> None:
+def test_removed_endpoints_and_services_no_longer_count() -> None:
     cluster = ClusterSize()
     cluster.update(name("web"), WEB, [many(LARGE + 1)])
     cluster.update(name("web"), WEB, [many(1)])
@@ -75,12 +75,12 @@ EXTERNAL = service("web", port(80, node_port=30080), type_=ServiceType.NODE_PORT
         (service(), [endpoint()], (0, 0)),
     ],
 )
-def test_a_port_counts_where_others_have_endpoints_and_this_node_has_none(
+def test_a_local_policy_with_endpoints_only_on_other_nodes_counts(
     of: Service, endpoints: list[Endpoint], counted: tuple[int, int]
 ) -> None:
     plans = plan_service(of, [slice_of("web", *endpoints)], None, CONTEXT)
     assert no_local_endpoints(plans) == NoLocalEndpoints(*counted)
 
 
-def test_nothing_is_counted_of_nothing() -> None:
+def test_without_plans_all_counts_are_zero() -> None:
     assert no_local_endpoints(()) == NoLocalEndpoints(0, 0)

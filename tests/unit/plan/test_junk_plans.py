@@ -80,7 +80,7 @@ def check(entry: Entry | None, key: Key) -> None:
         abi.ENDPOINT.pack(address, htons(port), flags, 1)
 
 
-def test_broken_objects_are_planned_and_what_changed_is_all_that_had_to_be(
+def test_with_broken_objects_replanning_changed_services_equals_planning_all(
     request: pytest.FixtureRequest,
 ) -> None:
     planner, rendered = Planner(), 0

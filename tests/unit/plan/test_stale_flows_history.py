@@ -86,7 +86,7 @@ SENDING = st.lists(st.tuples(st.sampled_from("ab"), SENT, st.integers(0, 3)), ma
 
 @settings(max_examples=300)
 @given(st.lists(st.tuples(CHANGES, SENDING), max_size=8))
-def test_no_client_is_left_in_a_black_hole_and_nobody_elses_flow_is_ended(
+def test_no_flow_keeps_a_wrong_endpoint_and_no_foreign_flow_is_ended(
     history: list[tuple[list[tuple[int, tuple[list[Endpoint], int] | None]], list[tuple[str, str, int]]]],
 ) -> None:
     world = World()
