@@ -1,4 +1,4 @@
-"""When to sync: by hand for each rule, and by random histories for the promises."""
+"""When to sync and when to check for external changes: rules by example, guarantees by random histories."""
 
 import dataclasses
 import itertools
@@ -15,7 +15,7 @@ def pacer(least: float = 0.0, most: float = 30.0) -> Pacer:
 
 
 def synced(least: float = 0.0) -> Pacer:
-    """One that has synced and verified at 100."""
+    """A pacer whose sync at 100 verified."""
     one = pacer(least)
     one.changed(100.0)
     one.succeeded(100.0, verified=True)
@@ -56,7 +56,7 @@ def test_without_a_change_the_next_sync_is_the_periodic_verification() -> None:
 
 
 def test_new_intervals_apply_at_once() -> None:
-    """Another mode has others."""
+    """For example after a mode switch."""
     one = synced(least=2.0)
     one.set_intervals(5.0, 60.0)
     assert (one.wait(120.0), one.verify_due(159.9), one.verify_due(160.0)) == (40.0, False, True)
@@ -152,7 +152,7 @@ def test_a_failed_first_sync_is_retried() -> None:
 
 
 def rejected(least: float = 0.0, most: float = 30.0) -> Pacer:
-    """One whose sync at 100 verified, and had an entry rejected."""
+    """A pacer whose sync at 100 verified and had a rejected entry."""
     one = Pacer(least, most, backoff_first=1.0, backoff_max=20.0)
     one.changed(100.0)
     one.rejected(100.0, verified=True)
@@ -241,7 +241,7 @@ def test_a_thousand_rejections_are_still_retried() -> None:
 
 @dataclasses.dataclass
 class History:
-    """A run of a loop that does as the pacer says: what it was told, and what it did when."""
+    """The times at which a loop synced and verified, and the longest wait of a change."""
 
     attempts: list[float] = dataclasses.field(default_factory=list)
     verifications: list[float] = dataclasses.field(default_factory=list)
@@ -252,7 +252,7 @@ STEPS = st.lists(st.tuples(st.floats(0.0, 5.0), st.booleans(), st.booleans()), m
 
 
 def run(least: float, steps: list[tuple[float, bool, bool]]) -> History:
-    """Each step: so many seconds pass, is there a change, does a sync that is due work."""
+    """Run a loop. A step: seconds that pass, whether there is a change, whether a due sync succeeds."""
     one, now, history = pacer(least, most=10.0), 1000.0, History()
     oldest: float | None = None
     for seconds, change, works in steps:
@@ -289,7 +289,7 @@ def test_every_change_is_synced_in_time_however_many_follow(
     least: float, steps: list[tuple[float, bool, bool]]
 ) -> None:
     working = [(seconds, change, True) for seconds, change, _ in steps]
-    # A step is at most 5 seconds, which is when the loop looks next.
+    # A step is at most 5 seconds, which is when the loop timer next.
     assert run(least, working).slowest <= least + 5.0 + 1e-9
 
 
@@ -323,47 +323,47 @@ def test_wait_and_due_agree(least: float, steps: list[tuple[float, bool, bool]],
 
 
 @pytest.fixture
-def looks() -> CheckTimer:
+def timer() -> CheckTimer:
     return CheckTimer(100.0)
 
 
-def test_a_check_is_due_every_two_seconds(looks: CheckTimer) -> None:
-    assert looks.wait(101.5) == 0.5
-    assert looks.wait(102.0) == 0
-    assert looks.wait(103.0) == 0
-    looks.checked(103.0, took=0.0, notified=True)
-    assert looks.wait(103.0) == 2.0
+def test_a_check_is_due_every_two_seconds(timer: CheckTimer) -> None:
+    assert timer.wait(101.5) == 0.5
+    assert timer.wait(102.0) == 0
+    assert timer.wait(103.0) == 0
+    timer.checked(103.0, took=0.0, notified=True)
+    assert timer.wait(103.0) == 2.0
 
 
-def test_a_hastened_check_is_due_at_once_and_only_once(looks: CheckTimer) -> None:
-    looks.hasten()
-    looks.hasten()
-    assert looks.wait(100.1) == 0
-    looks.checked(100.1, took=0.0, notified=True)
-    assert looks.wait(100.1) == 2.0
+def test_a_hastened_check_is_due_at_once_and_only_once(timer: CheckTimer) -> None:
+    timer.hasten()
+    timer.hasten()
+    assert timer.wait(100.1) == 0
+    timer.checked(100.1, took=0.0, notified=True)
+    assert timer.wait(100.1) == 2.0
 
 
-def test_a_hastened_check_is_due_at_once_after_a_periodic_one(looks: CheckTimer) -> None:
-    looks.checked(102.0, took=0.0, notified=True)
-    looks.hasten()
-    assert looks.wait(102.1) == 0
+def test_a_hastened_check_is_due_at_once_after_a_periodic_one(timer: CheckTimer) -> None:
+    timer.checked(102.0, took=0.0, notified=True)
+    timer.hasten()
+    assert timer.wait(102.1) == 0
 
 
-def test_continuous_notifications_cause_one_check_per_second(looks: CheckTimer) -> None:
-    looks.hasten()
-    looks.checked(100.25, took=0.0, notified=True)
-    looks.hasten()
-    assert looks.wait(100.25) == 1.0
-    assert looks.wait(101.25) == 0
-    looks.checked(101.25, took=0.0, notified=True)
-    looks.hasten()
-    assert looks.wait(101.5) == 0.75
+def test_continuous_notifications_cause_one_check_per_second(timer: CheckTimer) -> None:
+    timer.hasten()
+    timer.checked(100.25, took=0.0, notified=True)
+    timer.hasten()
+    assert timer.wait(100.25) == 1.0
+    assert timer.wait(101.25) == 0
+    timer.checked(101.25, took=0.0, notified=True)
+    timer.hasten()
+    assert timer.wait(101.5) == 0.75
 
 
-def test_expensive_checks_are_less_frequent_only_if_changes_are_notified(looks: CheckTimer) -> None:
-    looks.checked(102.0, took=0.125, notified=True)
-    assert looks.wait(102.0) == 12.5
-    looks.hasten()
-    assert looks.wait(102.0) == 0
-    looks.checked(102.0, took=0.125, notified=False)
-    assert looks.wait(102.0) == 2.0
+def test_expensive_checks_are_less_frequent_only_if_changes_are_notified(timer: CheckTimer) -> None:
+    timer.checked(102.0, took=0.125, notified=True)
+    assert timer.wait(102.0) == 12.5
+    timer.hasten()
+    assert timer.wait(102.0) == 0
+    timer.checked(102.0, took=0.125, notified=False)
+    assert timer.wait(102.0) == 2.0

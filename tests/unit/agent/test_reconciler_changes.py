@@ -1,4 +1,4 @@
-"""What a sync touches: what changed, and nothing else."""
+"""A sync writes exactly what changed."""
 
 import dataclasses
 import logging
@@ -48,7 +48,7 @@ def test_a_sync_without_changes_writes_nothing(agent: Agent) -> None:
 
 def test_a_change_that_is_reverted_before_the_sync_writes_nothing(agent: Agent) -> None:
     agent.sync(WEB, WEB_SLICE)
-    agent.tell(slice_of("web", endpoint("10.1.0.9")))
+    agent.fold(slice_of("web", endpoint("10.1.0.9")))
     agent.plan()
     assert agent.sync(WEB_SLICE) == SyncResult(0, 0, 0, 0)
 
@@ -116,11 +116,11 @@ def test_a_lost_claim_is_logged_once(agent: Agent, caplog: pytest.LogCaptureFixt
     assert [record.getMessage() for record in caplog.records] == [FRONTEND_CONFLICT]
 
 
-# What several plans have in common
+# Entries that several plans share
 
 
 class Addresses(FakeBackend):
-    """Beside each ServicePort, an entry for each address that is dialed: ports of a Service share it."""
+    """Adds an entry for each frontend address, which ports of a Service share."""
 
     def render(self, plans: Iterable[ServicePortPlan], node: NodePlan | None) -> dict[Key, Entry]:
         plans = tuple(plans)
@@ -148,7 +148,7 @@ def test_an_address_that_another_service_takes_over_in_the_same_sync_stays() -> 
     assert not agent.kernel.networks.keys() & {parse_network("10.96.0.1/32")}
 
 
-# What others are told
+# Results for other parts of the agent
 
 
 def test_health_checks_exist_only_for_services_that_currently_need_them(agent: Agent) -> None:

@@ -1,4 +1,4 @@
-"""Syncs that fail, and what the kernel rejects: nothing is lost, and all else is served."""
+"""Failed syncs and rejected entries: no change is lost, and everything else is served."""
 
 import logging
 
@@ -44,7 +44,7 @@ def test_holds_is_true_only_after_a_successful_sync(agent: Agent) -> None:
 
 
 def test_after_a_failure_the_kernel_is_read_back(agent: Agent) -> None:
-    """An error of apply means that nothing is known of the kernel."""
+    """After an error of apply the state of the kernel is unknown."""
     agent.sync(WEB, WEB_SLICE)
     agent.plane.fail_next_apply(KernelError("no"))
     with pytest.raises(KernelError):
@@ -96,7 +96,7 @@ def test_many_consecutive_failures_lose_no_change(agent: Agent) -> None:
 
 
 class Clinging(FakeBackend):
-    """Can drop nothing."""
+    """A backend that rejects every drop."""
 
     def apply(self, delta: Delta[Key, Entry]) -> dict[Key, KernelError]:
         rejected = dict(super().apply(Delta(delta.puts, frozenset())))
@@ -181,7 +181,7 @@ def test_a_rejected_entry_is_retried_without_reading_the_kernel() -> None:
 
 
 def test_a_rejected_service_regains_a_lost_frontend_after_its_change_is_reverted() -> None:
-    """What it had was kept, but for what another took: so what is believed to be there is not."""
+    """The kernel kept its previous entry, except for the frontend that another Service took."""
     agent = small_agent(3)
     a, b = service("a", ips=["10.96.0.1"], external=["203.0.113.1"]), service("b", ips=["10.96.0.2"])
     agent.sync(a, b)

@@ -1,4 +1,4 @@
-"""What is in the kernel that this run did not write: what an earlier one left, and what somebody else did."""
+"""Entries in the kernel that this run did not write: of a previous run, and of other programs."""
 
 import logging
 
@@ -14,11 +14,11 @@ from tests.support.build import CONTEXT, endpoint, node, slice_of
 from tests.support.fake_backend import Entry, FakeBackend, FakeKernel, Key
 from tests.unit.agent.agent import API, API_SLICE, LOCAL, WEB, WEB_SLICE, Agent, gone, key
 
-# What an earlier run left
+# Leftovers of a previous run
 
 
 class Counted(FakeBackend):
-    """Counts the deltas that it was given."""
+    """A backend that counts the deltas that it applies."""
 
     deltas = 0
 
@@ -94,7 +94,7 @@ def test_leftovers_of_a_previous_run_are_dropped_in_the_first_sync(agent: Agent)
     assert agent.kernel.writes == [("drop", key("api"))]
 
 
-# What others do to the kernel
+# Changes by other programs
 
 
 def test_without_external_changes_none_are_reported(agent: Agent) -> None:

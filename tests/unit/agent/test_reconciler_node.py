@@ -1,4 +1,4 @@
-"""What changes of the node, of its addresses and of its devices lead to."""
+"""Effects of changes of the Node, its addresses and its devices."""
 
 import dataclasses
 import logging
@@ -42,7 +42,7 @@ def test_a_change_of_the_node_plans_all_services_again(agent: Agent) -> None:
 
 @dataclasses.dataclass
 class Work:
-    """What a reconciler did: of which Services plans were made, how often one of the node."""
+    """The Services that were planned, and how often the node was planned."""
 
     services: list[str] = dataclasses.field(default_factory=list)
     nodes: int = 0
@@ -66,7 +66,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Work:
 
 
 def test_a_new_local_address_plans_the_node_and_no_service(agent: Agent, work: Work) -> None:
-    """Each Pod's veth brings an fe80:: address: planning all Services for that takes 400 ms at 10 000."""
+    """Each Pod's veth adds an fe80:: address. Planning 10 000 Services for that would take 400 ms."""
     agent.sync(WEB, API, WEB_SLICE, API_SLICE, LOCAL, NodeChanged(node(zone="a")))
     assert work == Work(work.services, 1)
     assert sorted(work.services) == ["api", "web"]
@@ -95,7 +95,7 @@ VETHS = tuple(Device(number, f"veth{number}", "veth", ETHERNET, up=True) for num
 
 
 class Recorded(FakeBackend):
-    """Remembers the devices of each plan of the node that it was given."""
+    """A backend that records the devices of each node plan."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ def test_devices_that_the_first_services_need_are_in_the_first_node_plan() -> No
     agent, recorded = Agent(), Recorded()
     recorded.open()
     agent.reconciler = Reconciler(recorded, CONTEXT)
-    agent.tell(ranged("ranged", 8, "198.51.100.0/24"), DevicesChanged((ETH0, *VETHS)))
+    agent.fold(ranged("ranged", 8, "198.51.100.0/24"), DevicesChanged((ETH0, *VETHS)))
     agent.plan()
     assert recorded.devices == [{"eth0", "veth8", "veth9"}]
 
@@ -171,7 +171,7 @@ def test_the_device_of_a_bypassing_pod_is_planned(host: Agent, recorded: Recorde
 
 
 def test_a_change_of_an_unplanned_device_changes_no_entries(host: Agent, recorded: Recorded) -> None:
-    """With sockets looked at, a pod's veth is one of those."""
+    """A pod's veth is not planned while the socket path serves pods."""
     for veths in (VETHS[:1], (*VETHS, VETHS[0]._replace(ifindex=10, name="veth10"))):
         assert host.sync(DevicesChanged((ETH0, *veths))) == SyncResult(0, 0, 0, 0)
     assert recorded.devices == []
@@ -186,14 +186,14 @@ def test_a_service_deleted_together_with_a_node_change_is_removed(agent: Agent) 
 
 
 def test_a_node_without_local_addresses_is_planned_in_the_first_sync(agent: Agent, work: Work) -> None:
-    """What it asks for besides its networks is there to be attached."""
+    """The node plan has more than networks, such as devices."""
     agent.sync(WEB)
     assert work.nodes == 1
     agent.sync(API)
     assert work.nodes == 1
 
 
-def test_local_networks_come_and_go_with_the_nodes_addresses(agent: Agent) -> None:
+def test_local_network_entries_follow_the_nodes_addresses(agent: Agent) -> None:
     agent.sync(WEB, LOCAL)
     more = networks(("127.0.0.0/8", "192.0.2.11/32"))
     done = agent.sync(AddressesChanged(frozenset(more)))
@@ -202,7 +202,7 @@ def test_local_networks_come_and_go_with_the_nodes_addresses(agent: Agent) -> No
 
 
 def test_the_nodes_entries_are_removed_when_it_has_no_networks() -> None:
-    """The node's own entries go when the node knows no networks any more."""
+    """The node has no local networks any more."""
     agent = Agent()
     agent.sync(LOCAL, NodeChanged(Node(HERE)))
     agent.sync(AddressesChanged(frozenset()))

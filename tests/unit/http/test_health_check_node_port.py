@@ -1,4 +1,4 @@
-"""What load balancers are answered at healthCheckNodePorts, by real sockets."""
+"""Responses at healthCheckNodePorts, through real sockets."""
 
 import contextlib
 import http.client
@@ -40,13 +40,13 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def port() -> int:
-    """One that is free."""
+    """A free port."""
     with socket.create_server(("127.0.0.1", 0)) as held:
         return int(held.getsockname()[1])
 
 
 def asked(port: int, host: str = "127.0.0.1") -> Answer:
-    """As soon as somebody answers there."""
+    """Return the first response, waiting until the server listens."""
     return eventually(lambda: ask(port, "/", host=host))
 
 
@@ -77,7 +77,7 @@ def await_rejected(port: int) -> None:
 
 
 def values(caplog: pytest.LogCaptureFixture) -> list[dict[str, str]]:
-    """Of each line of the log."""
+    """Return the values of each log line."""
     return [record.__dict__["values"] for record in caplog.records]
 
 
@@ -109,7 +109,7 @@ def test_without_local_endpoints_the_status_is_503(server: Server, port: int) ->
 
 
 def test_an_unhealthy_agent_responds_503(server: Server, port: int) -> None:
-    """Regression: kubernetes issues 111661, 115825: a proxy that had stalled went on to be sent traffic."""
+    """Regression: kubernetes issues 111661, 115825: a stalled proxy continued to get traffic."""
     server.has(port)
     server.healthy = False
     answer = asked(port)
@@ -162,8 +162,8 @@ def test_a_taken_port_is_logged_once_and_served_once_it_is_free(
             time.sleep(0.001)
         server.of.update([HealthCheck(WEB, port, 3)], [LOOPBACK])
     assert asked(port).headers["X-Load-Balancing-Endpoint-Weight"] == "3"
-    (told,) = values(caplog)
-    assert (told["service"], told["address"]) == ("default/web", f"127.0.0.1:{port}")
+    (logged,) = values(caplog)
+    assert (logged["service"], logged["address"]) == ("default/web", f"127.0.0.1:{port}")
 
 
 def test_a_taken_port_does_not_affect_other_ports(server: Server, port: int) -> None:
@@ -181,15 +181,15 @@ def test_of_two_services_with_the_same_port_the_first_by_name_is_served(
         for _ in range(2):
             server.of.update(both, [LOOPBACK])
         assert b'"name": "api"' in asked(port).body
-    (told,) = values(caplog)
-    assert (told["served"], told["rejected"]) == ("default/api", "default/web")
+    (logged,) = values(caplog)
+    assert (logged["served"], logged["rejected"]) == ("default/api", "default/web")
     server.of.update(both[:1], [LOOPBACK])
     assert b'"name": "web"' in asked(port).body
 
 
 @needs_ipv6
 def test_each_family_has_a_separate_socket(server: Server, port: int) -> None:
-    """Regression: kubernetes issue 114702: sockets of one family got in the way of the other's."""
+    """Regression: kubernetes issue 114702: sockets of the two families conflicted."""
     server.of.update([HealthCheck(WEB, port, 1)], [V4, V6])
     for host in ("127.0.0.1", "::1"):
         assert asked(port, host).code == 200

@@ -1,4 +1,4 @@
-"""Health, and its bodies byte for byte as kube-proxy's."""
+"""Health, and response bodies that equal kube-proxy's."""
 
 import json
 import time
@@ -161,7 +161,7 @@ def test_an_ineligible_node_fails_healthz_but_not_livez(
 def test_an_agent_that_never_synced_passes_livez_and_fails_readyz(
     server: HealthServer, clock: Clock, health: ProxierHealth
 ) -> None:
-    """As one that does not reach the API server."""
+    """For example without a connection to the API server."""
     assert (ask(server.port, "/livez").code, ask(server.port, "/readyz").code) == (200, 503)
     health.queued(clock.monotonic())
     health.updated(clock.monotonic())

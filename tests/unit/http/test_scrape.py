@@ -1,4 +1,4 @@
-"""What the datapath counted, as metrics."""
+"""Metrics that are read at each scrape."""
 
 import logging
 from collections.abc import Collection
@@ -24,7 +24,7 @@ def carried(*traffic: ServiceTraffic) -> Metrics:
 
 
 def names(metrics: Metrics) -> set[str]:
-    """The services that are shown."""
+    """Return the Services that have series."""
     return {
         sample.labels["service"]
         for family in metrics.registry.collect()

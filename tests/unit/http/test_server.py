@@ -1,4 +1,4 @@
-"""The manners of the HTTP server: methods, connections, families, and addresses that are not to be had."""
+"""The HTTP server: methods, connections, families, and addresses that are in use."""
 
 import contextlib
 import http.client
@@ -39,7 +39,7 @@ def port() -> Iterator[int]:
 
 @pytest.fixture
 def taken() -> Iterator[socket.socket]:
-    """A socket that listens on loopback: its port is not to be had."""
+    """A socket that listens on loopback, so that its port is taken."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server
 
@@ -62,7 +62,7 @@ def test_every_method_is_served(port: int, method: str) -> None:
 
 
 def exchange(port: int, request: bytes) -> bytes:
-    """All that comes back until the server closes, which the request has to ask for."""
+    """Return everything until the server closes. The request must have `Connection: close`."""
     with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
         client.sendall(request)
         answer = b""

@@ -1,4 +1,4 @@
-"""Addresses and networks: what is read, what is rejected, and that text and bytes agree."""
+"""Addresses and networks: what is parsed, what is rejected, and that text and bytes agree."""
 
 import ipaddress
 

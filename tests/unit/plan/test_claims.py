@@ -1,4 +1,4 @@
-"""Two that claim one frontend."""
+"""Frontend conflicts: several ServicePorts claim one frontend."""
 
 import random
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ def remove(claims: Claims, service: Service) -> ClaimsUpdate:
 
 
 def has(claims: Claims) -> dict[str, list[str]]:
-    """Name of the ServicePort to the addresses it got."""
+    """Return the addresses that each ServicePort got, by its name."""
     return {
         str(plan.name): [format_address(each.frontend.address) for each in plan.frontends]
         for plan in claims.plans.values()
@@ -51,16 +51,18 @@ def test_a_plan_without_conflict_keeps_all_its_frontends() -> None:
 def test_of_two_claims_to_an_external_ip_the_smaller_name_wins() -> None:
     for order in ((ALPHA, BRAVO), (BRAVO, ALPHA)):
         claims = Claims()
-        told = [lost for service in order for lost in give(claims, service).lost]
+        all_lost = [lost for service in order for lost in give(claims, service).lost]
         assert has(claims) == {
             "default/alpha": ["10.96.0.1", "203.0.113.1"],
             "default/bravo": ["10.96.0.2"],
         }
-        assert [(str(lost.loser), str(lost.winner)) for lost in told] == [("default/bravo", "default/alpha")]
+        assert [(str(lost.loser), str(lost.winner)) for lost in all_lost] == [
+            ("default/bravo", "default/alpha")
+        ]
 
 
 def test_a_cluster_ip_wins_over_an_external_ip() -> None:
-    """CVE-2020-8554, where the victim is in this cluster."""
+    """CVE-2020-8554 with a victim in this cluster."""
     claims = Claims()
     for service in (THIEF, ALPHA, BRAVO):
         give(claims, service)
@@ -137,7 +139,7 @@ _HISTORY = st.lists(exposed_services(), max_size=6)
 def test_the_order_of_updates_does_not_matter(
     history: list[tuple[Service, tuple[EndpointSlice, ...]]], chance: random.Random
 ) -> None:
-    """Whatever came before: the last plans of each Service decide, as if they had come first and alone."""
+    """Only the last plans of each Service matter."""
     claims = Claims()
     followed: dict[PlanKey, ServicePortPlan] = {}
     last = {}
@@ -155,7 +157,7 @@ def test_the_order_of_updates_does_not_matter(
 def _follow(
     followed: dict[PlanKey, ServicePortPlan], settled: ClaimsUpdate, book: Mapping[PlanKey, ServicePortPlan]
 ) -> None:
-    """Keep a copy of the book from what updates tell alone."""
+    """Maintain a copy of the plans only from the results of updates."""
     for key in settled.removed:
         del followed[key]
     for plan in settled.plans:

@@ -1,4 +1,4 @@
-"""When a cluster is large."""
+"""Counts over Services: cluster size, and ServicePorts without local endpoints."""
 
 import pytest
 
@@ -17,9 +17,9 @@ def many(count: int, of: str = "web", label: str = "", ready: bool = True) -> En
     return slice_of(of, *pods, ports=(EndpointPort(label, Protocol.TCP, 80),))
 
 
-def size(*told: tuple[Service | None, EndpointSlice]) -> frozenset[Family]:
+def size(*changes: tuple[Service | None, EndpointSlice]) -> frozenset[Family]:
     cluster = ClusterSize()
-    for of, piece in told:
+    for of, piece in changes:
         cluster.update(piece.service, of, [piece])
     return cluster.large
 

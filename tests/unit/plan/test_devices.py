@@ -1,4 +1,4 @@
-"""Which devices get programs, as what, and what they masquerade with."""
+"""Which devices get programs, in which role, and with which masquerade addresses."""
 
 import dataclasses
 from collections.abc import Collection, Sequence
@@ -25,7 +25,7 @@ VETH = Device(9, "veth1", "veth", ETHERNET, up=True)
 
 
 def device(kind: str, *addresses: str, **fields: Any) -> Device:
-    """The one that a test is about: x0, with index 7."""
+    """The device under test: x0 with ifindex 7."""
     made = Device(7, "x0", kind, ETHERNET, True, addresses=tuple(map(parse_address, addresses)))
     return made._replace(**fields)
 
@@ -133,7 +133,7 @@ def test_a_tunnel_that_is_up_gets_programs_with_or_without_addresses(kind: str) 
 
 
 def test_a_tunnel_that_is_down_gets_no_programs() -> None:
-    """Every network namespace has tunl0 once the module is loaded; Calico makes use of it, others do not."""
+    """Every network namespace has tunl0 once the module is loaded. Calico uses it; others do not."""
     assert role(device("ipip", name="tunl0", up=False)) is None
 
 
@@ -160,14 +160,14 @@ def test_a_pods_veth_gets_programs_if_packets_are_redirected() -> None:
 
 @pytest.mark.parametrize("peer_elsewhere", [True, False])
 def test_peer_elsewhere_is_set_for_pods_and_not_for_uplinks(peer_elsewhere: bool) -> None:
-    """An uplink may be one end of a pair as well."""
+    """An uplink may be one end of a pair, too."""
     uplink, pod = (each._replace(kind="veth", peer_elsewhere=peer_elsewhere) for each in (ETH0, VETH))
     plans = plan_devices((uplink, pod), NODE, HOST, False, ())
     assert {each.name: each.peer_elsewhere for each in plans} == {"eth0": False, "veth1": peer_elsewhere}
 
 
 def test_if_a_bridge_is_bypassing_all_its_pod_ports_get_programs() -> None:
-    """What comes in by a port is seen to come in by the bridge, behind it."""
+    """Packets that enter through a port have the bridge as their ingress device."""
     bridge = Device(20, "cni0", "bridge", ETHERNET, True)
     ports = [Device(i, f"veth{i}", "veth", ETHERNET, True, 20, "bridge") for i in (21, 22)]
     assert roles(ETH0, bridge, *ports, bypassing={20}) == {"eth0": UPLINK, "veth21": POD, "veth22": POD}
@@ -253,7 +253,7 @@ def test_patterns_are_case_sensitive() -> None:
     assert roles(ETH0, context=using(SocketLb.ON, "ETH*")) == {}
 
 
-# What a plan says of a device
+# Device plans
 
 
 def masquerade(one: Device, *others: Device) -> tuple[str | None, str | None]:
@@ -312,7 +312,7 @@ _DEVICES = st.builds(
 
 @st.composite
 def _hosts(draw: st.DrawFn) -> Sequence[Device]:
-    """Devices with indexes from 1 on, some of them parts of others."""
+    """Devices with ifindexes from 1, some of them ports of others."""
     drawn = draw(st.lists(_DEVICES, max_size=6))
     kinds = {number: each.kind for number, each in enumerate(drawn, 1)}
     return [

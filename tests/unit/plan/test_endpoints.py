@@ -1,4 +1,4 @@
-"""Which endpoints are used."""
+"""Which endpoints each scope uses, and the last endpoints of the API server."""
 
 import dataclasses
 
@@ -16,20 +16,22 @@ from ebpfproxy.plan.endpoints import (
 from ebpfproxy.plan.service_plan import NoEndpointAction, PlannedEndpoint, ServicePortPlan
 from tests.support.build import ELSEWHERE, HERE, draining, endpoint, slice_of
 
-PLACE = NodeLocation(HERE, "zone-a")
+LOCATION = NodeLocation(HERE, "zone-a")
 CLUSTER, BOTH, LOCAL = UsedScopes(True, False), UsedScopes(True, True), UsedScopes(False, True)
 TCP = Protocol.TCP
 
 
 def planned(
-    *slices: EndpointSlice, uses: UsedScopes = CLUSTER, place: NodeLocation = PLACE, name: str = ""
+    *slices: EndpointSlice, uses: UsedScopes = CLUSTER, location: NodeLocation = LOCATION, name: str = ""
 ) -> tuple[tuple[PlannedEndpoint, ...], bool]:
-    return plan_endpoints(merge_slices(slices, name, TCP, place), uses, place)
+    return plan_endpoints(merge_slices(slices, name, TCP, location), uses, location)
 
 
-def used(*endpoints: Endpoint, uses: UsedScopes = CLUSTER, place: NodeLocation = PLACE) -> dict[str, str]:
-    """Address to scopes: "cluster", "local", "cluster local", or "" where it only serves on."""
-    found, _ = planned(slice_of("web", *endpoints), uses=uses, place=place)
+def used(
+    *endpoints: Endpoint, uses: UsedScopes = CLUSTER, location: NodeLocation = LOCATION
+) -> dict[str, str]:
+    """Return the scopes of each address: "cluster", "local", "cluster local", or "" if it only keeps existing flows."""
+    found, _ = planned(slice_of("web", *endpoints), uses=uses, location=location)
     return {format_address(e.address): " ".join(["cluster"] * e.cluster + ["local"] * e.local) for e in found}
 
 
@@ -71,7 +73,7 @@ def test_an_endpoint_that_is_ready_and_terminating_counts_as_ready() -> None:
 
 
 def test_scope_local_uses_local_terminating_endpoints_even_if_other_nodes_have_ready_ones() -> None:
-    """cilium/cilium 37613 is about this case for clients from elsewhere."""
+    """cilium/cilium 37613 is this case for clients from outside."""
     assert used(draining("10.1.0.1", HERE), endpoint("10.1.0.2"), uses=BOTH) == {
         "10.1.0.1": "local",
         "10.1.0.2": "cluster",
@@ -112,11 +114,11 @@ def test_scope_local_ignores_hints() -> None:
 
 
 def test_zone_hints_are_ignored_on_a_node_without_zone() -> None:
-    assert set(used(*ZONED, place=NodeLocation(HERE, "")).values()) == {"cluster"}
+    assert set(used(*ZONED, location=NodeLocation(HERE, "")).values()) == {"cluster"}
 
 
 def test_zone_hints_are_ignored_if_none_is_for_this_zone() -> None:
-    assert set(used(*ZONED, place=NodeLocation(HERE, "zone-c")).values()) == {"cluster"}
+    assert set(used(*ZONED, location=NodeLocation(HERE, "zone-c")).values()) == {"cluster"}
 
 
 def test_zone_hints_are_ignored_if_a_ready_endpoint_has_none() -> None:
@@ -159,7 +161,7 @@ def test_a_port_name_may_have_different_numbers_in_different_slices() -> None:
 
 
 def test_two_ports_of_one_address_are_two_endpoints() -> None:
-    """kpng's eBPF backend added address and port up, so that 10.0.0.1:81 was 10.0.0.2:80."""
+    """Regression of kpng: it added address and port, so 10.0.0.1:81 equaled 10.0.0.2:80."""
     ports = [EndpointPort("", TCP, 80), EndpointPort("", TCP, 81)]
     found, _ = planned(slice_of("web", endpoint("10.0.0.1"), endpoint("10.0.0.2"), ports=ports))
     assert [(format_address(e.address), e.port) for e in found] == [
@@ -171,7 +173,7 @@ def test_two_ports_of_one_address_are_two_endpoints() -> None:
 
 
 def test_of_an_endpoint_in_two_slices_the_better_entry_is_used() -> None:
-    """kubernetes issues 121231 and 135266: the address of a pod that terminates was given to a new one."""
+    """kubernetes issues 121231 and 135266: a new pod got the address of a terminating one."""
     old = slice_of("web", endpoint("10.1.0.1", ELSEWHERE, ready=False, serving=False, terminating=True))
     new = slice_of("web", endpoint("10.1.0.1", HERE), called="web-2")
     for slices in ((old, new), (new, old)):

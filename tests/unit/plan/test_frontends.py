@@ -1,4 +1,4 @@
-"""Frontends, families, source ranges, and who is masqueraded."""
+"""Plans of Services: frontends, families, traffic policy results and source ranges."""
 
 import dataclasses
 
@@ -30,12 +30,12 @@ MASQUERADE_ALL = dataclasses.replace(CONTEXT, masquerade_all=True)
 def planned(
     service: Service, *endpoints: object, node: Node | None = None, context: PlanContext = CONTEXT
 ) -> ServicePortPlan:
-    """The one plan of a Service of one port and one family."""
+    """Return the plan of a Service with one port and one family."""
     (plan,) = plan_service(service, [slice_of("web", *endpoints)], node, context)  # type: ignore[arg-type]
     return plan
 
 
-def dialled(plan: ServicePortPlan) -> list[tuple[str, str, int]]:
+def listed(plan: ServicePortPlan) -> list[tuple[str, str, int]]:
     return [(f.kind.value, format_address(f.frontend.address), f.frontend.port) for f in plan.frontends]
 
 
@@ -51,7 +51,7 @@ def test_frontends_are_in_the_order_of_their_kinds() -> None:
     service = build.service(
         "web", port(80, node_port=30080), external=["203.0.113.1"], balancer=["203.0.113.2"]
     )
-    assert dialled(planned(service)) == [
+    assert listed(planned(service)) == [
         ("ClusterIP", "10.96.0.10", 80),
         ("ExternalIP", "203.0.113.1", 80),
         ("LoadBalancer", "203.0.113.2", 80),
@@ -61,18 +61,24 @@ def test_frontends_are_in_the_order_of_their_kinds() -> None:
 
 def test_an_address_that_is_listed_twice_is_one_frontend() -> None:
     service = build.service(external=["203.0.113.1", "203.0.113.1", "10.96.0.10"])
-    assert dialled(planned(service)) == [("ClusterIP", "10.96.0.10", 80), ("ExternalIP", "203.0.113.1", 80)]
+    assert listed(planned(service)) == [
+        ("ClusterIP", "10.96.0.10", 80),
+        ("ExternalIP", "203.0.113.1", 80),
+    ]
 
 
 def test_an_external_ip_that_is_a_load_balancer_ip_keeps_its_source_ranges() -> None:
     """cilium #44718."""
     service = build.service(external=["203.0.113.1"], balancer=["203.0.113.1"])
-    assert dialled(planned(service)) == [("ClusterIP", "10.96.0.10", 80), ("LoadBalancer", "203.0.113.1", 80)]
+    assert listed(planned(service)) == [
+        ("ClusterIP", "10.96.0.10", 80),
+        ("LoadBalancer", "203.0.113.1", 80),
+    ]
 
 
 def test_an_unspecified_external_ip_never_becomes_a_node_port() -> None:
     service = build.service(external=["0.0.0.0", "::"], balancer=["0.0.0.0"])
-    assert dialled(planned(service)) == [("ClusterIP", "10.96.0.10", 80)]
+    assert listed(planned(service)) == [("ClusterIP", "10.96.0.10", 80)]
 
 
 def test_a_family_without_cluster_ip_has_no_plan() -> None:
@@ -104,7 +110,7 @@ def test_both_families_and_all_ports_are_planned_in_order() -> None:
 
 
 def test_tcp_and_udp_ports_with_the_same_number_do_not_share_endpoints() -> None:
-    """kpng's eBPF backend had no protocol in its key, so that 53/TCP and 53/UDP were one."""
+    """Regression of kpng: its key had no protocol, so 53/TCP and 53/UDP were the same."""
     service = build.service("web", port(53, "dns", protocol=Protocol.UDP), port(53, "dns-tcp"))
     ports = (EndpointPort("dns", Protocol.UDP, 1053), EndpointPort("dns-tcp", Protocol.TCP, 2053))
     plans = plan_service(service, [slice_of("web", endpoint(), ports=ports)], None, CONTEXT)
@@ -185,7 +191,7 @@ def test_without_endpoints_on_any_node_connections_are_rejected() -> None:
 
 
 def test_source_ranges_apply_only_to_load_balancer_ips() -> None:
-    """cilium/cilium 44718 is about ranges that were applied to an external IP."""
+    """In cilium/cilium 44718 the ranges were applied to an external IP."""
     service = build.service(
         "web",
         port(80, node_port=30080),

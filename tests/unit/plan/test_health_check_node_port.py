@@ -1,4 +1,4 @@
-"""healthCheckNodePort."""
+"""healthCheckNodePort: which Services need it, local endpoints, and addresses."""
 
 import pytest
 
@@ -57,7 +57,7 @@ def test_a_node_with_only_terminating_endpoints_is_not_healthy() -> None:
 
 
 def test_a_pod_with_addresses_of_both_families_counts_once() -> None:
-    """kubernetes issue 114702: the two families' counts got in each other's way."""
+    """kubernetes issue 114702: the counts of the two families conflicted."""
     service = build.service(ips=["10.96.0.10", "fd00::10"])
     four = slice_of("web", endpoint("10.1.0.1", HERE), endpoint("10.1.0.2", HERE))
     six = slice_of("web", endpoint("fd01::1", HERE), called="web-2")
@@ -76,7 +76,7 @@ def test_a_health_check_has_the_service_port_and_local_endpoints() -> None:
 
 
 def addresses(*local: str, everywhere: tuple[Family, ...] = ()) -> set[str]:
-    """Where checks are answered on a node whose NodePorts are answered there."""
+    """Return the addresses of health checks on a node that accepts NodePorts on `local`."""
     plan = NodePlan(
         node_port_networks=frozenset(networks(local)), node_ports_everywhere=frozenset(everywhere)
     )

@@ -1,4 +1,4 @@
-"""Whatever is in the cluster, it is planned: broken objects through parse, tracker, plan and render.
+"""Every cluster can be planned: broken objects through parse, tracker, plan and render.
 
 A short run; `make fuzz` makes it a long one by --junk.
 """
@@ -30,7 +30,7 @@ BATCH = 50
 
 
 class Planner:
-    """As the agent does it: only what changed is planned again."""
+    """Plans only what changed, as the agent does."""
 
     def __init__(self) -> None:
         self.tracker = Tracker(started=0.0)
@@ -42,7 +42,7 @@ class Planner:
         self.tracker.fold(event)
 
     def sync(self) -> dict[Key, Entry]:
-        """The entries of what changed."""
+        """Return the entries of what changed."""
         drained = self.tracker.drain()
         self.state = drained.state
         names = drained.services | (self.state.services.keys() if drained.node_changed else frozenset())
@@ -63,7 +63,7 @@ def plans_of(state: ClusterState, name: NamespacedName) -> tuple[ServicePortPlan
 
 
 def check(entry: Entry | None, key: Key) -> None:
-    """The kernel's layouts can hold it. Raises struct.error, OverflowError or AssertionError."""
+    """Check that an entry fits the map layouts. Raises struct.error, OverflowError or AssertionError."""
     if isinstance(key, Network):
         abi.NETWORK_KEY.pack(key.length, key.address)
     if not isinstance(entry, ServicePortEntry):

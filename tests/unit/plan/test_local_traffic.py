@@ -1,4 +1,4 @@
-"""How pods are told from others, by kube-proxy's four modes and by devices."""
+"""Local traffic detection by kube-proxy's four modes and by devices."""
 
 import dataclasses
 
@@ -60,7 +60,7 @@ def test_only_families_of_the_nodes_addresses_are_reported_without_detector() ->
     assert families_without_detector(by_node, here) == {V4, V6}
     assert families_without_detector(by_node, dataclasses.replace(here, pod_cidrs=(FOUR,))) == {V6}
     assert families_without_detector(by_node, dataclasses.replace(here, pod_cidrs=(FOUR, SIX))) == set()
-    assert families_without_detector(by_node, None) == set(), "that our Node is missing is told elsewhere"
+    assert families_without_detector(by_node, None) == set(), "a missing Node is reported elsewhere"
     assert families_without_detector(CONTEXT, here) == set()
 
 

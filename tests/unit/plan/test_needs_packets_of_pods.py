@@ -1,4 +1,4 @@
-"""Which ports of Services a pod reaches rightly only by its packets."""
+"""Which ServicePorts need the packets of pods."""
 
 import dataclasses
 

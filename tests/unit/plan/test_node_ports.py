@@ -1,4 +1,4 @@
-"""On which addresses NodePorts answer."""
+"""Which addresses accept NodePorts."""
 
 import dataclasses
 

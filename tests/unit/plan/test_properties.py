@@ -1,4 +1,4 @@
-"""The plan of any cluster: compared with the reference, and indifferent to the order of its input."""
+"""Plans of random clusters equal the reference and do not depend on the order of the input."""
 
 import dataclasses
 import itertools
@@ -31,7 +31,7 @@ Exposed = tuple[Service, tuple[EndpointSlice, ...]]
 
 
 def _outcome(plan: ServicePortPlan, frontend: FrontendPlan, policy_result: PolicyResult) -> Outcome:
-    """What a backend that follows the plan does."""
+    """Return the result of a backend that follows the plan."""
     in_scope = frozenset(
         (endpoint.address, endpoint.port)
         for endpoint in plan.endpoints

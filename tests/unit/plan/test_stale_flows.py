@@ -1,4 +1,4 @@
-"""Which tracked flows are ended, without a kernel."""
+"""Which conntrack entries of UDP flows are stale, without a kernel."""
 
 import pytest
 
@@ -35,7 +35,7 @@ V4 = frozenset([Family.IPV4])
 
 @pytest.fixture
 def flows() -> StaleFlows:
-    """Of a node whose NodePorts answer on `LOCAL`."""
+    """The flows of a node that accepts NodePorts on `LOCAL`."""
     made = StaleFlows()
     made.expect_node_ports(frozenset(LOCAL))
     made.in_force()
@@ -56,7 +56,7 @@ def test_a_flow_is_stale_once_its_endpoint_is_not_listed(flows: StaleFlows) -> N
 
 
 def test_flows_to_terminating_and_remote_endpoints_are_not_stale(flows: StaleFlows) -> None:
-    """Whom policies would choose now concerns new flows only."""
+    """Which endpoints policies would select now matters only for new flows."""
     here = endpoint("10.1.0.1", HERE)
     bring(flows, plan(here, draining("10.1.0.2"), policy=TrafficPolicy.LOCAL))
     assert not flows.is_stale(TO_ONE)
@@ -94,7 +94,7 @@ def test_an_untranslated_flow_is_stale_once_the_service_exists(flows: StaleFlows
 def test_an_untranslated_flow_to_an_endpoint_with_the_frontends_address_is_not_stale(
     flows: StaleFlows,
 ) -> None:
-    """A Pod in the host's network namespace, behind an external IP that is the node's."""
+    """A Pod in the host's network namespace, behind an external IP that is the node's address."""
     bring(flows, plan(endpoint(NODE), external=(NODE,), target=53))
     assert not flows.is_stale(flow(f"{NODE}:53"))
     assert flows.is_stale(UNTRANSLATED)
@@ -107,7 +107,7 @@ def test_translated_flows_of_a_deleted_service_are_stale_until_forgotten(flows: 
     assert flows.is_stale(TO_ONE)
     assert not flows.is_stale(UNTRANSLATED)
     flows.forget_gone(Family.IPV4)
-    assert not flows.is_stale(TO_ONE)  # whoever translates now is somebody else
+    assert not flows.is_stale(TO_ONE)  # another program translates it now
 
 
 def test_removed_frontends_are_forgotten_by_family(flows: StaleFlows) -> None:
@@ -200,7 +200,7 @@ def test_a_new_node_port_address_causes_a_search_if_there_are_node_ports(flows: 
 
 
 def edge() -> dict[PlanKey, ServicePortPlan | None]:
-    """A Service with an external IP that is the node's, and the port of a NodePort."""
+    """Return the plans of a Service whose external IP is the node's address, with the port of a NodePort."""
     service = build.service("edge", port(30053, protocol=UDP), ips=("10.96.0.9",), external=(NODE,))
     slices = [slice_of("edge", TWO, ports=[EndpointPort("", UDP, 5353)])]
     return {each.key: each for each in plan_service(service, slices, None, CONTEXT)}
@@ -264,7 +264,7 @@ def test_flows_to_endpoints_of_an_expected_recreated_service_are_not_stale(flows
 
 
 def test_flows_are_stale_if_an_expected_frontend_does_not_come_into_force(flows: StaleFlows) -> None:
-    """The sync that was to bring it back failed, and flows were looked for before the next one."""
+    """The sync with the frontend failed, and a search ran before the next sync."""
     bring(flows, plan(ONE))
     bring(flows, gone(plan(ONE)))
     flows.expect(plan(ONE))
