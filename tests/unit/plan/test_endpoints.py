@@ -30,7 +30,7 @@ def planned(
 def used(
     *endpoints: Endpoint, uses: UsedScopes = CLUSTER, location: NodeLocation = LOCATION
 ) -> dict[str, str]:
-    """Return the scopes of each address: "cluster", "local", "cluster local", or "" if it only keeps existing flows."""
+    """Return the scopes of each address: "cluster", "local", both, or "" if it only keeps existing flows."""
     found, _ = planned(slice_of("web", *endpoints), uses=uses, location=location)
     return {format_address(e.address): " ".join(["cluster"] * e.cluster + ["local"] * e.local) for e in found}
 
