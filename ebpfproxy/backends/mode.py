@@ -8,9 +8,8 @@ from ebpfproxy.backends.interface import Backend
 from ebpfproxy.config import Config
 from ebpfproxy.errors import KernelError
 from ebpfproxy.model.address import Family
-from ebpfproxy.model.device_side import DeviceSide
-from ebpfproxy.model.socket_counts import SocketCounts
-from ebpfproxy.model.traffic import ServiceTraffic
+from ebpfproxy.model.counters import ServiceTraffic, SocketCounts
+from ebpfproxy.model.device import DeviceSide
 from ebpfproxy.plan.service_plan import NodePlan, PlanContext, PlanKey, ServicePortPlan
 
 

@@ -16,7 +16,7 @@ from ebpfproxy.linux.netlink import conntrack, local_addresses, netlink
 from ebpfproxy.model.address import Address, Family, Protocol, parse_address
 from ebpfproxy.model.endpoint import EndpointPort
 from ebpfproxy.model.service import ServiceType
-from ebpfproxy.plan.exposure import plan_service
+from ebpfproxy.plan.frontends import plan_service
 from ebpfproxy.plan.service_plan import Frontend, NodePlan, PlanKey, ServicePortPlan
 from tests.kernel.nat_testbed import DNS, PATIENCE, TARGET, TCP, UDP, Testbed, answers, forget
 from tests.support import build

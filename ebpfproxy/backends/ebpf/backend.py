@@ -42,9 +42,8 @@ from ebpfproxy.linux import mounts
 from ebpfproxy.linux.locks import FolderLock
 from ebpfproxy.log import Logger
 from ebpfproxy.model.address import Address, Network, Protocol
-from ebpfproxy.model.device_side import DeviceSide
-from ebpfproxy.model.socket_counts import SocketCounts
-from ebpfproxy.model.traffic import ServiceTraffic
+from ebpfproxy.model.counters import ServiceTraffic, SocketCounts
+from ebpfproxy.model.device import DeviceSide
 from ebpfproxy.plan.service_plan import NodePlan, ServicePortPlan, SocketLb
 
 log = Logger(__name__)

@@ -17,7 +17,7 @@ from ebpfproxy.errors import KernelError
 from ebpfproxy.linux.bpf.bpf import Map
 from ebpfproxy.linux.netlink import links
 from ebpfproxy.log import Logger
-from ebpfproxy.model.device_side import DeviceSide
+from ebpfproxy.model.device import DeviceSide
 
 log = Logger(__name__)
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ebpfproxy.backends.ebpf.attachments import Running
 from ebpfproxy.log import Logger
-from ebpfproxy.model.device_side import DeviceSide
+from ebpfproxy.model.device import DeviceSide
 
 log = Logger(__name__)
 

@@ -14,7 +14,7 @@ from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.errors import NotFound
 from ebpfproxy.linux.bpf.bpf import Map
 from ebpfproxy.model.address import protocol_name
-from ebpfproxy.model.traffic import ServiceTraffic
+from ebpfproxy.model.counters import ServiceTraffic
 
 _U32 = struct.Struct("=I")
 _U64 = struct.Struct("=Q")

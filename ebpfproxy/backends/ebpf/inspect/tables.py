@@ -27,7 +27,7 @@ from ebpfproxy.model.address import (
     is_unspecified,
     protocol_name,
 )
-from ebpfproxy.model.traffic import ServiceTraffic
+from ebpfproxy.model.counters import ServiceTraffic
 
 _U32 = struct.Struct("=I")
 _SLOT_STRIDE = 8

@@ -21,7 +21,7 @@ from ebpfproxy.errors import KernelError, NotFound
 from ebpfproxy.linux.sockets import sockets
 from ebpfproxy.log import Logger
 from ebpfproxy.model.address import format_endpoint
-from ebpfproxy.model.socket_counts import SocketCounts
+from ebpfproxy.model.counters import SocketCounts
 
 log = Logger(__name__)
 

@@ -23,7 +23,7 @@ from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import Service
 from ebpfproxy.plan.claims import Claims
-from ebpfproxy.plan.exposure import plan_service
+from ebpfproxy.plan.frontends import plan_service
 from ebpfproxy.plan.service_plan import (
     DetectLocal,
     FrontendKind,

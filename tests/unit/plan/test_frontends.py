@@ -1,4 +1,4 @@
-"""Frontends, families, source ranges, and who is masqueraded."""
+"""Plans of Services: frontends, families, traffic policy results and source ranges."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ from ebpfproxy.model.address import Family, Protocol, format_address, format_net
 from ebpfproxy.model.endpoint import EndpointPort
 from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import Service, ServiceType, TrafficPolicy
-from ebpfproxy.plan.exposure import plan_service
+from ebpfproxy.plan.frontends import plan_service
 from ebpfproxy.plan.service_plan import (
     DetectLocal,
     FrontendKind,
@@ -30,12 +30,12 @@ MASQUERADE_ALL = dataclasses.replace(CONTEXT, masquerade_all=True)
 def planned(
     service: Service, *endpoints: object, node: Node | None = None, context: PlanContext = CONTEXT
 ) -> ServicePortPlan:
-    """The one plan of a Service of one port and one family."""
+    """Return the plan of a Service with one port and one family."""
     (plan,) = plan_service(service, [slice_of("web", *endpoints)], node, context)  # type: ignore[arg-type]
     return plan
 
 
-def dialled(plan: ServicePortPlan) -> list[tuple[str, str, int]]:
+def listed(plan: ServicePortPlan) -> list[tuple[str, str, int]]:
     return [(f.kind.value, format_address(f.frontend.address), f.frontend.port) for f in plan.frontends]
 
 
@@ -47,11 +47,11 @@ def row(frontend: FrontendPlan) -> tuple[PolicyResult, PolicyResult, PolicyResul
     return frontend.pod, frontend.node, frontend.outside
 
 
-def test_frontends_stand_in_the_order_of_the_kinds() -> None:
+def test_frontends_are_in_the_order_of_their_kinds() -> None:
     service = build.service(
         "web", port(80, node_port=30080), external=["203.0.113.1"], balancer=["203.0.113.2"]
     )
-    assert dialled(planned(service)) == [
+    assert listed(planned(service)) == [
         ("ClusterIP", "10.96.0.10", 80),
         ("ExternalIP", "203.0.113.1", 80),
         ("LoadBalancer", "203.0.113.2", 80),
@@ -59,23 +59,29 @@ def test_frontends_stand_in_the_order_of_the_kinds() -> None:
     ]
 
 
-def test_an_address_named_twice_is_one_frontend() -> None:
+def test_an_address_that_is_listed_twice_is_one_frontend() -> None:
     service = build.service(external=["203.0.113.1", "203.0.113.1", "10.96.0.10"])
-    assert dialled(planned(service)) == [("ClusterIP", "10.96.0.10", 80), ("ExternalIP", "203.0.113.1", 80)]
+    assert listed(planned(service)) == [
+        ("ClusterIP", "10.96.0.10", 80),
+        ("ExternalIP", "203.0.113.1", 80),
+    ]
 
 
-def test_an_external_ip_is_no_way_around_the_load_balancers_source_ranges() -> None:
+def test_an_external_ip_that_is_a_load_balancer_ip_keeps_its_source_ranges() -> None:
     """cilium #44718."""
     service = build.service(external=["203.0.113.1"], balancer=["203.0.113.1"])
-    assert dialled(planned(service)) == [("ClusterIP", "10.96.0.10", 80), ("LoadBalancer", "203.0.113.1", 80)]
+    assert listed(planned(service)) == [
+        ("ClusterIP", "10.96.0.10", 80),
+        ("LoadBalancer", "203.0.113.1", 80),
+    ]
 
 
 def test_an_unspecified_external_ip_never_becomes_a_node_port() -> None:
     service = build.service(external=["0.0.0.0", "::"], balancer=["0.0.0.0"])
-    assert dialled(planned(service)) == [("ClusterIP", "10.96.0.10", 80)]
+    assert listed(planned(service)) == [("ClusterIP", "10.96.0.10", 80)]
 
 
-def test_addresses_of_a_family_without_cluster_ip_do_not_exist() -> None:
+def test_a_family_without_cluster_ip_has_no_plan() -> None:
     service = build.service(external=["2001:db8::1", "203.0.113.1"])
     assert [plan.family for plan in plan_service(service, (), None, CONTEXT)] == [Family.IPV4]
 
@@ -103,8 +109,8 @@ def test_both_families_and_all_ports_are_planned_in_order() -> None:
     ]
 
 
-def test_tcp_and_udp_of_one_number_do_not_share_endpoints() -> None:
-    """kpng's eBPF backend had no protocol in its key, so that 53/TCP and 53/UDP were one."""
+def test_tcp_and_udp_ports_with_the_same_number_do_not_share_endpoints() -> None:
+    """Regression of kpng: its key had no protocol, so 53/TCP and 53/UDP were the same."""
     service = build.service("web", port(53, "dns", protocol=Protocol.UDP), port(53, "dns-tcp"))
     ports = (EndpointPort("dns", Protocol.UDP, 1053), EndpointPort("dns-tcp", Protocol.TCP, 2053))
     plans = plan_service(service, [slice_of("web", endpoint(), ports=ports)], None, CONTEXT)
@@ -118,18 +124,20 @@ def test_tcp_and_udp_of_one_number_do_not_share_endpoints() -> None:
     ("context", "pod", "others"),
     [(CONTEXT, False, True), (MASQUERADE_ALL, True, True), (NO_DETECTOR, False, False)],
 )
-def test_a_cluster_ip_masquerades_who_is_not_a_pod(context: PlanContext, pod: bool, others: bool) -> None:
+def test_a_cluster_ip_masquerades_clients_that_are_not_pods(
+    context: PlanContext, pod: bool, others: bool
+) -> None:
     (frontend,) = planned(build.service(), context=context).frontends
     assert row(frontend) == tuple(PolicyResult(Scope.CLUSTER, m) for m in (pod, others, others))
 
 
 @pytest.mark.parametrize("context", [CONTEXT, MASQUERADE_ALL, NO_DETECTOR])
-def test_external_policy_cluster_masquerades_everybody(context: PlanContext) -> None:
+def test_external_policy_cluster_masquerades_every_client(context: PlanContext) -> None:
     plan = planned(build.service("web", port(80, node_port=30080)), context=context)
     assert set(row(of_kind(plan, FrontendKind.NODE_PORT))) == {PolicyResult(Scope.CLUSTER, True)}
 
 
-def test_external_policy_local_lets_pods_and_the_node_reach_every_endpoint() -> None:
+def test_with_external_policy_local_pods_and_the_node_use_endpoints_of_all_nodes() -> None:
     service = build.service(
         "web", port(80, node_port=30080), type_=ServiceType.NODE_PORT, external_policy=LOCAL
     )
@@ -152,19 +160,19 @@ def test_without_a_detector_pods_count_as_outside_for_external_policy_local() ->
     assert node == PolicyResult(Scope.CLUSTER, True)
 
 
-def test_external_policy_local_does_not_count_for_a_cluster_ip_service_without_external_ip() -> None:
+def test_external_policy_local_is_ignored_for_type_cluster_ip_without_external_ip() -> None:
     service = build.service("web", port(80, node_port=30080), external_policy=LOCAL)
     plan = planned(service, endpoint(node=HERE))
     assert of_kind(plan, FrontendKind.NODE_PORT).outside == PolicyResult(Scope.CLUSTER, True)
     assert not any(each.local for each in plan.endpoints)
 
 
-def test_external_policy_local_counts_for_a_cluster_ip_service_with_an_external_ip() -> None:
+def test_external_policy_local_applies_to_type_cluster_ip_with_an_external_ip() -> None:
     plan = planned(build.service(external=["203.0.113.1"], external_policy=LOCAL), endpoint(node=HERE))
     assert of_kind(plan, FrontendKind.EXTERNAL_IP).outside == PolicyResult(Scope.LOCAL, False)
 
 
-def test_internal_policy_local_is_only_about_the_cluster_ip() -> None:
+def test_internal_policy_local_applies_only_to_the_cluster_ip() -> None:
     service = build.service("web", port(80, node_port=30080), internal_policy=LOCAL)
     plan = planned(service, endpoint("10.1.0.1", HERE), endpoint("10.1.0.2", ELSEWHERE))
     assert of_kind(plan, FrontendKind.CLUSTER_IP).pod == PolicyResult(Scope.LOCAL, False)
@@ -178,12 +186,12 @@ def test_internal_policy_local_without_external_traffic_never_uses_scope_cluster
     assert plan.no_endpoint_action is NoEndpointAction.DROP
 
 
-def test_nobody_anywhere_is_a_rejection() -> None:
+def test_without_endpoints_on_any_node_connections_are_rejected() -> None:
     assert planned(build.service(internal_policy=LOCAL)).no_endpoint_action is NoEndpointAction.REJECT
 
 
-def test_source_ranges_are_only_about_the_load_balancer() -> None:
-    """cilium/cilium 44718 is about ranges that were applied to an external IP."""
+def test_source_ranges_apply_only_to_load_balancer_ips() -> None:
+    """In cilium/cilium 44718 the ranges were applied to an external IP."""
     service = build.service(
         "web",
         port(80, node_port=30080),
@@ -199,7 +207,7 @@ def test_source_ranges_are_only_about_the_load_balancer() -> None:
     assert not frontend.node_admitted
 
 
-def test_source_ranges_of_the_other_family_alone_restrict_nothing() -> None:
+def test_source_ranges_only_of_the_other_family_restrict_nothing() -> None:
     plan = planned(build.service(balancer=["203.0.113.2"], ranges=["2001:db8::/32"]))
     frontend = of_kind(plan, FrontendKind.LOAD_BALANCER)
     assert (frontend.restricted, frontend.source_ranges, frontend.node_admitted) == (False, (), True)
@@ -216,7 +224,7 @@ def test_source_ranges_of_the_other_family_alone_restrict_nothing() -> None:
         (["192.0.2.0/24"], build.node(addresses=["2001:db8::10"]), False),
     ],
 )
-def test_the_node_is_admitted_where_a_range_has_its_address(
+def test_the_node_is_admitted_if_a_range_contains_its_address(
     ranges: list[str], node: Node | None, admitted: bool
 ) -> None:
     plan = planned(build.service(balancer=["203.0.113.2"], ranges=ranges), node=node)
@@ -224,7 +232,7 @@ def test_the_node_is_admitted_where_a_range_has_its_address(
     assert (frontend.restricted, frontend.node_admitted) == (True, admitted)
 
 
-def test_the_node_is_admitted_where_a_range_has_its_bind_address() -> None:
+def test_the_node_is_admitted_if_a_range_contains_its_bind_address() -> None:
     context = dataclasses.replace(CONTEXT, bind_address=parse_address("198.51.100.9"))
     balanced = build.service(balancer=["203.0.113.2"], ranges=["198.51.100.0/24"])
     plan = planned(balanced, node=build.node(), context=context)

@@ -1,4 +1,4 @@
-"""What changes of the node, of its addresses and of its devices lead to."""
+"""Effects of changes of the Node, its addresses and its devices."""
 
 import dataclasses
 import logging
@@ -14,14 +14,14 @@ from ebpfproxy.model.address import Protocol, parse_address, parse_network
 from ebpfproxy.model.device import ETHERNET, Device
 from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import Service, ServiceType
-from ebpfproxy.plan import exposure, node_plan
+from ebpfproxy.plan import frontends, node_plan
 from ebpfproxy.plan.service_plan import DetectLocal, Frontend, NodePlan, ServicePortPlan
 from tests.support.build import CONTEXT, HERE, endpoint, networks, node, port, service, slice_of
 from tests.support.fake_backend import Entry, FakeBackend, Key
 from tests.unit.agent.agent import API, API_SLICE, LOCAL, WEB, WEB_SLICE, Agent, gone, key
 
 
-def test_a_change_of_the_node_plans_everything_anew(agent: Agent) -> None:
+def test_a_change_of_the_node_plans_all_services_again(agent: Agent) -> None:
     local = service(
         "web",
         port(80, node_port=30080),
@@ -42,7 +42,7 @@ def test_a_change_of_the_node_plans_everything_anew(agent: Agent) -> None:
 
 @dataclasses.dataclass
 class Work:
-    """What a proxier did: of which Services plans were made, how often one of the node."""
+    """The Services that were planned, and how often the node was planned."""
 
     services: list[str] = dataclasses.field(default_factory=list)
     nodes: int = 0
@@ -54,7 +54,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Work:
 
     def plan_service(service_: Service, *rest: Any) -> tuple[ServicePortPlan, ...]:
         done.services.append(service_.name.name)
-        return exposure.plan_service(service_, *rest)
+        return frontends.plan_service(service_, *rest)
 
     def plan_node(*given: Any) -> NodePlan:
         done.nodes += 1
@@ -65,8 +65,8 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Work:
     return done
 
 
-def test_a_new_pods_local_address_plans_the_node_and_no_service(agent: Agent, work: Work) -> None:
-    """Each Pod's veth brings an fe80:: address: planning all Services for that takes 400 ms at 10 000."""
+def test_a_new_local_address_plans_the_node_and_no_service(agent: Agent, work: Work) -> None:
+    """Each Pod's veth adds an fe80:: address. Planning 10 000 Services for that would take 400 ms."""
     agent.sync(WEB, API, WEB_SLICE, API_SLICE, LOCAL, NodeChanged(node(zone="a")))
     assert work == Work(work.services, 1)
     assert sorted(work.services) == ["api", "web"]
@@ -77,9 +77,7 @@ def test_a_new_pods_local_address_plans_the_node_and_no_service(agent: Agent, wo
     assert set(agent.kernel.networks) == more
 
 
-def test_what_a_change_of_the_node_and_one_of_a_service_ask_for_is_planned_once(
-    agent: Agent, work: Work
-) -> None:
+def test_simultaneous_changes_of_node_and_service_plan_each_service_once(agent: Agent, work: Work) -> None:
     agent.sync(WEB, API, LOCAL)
     work.services.clear()
     agent.sync(WEB_SLICE, NodeChanged(node(zone="b")), AddressesChanged(frozenset()))
@@ -97,7 +95,7 @@ VETHS = tuple(Device(number, f"veth{number}", "veth", ETHERNET, up=True) for num
 
 
 class Recorded(FakeBackend):
-    """Remembers the devices of each plan of the node that it was given."""
+    """A backend that records the devices of each node plan."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,23 +118,25 @@ def host(recorded: Recorded) -> Agent:
     agent = Agent()
     agent.plane = recorded
     recorded.open()
-    agent.proxier = Reconciler(recorded, CONTEXT)
+    agent.reconciler = Reconciler(recorded, CONTEXT)
     agent.sync(DevicesChanged((ETH0, *VETHS)), LOCAL)
     assert recorded.devices == [{"eth0"}]
     recorded.devices.clear()
     return agent
 
 
-def test_pods_devices_are_taken_once_a_service_needs_their_packets(host: Agent, recorded: Recorded) -> None:
+def test_devices_of_pods_are_planned_once_a_service_needs_their_packets(
+    host: Agent, recorded: Recorded
+) -> None:
     host.sync(ranged("ranged", 8, "198.51.100.0/24"))
     host.sync(WEB, ranged("other", 9, "198.51.100.0/24"))
-    assert (recorded.devices, host.proxier.needing_pods) == ([{"eth0", "veth8", "veth9"}], 2)
+    assert (recorded.devices, host.reconciler.needing_pods) == ([{"eth0", "veth8", "veth9"}], 2)
     host.sync(gone("ranged"))
     host.sync(ranged("other", 9))
-    assert (len(recorded.devices), host.proxier.needing_pods) == (1, 0)
+    assert (len(recorded.devices), host.reconciler.needing_pods) == (1, 0)
 
 
-def test_pods_that_were_served_stay_so_when_nothing_needs_them_and_new_ones_are_left_alone(
+def test_devices_of_pods_stay_planned_when_no_longer_needed_but_new_ones_are_not_added(
     host: Agent, recorded: Recorded
 ) -> None:
     host.sync(ranged("ranged", 8, "198.51.100.0/24"))
@@ -149,31 +149,29 @@ def test_pods_that_were_served_stay_so_when_nothing_needs_them_and_new_ones_are_
     assert recorded.devices[1:] == [{"eth0", "veth9"}], "its life ended, so it is another one"
 
 
-def test_a_device_with_the_index_of_one_that_was_served_and_another_name_is_another_one(
-    host: Agent, recorded: Recorded
-) -> None:
+def test_a_device_with_a_reused_ifindex_and_another_name_is_not_kept(host: Agent, recorded: Recorded) -> None:
     host.sync(ranged("ranged", 8, "198.51.100.0/24"))
     host.sync(gone("ranged"))
     host.sync(DevicesChanged((ETH0, VETHS[0]._replace(name="other"), VETHS[1])))
     assert recorded.devices[1:] == [{"eth0", "veth9"}]
 
 
-def test_what_the_first_services_need_is_in_the_first_plan_of_the_node() -> None:
+def test_devices_that_the_first_services_need_are_in_the_first_node_plan() -> None:
     agent, recorded = Agent(), Recorded()
     recorded.open()
-    agent.proxier = Reconciler(recorded, CONTEXT)
-    agent.tell(ranged("ranged", 8, "198.51.100.0/24"), DevicesChanged((ETH0, *VETHS)))
+    agent.reconciler = Reconciler(recorded, CONTEXT)
+    agent.fold(ranged("ranged", 8, "198.51.100.0/24"), DevicesChanged((ETH0, *VETHS)))
     agent.plan()
     assert recorded.devices == [{"eth0", "veth8", "veth9"}]
 
 
-def test_the_device_of_a_pod_that_bypasses_is_taken(host: Agent, recorded: Recorded) -> None:
+def test_the_device_of_a_bypassing_pod_is_planned(host: Agent, recorded: Recorded) -> None:
     host.sync(PodsBypass(frozenset({9})))
     assert recorded.devices == [{"eth0", "veth9"}]
 
 
-def test_a_device_that_means_nothing_here_leaves_the_entries_alone(host: Agent, recorded: Recorded) -> None:
-    """With sockets looked at, a pod's veth is one of those."""
+def test_a_change_of_an_unplanned_device_changes_no_entries(host: Agent, recorded: Recorded) -> None:
+    """A pod's veth is not planned while the socket path serves pods."""
     for veths in (VETHS[:1], (*VETHS, VETHS[0]._replace(ifindex=10, name="veth10"))):
         assert host.sync(DevicesChanged((ETH0, *veths))) == SyncResult(0, 0, 0, 0)
     assert recorded.devices == []
@@ -181,21 +179,21 @@ def test_a_device_that_means_nothing_here_leaves_the_entries_alone(host: Agent, 
     assert recorded.devices == [set()]
 
 
-def test_a_service_that_goes_as_the_node_changes_is_gone(agent: Agent) -> None:
+def test_a_service_deleted_together_with_a_node_change_is_removed(agent: Agent) -> None:
     agent.sync(WEB, API)
     agent.sync(gone("web"), NodeChanged(node(zone="b")))
     assert agent.served() == {"default/api"}
 
 
-def test_a_node_that_has_no_local_address_is_planned_in_the_first_sync_too(agent: Agent, work: Work) -> None:
-    """What it asks for besides its networks is there to be attached."""
+def test_a_node_without_local_addresses_is_planned_in_the_first_sync(agent: Agent, work: Work) -> None:
+    """The node plan has more than networks, such as devices."""
     agent.sync(WEB)
     assert work.nodes == 1
     agent.sync(API)
     assert work.nodes == 1
 
 
-def test_local_networks_come_and_go_with_the_nodes_addresses(agent: Agent) -> None:
+def test_local_network_entries_follow_the_nodes_addresses(agent: Agent) -> None:
     agent.sync(WEB, LOCAL)
     more = networks(("127.0.0.0/8", "192.0.2.11/32"))
     done = agent.sync(AddressesChanged(frozenset(more)))
@@ -203,15 +201,15 @@ def test_local_networks_come_and_go_with_the_nodes_addresses(agent: Agent) -> No
     assert (done.put, done.dropped) == (1, 1)
 
 
-def test_one_that_is_not_there_any_more_is_not_missed() -> None:
-    """The node's own entries go when the node knows no networks any more."""
+def test_the_nodes_entries_are_removed_when_it_has_no_networks() -> None:
+    """The node has no local networks any more."""
     agent = Agent()
     agent.sync(LOCAL, NodeChanged(Node(HERE)))
     agent.sync(AddressesChanged(frozenset()))
     assert agent.kernel.networks == {}
 
 
-def test_that_pods_cannot_be_told_is_said_once_and_that_they_can_be_at_last(
+def test_missing_local_detection_is_logged_once_and_again_when_it_works(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, reconciler.__name__)
@@ -226,14 +224,14 @@ def test_that_pods_cannot_be_told_is_said_once_and_that_they_can_be_at_last(
     ]
 
 
-def test_services_are_planned_anew_when_the_node_is_given_its_pods_networks() -> None:
+def test_services_are_planned_again_when_the_node_gets_its_pod_cidrs() -> None:
     """kubernetes issue 111321."""
     agent = Agent(context=dataclasses.replace(CONTEXT, detect_local=DetectLocal.NODE_CIDR))
     agent.sync(LOCAL, NodeChanged(node()), WEB, WEB_SLICE)
-    agent.proxier.take_changed()
+    agent.reconciler.take_changed()
     given = dataclasses.replace(node(), pod_cidrs=networks(["10.1.0.0/24"]))
     agent.sync(NodeChanged(given))
-    (plan,) = agent.proxier.take_changed().values()
+    (plan,) = agent.reconciler.take_changed().values()
     assert plan is not None
     assert plan.local_traffic is not None
     assert plan.local_traffic.network == parse_network("10.1.0.0/24")

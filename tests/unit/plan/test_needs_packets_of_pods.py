@@ -1,4 +1,4 @@
-"""Which ports of Services a pod reaches rightly only by its packets."""
+"""Which ServicePorts need the packets of pods."""
 
 import dataclasses
 
@@ -7,8 +7,8 @@ import pytest
 from ebpfproxy.model.address import Protocol
 from ebpfproxy.model.endpoint import Endpoint, EndpointPort
 from ebpfproxy.model.service import Service, ServiceType, TrafficPolicy
-from ebpfproxy.plan.exposure import plan_service
-from ebpfproxy.plan.needs import needs_packets_of_pods
+from ebpfproxy.plan.devices import needs_packets_of_pods
+from ebpfproxy.plan.frontends import plan_service
 from ebpfproxy.plan.service_plan import DetectLocal
 from tests.support.build import CONTEXT, HERE, endpoint, port, service, slice_of
 
@@ -29,21 +29,21 @@ def needs(of: Service, *endpoints: Endpoint, detector: bool = True) -> bool:
 
 
 @pytest.mark.parametrize("of", [service(), BALANCED, INTERNAL, EXTERNAL])
-def test_one_with_an_endpoint_here_is_left_to_the_sockets(of: Service) -> None:
+def test_a_service_with_a_local_endpoint_does_not_need_packets_of_pods(of: Service) -> None:
     assert not needs(of, endpoint(node=HERE))
 
 
-def test_source_ranges_are_for_packets_whatever_endpoints_there_are() -> None:
+def test_source_ranges_need_packets_of_pods_with_and_without_endpoints() -> None:
     assert needs(RANGED, endpoint())
     assert needs(RANGED)
 
 
-def test_ranges_of_the_other_family_restrict_nothing() -> None:
+def test_source_ranges_of_the_other_family_do_not_need_packets_of_pods() -> None:
     four = dataclasses.replace(BALANCED, source_ranges=service(ranges=["fd00::/8"]).source_ranges)
     assert not needs(four, endpoint())
 
 
-def test_sctp_is_for_packets() -> None:
+def test_sctp_needs_packets_of_pods() -> None:
     sctp = service("web", port(protocol=Protocol.SCTP))
     (plan,) = plan_service(
         sctp, [slice_of("web", endpoint(), ports=[EndpointPort("", Protocol.SCTP, 8080)])], None, CONTEXT
@@ -51,21 +51,21 @@ def test_sctp_is_for_packets() -> None:
     assert needs_packets_of_pods(plan)
 
 
-def test_what_is_refused_is_refused_at_the_socket() -> None:
+def test_a_rejection_without_endpoints_does_not_need_packets_of_pods() -> None:
     assert not needs(service())
     assert not needs(INTERNAL)
 
 
-def test_what_meets_silence_is_dropped_as_a_packet() -> None:
+def test_a_drop_without_local_endpoints_needs_packets_of_pods() -> None:
     assert needs(INTERNAL, endpoint(node="elsewhere"))
 
 
-def test_where_only_others_than_pods_meet_silence_pods_need_nothing() -> None:
+def test_a_drop_that_does_not_concern_pods_does_not_need_their_packets() -> None:
     assert not needs(EXTERNAL, endpoint(node="elsewhere"))
     assert needs(EXTERNAL, endpoint(node="elsewhere"), detector=False)
 
 
-def test_a_port_whose_frontends_all_are_anothers_needs_nothing() -> None:
+def test_a_plan_that_lost_all_frontends_does_not_need_packets_of_pods() -> None:
     for of in (RANGED, INTERNAL, service("web", port(protocol=Protocol.SCTP))):
         (plan,) = plan_service(of, [slice_of("web", endpoint())], None, CONTEXT)
         assert not needs_packets_of_pods(dataclasses.replace(plan, frontends=()))

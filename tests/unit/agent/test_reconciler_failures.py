@@ -1,4 +1,4 @@
-"""Syncs that fail, and what the kernel rejects: nothing is lost, and all else is served."""
+"""Failed syncs and rejected entries: no change is lost, and everything else is served."""
 
 import logging
 
@@ -17,7 +17,7 @@ from tests.unit.agent.agent import API, WEB, WEB_SLICE, Agent, gone, key
 
 
 @pytest.mark.parametrize("after", range(6))
-def test_a_sync_that_fails_loses_nothing(agent: Agent, after: int) -> None:
+def test_a_failed_sync_loses_no_change(agent: Agent, after: int) -> None:
     agent.sync(WEB, WEB_SLICE)
     agent.plane.fail_next_apply(KernelError("no"), after)
     with pytest.raises(KernelError, match="no"):
@@ -28,23 +28,23 @@ def test_a_sync_that_fails_loses_nothing(agent: Agent, after: int) -> None:
     assert not agent.kernel.frontends.keys() - {Frontend(parse_address("10.96.0.2"), 80, Protocol.TCP)}
 
 
-def test_what_the_kernel_holds_is_known_after_a_sync_that_succeeded(agent: Agent) -> None:
-    assert not agent.proxier.holds([key("web")])
+def test_holds_is_true_only_after_a_successful_sync(agent: Agent) -> None:
+    assert not agent.reconciler.holds([key("web")])
     agent.sync(WEB, WEB_SLICE)
-    assert agent.proxier.holds([key("web")])
-    assert not agent.proxier.holds([key("web"), key("api")])
+    assert agent.reconciler.holds([key("web")])
+    assert not agent.reconciler.holds([key("web"), key("api")])
     agent.plane.fail_next_apply(KernelError("no"))
     with pytest.raises(KernelError):
         agent.sync(API)
-    assert not agent.proxier.holds([key("web")])
+    assert not agent.reconciler.holds([key("web")])
     agent.sync()
-    assert agent.proxier.holds([key("web"), key("api")])
+    assert agent.reconciler.holds([key("web"), key("api")])
     agent.sync(gone("web"))
-    assert not agent.proxier.holds([key("web")])
+    assert not agent.reconciler.holds([key("web")])
 
 
-def test_after_a_failure_nothing_is_taken_for_granted(agent: Agent) -> None:
-    """An error of apply means that nothing is known of the kernel."""
+def test_after_a_failure_the_kernel_is_read_back(agent: Agent) -> None:
+    """After an error of apply the state of the kernel is unknown."""
     agent.sync(WEB, WEB_SLICE)
     agent.plane.fail_next_apply(KernelError("no"))
     with pytest.raises(KernelError):
@@ -55,7 +55,7 @@ def test_after_a_failure_nothing_is_taken_for_granted(agent: Agent) -> None:
     assert agent.served() == {"default/web", "default/api"}
 
 
-def test_changes_between_a_failure_and_the_next_sync_are_in_it(agent: Agent) -> None:
+def test_changes_after_a_failure_are_in_the_next_sync(agent: Agent) -> None:
     agent.sync(WEB)
     agent.plane.fail_next_apply(KernelError("no"))
     with pytest.raises(KernelError):
@@ -64,7 +64,7 @@ def test_changes_between_a_failure_and_the_next_sync_are_in_it(agent: Agent) -> 
     assert agent.served() == {"default/api", "default/third"}
 
 
-def test_a_kernel_that_cannot_be_read_is_read_again(agent: Agent) -> None:
+def test_after_a_failed_read_the_next_sync_reads_again(agent: Agent) -> None:
     agent.plane.fail_next_read(KernelError("no"))
     with pytest.raises(KernelError):
         agent.sync(WEB)
@@ -73,7 +73,7 @@ def test_a_kernel_that_cannot_be_read_is_read_again(agent: Agent) -> None:
     assert agent.served() == {"default/web"}
 
 
-def test_a_verification_that_cannot_read_does_not_trust_what_it_believed(agent: Agent) -> None:
+def test_after_a_failed_verification_the_next_sync_reads_again(agent: Agent) -> None:
     agent.sync(WEB)
     agent.kernel.ports.clear()
     agent.plane.fail_next_read(KernelError("no"))
@@ -83,7 +83,7 @@ def test_a_verification_that_cannot_read_does_not_trust_what_it_believed(agent: 
     assert agent.served() == {"default/web"}
 
 
-def test_many_failures_in_a_row_lose_nothing_either(agent: Agent) -> None:
+def test_many_consecutive_failures_lose_no_change(agent: Agent) -> None:
     for number in range(1, 6):
         agent.plane.fail_next_apply(KernelError("no"), after=number)
         with pytest.raises(KernelError):
@@ -96,17 +96,17 @@ def test_many_failures_in_a_row_lose_nothing_either(agent: Agent) -> None:
 
 
 class Clinging(FakeBackend):
-    """Can drop nothing."""
+    """A backend that rejects every drop."""
 
     def apply(self, delta: Delta[Key, Entry]) -> dict[Key, KernelError]:
         rejected = dict(super().apply(Delta(delta.puts, frozenset())))
         return rejected | {key: KernelError("it clings") for key in delta.drops}
 
 
-def test_a_drop_that_is_refused_counts_as_refused_and_as_nothing_else() -> None:
+def test_a_rejected_drop_counts_only_as_rejected() -> None:
     agent, plane = Agent(), Clinging()
     plane.open()
-    agent.proxier = Reconciler(plane, CONTEXT)
+    agent.reconciler = Reconciler(plane, CONTEXT)
     assert agent.sync(WEB, WEB_SLICE) == SyncResult(put=1, dropped=0, rejected=0, drifted=0)
     assert agent.sync(gone("web")) == SyncResult(put=0, dropped=0, rejected=1, drifted=0)
 
@@ -115,7 +115,7 @@ def small_agent(capacity: int) -> Agent:
     return Agent(FakeKernel(capacity))
 
 
-def test_what_is_refused_is_tried_again_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_rejected_entry_is_retried_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     agent = small_agent(1)
     with caplog.at_level(logging.WARNING, logger="ebpfproxy"):
         assert agent.sync(WEB).rejected == 0
@@ -131,7 +131,7 @@ def test_what_is_refused_is_tried_again_and_told_once(caplog: pytest.LogCaptureF
         assert len(caplog.records) == 1
 
 
-def test_a_refusal_that_comes_back_is_told_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_rejection_that_recurs_is_logged_again(caplog: pytest.LogCaptureFixture) -> None:
     agent = small_agent(1)
     agent.sync(WEB)
     with caplog.at_level(logging.WARNING, logger="ebpfproxy"):
@@ -142,7 +142,7 @@ def test_a_refusal_that_comes_back_is_told_again(caplog: pytest.LogCaptureFixtur
     assert [record.getMessage() for record in caplog.records] == [NOT_SERVED] * 2
 
 
-def test_a_refusal_names_the_reason_and_the_way_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_rejection_is_logged_with_reason_and_hint(caplog: pytest.LogCaptureFixture) -> None:
     class Full(FakeBackend):
         def apply(self, delta):  # type: ignore[no-untyped-def]
             return dict.fromkeys(delta.puts, TableFull("map services is full", "raise the limit"))
@@ -150,14 +150,14 @@ def test_a_refusal_names_the_reason_and_the_way_out(caplog: pytest.LogCaptureFix
     agent = Agent()
     agent.plane = Full(agent.kernel)
     agent.plane.open()
-    agent.proxier = Reconciler(agent.plane, CONTEXT)
+    agent.reconciler = Reconciler(agent.plane, CONTEXT)
     with caplog.at_level(logging.WARNING, logger="ebpfproxy"):
         agent.sync(WEB)
     values = caplog.records[0].__dict__["values"]
     assert values == {"reason": "map services is full", "hint": "raise the limit"}
 
 
-def test_a_refused_change_leaves_what_was_there_and_is_retried(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_rejected_change_keeps_the_previous_entry_and_is_retried(caplog: pytest.LogCaptureFixture) -> None:
     agent = small_agent(2)
     agent.sync(WEB, API)
     grown = service("web", ips=["10.96.0.1"], external=["203.0.113.1"])
@@ -170,7 +170,7 @@ def test_a_refused_change_leaves_what_was_there_and_is_retried(caplog: pytest.Lo
     assert {owner for owner, _ in agent.kernel.frontends.values()} == {key("web")}
 
 
-def test_what_is_refused_is_tried_again_without_reading_the_kernel() -> None:
+def test_a_rejected_entry_is_retried_without_reading_the_kernel() -> None:
     agent = small_agent(1)
     agent.sync(WEB)
     agent.sync(API)
@@ -180,8 +180,8 @@ def test_what_is_refused_is_tried_again_without_reading_the_kernel() -> None:
     assert agent.served() == {"default/api"}
 
 
-def test_a_refused_service_that_lost_a_frontend_meanwhile_has_it_again_once_it_is_as_it_was() -> None:
-    """What it had was kept, but for what another took: so what is believed to be there is not."""
+def test_a_rejected_service_regains_a_lost_frontend_after_its_change_is_reverted() -> None:
+    """The kernel kept its previous entry, except for the frontend that another Service took."""
     agent = small_agent(3)
     a, b = service("a", ips=["10.96.0.1"], external=["203.0.113.1"]), service("b", ips=["10.96.0.2"])
     agent.sync(a, b)

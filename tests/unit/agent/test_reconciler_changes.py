@@ -1,4 +1,4 @@
-"""What a sync touches: what changed, and nothing else."""
+"""A sync writes exactly what changed."""
 
 import dataclasses
 import logging
@@ -11,7 +11,7 @@ from ebpfproxy.api.event import NodeChanged
 from ebpfproxy.errors import KernelError
 from ebpfproxy.model.address import Network, Protocol, parse_address, parse_network
 from ebpfproxy.model.service import ServiceType, TrafficPolicy
-from ebpfproxy.plan import size
+from ebpfproxy.plan import counts
 from ebpfproxy.plan.service_plan import Frontend, NodePlan, ServicePortPlan
 from tests.support.build import HERE, endpoint, node, port, service, slice_of
 from tests.support.fake_backend import Entry, FakeBackend, Key
@@ -25,7 +25,7 @@ def test_the_first_sync_writes_everything(agent: Agent) -> None:
     assert done == SyncResult(put=4, dropped=0, rejected=0, drifted=0)
 
 
-def test_a_change_touches_nothing_but_what_changed(agent: Agent) -> None:
+def test_a_sync_writes_only_what_changed(agent: Agent) -> None:
     agent.sync(WEB, API, WEB_SLICE, API_SLICE)
     done = agent.sync(slice_of("web", endpoint("10.1.0.1"), endpoint("10.1.0.9")))
     assert agent.kernel.writes == [("put", key("web")), ("trim", key("web"))]
@@ -39,21 +39,21 @@ def test_a_change_does_not_read_the_kernel(agent: Agent) -> None:
     assert agent.served() == {"default/web", "default/api"}
 
 
-def test_nothing_changed_writes_nothing(agent: Agent) -> None:
+def test_a_sync_without_changes_writes_nothing(agent: Agent) -> None:
     agent.sync(WEB, WEB_SLICE)
     assert agent.sync() == SyncResult(0, 0, 0, 0)
     assert agent.sync(verify=True) == SyncResult(0, 0, 0, 0)
     assert agent.kernel.writes == []
 
 
-def test_a_change_that_is_taken_back_before_the_sync_writes_nothing(agent: Agent) -> None:
+def test_a_change_that_is_reverted_before_the_sync_writes_nothing(agent: Agent) -> None:
     agent.sync(WEB, WEB_SLICE)
-    agent.tell(slice_of("web", endpoint("10.1.0.9")))
+    agent.fold(slice_of("web", endpoint("10.1.0.9")))
     agent.plan()
     assert agent.sync(WEB_SLICE) == SyncResult(0, 0, 0, 0)
 
 
-def test_a_service_that_is_gone_takes_all_its_keys_along(agent: Agent) -> None:
+def test_all_keys_of_a_deleted_service_are_dropped(agent: Agent) -> None:
     two = service("web", port(80, "http"), port(443, "https"), ips=["10.96.0.1", "fd00::1"])
     agent.sync(two, API)
     assert len(agent.kernel.ports) == 5
@@ -63,14 +63,14 @@ def test_a_service_that_is_gone_takes_all_its_keys_along(agent: Agent) -> None:
     assert {owner[0].name for owner, _ in agent.kernel.frontends.values()} == {"api"}
 
 
-def test_a_service_that_comes_back_as_it_was_is_written_again(agent: Agent) -> None:
+def test_a_recreated_service_is_written_again(agent: Agent) -> None:
     agent.sync(WEB, WEB_SLICE)
     agent.sync(gone("web"))
     assert agent.sync(WEB) == SyncResult(1, 0, 0, 0)
     assert agent.served() == {"default/web"}
 
 
-def test_a_port_that_is_gone_takes_its_key_along(agent: Agent) -> None:
+def test_the_key_of_a_removed_port_is_dropped(agent: Agent) -> None:
     agent.sync(service("web", port(80, "http"), port(443, "https")))
     done = agent.sync(service("web", port(80, "http")))
     assert (done.put, done.dropped) == (0, 1)
@@ -80,7 +80,7 @@ def test_a_port_that_is_gone_takes_its_key_along(agent: Agent) -> None:
 # Claims
 
 
-def test_a_frontend_is_handed_over_by_a_put_before_the_old_owner_is_dropped(agent: Agent) -> None:
+def test_a_frontend_moves_to_its_new_owner_before_the_old_one_is_dropped(agent: Agent) -> None:
     contested = "203.0.113.1"
     agent.sync(
         service("a", ips=["10.96.0.1"], external=[contested]),
@@ -88,14 +88,14 @@ def test_a_frontend_is_handed_over_by_a_put_before_the_old_owner_is_dropped(agen
     )
     frontend = Frontend(parse_address(contested), 80, Protocol.TCP)
     assert agent.kernel.frontends[frontend][0] == key("a")
-    assert agent.proxier.conflicts == 1
+    assert agent.reconciler.conflicts == 1
     agent.sync(gone("a"))
     assert agent.kernel.frontends[frontend][0] == key("b")
-    assert agent.proxier.conflicts == 0
+    assert agent.reconciler.conflicts == 0
     assert agent.kernel.writes == [("put", key("b")), ("trim", key("b")), ("drop", key("a"))]
 
 
-def test_a_better_claim_takes_a_frontend_away_from_whom_it_served(agent: Agent) -> None:
+def test_a_better_claim_takes_a_frontend_from_its_current_owner(agent: Agent) -> None:
     """CVE-2020-8554: an external IP that is another Service's ClusterIP."""
     thief = service("a", ips=["10.96.0.1"], external=["10.96.0.2"])
     frontend = Frontend(parse_address("10.96.0.2"), 80, Protocol.TCP)
@@ -107,7 +107,7 @@ def test_a_better_claim_takes_a_frontend_away_from_whom_it_served(agent: Agent) 
     assert agent.kernel.frontends[frontend][0] == key("a")
 
 
-def test_a_claim_that_is_lost_is_told_once(agent: Agent, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_lost_claim_is_logged_once(agent: Agent, caplog: pytest.LogCaptureFixture) -> None:
     a, b = (service(n, ips=[f"10.96.0.{i}"], external=["203.0.113.1"]) for i, n in enumerate("ab", start=1))
     with caplog.at_level(logging.WARNING, logger="ebpfproxy"):
         agent.sync(a, b)
@@ -116,11 +116,11 @@ def test_a_claim_that_is_lost_is_told_once(agent: Agent, caplog: pytest.LogCaptu
     assert [record.getMessage() for record in caplog.records] == [FRONTEND_CONFLICT]
 
 
-# What several plans have in common
+# Entries that several plans share
 
 
 class Addresses(FakeBackend):
-    """Beside each ServicePort, an entry for each address that is dialed: ports of a Service share it."""
+    """Adds an entry for each frontend address, which ports of a Service share."""
 
     def render(self, plans: Iterable[ServicePortPlan], node: NodePlan | None) -> dict[Key, Entry]:
         plans = tuple(plans)
@@ -128,7 +128,7 @@ class Addresses(FakeBackend):
         return super().render(plans, node) | addresses
 
 
-def test_what_two_ports_share_stays_until_both_are_gone() -> None:
+def test_an_entry_that_two_ports_share_stays_until_both_are_removed() -> None:
     agent = Agent(plane=Addresses())
     both = service("web", port(80, "a"), port(81, "b"), ips=["10.96.0.1"])
     shared = parse_network("10.96.0.1/32")
@@ -148,10 +148,10 @@ def test_an_address_that_another_service_takes_over_in_the_same_sync_stays() -> 
     assert not agent.kernel.networks.keys() & {parse_network("10.96.0.1/32")}
 
 
-# What others are told
+# Results for other parts of the agent
 
 
-def test_health_checks_are_of_the_services_that_want_them_now(agent: Agent) -> None:
+def test_health_checks_exist_only_for_services_that_currently_need_them(agent: Agent) -> None:
     asked = service(
         "web",
         ips=["10.96.0.1"],
@@ -161,20 +161,20 @@ def test_health_checks_are_of_the_services_that_want_them_now(agent: Agent) -> N
     )
     here = slice_of("web", endpoint("10.1.0.1", HERE))
     agent.sync(asked, API, here, API_SLICE, NodeChanged(node()), LOCAL)
-    assert agent.proxier.health_checks == {WEB.name: (WEB.name, 32000, 1)}
+    assert agent.reconciler.health_checks == {WEB.name: (WEB.name, 32000, 1)}
     agent.sync(WEB_SLICE)
-    assert agent.proxier.health_checks == {WEB.name: (WEB.name, 32000, 0)}
+    assert agent.reconciler.health_checks == {WEB.name: (WEB.name, 32000, 0)}
     agent.sync(dataclasses.replace(asked, cluster_ips=()))
-    assert agent.proxier.health_checks == {}
+    assert agent.reconciler.health_checks == {}
     agent.sync(asked)
     agent.sync(gone("web"))
-    assert agent.proxier.health_checks == {}
+    assert agent.reconciler.health_checks == {}
 
 
-def test_in_a_large_cluster_only_what_changes_anyway_is_planned_tersely(
+def test_when_a_cluster_becomes_large_only_changed_plans_become_terse(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(size, "LARGE", 1)
+    monkeypatch.setattr(counts, "LARGE", 1)
     agent.sync(WEB, WEB_SLICE, NodeChanged(node()), LOCAL)
     agent.sync(API, API_SLICE)
     ports = agent.kernel.ports
@@ -187,17 +187,17 @@ def test_in_a_large_cluster_only_what_changes_anyway_is_planned_tersely(
     assert all(plan.terse for plan in again.kernel.ports.values())
 
 
-def test_what_changed_is_told_once_with_what_is_gone(agent: Agent) -> None:
+def test_changed_and_deleted_plans_are_returned_once(agent: Agent) -> None:
     agent.sync(WEB, API)
-    assert agent.proxier.take_changed().keys() == {key("web"), key("api")}
+    assert agent.reconciler.take_changed().keys() == {key("web"), key("api")}
     agent.sync(gone("web"))
-    assert agent.proxier.take_changed() == {key("web"): None}
-    assert agent.proxier.take_changed() == {}
+    assert agent.reconciler.take_changed() == {key("web"): None}
+    assert agent.reconciler.take_changed() == {}
 
 
-def test_the_sums_follow_what_is_planned(agent: Agent) -> None:
+def test_the_sums_for_metrics_follow_the_plans(agent: Agent) -> None:
     def sums() -> tuple[int, int, int, int]:
-        p = agent.proxier
+        p = agent.reconciler
         return p.services, p.endpoints, p.no_local_internal, p.no_local_external
 
     assert sums() == (0, 0, 0, 0)

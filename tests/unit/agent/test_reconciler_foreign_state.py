@@ -1,4 +1,4 @@
-"""What is in the kernel that this run did not write: what an earlier one left, and what somebody else did."""
+"""Entries in the kernel that this run did not write: of a previous run, and of other programs."""
 
 import logging
 
@@ -14,11 +14,11 @@ from tests.support.build import CONTEXT, endpoint, node, slice_of
 from tests.support.fake_backend import Entry, FakeBackend, FakeKernel, Key
 from tests.unit.agent.agent import API, API_SLICE, LOCAL, WEB, WEB_SLICE, Agent, gone, key
 
-# What an earlier run left
+# Leftovers of a previous run
 
 
 class Counted(FakeBackend):
-    """Counts the deltas that it was given."""
+    """A backend that counts the deltas that it applies."""
 
     deltas = 0
 
@@ -34,22 +34,22 @@ class CountedAgent(Agent):
         super().__init__(kernel)
         self.plane = Counted(self.kernel)
         self.plane.open()
-        self.proxier = Reconciler(self.plane, CONTEXT)
+        self.reconciler = Reconciler(self.plane, CONTEXT)
 
 
-def test_what_an_earlier_run_left_that_nobody_wants_is_told_once() -> None:
+def test_leftovers_of_a_previous_run_are_returned_once() -> None:
     first = Agent()
     first.sync(WEB, API, NodeChanged(node()), LOCAL)
     again = Agent(first.kernel)
     again.sync(WEB, NodeChanged(node()), LOCAL)
-    left = again.proxier.take_left_over()
+    left = again.reconciler.take_leftovers()
     assert {str(each[0]) for each in left if isinstance(each[0], ServicePortName)} == {"default/api"}
-    assert not again.proxier.take_left_over()
+    assert not again.reconciler.take_leftovers()
     again.sync(gone("web"))
-    assert not again.proxier.take_left_over()
+    assert not again.reconciler.take_leftovers()
 
 
-def test_what_an_earlier_run_left_is_told_though_it_went_with_a_sync_that_failed(
+def test_leftovers_are_returned_even_if_a_failed_sync_removed_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     first = Agent()
@@ -66,10 +66,10 @@ def test_what_an_earlier_run_left_is_told_though_it_went_with_a_sync_that_failed
         with pytest.raises(KernelError):
             again.sync(WEB, NodeChanged(node()), LOCAL)
     again.sync()
-    assert again.proxier.take_left_over()
+    assert again.reconciler.take_leftovers()
 
 
-def test_a_restart_that_finds_nothing_to_do_lets_the_backend_settle() -> None:
+def test_after_a_restart_without_changes_an_empty_delta_is_applied() -> None:
     before = CountedAgent()
     before.sync(WEB, WEB_SLICE, LOCAL, verify=True)
     again = CountedAgent(before.kernel)
@@ -78,14 +78,14 @@ def test_a_restart_that_finds_nothing_to_do_lets_the_backend_settle() -> None:
     assert again.kernel.writes == []
 
 
-def test_a_sync_that_has_nothing_to_do_and_is_no_verification_asks_the_backend_for_nothing() -> None:
+def test_a_sync_without_changes_or_verification_does_not_call_the_backend() -> None:
     agent = CountedAgent()
     agent.sync(WEB)
     agent.sync()
     assert agent.plane.deltas == 1
 
 
-def test_what_another_run_left_and_nobody_wants_is_dropped_in_the_first_sync(agent: Agent) -> None:
+def test_leftovers_of_a_previous_run_are_dropped_in_the_first_sync(agent: Agent) -> None:
     agent.sync(WEB, API, WEB_SLICE)
     again = Agent(agent.kernel)
     done = again.sync(WEB, WEB_SLICE)
@@ -94,45 +94,45 @@ def test_what_another_run_left_and_nobody_wants_is_dropped_in_the_first_sync(age
     assert agent.kernel.writes == [("drop", key("api"))]
 
 
-# What others do to the kernel
+# Changes by other programs
 
 
-def test_a_kernel_that_nobody_touches_is_not_disturbed(agent: Agent) -> None:
-    assert not agent.proxier.is_disturbed()
+def test_without_external_changes_none_are_reported(agent: Agent) -> None:
+    assert not agent.reconciler.is_modified_externally()
     agent.sync(WEB, WEB_SLICE)
     agent.sync(API)
-    assert not agent.proxier.is_disturbed()
+    assert not agent.reconciler.is_modified_externally()
 
 
-def test_a_kernel_that_somebody_else_changed_is_disturbed_until_it_is_verified(agent: Agent) -> None:
-    agent.sync(WEB, WEB_SLICE)
-    agent.kernel.ports.clear()
-    assert agent.proxier.is_disturbed()
-    agent.sync(verify=True)
-    assert not agent.proxier.is_disturbed()
-
-
-def test_what_somebody_else_changed_is_not_forgotten_by_a_sync_of_ours(agent: Agent) -> None:
-    agent.sync(WEB, WEB_SLICE)
-    agent.kernel.ports.clear()
-    agent.sync(API)
-    assert agent.proxier.is_disturbed()
-    agent.sync()
-    assert agent.proxier.is_disturbed()
-    agent.sync(verify=True)
-    assert not agent.proxier.is_disturbed()
-
-
-def test_what_somebody_else_changed_is_not_forgotten_by_a_sync_that_has_nothing_to_do(agent: Agent) -> None:
-    agent.sync(WEB, WEB_SLICE)
-    agent.kernel.ports.clear()
-    agent.sync()
-    assert agent.proxier.is_disturbed()
-
-
-def test_what_a_foreign_writer_did_is_counted_and_repaired(
-    agent: Agent, caplog: pytest.LogCaptureFixture
+def test_an_external_change_is_reported_until_a_sync_verifies(
+    agent: Agent,
 ) -> None:
+    agent.sync(WEB, WEB_SLICE)
+    agent.kernel.ports.clear()
+    assert agent.reconciler.is_modified_externally()
+    agent.sync(verify=True)
+    assert not agent.reconciler.is_modified_externally()
+
+
+def test_an_external_change_is_still_reported_after_a_sync_that_writes(agent: Agent) -> None:
+    agent.sync(WEB, WEB_SLICE)
+    agent.kernel.ports.clear()
+    agent.sync(API)
+    assert agent.reconciler.is_modified_externally()
+    agent.sync()
+    assert agent.reconciler.is_modified_externally()
+    agent.sync(verify=True)
+    assert not agent.reconciler.is_modified_externally()
+
+
+def test_an_external_change_is_still_reported_after_an_empty_sync(agent: Agent) -> None:
+    agent.sync(WEB, WEB_SLICE)
+    agent.kernel.ports.clear()
+    agent.sync()
+    assert agent.reconciler.is_modified_externally()
+
+
+def test_external_changes_are_counted_and_restored(agent: Agent, caplog: pytest.LogCaptureFixture) -> None:
     agent.sync(WEB, API, WEB_SLICE, API_SLICE, LOCAL)
     agent.kernel.networks.clear()
     del agent.kernel.ports[key("web")]
@@ -146,13 +146,13 @@ def test_what_a_foreign_writer_did_is_counted_and_repaired(
     assert [record.getMessage() for record in caplog.records] == [REPAIRED]
 
 
-def test_a_change_of_ours_is_not_taken_for_drift(agent: Agent) -> None:
+def test_a_change_by_the_agent_is_not_drift(agent: Agent) -> None:
     agent.sync(WEB, WEB_SLICE)
     done = agent.sync(API, slice_of("web", endpoint("10.1.0.9")), verify=True)
     assert done == SyncResult(put=2, dropped=0, rejected=0, drifted=0)
 
 
-def test_the_first_sync_and_one_after_a_failure_have_nothing_to_compare_with(agent: Agent) -> None:
+def test_the_first_sync_and_one_after_a_failure_report_no_drift(agent: Agent) -> None:
     first = Agent(FakeKernel(ports={key("x"): ServicePortPlan(*key("x"), (), (), no_endpoint_action=None)}))  # type: ignore[arg-type]
     assert first.sync(WEB, verify=True).drifted == 0
     agent.sync(WEB)

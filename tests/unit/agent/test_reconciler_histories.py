@@ -1,4 +1,4 @@
-"""Any history of events ends as if only its last state had been told."""
+"""After any history of events the kernel has only the last state."""
 
 import contextlib
 from collections.abc import Iterable
@@ -35,10 +35,10 @@ def events(draw: st.DrawFn) -> Event:
 STEPS = st.sampled_from(("wait", "wait", "sync", "verify", "fail", "plan", "vandal"))
 
 
-def state_events(told: Iterable[Event]) -> list[Event]:
-    """The last event of each object, in another order."""
+def state_events(events_: Iterable[Event]) -> list[Event]:
+    """Return the last event of each object, in another order."""
     last: dict[tuple[type, object], Event] = {}
-    for event in told:
+    for event in events_:
         match event:
             case ServiceChanged(name_) | SliceChanged(name_):
                 last[type(event), name_] = event
@@ -52,13 +52,13 @@ def state_events(told: Iterable[Event]) -> list[Event]:
     st.integers(0, 6),
 )
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_any_history_of_events_and_failures_ends_as_if_only_the_last_state_had_been_told(
+def test_after_any_history_the_kernel_equals_that_of_a_fresh_agent_with_the_last_state(
     history: list[tuple[Event, str]], fails_after: int
 ) -> None:
     agent = Agent()
     agent.plan()
     for event, step in history:
-        agent.tell(event)
+        agent.fold(event)
         if step == "plan":
             agent.plan()
         elif step == "vandal":
@@ -78,17 +78,15 @@ def test_any_history_of_events_and_failures_ends_as_if_only_the_last_state_had_b
     assert agent.sync(verify=True) == SyncResult(0, 0, 0, 0)
     sums = [
         (p.services, p.endpoints, p.no_local_internal, p.no_local_external, p.needing_pods, p.conflicts)
-        for p in (agent.proxier, fresh.proxier)
+        for p in (agent.reconciler, fresh.reconciler)
     ]
     assert sums[0] == sums[1]
 
 
 @given(st.lists(events(), max_size=10), st.integers(0, 5))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_where_room_is_short_what_is_there_is_what_is_wanted_or_nothing(
-    history: list[Event], capacity: int
-) -> None:
-    """Of a plan that does not fit nothing wrong is in force; retries change nothing more."""
+def test_in_a_full_kernel_every_entry_is_as_desired_or_missing(history: list[Event], capacity: int) -> None:
+    """A plan that does not fit leaves no wrong entry, and retries change nothing."""
     agent, roomy = Agent(FakeKernel(capacity)), Agent()
     for event in history:
         for each in (agent, roomy):
