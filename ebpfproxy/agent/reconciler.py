@@ -129,7 +129,7 @@ class Reconciler(Generic[K, E]):
         if families - self._undetected:
             log.warning(
                 NO_LOCAL_DETECTION,
-                families=", ".join(of.value for of in Family if of in families),
+                families=", ".join(each.value for each in Family if each in families),
                 detect_local_mode=self._context.detect_local.value,
                 hint="set podCIDRs of the Node, --cluster-cidr or a device, as --detect-local-mode needs",
             )

@@ -45,7 +45,7 @@ def plan_devices(
 ) -> tuple[DevicePlan, ...]:
     """Return the devices that get programs, sorted by ifindex. The order of `devices` does not matter.
 
-    - Uplinks and tunnels always get programs.
+    - Uplinks, and tunnels that are up, always get programs.
     - Loopback gets them if no socket is load balanced (`SocketLb.OFF`).
     - A pod's veth or netkit device gets them if sockets of pods are not load balanced, with
       `context.redirect`, if `pods` is set, or if it is in `bypassing`.
