@@ -160,7 +160,7 @@ class Netns:
         self._children.clear()
 
     def _move(self) -> None:
-        """Enter the cgroup, then the namespace. A socket belongs to the cgroup of the process that creates it."""
+        """Enter the cgroup, then the namespace. A socket belongs to the cgroup of its creator."""
         (self.cgroup / "cgroup.procs").write_text("0")
         namespace = os.open(self.netns, os.O_RDONLY | os.O_CLOEXEC)
         netns.enter(namespace)
