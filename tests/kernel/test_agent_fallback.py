@@ -146,7 +146,7 @@ def test_a_node_that_lacks_what_bpf_needs_is_served_by_nftables_and_told_why(nod
     assert node.filled(lack.missing) in reason.values["reason"]
     assert lack.remedy in reason.values["hint"]
     assert troubles(agent.lines) == []
-    assert "mode: nftables (the first that has all it needs)" in node.doctor(lack)
+    assert "mode: nftables (the first that works on this node)" in node.doctor(lack)
 
 
 @pytest.mark.parametrize("lack", [LACKS["capabilities"], LACKS["seccomp"]], ids=["capabilities", "seccomp"])
@@ -161,7 +161,7 @@ def test_a_node_without_nftables_too_is_served_by_iptables(node: Node, lack: Lac
     assert lack.missing in why["ebpf"].values["reason"]
     assert "Protocol not supported (EPROTONOSUPPORT)" in why["nftables"].values["reason"]
     assert "modprobe nf_tables" in why["nftables"].values["hint"]
-    assert "mode: iptables (the first that has all it needs)" in node.doctor(both)
+    assert "mode: iptables (the first that works on this node)" in node.doctor(both)
 
 
 def test_a_kernel_whose_distribution_may_have_an_old_nft_is_served_by_iptables(
@@ -297,5 +297,5 @@ def test_doctor_says_which_program_is_rejected(node: Node, rejected: Lack) -> No
     assert f"cannot load BPF program {altered.REJECTED}: Permission denied: " in line
     assert altered.REASON in line
     assert "; use another --proxy-mode" in line, "and what to do"
-    assert "mode: nftables (the first that has all it needs)" in said
+    assert "mode: nftables (the first that works on this node)" in said
     assert sorted(node.cluster.lab.bpffs.rglob("*")) == before

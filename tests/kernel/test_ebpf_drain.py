@@ -303,7 +303,7 @@ def test_a_pod_that_goes_meanwhile_is_no_error(pair: TwoNodes) -> None:
     with connected(newcomer, TCP, web.v4, 80) as gone, connected(pair.q, TCP, web.v4, 80) as sock:
         assert (says(gone), says(sock)) == ("a", "a")
         step(pair)
-        pair.lab.forget_pod(newcomer)
+        pair.lab.remove_pod(newcomer)
         assert step(pair)[1]
         assert says(sock) == "a"
 

@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebpfproxy.config import Config
-from ebpfproxy.config.file import read_configuration
+from ebpfproxy.config.file import as_yaml, read_configuration, write_configuration
 from ebpfproxy.config.load import load
 from ebpfproxy.config.settings import OPTIONS
-from ebpfproxy.config.written import as_yaml, write_configuration
 from ebpfproxy.errors import ConfigError
 
 PATH = Path("written.yaml")
@@ -56,7 +55,7 @@ def without_servers(config: Config) -> Config:
 
 
 @given(st.fixed_dictionaries({}, optional={name: st.sampled_from(each) for name, each in _TEXTS.items()}))
-def test_what_is_written_reads_as_the_same_configuration_without_remarks(texts: dict[str, Any]) -> None:
+def test_a_written_file_reads_as_the_same_configuration_without_remarks(texts: dict[str, Any]) -> None:
     if texts.get("detect_local_mode") == "BridgeInterface":
         texts = {"pod_bridge_interface": "cbr0"} | texts
     written = load(texts)
@@ -87,7 +86,7 @@ def test_every_field_of_every_option_is_written() -> None:
     assert (tree["nodePortAddresses"], tree["healthzBindAddress"]) == ([], "0.0.0.0:10256")
 
 
-def test_a_file_is_written_with_what_it_amounts_to(tmp_path: Path) -> None:
+def test_the_effective_configuration_is_written(tmp_path: Path) -> None:
     source, target = tmp_path / "in.yaml", tmp_path / "out.yaml"
     source.write_text(as_yaml(load({"proxy_mode": "nftables", "sync_period": "5s"})))
     write_configuration(load({"config": str(source), "hostname_override": "here"}), target)
@@ -96,7 +95,7 @@ def test_a_file_is_written_with_what_it_amounts_to(tmp_path: Path) -> None:
     )
 
 
-def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         write_configuration(load({}), tmp_path)
-    assert caught.value.message == f"{tmp_path}: Is a directory"
+    assert caught.value.message == f"cannot write configuration file {tmp_path}: Is a directory"
