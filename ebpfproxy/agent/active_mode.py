@@ -39,24 +39,24 @@ class ActiveMode:
         """Raises KernelError."""
         self._parts.backend.open()
         self._opened = True
-        if self._parts.beside:
-            self._parts.beside.opened()
+        if self._parts.sync_hooks:
+            self._parts.sync_hooks.opened()
 
     def sync(self, verify: bool) -> SyncResult:
         """As `Reconciler.sync`, with what goes along with a sync that succeeded."""
-        beside = self._parts.beside
-        if beside:
+        hooks = self._parts.sync_hooks
+        if hooks:
             node = self.proxier.node_plan
-            beside.expect(self.proxier.take_changed(), node if node != self._reported_node else None)
+            hooks.expect(self.proxier.take_changed(), node if node != self._reported_node else None)
             self._reported_node = node
         done = self.proxier.sync(verify)
-        if beside:
+        if hooks:
             left = self.proxier.take_left_over()
             if left:
-                beside.left_over(left)
-            beside.in_force(self.proxier.rejected(), self.proxier.holds)
+                hooks.left_over(left)
+            hooks.in_force(self.proxier.rejected(), self.proxier.holds)
             if done.drifted:
-                beside.restored()
+                hooks.restored()
         return done
 
     def plan_all(self, state: ClusterState) -> None:
@@ -90,8 +90,8 @@ class ActiveMode:
         if self._opened:
             self._opened = False
             self._parts.backend.close()
-            if self._parts.beside:
-                self._parts.beside.close()
+            if self._parts.sync_hooks:
+                self._parts.sync_hooks.close()
 
     # For any thread:
 

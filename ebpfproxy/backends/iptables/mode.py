@@ -10,7 +10,7 @@ from ebpfproxy.backends.iptables.node_rules import LOOPBACK_GUARD
 from ebpfproxy.backends.iptables.settings import IptablesSettings
 from ebpfproxy.backends.mode import Callbacks, Parts
 from ebpfproxy.backends.netfilter import families_used
-from ebpfproxy.backends.netfilter.sync_hooks import Netfilter, netfilter_settings
+from ebpfproxy.backends.netfilter.sync_hooks import NetfilterHooks, netfilter_settings
 from ebpfproxy.config import Config
 from ebpfproxy.config.derived import plan_context
 from ebpfproxy.model.address import Family
@@ -31,8 +31,8 @@ class IptablesMode:
     def prepare(self, config: Config, callbacks: Callbacks) -> Parts:
         backend = IptablesBackend(iptables_settings(config), config.iptables_backend)
         settings = netfilter_settings(config, self.name)
-        beside = Netfilter(settings, callbacks, frontends, LOOPBACK_GUARD)
-        return Parts(backend, plan_context(config, self.name), beside=beside)
+        sync_hooks = NetfilterHooks(settings, callbacks, frontends, LOOPBACK_GUARD)
+        return Parts(backend, plan_context(config, self.name), sync_hooks=sync_hooks)
 
     def remove(self, config: Config, dry_run: bool = False) -> list[str]:
         return cleanup.remove(dry_run)

@@ -9,7 +9,7 @@ from ebpfproxy.backends.ipvs.frontends import frontends
 from ebpfproxy.backends.ipvs.settings import DEFAULT_SCHEDULER, IpvsSettings
 from ebpfproxy.backends.mode import Callbacks, Parts
 from ebpfproxy.backends.netfilter import families_used
-from ebpfproxy.backends.netfilter.sync_hooks import Netfilter, netfilter_settings
+from ebpfproxy.backends.netfilter.sync_hooks import NetfilterHooks, netfilter_settings
 from ebpfproxy.config import Config
 from ebpfproxy.config.derived import plan_context
 from ebpfproxy.model.address import Family
@@ -31,8 +31,8 @@ class IpvsMode:
 
     def prepare(self, config: Config, callbacks: Callbacks) -> Parts:
         backend = IpvsBackend(ipvs_settings(config), config.iptables_backend)
-        beside = Netfilter(netfilter_settings(config, self.name), callbacks, frontends)
-        return Parts(backend, plan_context(config, self.name), beside=beside)
+        sync_hooks = NetfilterHooks(netfilter_settings(config, self.name), callbacks, frontends)
+        return Parts(backend, plan_context(config, self.name), sync_hooks=sync_hooks)
 
     def remove(self, config: Config, dry_run: bool = False) -> list[str]:
         return cleanup.remove(config.ipvs_exclude_cidrs, dry_run)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from ebpfproxy.backends.findings import Finding
 from ebpfproxy.backends.mode import Callbacks, Parts
 from ebpfproxy.backends.netfilter import families_used
-from ebpfproxy.backends.netfilter.sync_hooks import Netfilter, netfilter_settings
+from ebpfproxy.backends.netfilter.sync_hooks import NetfilterHooks, netfilter_settings
 from ebpfproxy.backends.nftables import cleanup, probes
 from ebpfproxy.backends.nftables.backend import NftablesBackend
 from ebpfproxy.backends.nftables.frontends import frontends
@@ -29,8 +29,8 @@ class NftablesMode:
 
     def prepare(self, config: Config, callbacks: Callbacks) -> Parts:
         backend = NftablesBackend(nftables_settings(config))
-        beside = Netfilter(netfilter_settings(config, self.name), callbacks, frontends)
-        return Parts(backend, plan_context(config, self.name), beside=beside)
+        sync_hooks = NetfilterHooks(netfilter_settings(config, self.name), callbacks, frontends)
+        return Parts(backend, plan_context(config, self.name), sync_hooks=sync_hooks)
 
     def remove(self, config: Config, dry_run: bool = False) -> list[str]:
         return cleanup.remove(dry_run)

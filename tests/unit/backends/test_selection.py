@@ -6,7 +6,7 @@ import errno
 import pytest
 
 from ebpfproxy.backends.findings import Finding
-from ebpfproxy.backends.selection import Lack, choose, examine, look
+from ebpfproxy.backends.selection import Lack, choose, examine, probe
 from ebpfproxy.config import Config
 from ebpfproxy.errors import KernelError, Unsupported
 from tests.support.modes import FakeMode
@@ -60,7 +60,7 @@ def test_a_probe_that_fails_as_such_is_something_missing() -> None:
         def probe(self, config: Config) -> tuple[Finding, ...]:
             raise KernelError("the kernel does not answer", "ask it again")
 
-    (finding,) = look(Broken("ebpf"), AUTO)
+    (finding,) = probe(Broken("ebpf"), AUTO)
     assert not finding.present
     assert (finding.missing, finding.remedy) == ("the kernel does not answer", "ask it again")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ebpfproxy.backends.netfilter import stale_conntrack
-from ebpfproxy.backends.netfilter.stale_conntrack import Look, StaleConntrack
+from ebpfproxy.backends.netfilter.stale_conntrack import SearchResult, StaleConntrack
 from ebpfproxy.errors import KernelError, Rejected, Unsupported
 from ebpfproxy.linux.netlink import conntrack
 from ebpfproxy.model.address import Family, Protocol
@@ -73,14 +73,14 @@ class Watched:
     """The thread, and the looks that it told of."""
 
     def __init__(self, table: Table) -> None:
-        self.looks: queue.SimpleQueue[Look] = queue.SimpleQueue()
+        self.searches: queue.SimpleQueue[SearchResult] = queue.SimpleQueue()
         self._table = table
         self._told = 0
         self.stale = StaleConntrack(self._count)
 
-    def look(self) -> tuple[Family, int, int]:
+    def next_search(self) -> tuple[Family, int, int]:
         """The next look: the family, how many were ended, how many withstood."""
-        return self.looks.get(timeout=PATIENCE)[:3]
+        return self.searches.get(timeout=PATIENCE)[:3]
 
     def idle(self) -> bool:
         """Wait until all is done that was asked for; whether there was no look but those taken."""
@@ -88,15 +88,15 @@ class Watched:
         while True:
             self.stale._jobs.put(lambda flows: ends.put(self._is_done()))
             if ends.get(timeout=PATIENCE):
-                return self.looks.empty()
+                return self.searches.empty()
 
     def _is_done(self) -> bool:
         """In the thread: nothing is due, and this is not within a look."""
         return not self.stale._due and len(self._table.asked) == self._told + self._table.rejections
 
-    def _count(self, look: Look) -> None:
+    def _count(self, result: SearchResult) -> None:
         self._told += 1
-        self.looks.put(look)
+        self.searches.put(result)
 
 
 @pytest.fixture
@@ -118,9 +118,9 @@ def bring(watched: Watched, *changes: object) -> None:
 def test_flows_of_an_endpoint_that_went_are_ended_and_others_stay(table: Table, watched: Watched) -> None:
     table.flows = [TO_ONE, TO_TWO, flow("8.8.8.8:53", "10.1.0.1:5353")]
     bring(watched, plan(ONE, TWO))
-    assert watched.look() == (V4, 0, 0)
+    assert watched.next_search() == (V4, 0, 0)
     bring(watched, plan(TWO))
-    assert watched.look() == (V4, 1, 0)
+    assert watched.next_search() == (V4, 1, 0)
     assert TO_ONE not in table.flows
     assert len(table.flows) == 2
 
@@ -133,7 +133,7 @@ def test_nothing_is_read_before_the_sync_has_succeeded(table: Table, watched: Wa
 
 def test_nothing_is_read_where_no_udp_plan_changed(table: Table, watched: Watched) -> None:
     bring(watched, plan(ONE))
-    assert watched.look() == (V4, 0, 0)
+    assert watched.next_search() == (V4, 0, 0)
     bring(watched, plan(ONE, protocol=Protocol.TCP), {})
     bring(watched, plan(ONE))
     watched.stale.in_force()
@@ -143,7 +143,7 @@ def test_nothing_is_read_where_no_udp_plan_changed(table: Table, watched: Watche
 
 def test_only_the_family_that_changed_is_read(table: Table, watched: Watched) -> None:
     bring(watched, plan(endpoint("fd01::1"), ips=("fd00::53",)))
-    assert watched.look() == (V6, 0, 0)
+    assert watched.next_search() == (V6, 0, 0)
     assert watched.idle()
     assert table.asked == [V6]
 
@@ -161,8 +161,8 @@ def test_wishes_that_come_during_a_look_are_looked_for_in_one_go(table: Table, w
     for number in range(10):
         bring(watched, plan(endpoint(f"10.1.0.{number}")))
     go_on.set()
-    assert watched.look() == (V4, 0, 0)
-    assert watched.look() == (V4, 0, 0)
+    assert watched.next_search() == (V4, 0, 0)
+    assert watched.next_search() == (V4, 0, 0)
     assert watched.idle()
     assert table.asked == [V4, V4]
 
@@ -176,14 +176,14 @@ def test_a_flow_that_a_newer_rule_made_during_a_look_is_not_ended(table: Table, 
         table.flows.append(TO_TWO)
 
     bring(watched, plan(endpoint("10.1.0.3")))
-    assert watched.look() == (V4, 0, 0)
+    assert watched.next_search() == (V4, 0, 0)
     table.flows = [TO_ONE]
     table.during = sync_begins
     bring(watched, plan(endpoint("10.1.0.4")))
-    assert watched.look() == (V4, 1, 0)
+    assert watched.next_search() == (V4, 1, 0)
     assert table.flows == [TO_TWO]
     watched.stale.in_force()
-    assert watched.look() == (V4, 0, 0)
+    assert watched.next_search() == (V4, 0, 0)
     assert table.flows == [TO_TWO]
 
 
@@ -197,8 +197,8 @@ def test_flows_of_a_service_deleted_during_a_look_are_ended_by_the_next(
     table.flows = [TO_ONE]
     table.during = sync
     bring(watched, plan(ONE))
-    assert watched.look() == (V4, 0, 0)
-    assert watched.look() == (V4, 1, 0)
+    assert watched.next_search() == (V4, 0, 0)
+    assert watched.next_search() == (V4, 1, 0)
     assert table.flows == []
 
 
@@ -207,44 +207,44 @@ def test_what_is_gone_is_forgotten_once_its_flows_were_ended(table: Table, watch
     bring(watched, gone(plan(ONE)))
     bring(watched, plan(ONE, called="other", ips=("10.96.0.77",)))
     while not watched.idle():
-        watched.look()
+        watched.next_search()
     table.flows = [TO_ONE]  # somebody else has the address now
-    watched.stale.look()
-    assert sorted([watched.look(), watched.look()], key=str) == [(V4, 0, 0), (V6, 0, 0)]
+    watched.stale.search()
+    assert sorted([watched.next_search(), watched.next_search()], key=str) == [(V4, 0, 0), (V6, 0, 0)]
     assert table.flows == [TO_ONE]
 
 
 def test_what_withstood_is_tried_again(
     table: Table, watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stale_conntrack, "_RETRY", 0.01)
+    monkeypatch.setattr(stale_conntrack, "_RETRY_S", 0.01)
     table.flows, table.withstands = [TO_ONE], {TO_ONE}
     bring(watched, plan(ONE))
-    assert watched.look() == (V4, 0, 0)
+    assert watched.next_search() == (V4, 0, 0)
     bring(watched, gone(plan(ONE)))
-    assert watched.look() == (V4, 0, 1)
+    assert watched.next_search() == (V4, 0, 1)
     table.withstands = set()
     while table.flows:
-        watched.look()
+        watched.next_search()
 
 
 def test_a_reading_that_failed_is_tried_again(
     table: Table, watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stale_conntrack, "_RETRY", 0.01)
+    monkeypatch.setattr(stale_conntrack, "_RETRY_S", 0.01)
     table.flows, table.failure = [TO_TWO], Rejected("no room")
     bring(watched, plan(ONE))
     while len(table.asked) < 3:
         assert watched.idle()
     table.failure = None
-    assert watched.look() == (V4, 1, 0)
+    assert watched.next_search() == (V4, 1, 0)
     assert watched.idle()
 
 
 def test_a_kernel_that_tells_nothing_is_named_once_and_not_asked_again_by_itself(
     table: Table, watched: Watched, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(stale_conntrack, "_RETRY", 0.0)
+    monkeypatch.setattr(stale_conntrack, "_RETRY_S", 0.0)
     table.failure = Unsupported("cannot be listed", "modprobe it")
     for endpoints in ([ONE], [TWO], [ONE]):
         bring(watched, plan(*endpoints))
@@ -260,14 +260,14 @@ def test_a_plan_that_the_kernel_refused_ends_nothing_until_it_is_in_force(
 ) -> None:
     table.flows = [TO_ONE]
     bring(watched, plan(ONE))
-    assert watched.look() == (V4, 0, 0)
+    assert watched.next_search() == (V4, 0, 0)
     rejected = plan(TWO)
     watched.stale.expect(rejected)
     watched.stale.in_force(rejected.keys())
     watched.stale.in_force(rejected.keys())
     assert watched.idle()
     watched.stale.in_force()
-    assert watched.look() == (V4, 1, 0)
+    assert watched.next_search() == (V4, 1, 0)
     watched.stale.in_force()
     assert watched.idle()
 
@@ -276,7 +276,7 @@ def test_a_node_port_is_known_by_the_plan_of_the_node(table: Table, watched: Wat
     table.flows = [flow(f"{NODE}:30053", "10.1.0.2:5353")]
     watched.stale.expect(plan(ONE, node_port=30053), NodePlan(node_port_networks=frozenset(LOCAL)))
     watched.stale.in_force()
-    assert watched.look() == (V4, 1, 0)
+    assert watched.next_search() == (V4, 1, 0)
 
 
 def test_what_an_earlier_run_served_and_no_plan_has_loses_its_flows(table: Table, watched: Watched) -> None:
@@ -284,7 +284,7 @@ def test_what_an_earlier_run_served_and_no_plan_has_loses_its_flows(table: Table
     table.flows = [TO_ONE, left]
     watched.stale.inherit([Frontend(*place("10.96.0.53:53"), UDP), Frontend(*place("10.96.0.99:53"), UDP)])
     bring(watched, plan(ONE))
-    assert watched.look() == (V4, 1, 0)
+    assert watched.next_search() == (V4, 1, 0)
     assert table.flows == [TO_ONE]
 
 

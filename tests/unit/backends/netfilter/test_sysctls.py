@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebpfproxy.backends.netfilter import sysctls
-from ebpfproxy.backends.netfilter.sysctls import NetfilterSettings, Sysctl, count_cpus, wanted
+from ebpfproxy.backends.netfilter.sysctls import NetfilterSettings, Sysctl, count_cpus, desired_sysctls
 from ebpfproxy.linux import sysctl
 from ebpfproxy.plan.service_plan import PlanContext
 from tests.support.build import networks
@@ -21,7 +21,7 @@ LOCALNET = "net/ipv4/conf/all/route_localnet"
 
 
 def test_what_kube_proxy_sets_without_any_flag() -> None:
-    assert wanted(NetfilterSettings(), 2) == (
+    assert desired_sysctls(NetfilterSettings(), 2) == (
         Sysctl(f"{CONNTRACK}max", 131072, at_least=True),
         Sysctl(f"{CONNTRACK}buckets", 32768, at_least=True),
         Sysctl(f"{CONNTRACK}tcp_timeout_established", 86400),
@@ -33,18 +33,20 @@ def test_what_kube_proxy_sets_without_any_flag() -> None:
 def test_the_table_has_room_for_each_cpu_and_no_less_than_the_least(
     per_core: int, least: int, cpus: int
 ) -> None:
-    size, buckets = wanted(dataclasses.replace(NOTHING, max_per_core=per_core, min_entries=least), cpus)
+    size, buckets = desired_sysctls(
+        dataclasses.replace(NOTHING, max_per_core=per_core, min_entries=least), cpus
+    )
     assert size.value == max(per_core * cpus, least)
     assert buckets.value == size.value // 4
 
 
 def test_zero_leaves_everything_alone_and_the_least_size_with_it() -> None:
-    assert wanted(NOTHING, 64) == ()
+    assert desired_sysctls(NOTHING, 64) == ()
 
 
 def test_what_is_asked_for_besides() -> None:
     settings = dataclasses.replace(NOTHING, tcp_be_liberal=True, udp=60, udp_stream=180, route_localnet=True)
-    assert wanted(settings, 2) == (
+    assert desired_sysctls(settings, 2) == (
         Sysctl(f"{CONNTRACK}udp_timeout", 60),
         Sysctl(f"{CONNTRACK}udp_timeout_stream", 180),
         Sysctl(f"{CONNTRACK}tcp_be_liberal", 1),
@@ -87,17 +89,17 @@ def values(proc_sys: Path) -> list[int]:
 
 
 def test_a_table_grows_but_never_shrinks_and_timeouts_go_either_way(proc_sys: Path) -> None:
-    sysctls.apply(wanted(NetfilterSettings(), 2))
+    sysctls.apply(desired_sysctls(NetfilterSettings(), 2))
     assert values(proc_sys) == [131072, 65536, 86400, 3600]
-    sysctls.apply(wanted(NetfilterSettings(min_entries=1000, max_per_core=1), 2))
+    sysctls.apply(desired_sysctls(NetfilterSettings(min_entries=1000, max_per_core=1), 2))
     assert values(proc_sys) == [131072, 65536, 86400, 3600]
 
 
 def test_what_is_right_already_is_not_written(proc_sys: Path) -> None:
-    sysctls.apply(wanted(NetfilterSettings(), 2))
+    sysctls.apply(desired_sysctls(NetfilterSettings(), 2))
     for path in (proc_sys / CONNTRACK).parent.iterdir():
         os.utime(path, (0, 0))
-    sysctls.apply(wanted(NetfilterSettings(), 2))
+    sysctls.apply(desired_sysctls(NetfilterSettings(), 2))
     assert {path.stat().st_mtime for path in (proc_sys / CONNTRACK).parent.iterdir()} == {0}
 
 
@@ -114,7 +116,7 @@ def test_each_setting_that_fails_is_warned_of_in_a_line_and_the_others_are_set(
 
     monkeypatch.setattr(Path, "write_text", write_text)
     (proc_sys / f"{CONNTRACK}buckets").unlink()
-    sysctls.apply(wanted(NetfilterSettings(), 2))
+    sysctls.apply(desired_sysctls(NetfilterSettings(), 2))
     warnings = [record.__dict__["values"] for record in caplog.records if record.levelname == "WARNING"]
     assert [(each["file"], each["value"], each["errno"]) for each in warnings] == [
         (str(size), 131072, "EACCES"),
