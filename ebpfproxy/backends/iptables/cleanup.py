@@ -25,7 +25,7 @@ _OF_IPVS = {
     (MANGLE, names.IPVS_OUT_FILTER),
 }
 
-_NAMES = (LAYOUT.shared | LAYOUT.whole | _OF_IPVS) - LAYOUT.partly.keys()
+_NAMES = (LAYOUT.shared | LAYOUT.exclusive | _OF_IPVS) - LAYOUT.partly_owned.keys()
 
 
 def leftovers(chains: Mapping[TableAndName, list[str]]) -> set[TableAndName]:

@@ -49,9 +49,9 @@ for the jumps to it (`node_rules.LOOPBACK_GUARD`). The rule is there also where 
 
 LAYOUT = Layout(
     shared=frozenset(SHARED_CHAINS),
-    whole=frozenset(NODE_CHAINS),
+    exclusive=frozenset(NODE_CHAINS),
     service_prefixes=names.SERVICE_PREFIXES,
     jump_targets=JUMP_TARGETS,
     last={(NAT, names.SERVICES): names.NODE_PORTS},
-    partly={(FILTER, names.FIREWALL): frozenset({LOCALNET_GUARD})},
+    partly_owned={(FILTER, names.FIREWALL): frozenset({LOCALNET_GUARD})},
 )

@@ -66,7 +66,7 @@ def remove(excluded: tuple[Network, ...], dry_run: bool = False) -> list[str]:
     """All of it, in the calling thread's network namespace; what was removed, or with `dry_run` would be, a
     line each. Connections by it end. Raises KernelError."""
     left = _Left(excluded)
-    lines = cleanup.remove(leftovers, dry_run) if cleanup.is_anything_of(OWN_CHAINS) else []
+    lines = cleanup.remove(leftovers, dry_run) if cleanup.any_chain_exists(OWN_CHAINS) else []
     lines += left.described()
     if not dry_run:
         left.remove()
@@ -100,7 +100,7 @@ def drain(excluded: tuple[Network, ...], translates: Callable[[Family], bool]) -
     kept = _GUARDS if stay else frozenset()
     lines: list[str] = []
     held = False
-    if cleanup.is_anything_of(OWN_CHAINS - kept):
+    if cleanup.any_chain_exists(OWN_CHAINS - kept):
         lines, held = cleanup.drain(lambda chains: leftovers(chains) - kept, translates)
     lines += left.described(busy, stay)
     left.remove(busy, stay)

@@ -21,7 +21,7 @@ OWN_CHAINS = frozenset(
 
 LAYOUT = Layout(
     shared=frozenset(),
-    whole=OWN_CHAINS | COMMON_CHAINS,
+    exclusive=OWN_CHAINS | COMMON_CHAINS,
     jump_targets={
         NAT: (names.SERVICES, names.POSTROUTING, names.IPVS_POSTROUTING),
         FILTER: (

@@ -11,7 +11,7 @@ from ebpfproxy.backends.ipvs.ip_sets import make_all
 from ebpfproxy.backends.ipvs.settings import DEFAULT_SCHEDULER
 from ebpfproxy.backends.xtables import probing, tool_backends
 from ebpfproxy.backends.xtables.entries import NAT
-from ebpfproxy.backends.xtables.probing import Sort
+from ebpfproxy.backends.xtables.probing import RuleKind
 from ebpfproxy.errors import AlreadyExists, KernelError
 from ebpfproxy.linux.ipset import ipset
 from ebpfproxy.linux.ipset.messages import IpSet
@@ -23,14 +23,14 @@ from ebpfproxy.model.address import Family
 
 _SET = "ebpfproxy-tried"
 
-_SORTS = (
-    Sort("matching ipsets", NAT, f"-m set --match-set {_SET} dst,dst -j RETURN", "xt_set"),
+_RULE_KINDS = (
+    RuleKind("matching ipsets", NAT, f"-m set --match-set {_SET} dst,dst -j RETURN", "xt_set"),
     probing.MASQUERADING,
     probing.MARKS,
     probing.COMMENTS,
     probing.ADDRESS_TYPES,
     probing.STATES,
-    probing.REFUSING,
+    probing.REJECTING,
     probing.MANGLING,
     probing.RANDOM_PORTS,
 )
@@ -43,7 +43,7 @@ def probe(
     own = tuple(_own(scheduler))
     if any(not each.present for each in own):
         return own  # rules would be rejected for the same reason
-    return own + probing.probe(tool_backend, _SORTS, _make_set, used)
+    return own + probing.probe(tool_backend, _RULE_KINDS, _make_set, used)
 
 
 def _own(scheduler: str) -> Iterator[Finding]:

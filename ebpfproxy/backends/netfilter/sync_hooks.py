@@ -74,7 +74,7 @@ class NetfilterHooks:
 
 
 def netfilter_settings(config: Config, mode: str) -> NetfilterSettings:
-    """Return the settings of a mode: nftables, iptables or ipvs. Raises ConfigError if the node has no name."""
+    """Return the settings of mode nftables, iptables or ipvs. Raises ConfigError if the node has no name."""
     return NetfilterSettings(
         max_per_core=config.conntrack_max_per_core,
         min_entries=config.conntrack_min,

@@ -65,7 +65,7 @@ def test_without_a_tool_what_to_install_is_told(lacking: Lacking) -> None:
 
 def test_what_is_refused_is_missing_and_nothing_else(lacking: Lacking) -> None:
     lacking("statistic")
-    assert missing() == {"choice at random (iptables-nft)": True, "choice at random (ip6tables-nft)": True}
+    assert missing() == {"random choice (iptables-nft)": True, "random choice (ip6tables-nft)": True}
     assert not is_usable()
 
 
@@ -92,7 +92,7 @@ def test_what_is_needed_comes_first(lacking: Lacking) -> None:
 
 
 def test_every_sort_is_a_rule_of_its_own() -> None:
-    assert len({sort.rule for sort in probes._SORTS}) == len(probes._SORTS)
+    assert len({sort.rule for sort in probes._RULE_KINDS}) == len(probes._RULE_KINDS)
 
 
 def test_who_may_not_make_a_network_namespace_to_try_rules_in_may_serve_all_the_same(

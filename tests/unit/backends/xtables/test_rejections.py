@@ -5,7 +5,7 @@ import pytest
 from ebpfproxy.backends.interface import Delta
 from ebpfproxy.backends.iptables.layout import LAYOUT
 from ebpfproxy.backends.xtables.entries import NAT, Chain, Entry, Key, Rule, RulePosition
-from ebpfproxy.backends.xtables.rejections import sort_of, with_dependents
+from ebpfproxy.backends.xtables.rejections import rule_shape, with_dependents
 from ebpfproxy.errors import Rejected
 from ebpfproxy.model.address import Family
 
@@ -59,4 +59,4 @@ def test_where_nothing_is_refused_nothing_is() -> None:
     ],
 )
 def test_rules_are_of_one_sort_where_only_values_differ(one: str, other: str, alike: bool) -> None:
-    assert (sort_of(one) == sort_of(other)) is alike
+    assert (rule_shape(one) == rule_shape(other)) is alike

@@ -22,7 +22,7 @@ from ebpfproxy.backends.xtables.entries import (
     RulePosition,
     SharedChain,
 )
-from ebpfproxy.backends.xtables.saved import BUILT_IN, Held, leads_to, parse
+from ebpfproxy.backends.xtables.saved import BUILT_IN, TableState, parse, target_chain
 from ebpfproxy.backends.xtables.script import compose
 from ebpfproxy.model.address import Family
 
@@ -72,11 +72,11 @@ class Kernel:
             chains[name] = []
         elif command == "-X":
             assert not chains.pop(name), f"{line}: not empty"
-            assert not any(leads_to(each) == name for rules in chains.values() for each in rules), line
+            assert not any(target_chain(each) == name for rules in chains.values() for each in rules), line
         elif command == "-D":
             chains[name].remove(rule)
         else:
-            assert not leads_to(rule).startswith("KUBE-") or leads_to(rule) in chains, (
+            assert not target_chain(rule).startswith("KUBE-") or target_chain(rule) in chains, (
                 f"{line}: leads nowhere"
             )
             chains[name].insert(0 if command == "-I" else len(chains[name]), rule)
@@ -177,18 +177,18 @@ def reachable(chains: Mapping[str, list[str]]) -> set[str]:
     found: set[str] = set()
     left = [*BUILT_IN]
     while left:
-        targets = {leads_to(rule) for rule in chains[left.pop()]} & chains.keys() - found
+        targets = {target_chain(rule) for rule in chains[left.pop()]} & chains.keys() - found
         found |= targets
         left += targets
     return {name for name in found if name.startswith(("KUBE-SVC", "KUBE-SEP", "KUBE-EXT"))}
 
 
-def lines(delta: Delta[Key, Entry], held: Held | None = None, block: int | None = None) -> list[str]:
-    return compose(delta, held or Held(set(), {}, {}), LAYOUT, block).text.split("\n")
+def lines(delta: Delta[Key, Entry], held: TableState | None = None, block: int | None = None) -> list[str]:
+    return compose(delta, held or TableState(set(), {}, {}), LAYOUT, block).text.split("\n")
 
 
 def test_nothing_is_nothing() -> None:
-    assert not compose(Delta({}, frozenset()), Held(set(), {}, {}), LAYOUT, None)
+    assert not compose(Delta({}, frozenset()), TableState(set(), {}, {}), LAYOUT, None)
 
 
 def test_iptables_nft_is_told_of_chains_in_no_order_of_the_alphabet() -> None:
@@ -236,7 +236,7 @@ def test_only_tables_with_a_change_are_in_it() -> None:
 def test_filter_refuses_before_nat_lets_go_and_lets_go_after_nat_leads() -> None:
     rejecting = Rule(V4, FILTER, "KUBE-SERVICES", "-d A -j REJECT")
     leading = Rule(V4, NAT, "KUBE-SERVICES", "-d B -j KUBE-SVC-B")
-    held = Held(set(), {Rule(V4, FILTER, "KUBE-SERVICES", "-d B -j REJECT"): 1}, {})
+    held = TableState(set(), {Rule(V4, FILTER, "KUBE-SERVICES", "-d B -j REJECT"): 1}, {})
     puts: dict[Key, Entry] = {rejecting: RulePosition.ANYWHERE, leading: RulePosition.ANYWHERE}
     tables = [line for line in lines(Delta(puts, frozenset(held.copies)), held) if line.startswith("*")]
     assert tables == ["*filter", "*nat", "*filter"]
@@ -244,12 +244,12 @@ def test_filter_refuses_before_nat_lets_go_and_lets_go_after_nat_leads() -> None
 
 def test_an_existing_shared_chain_is_not_emptied() -> None:
     shared = SharedChain(V4, NAT, "KUBE-SERVICES")
-    assert lines(Delta({shared: ()}, frozenset()), Held({shared}, {}, {})) == [""]
+    assert lines(Delta({shared: ()}, frozenset()), TableState({shared}, {}, {})) == [""]
 
 
 def test_a_rule_that_is_there_more_than_once_goes_as_often() -> None:
     rule = Rule(V4, NAT, "KUBE-SERVICES", "-d A -j KUBE-SVC-A")
-    gone = lines(Delta({}, frozenset({rule})), Held(set(), {rule: 3}, {}))
+    gone = lines(Delta({}, frozenset({rule})), TableState(set(), {rule: 3}, {}))
     assert gone.count(f"-D KUBE-SERVICES {rule.text}") == 3
 
 
@@ -261,7 +261,7 @@ def test_a_rule_that_is_not_there_is_not_removed() -> None:
 @pytest.mark.parametrize("foreign", [True, False])
 def test_a_chain_that_others_lead_to_is_emptied_and_stays(foreign: bool) -> None:
     chain = Chain(V4, NAT, "KUBE-SVC-A")
-    held = Held(set(), {}, {chain: "-A MINE -j KUBE-SVC-A"} if foreign else {})
+    held = TableState(set(), {}, {chain: "-A MINE -j KUBE-SVC-A"} if foreign else {})
     gone = lines(Delta({}, frozenset({chain})), held)
     assert ":KUBE-SVC-A - [0:0]" in gone
     assert ("-X KUBE-SVC-A" in gone) is not foreign
@@ -271,7 +271,7 @@ def test_a_line_is_owned_by_the_entry_it_is_of() -> None:
     chain, rule = Chain(V4, NAT, "KUBE-SVC-A"), Rule(V4, NAT, "KUBE-SERVICES", "-d A -j KUBE-SVC-A")
     script = compose(
         Delta({chain: ("-j RETURN",), rule: RulePosition.ANYWHERE}, frozenset()),
-        Held(set(), {}, {}),
+        TableState(set(), {}, {}),
         LAYOUT,
         1,
     )
