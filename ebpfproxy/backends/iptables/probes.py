@@ -1,4 +1,4 @@
-"""What the iptables backend needs of this machine, and what it would rather have: see `xtables.probing`."""
+"""Probes what mode iptables requires or prefers of this machine; see `xtables.probing`."""
 
 from collections.abc import Collection
 
@@ -41,5 +41,5 @@ _RULE_KINDS = (
 
 
 def probe(tool_backend: str = tool_backends.AUTO, used: Collection[Family] = ()) -> tuple[Finding, ...]:
-    """See `probing.probe`."""
+    """Return the findings; see `probing.probe`."""
     return probing.probe(tool_backend, _RULE_KINDS, used=used)

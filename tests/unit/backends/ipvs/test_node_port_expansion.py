@@ -9,7 +9,7 @@ from ebpfproxy.backends.delta import applied, diff
 from ebpfproxy.backends.interface import Delta
 from ebpfproxy.backends.ipvs import sets
 from ebpfproxy.backends.ipvs.entries import Entry, Key, Member, Server, ServerEntry
-from ebpfproxy.backends.ipvs.node_port_expansion import Product
+from ebpfproxy.backends.ipvs.node_port_expansion import NodePortExpansion
 from ebpfproxy.linux.ipvs.messages import Flag
 from ebpfproxy.model.address import Family, Protocol, format_address, parse_address
 from ebpfproxy.plan.service_plan import Frontend
@@ -41,14 +41,14 @@ class Kernel:
 
     def __init__(self) -> None:
         self.held: dict[Key, Entry] = {}
-        self.product = Product()
+        self.product = NodePortExpansion()
 
     def bring(self, wanted: Mapping[Key, Entry]) -> None:
-        change = self.product.expanded(diff(self.product.collapsed(self.held), wanted))
+        change = self.product.expand(diff(self.product.collapse(self.held), wanted))
         self.held = applied(self.held, change)
 
     def read(self) -> dict[Key, Entry]:
-        return self.product.collapsed(self.held)
+        return self.product.collapse(self.held)
 
 
 def servers(kernel: Kernel) -> list[str]:
@@ -74,7 +74,7 @@ def test_a_new_address_gets_what_all_others_have_and_one_that_is_gone_loses_it()
     kernel = Kernel()
     kernel.bring({address(ONE): True, server("0.0.0.0"): served()})
     delta: Delta[Key, Entry] = Delta({address(TWO): True}, frozenset({address(ONE)}))
-    kernel.held = applied(kernel.held, kernel.product.expanded(delta))
+    kernel.held = applied(kernel.held, kernel.product.expand(delta))
     assert servers(kernel) == [TWO]
 
 
@@ -141,7 +141,7 @@ def test_what_kube_proxy_had_on_each_address_is_taken_over_without_a_gap() -> No
     kernel = Kernel()
     kernel.held = {server(ONE): served(), server(TWO): served()}
     wanted: World = {address(ONE): True, server("0.0.0.0"): served()}
-    change = kernel.product.expanded(diff(kernel.read(), wanted))
+    change = kernel.product.expand(diff(kernel.read(), wanted))
     assert change.drops == {server(TWO)}
 
 
@@ -168,7 +168,7 @@ def test_whatever_was_before_the_kernel_comes_to_hold_what_is_wanted(
     for world in previous:
         kernel.bring(world)
     if restarted:
-        kernel.product = Product()
+        kernel.product = NodePortExpansion()
     kernel.bring(wanted)
     kernel.bring(wanted)  # a fresh run cannot tell what is asked for by itself before it was told
     fresh.bring(wanted)

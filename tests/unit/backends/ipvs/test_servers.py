@@ -149,11 +149,11 @@ def test_an_endpoint_with_connections_is_let_go_of_and_then_deleted(kernel: Fake
     kernel.busy = {ONE.address}
     put(servers, entry(TWO))
     assert weights(kernel) == {ONE: 0, TWO: 1}
-    servers.let_go()
+    servers.delete_drained()
     assert weights(kernel) == {ONE: 0, TWO: 1}
     kernel.busy.clear()
     servers.read(lambda frontend: True)
-    servers.let_go()
+    servers.delete_drained()
     assert weights(kernel) == {TWO: 1}
 
 
@@ -162,10 +162,10 @@ def test_one_without_connections_goes_when_a_reading_has_found_it_let_go_of(kern
     servers = opened()
     put(servers, entry(ONE, TWO))
     assert not servers.put({key(): entry(TWO)})
-    servers.let_go()
+    servers.delete_drained()
     assert weights(kernel) == {ONE: 0, TWO: 1}
     servers.read(lambda frontend: True)
-    servers.let_go()
+    servers.delete_drained()
     assert weights(kernel) == {TWO: 1}
 
 
