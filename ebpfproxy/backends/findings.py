@@ -35,8 +35,8 @@ class Finding(NamedTuple):
         >>> str(Finding("cgroup v2", errno.ENOENT, "no cgroup2 file system is mounted"))
         'cgroup v2: no cgroup2 file system is mounted (ENOENT)'
         >>> str(Finding("cgroup v2"))
-        'cgroup v2: there'
+        'cgroup v2: present'
         """
         if self.present:
-            return f"{self.feature}: there"
+            return f"{self.feature}: present"
         return f"{self.feature}: {self.missing} ({errno.errorcode.get(self.failure, self.failure)})"

@@ -1,10 +1,11 @@
 """The addresses of Services that the node must treat as local, so that their packets reach IPVS.
 
 They are on kube-ipvs0, a dummy device that stays down: no packet ever passes it. An address that another
-device has is local anyway and is not put on kube-ipvs0. Otherwise its later removal from kube-ipvs0 could
-remove an address that the node needs, and cut the node off (kubernetes issue 114815). The addresses on
-kube-ipvs0 are also members of the set KUBE-IPVS-IPS. Rules with this set reject packets to ports that no
-Service has.
+device has is local anyway and is not put on kube-ipvs0: its removal from there, while the node still needs
+it, would cut the node off (kubernetes issue 114815).
+
+The addresses on kube-ipvs0 are also members of the set KUBE-IPVS-IPS. Rules with this set reject packets to
+ports that no Service has.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -32,8 +33,7 @@ def on_device() -> frozenset[Address]:
 class Addresses:
     """Reads and changes these addresses, in the calling thread's network namespace.
 
-    The addresses of other devices are those of the last read. Each read detects and corrects changes since
-    then.
+    The addresses of other devices are those of the last read. The next read finds changes since then.
     """
 
     def __init__(self, ip_sets: IpSets) -> None:

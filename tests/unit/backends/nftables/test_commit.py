@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from ebpfproxy.backends.nftables.commit import Done, committed
+from ebpfproxy.backends.nftables.commit import CommitResult, commit_steps
 from ebpfproxy.backends.nftables.entries import Chain, Element, Key
 from ebpfproxy.backends.nftables.steps import Step
 from ebpfproxy.errors import NotFound, Rejected, Unsupported
@@ -44,15 +44,15 @@ def put(key: Chain) -> Step:
 
 
 def flush(key: Chain) -> Step:
-    return Step(messages.flush_chain(TABLE, key.name), key, needless=True)
+    return Step(messages.flush_chain(TABLE, key.name), key, may_be_absent=True)
 
 
 def drop(key: Chain) -> Step:
-    return Step(messages.delete_chain(TABLE, key.name), key, needless=True)
+    return Step(messages.delete_chain(TABLE, key.name), key, may_be_absent=True)
 
 
-def run(kernel: Kernel, *steps: Step, **options: Any) -> Done:
-    return committed(cast(Session, kernel), TABLE, steps, **options)
+def run(kernel: Kernel, *steps: Step, **options: Any) -> CommitResult:
+    return commit_steps(cast(Session, kernel), TABLE, steps, **options)
 
 
 def rejecting(*rejected: tuple[Kind, Key, int]) -> Verdicts:
@@ -71,7 +71,7 @@ def rejecting(*rejected: tuple[Kind, Key, int]) -> Verdicts:
 
 def test_what_is_all_taken_is_committed_once() -> None:
     kernel = Kernel(rejecting())
-    assert run(kernel, put(A), put(B)) == Done({}, [], False)
+    assert run(kernel, put(A), put(B)) == CommitResult({}, [], False)
     assert len(kernel.attempts) == 1
 
 
@@ -87,13 +87,13 @@ def test_of_what_is_refused_nothing_is_committed_and_of_all_else_everything() ->
 
 def test_what_is_not_there_need_not_be_deleted() -> None:
     kernel = Kernel(rejecting((Kind.DELETE_CHAIN, A, errno.ENOENT)))
-    assert run(kernel, drop(A), put(B)) == Done({}, [], False)
+    assert run(kernel, drop(A), put(B)) == CommitResult({}, [], False)
     assert kernel.attempts[-1] == [put(B).operation]
 
 
 def test_a_kernel_that_cannot_delete_a_chain_yet_empties_it() -> None:
     kernel = Kernel(rejecting((Kind.DELETE_CHAIN, A, errno.EBUSY), (Kind.DELETE_CHAIN, B, errno.ENOENT)))
-    assert run(kernel, flush(A), put(C), drop(A), drop(B)) == Done({}, ["a"], False)
+    assert run(kernel, flush(A), put(C), drop(A), drop(B)) == CommitResult({}, ["a"], False)
     assert kernel.attempts[-1] == [each.operation for each in (flush(A), put(C))]
 
 
@@ -131,14 +131,14 @@ def test_a_new_chain_that_is_refused_is_taken_away_so_that_nothing_leads_there()
 
 
 @pytest.mark.parametrize("number", [errno.ENOENT, errno.EBUSY, errno.EEXIST])
-def test_a_refusal_that_may_come_of_somebody_elses_change_is_surprising(number: int) -> None:
+def test_a_refusal_that_may_come_of_somebody_elses_change_is_unexpected(number: int) -> None:
     kernel = Kernel(rejecting((Kind.NEW_CHAIN, A, number)))
-    assert run(kernel, put(A), put(B)).is_surprising
+    assert run(kernel, put(A), put(B)).is_unexpected
 
 
 def test_without_the_table_nothing_is_known() -> None:
     kernel = Kernel(rejecting((Kind.NEW_CHAIN, A, errno.ENOENT)), tables=())
-    with pytest.raises(NotFound, match="table ip kube-proxy is gone"):
+    with pytest.raises(NotFound, match="cannot change table ip kube-proxy: another program removed it"):
         run(kernel, put(A))
 
 

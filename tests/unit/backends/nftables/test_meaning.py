@@ -7,8 +7,8 @@ from collections.abc import Container, Iterator
 import pytest
 from hypothesis import given, settings
 
+from ebpfproxy.backends.nftables.backend import render
 from ebpfproxy.backends.nftables.entries import Chain, ChainEntry, Element, ElementEntry, Entry, Key
-from ebpfproxy.backends.nftables.rendering import render
 from ebpfproxy.backends.nftables.settings import NftablesSettings
 from ebpfproxy.model.address import Address, Family, Protocol, format_endpoint, parse_address, parse_network
 from ebpfproxy.model.endpoint import EndpointSlice

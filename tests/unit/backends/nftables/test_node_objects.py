@@ -2,8 +2,8 @@
 
 import pytest
 
+from ebpfproxy.backends.nftables.backend import render
 from ebpfproxy.backends.nftables.entries import Chain, ChainEntry, Element, Entry, Key, Set
-from ebpfproxy.backends.nftables.rendering import render
 from ebpfproxy.backends.nftables.settings import NftablesSettings
 from ebpfproxy.model.address import Family, parse_network
 from ebpfproxy.plan.service_plan import NodePlan

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
+from ebpfproxy.backends.nftables.backend import render
 from ebpfproxy.backends.nftables.entries import Chain, ChainEntry, Element, Entry, Key, Set
-from ebpfproxy.backends.nftables.rendering import render
 from ebpfproxy.backends.nftables.settings import NftablesSettings
 from ebpfproxy.model.address import Address, Family, Protocol, parse_address, parse_network
 from ebpfproxy.model.service import ServicePortName

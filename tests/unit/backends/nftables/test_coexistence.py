@@ -1,10 +1,10 @@
-"""Where `auto` takes nftables: on nodes whose own nft can live with our tables, as kube-proxy has it."""
+"""Whether the version of nft and of the kernel allow `auto` to select nftables, as in kube-proxy."""
 
 from pathlib import Path
 
 import pytest
 
-from ebpfproxy.backends.nftables import old_nft
+from ebpfproxy.backends.nftables import coexistence
 from ebpfproxy.linux.nft import tool
 from ebpfproxy.linux.nft.tool import Version
 
@@ -13,7 +13,7 @@ from ebpfproxy.linux.nft.tool import Version
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The only one of PATH, with no tool in it; the kernel is a recent one."""
     monkeypatch.setattr(tool, "_FOLDERS", str(tmp_path))
-    monkeypatch.delenv(old_nft.SKIP, raising=False)
+    monkeypatch.delenv(coexistence.SKIP, raising=False)
     kernel(monkeypatch, (6, 1, 0))
     return tmp_path
 
@@ -31,24 +31,24 @@ def install(folder: Path, *lines: str) -> None:
 
 def test_without_the_tool_the_kernel_alone_decides(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert tool.installed() is None
-    assert old_nft.finding().present
+    assert coexistence.nft_tool().present
     kernel(monkeypatch, (5, 12, 19))
-    found = old_nft.finding()
+    found = coexistence.nft_tool()
     assert (found.present, found.needed) == (False, True)
     assert "Linux 5.12.19" in found.missing
-    assert old_nft.SKIP in found.remedy
+    assert coexistence.SKIP in found.remedy
     kernel(monkeypatch, (5, 13, 0))
-    assert old_nft.finding().present
+    assert coexistence.nft_tool().present
 
 
 def test_kube_proxys_variable_skips_the_version_of_the_kernel(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel(monkeypatch, (4, 18, 0))
-    monkeypatch.setenv(old_nft.SKIP, "")
-    assert not old_nft.finding().present
-    monkeypatch.setenv(old_nft.SKIP, "1")
-    assert old_nft.finding().present
+    monkeypatch.setenv(coexistence.SKIP, "")
+    assert not coexistence.nft_tool().present
+    monkeypatch.setenv(coexistence.SKIP, "1")
+    assert coexistence.nft_tool().present
 
 
 @pytest.mark.parametrize(
@@ -59,8 +59,8 @@ def test_a_tool_before_1_0_1_is_in_the_way_on_any_kernel(
     version: str, present: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(folder, f"echo 'nftables v{version} (Lester Gooch #5)'")
-    monkeypatch.setenv(old_nft.SKIP, "1")
-    found = old_nft.finding()
+    monkeypatch.setenv(coexistence.SKIP, "1")
+    found = coexistence.nft_tool()
     assert found.present is present
     if not present:
         assert f"nft {version}" in found.missing
@@ -71,4 +71,4 @@ def test_a_tool_before_1_0_1_is_in_the_way_on_any_kernel(
 def test_a_tool_that_does_not_say_its_version_is_none(lines: tuple[str, ...], folder: Path) -> None:
     install(folder, *lines)
     assert tool.installed() is None
-    assert old_nft.finding().present
+    assert coexistence.nft_tool().present
