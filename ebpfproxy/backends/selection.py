@@ -19,7 +19,7 @@ MODES: tuple[Mode, ...] = (EbpfMode(), NftablesMode(), IptablesMode(), IpvsMode(
 """All modes, in the order in which `auto` prefers them."""
 
 
-_ANY_REMEDY = "run as the agent runs, privileged; or use another --proxy-mode"
+_ANY_REMEDY = "run as the agent does, privileged, or select another --proxy-mode"
 
 
 class Lack(NamedTuple):
@@ -77,7 +77,7 @@ def choose(
     may_try = capabilities.NET_ADMIN in capabilities.capabilities()
     raise Unsupported(
         f"no mode works on this machine: {reasons}",
-        "ebpfproxy doctor shows what each needs" if may_try else "run as root",
+        "run ebpfproxy doctor to see what each mode requires" if may_try else "run as root",
     )
 
 

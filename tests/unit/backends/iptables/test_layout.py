@@ -22,12 +22,12 @@ V4 = Family.IPV4
 
 
 def test_no_chain_is_of_two_kinds() -> None:
-    """A Chain and a SharedChain of one name would be equal, and one key."""
+    """A Chain and a SharedChain of one name would be equal, so they would be one key."""
     assert not set(SHARED_CHAINS) & set(NODE_CHAINS)
 
 
 @pytest.mark.parametrize("family", list(Family))
-def test_what_the_node_has_is_known_as_ours(family: Family) -> None:
+def test_entries_of_the_node_are_recognized_as_own(family: Family) -> None:
     for key in node_entries(NodePlan(), family, IptablesSettings()):
         if isinstance(key, Rule):
             assert LAYOUT.is_own(key), key
@@ -38,8 +38,8 @@ def test_what_the_node_has_is_known_as_ours(family: Family) -> None:
 
 
 @pytest.mark.parametrize("kind", ["SVC", "SVL", "EXT", "FW", "SEP", "XLB"])
-def test_chains_of_services_are_known_by_how_they_begin(kind: str) -> None:
-    """KUBE-XLB is of kube-proxy before 1.24, whose leftovers nothing else would take away."""
+def test_chains_of_services_are_recognized_by_prefix(kind: str) -> None:
+    """KUBE-XLB is a prefix of kube-proxy before 1.24. Nothing else would remove these chains."""
     name = f"KUBE-{kind}-XPGD46QRK7WJZT7O"
     assert LAYOUT.chain_key(V4, NAT, name) == Chain(V4, NAT, name)
     assert LAYOUT.chain_key(V4, FILTER, name) is None
@@ -59,11 +59,11 @@ def test_chains_of_services_are_known_by_how_they_begin(kind: str) -> None:
         (FILTER, "KUBE-POSTROUTING"),
     ],
 )
-def test_what_others_have_is_not_ours(table: str, name: str) -> None:
+def test_chains_of_other_programs_are_not_own(table: str, name: str) -> None:
     assert LAYOUT.chain_key(V4, table, name) is None
 
 
-def test_services_have_a_chain_in_each_of_two_tables() -> None:
+def test_kube_services_is_a_shared_chain_in_two_tables() -> None:
     assert LAYOUT.chain_key(V4, NAT, "KUBE-SERVICES") == SharedChain(V4, NAT, "KUBE-SERVICES")
     assert LAYOUT.chain_key(V4, FILTER, "KUBE-SERVICES") == SharedChain(V4, FILTER, "KUBE-SERVICES")
 
@@ -76,8 +76,8 @@ def test_services_have_a_chain_in_each_of_two_tables() -> None:
         "-m conntrack --ctstate NEW -j KUBE-SERVICES",
     ],
 )
-def test_a_jump_to_a_chain_of_ours_is_ours_in_any_words(text: str) -> None:
-    """Another version of kube-proxy worded it so; with two jumps packets would go through it all twice."""
+def test_a_jump_to_an_own_chain_is_own_in_any_wording(text: str) -> None:
+    """Other versions of kube-proxy use this wording. With two jumps, packets would pass all rules twice."""
     assert LAYOUT.is_own(Rule(V4, NAT, "PREROUTING", text))
 
 
@@ -93,11 +93,11 @@ def test_a_jump_to_a_chain_of_ours_is_ours_in_any_words(text: str) -> None:
         (FILTER, "KUBE-FIREWALL", "-m mark --mark 0x8000/0x8000 -j DROP"),
     ],
 )
-def test_rules_of_others_are_not_ours(table: str, chain: str, text: str) -> None:
+def test_rules_of_other_programs_are_not_own(table: str, chain: str, text: str) -> None:
     assert not LAYOUT.is_own(Rule(V4, table, chain, text))
 
 
-def test_everything_in_a_shared_chain_is_ours() -> None:
+def test_every_rule_in_a_shared_chain_is_own() -> None:
     assert LAYOUT.is_own(Rule(V4, NAT, "KUBE-SERVICES", "-j ACCEPT"))
     assert LAYOUT.is_own(Rule(V4, FILTER, "KUBE-FIREWALL", LOCALNET_GUARD))
 
@@ -149,8 +149,8 @@ def test_the_chain_of_an_endpoint_has_the_name_that_kube_proxy_gives_it(
         (ServicePortName("default", "nginx", "", Protocol.TCP), "KUBE-SVC-2CMXP7HKUVJN7L6M"),
     ],
 )
-def test_the_chains_that_everybody_has_seen_have_their_names(name: ServicePortName, chain: str) -> None:
-    """Of any cluster of kubeadm, and of the Service that everybody tries first: its port is unnamed."""
+def test_well_known_chains_have_their_names(name: ServicePortName, chain: str) -> None:
+    """The chains of any kubeadm cluster, and that of a Service nginx with an unnamed port."""
     assert service_chains(name).cluster == chain
 
 

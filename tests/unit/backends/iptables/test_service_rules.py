@@ -1,4 +1,4 @@
-"""Plans become rules: one property at a time. Whole situations are in tests/golden/cases."""
+"""Plans become rules, one property at a time. Complete situations are in tests/golden/cases."""
 
 import dataclasses
 
@@ -30,7 +30,7 @@ MASQUERADED = PolicyResult(Scope.CLUSTER, True)
 
 
 def frontend(kind: FrontendKind, address: str = "0.0.0.0", port: int = 80) -> FrontendPlan:
-    """A ClusterIP as policy Cluster treats it; anything else likewise."""
+    """Return a frontend with policy Cluster."""
     pod = CLUSTER if kind is FrontendKind.CLUSTER_IP else MASQUERADED
     dialled = Frontend(parse_address(address), port, Protocol.TCP)
     return FrontendPlan(dialled, kind, pod, MASQUERADED, MASQUERADED)
@@ -45,7 +45,7 @@ BALANCER = frontend(FrontendKind.LOAD_BALANCER, "203.0.113.5")
 
 
 def local(plan: FrontendPlan) -> FrontendPlan:
-    """As externalTrafficPolicy Local treats it."""
+    """Return the plan of a frontend with externalTrafficPolicy Local."""
     return plan._replace(pod=CLUSTER, node=MASQUERADED, outside=LOCAL)
 
 
@@ -65,7 +65,7 @@ def rendered(plan: ServicePortPlan) -> dict[Key, Entry]:
 
 
 def chain(entries: dict[Key, Entry], name: str) -> list[str]:
-    """The rules of a chain of the Service's own, without comments; none where there is no such chain."""
+    """Return the rules of a chain of the Service, without comments; empty if there is no such chain."""
     rules = entries.get(Chain(Family.IPV4, NAT, name), ())
     assert isinstance(rules, tuple)
     return [uncommented(rule) for rule in rules]
@@ -82,34 +82,34 @@ def uncommented(text: str) -> str:
     return head + tail.partition('"')[2].lstrip() if option else text
 
 
-def test_who_is_no_pod_is_masqueraded_first_of_all() -> None:
+def test_the_first_rule_masquerades_clients_that_are_not_pods() -> None:
     entries = rendered(plan(CLUSTER_IP))
     assert chain(entries, SVC)[0] == f"! -s 10.1.0.0/16 {DIALLED} -j KUBE-MARK-MASQ"
 
 
-def test_where_everybody_is_a_pod_nobody_is_masqueraded_at_the_cluster_ip() -> None:
+def test_if_all_sources_are_pods_no_cluster_ip_connection_is_masqueraded() -> None:
     everybody = dataclasses.replace(plan(CLUSTER_IP), local_traffic=LocalTraffic(parse_network("0.0.0.0/0")))
     assert not any("KUBE-MARK-MASQ" in rule for rule in chain(rendered(everybody), SVC))
 
 
-def test_masquerading_all_tells_nobody_from_a_pod() -> None:
+def test_masquerade_all_also_masquerades_pods() -> None:
     entries = rendered(plan(CLUSTER_IP._replace(pod=MASQUERADED)))
     assert chain(entries, SVC)[0] == f"{DIALLED} -j KUBE-MARK-MASQ"
 
 
-def test_a_cluster_ip_whose_plan_masquerades_nobody_does_not() -> None:
+def test_without_masquerading_in_the_plan_there_is_no_masquerade_rule() -> None:
     entries = rendered(plan(CLUSTER_IP._replace(node=CLUSTER, outside=CLUSTER)))
     assert not any("KUBE-MARK-MASQ" in rule for rule in chain(entries, SVC))
 
 
-def test_without_anything_that_tells_pods_the_cluster_ip_masquerades_nobody() -> None:
-    """Even where the plan has policy_results that cannot be told apart: a pod keeps its address then."""
-    untold = dataclasses.replace(plan(CLUSTER_IP), local_traffic=None)
-    assert not any("KUBE-MARK-MASQ" in rule for rule in chain(rendered(untold), SVC))
+def test_without_local_traffic_detection_the_cluster_ip_is_not_masqueraded() -> None:
+    """Also if the policy results of pods differ: a pod keeps its address then."""
+    undetected = dataclasses.replace(plan(CLUSTER_IP), local_traffic=None)
+    assert not any("KUBE-MARK-MASQ" in rule for rule in chain(rendered(undetected), SVC))
 
 
-def test_a_frontend_that_another_service_has_is_nowhere_in_the_rules() -> None:
-    """Lost claims: neither what leads there nor chains that nothing leads to."""
+def test_a_frontend_that_another_service_owns_has_no_rules() -> None:
+    """A lost claim: neither jumps for the frontend nor chains without jumps."""
     endpoints = (endpoint("10.1.0.1", local=True), endpoint("10.1.0.2"))
     entries = rendered(plan(CLUSTER_IP, endpoints=endpoints))
     assert not chain(entries, SVL)
@@ -123,7 +123,7 @@ def test_a_service_without_frontends_has_no_rules() -> None:
     assert rendered(plan()) == {}
 
 
-def test_without_any_endpoint_everything_is_refused_and_nothing_translated() -> None:
+def test_without_endpoints_all_frontends_are_rejected_and_none_translated() -> None:
     entries = rendered(
         plan(CLUSTER_IP, EXTERNAL_IP, BALANCER._replace(restricted=True), NODE_PORT, endpoints=())
     )
@@ -137,7 +137,7 @@ def test_without_any_endpoint_everything_is_refused_and_nothing_translated() -> 
     assert len(entries) == 4
 
 
-def test_ipv6_refuses_with_its_own_message() -> None:
+def test_ipv6_rejects_with_its_own_icmp_message() -> None:
     dialled = Frontend(parse_address("fd96::10"), 80, Protocol.TCP)
     of_six = dataclasses.replace(
         plan(CLUSTER_IP._replace(frontend=dialled), endpoints=()), family=Family.IPV6
@@ -148,7 +148,7 @@ def test_ipv6_refuses_with_its_own_message() -> None:
     assert rule.text.endswith(" -j REJECT --reject-with icmp6-port-unreachable")
 
 
-def test_policy_local_without_an_endpoint_here_drops_what_was_not_let_through_before() -> None:
+def test_policy_local_without_a_local_endpoint_drops_external_clients() -> None:
     entries = rendered(plan(CLUSTER_IP, local(NODE_PORT)))
     assert shared(entries, FILTER, "KUBE-EXTERNAL-SERVICES") == [
         "-p tcp -m addrtype --dst-type LOCAL -m tcp --dport 30080 -j DROP"
@@ -161,7 +161,7 @@ def test_policy_local_without_an_endpoint_here_drops_what_was_not_let_through_be
     ]
 
 
-def test_policy_local_leads_outside_to_the_endpoints_here() -> None:
+def test_policy_local_sends_external_clients_to_local_endpoints() -> None:
     endpoints = (endpoint("10.1.0.1", local=True), endpoint("10.1.0.2"))
     entries = rendered(plan(CLUSTER_IP, local(NODE_PORT), endpoints=endpoints))
     assert chain(entries, EXT)[-1] == f"-j {SVL}"
@@ -169,23 +169,25 @@ def test_policy_local_leads_outside_to_the_endpoints_here() -> None:
     assert not shared(entries, FILTER, "KUBE-EXTERNAL-SERVICES")
 
 
-def test_without_anything_that_tells_pods_policy_local_lets_none_through() -> None:
-    nobody = plan(local(NODE_PORT)._replace(pod=LOCAL))
-    entries = rendered(dataclasses.replace(nobody, local_traffic=None))
+def test_without_local_traffic_detection_policy_local_also_applies_to_pods() -> None:
+    undetected = plan(local(NODE_PORT)._replace(pod=LOCAL))
+    entries = rendered(dataclasses.replace(undetected, local_traffic=None))
     assert chain(entries, EXT) == [
         "-m addrtype --src-type LOCAL -j KUBE-MARK-MASQ",
         f"-m addrtype --src-type LOCAL -j {SVC}",
     ]
 
 
-def test_a_jump_never_leads_to_a_chain_that_is_not_there() -> None:
-    """Only endpoints here, none for policy Cluster: the tool would reject everything for one such jump."""
+def test_every_jump_has_an_existing_target() -> None:
+    """All endpoints are on this node, and none is for policy Cluster. The tool would reject everything for
+    one such jump.
+    """
     entries = rendered(plan(local(NODE_PORT), endpoints=(endpoint("10.1.0.1", cluster=False, local=True),)))
     assert not any(SVC in rule for rule in chain(entries, EXT))
     assert chain(entries, EXT)[-1] == f"-j {SVL}"
 
 
-def test_source_ranges_are_checked_before_anything_else_and_the_rest_is_dropped() -> None:
+def test_source_ranges_are_checked_first_and_other_sources_are_dropped() -> None:
     ranges = (parse_network("198.51.100.0/24"), parse_network("192.0.2.0/24"))
     restricted = BALANCER._replace(restricted=True, source_ranges=ranges)
     second = restricted._replace(frontend=restricted.frontend._replace(address=parse_address("203.0.113.6")))
@@ -205,21 +207,21 @@ def test_source_ranges_are_checked_before_anything_else_and_the_rest_is_dropped(
     ]
 
 
-def test_a_node_that_no_range_holds_is_not_let_in() -> None:
+def test_a_node_outside_all_source_ranges_is_not_allowed() -> None:
     restricted = BALANCER._replace(
         restricted=True, source_ranges=(parse_network("198.51.100.0/24"),), node_admitted=False
     )
     assert chain(rendered(plan(restricted)), FW) == [f"-s 198.51.100.0/24 -j {EXT}", ""]
 
 
-def test_source_ranges_are_about_the_load_balancer_alone() -> None:
+def test_source_ranges_apply_only_to_the_load_balancer() -> None:
     restricted = BALANCER._replace(restricted=True, source_ranges=(parse_network("198.51.100.0/24"),))
     entries = rendered(plan(EXTERNAL_IP, restricted, NODE_PORT))
     assert shared(entries, NAT, "KUBE-SERVICES")[0].endswith(f"-j {EXT}")
     assert shared(entries, NAT, "KUBE-NODEPORTS") == [f"-p tcp -m tcp --dport 30080 -j {EXT}"]
 
 
-def test_an_endpoint_that_came_upon_itself_is_masqueraded() -> None:
+def test_a_hairpin_connection_is_masqueraded() -> None:
     entries = rendered(plan(CLUSTER_IP))
     assert chain(entries, "KUBE-SEP-LAE4CYYNBDVVQRFA") == [
         "-s 10.1.0.1/32 -j KUBE-MARK-MASQ",
@@ -227,8 +229,8 @@ def test_an_endpoint_that_came_upon_itself_is_masqueraded() -> None:
     ]
 
 
-def test_endpoints_stand_in_the_order_of_kube_proxy() -> None:
-    """It sorts them as text; in another order every rule would be written anew when we take over."""
+def test_endpoints_have_the_order_of_kube_proxy() -> None:
+    """kube-proxy sorts endpoints as text. In another order, a takeover would rewrite every rule."""
     endpoints = tuple(endpoint(f"10.1.0.{last}") for last in (2, 10, 100))
     entries = rendered(plan(CLUSTER_IP, endpoints=endpoints))
     notes = entries[Chain(Family.IPV4, NAT, SVC)]
@@ -237,7 +239,7 @@ def test_endpoints_stand_in_the_order_of_kube_proxy() -> None:
     assert order == ["10.1.0.100:8080", "10.1.0.10:8080", "10.1.0.2:8080"]
 
 
-def test_a_client_that_was_here_goes_to_the_same_endpoint() -> None:
+def test_with_affinity_a_known_client_gets_its_previous_endpoint() -> None:
     endpoints = (endpoint("10.1.0.1"), endpoint("10.1.0.2"))
     sticky = dataclasses.replace(plan(CLUSTER_IP, endpoints=endpoints), affinity_timeout=600)
     first, second = "KUBE-SEP-LAE4CYYNBDVVQRFA", "KUBE-SEP-QLJKHGVHULZQMSXA"
@@ -253,13 +255,13 @@ def test_a_client_that_was_here_goes_to_the_same_endpoint() -> None:
     assert chain(entries, first)[1] == set_
 
 
-def test_a_load_balancer_may_ask_whatever_endpoints_there_are() -> None:
+def test_the_health_check_node_port_is_accepted() -> None:
     asked = dataclasses.replace(plan(CLUSTER_IP, endpoints=()), health_check_node_port=32000)
     assert shared(rendered(asked), FILTER, "KUBE-NODEPORTS") == ["-p tcp -m tcp --dport 32000 -j ACCEPT"]
 
 
 @pytest.mark.parametrize(("protocol", "name"), [(Protocol.UDP, "udp"), (Protocol.SCTP, "sctp")])
-def test_other_protocols_are_matched_as_such(protocol: Protocol, name: str) -> None:
+def test_the_protocol_is_matched(protocol: Protocol, name: str) -> None:
     entries = rendered(dataclasses.replace(plan(CLUSTER_IP), name=NAME._replace(protocol=protocol)))
     (captured,) = shared(entries, NAT, "KUBE-SERVICES")
     assert captured.startswith(f"-d 10.96.0.10/32 -p {name} -m {name} --dport 80 -j KUBE-SVC-")

@@ -1,4 +1,4 @@
-"""What all Services share: one property at a time. Whole situations are goldens."""
+"""The objects that all Services share, one property at a time. Complete situations are golden cases."""
 
 import pytest
 
@@ -13,7 +13,7 @@ KINDS = ("CLUSTER-IP", "EXTERNAL-IP", "EXTERNAL-IP-LOCAL", "LOAD-BALANCER")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_address_of_the_node_that_is_a_services_too_is_not_masqueraded_as_a_node_port(kind: str) -> None:
+def test_a_frontend_on_a_node_address_is_not_masqueraded_as_a_node_port(kind: str) -> None:
     chain = node_entries(NodePlan(), Family.IPV4, IpvsSettings())[Chain(Family.IPV4, NAT, names.SERVICES)]
     assert isinstance(chain, tuple)
     rules = list(map(str, chain))

@@ -1,4 +1,6 @@
-"""Plans become virtual servers and members of sets: one property at a time. Whole situations are goldens."""
+"""Plans become virtual servers and members of sets, one property at a time. Complete situations are golden
+cases.
+"""
 
 import pytest
 
@@ -66,13 +68,13 @@ def test_with_policy_cluster_a_frontend_has_all_endpoints(kind: FrontendKind) ->
 
 
 @pytest.mark.parametrize("kind", FrontendKind)
-def test_with_policy_local_it_has_those_of_this_node(kind: FrontendKind) -> None:
+def test_with_policy_local_a_frontend_has_the_endpoints_of_this_node(kind: FrontendKind) -> None:
     entries = rendered(frontend(kind, local=True))
     assert reals(entries) == [f"{HERE}:8080"]
     assert not members(entries, sets.NO_LOCAL) + members(entries, sets.NO_LOCAL_BUT_PODS)
 
 
-def test_internal_policy_local_without_an_endpoint_here_has_none_and_is_dropped() -> None:
+def test_internal_policy_local_without_local_endpoints_drops_connections() -> None:
     """kube-proxy falls back to endpoints of other nodes."""
     entries = rendered(frontend(FrontendKind.CLUSTER_IP, local=True), here=False)
     assert reals(entries) == []
@@ -81,15 +83,17 @@ def test_internal_policy_local_without_an_endpoint_here_has_none_and_is_dropped(
 
 
 @pytest.mark.parametrize("kind", [FrontendKind.EXTERNAL_IP, FrontendKind.LOAD_BALANCER])
-def test_external_policy_local_without_an_endpoint_here_is_for_pods_and_the_node(kind: FrontendKind) -> None:
+def test_external_policy_local_without_local_endpoints_serves_pods_and_the_node(
+    kind: FrontendKind,
+) -> None:
     entries = rendered(frontend(kind, local=True), here=False)
     assert reals(entries) == [f"{THERE}:8080"]
     assert members(entries, sets.NO_LOCAL_BUT_PODS) == [f"{VIP},tcp:80"]
     assert not members(entries, sets.NO_LOCAL)
 
 
-def test_where_nothing_tells_pods_the_node_alone_has_those_of_other_nodes() -> None:
-    """So it is not dropped where the node's own is, too."""
+def test_without_local_traffic_detection_only_the_node_gets_endpoints_of_other_nodes() -> None:
+    """The frontend is not in the set NO_LOCAL, whose rules also drop host-originated connections."""
     local, all_ = PolicyResult(Scope.LOCAL, False), PolicyResult(Scope.CLUSTER, True)
     entries = rendered(
         frontend(FrontendKind.EXTERNAL_IP)._replace(pod=local, node=all_, outside=local), here=False
@@ -99,20 +103,20 @@ def test_where_nothing_tells_pods_the_node_alone_has_those_of_other_nodes() -> N
     assert not members(entries, sets.NO_LOCAL)
 
 
-def test_where_nobody_has_an_endpoint_ipvs_refuses_and_nothing_is_dropped() -> None:
+def test_without_endpoints_ipvs_rejects_and_no_rule_drops() -> None:
     entries = rendered(frontend(FrontendKind.EXTERNAL_IP, local=True), here=False, there=False)
     assert reals(entries) == []
     assert not members(entries, sets.NO_LOCAL) + members(entries, sets.NO_LOCAL_BUT_PODS)
 
 
-def test_a_node_port_has_no_address_of_its_own() -> None:
+def test_a_node_port_has_the_unspecified_address() -> None:
     entries = rendered(frontend(FrontendKind.NODE_PORT, address="0.0.0.0"))
     assert Server(Family.IPV4, Frontend(parse_address("0.0.0.0"), 80, Protocol.TCP)) in entries
     assert not [key for key in entries if isinstance(key, Local)]
     assert members(entries, "KUBE-NODE-PORT-TCP") == ["80"]
 
 
-def test_endpoints_of_this_node_are_masqueraded_when_they_come_upon_themselves() -> None:
+def test_local_endpoints_are_in_the_set_for_hairpin_connections() -> None:
     entries = rendered(frontend(FrontendKind.CLUSTER_IP))
     assert members(entries, sets.LOOP_BACK) == [f"{HERE},tcp:8080,{HERE}"]
 
@@ -120,7 +124,7 @@ def test_endpoints_of_this_node_are_masqueraded_when_they_come_upon_themselves()
 @pytest.mark.parametrize(
     ("scheduler", "flags"), [("rr", Flag(0)), ("sh", Flag.FALLBACK), ("mh", Flag.PORT | Flag.FALLBACK)]
 )
-def test_the_scheduler_and_affinity_are_the_virtual_servers(scheduler: str, flags: Flag) -> None:
+def test_a_virtual_server_has_the_scheduler_and_the_affinity_timeout(scheduler: str, flags: Flag) -> None:
     entries = rendered(frontend(FrontendKind.CLUSTER_IP), scheduler=scheduler, affinity=60)
     (entry,) = (entry for entry in entries.values() if isinstance(entry, ServerEntry))
     assert (entry.scheduler, entry.flags, entry.persistence_s) == (scheduler, flags, 60)
@@ -133,7 +137,7 @@ def test_the_scheduler_and_affinity_are_the_virtual_servers(scheduler: str, flag
         (["0.0.0.0/0"], ["0.0.0.0/1", "128.0.0.0/1"]),
     ],
 )
-def test_source_ranges_are_stored_as_a_set_has_them(ranges: list[str], stored: list[str]) -> None:
+def test_source_ranges_have_the_form_of_set_members(ranges: list[str], stored: list[str]) -> None:
     restricted = frontend(FrontendKind.LOAD_BALANCER)._replace(
         restricted=True, source_ranges=tuple(map(parse_network, ranges))
     )
@@ -142,7 +146,7 @@ def test_source_ranges_are_stored_as_a_set_has_them(ranges: list[str], stored: l
     assert members(entries, sets.LOAD_BALANCER_FW) == [f"{VIP},tcp:80"]
 
 
-def test_a_node_that_is_not_admitted_is_not_a_member() -> None:
+def test_a_node_outside_the_source_ranges_is_not_a_member() -> None:
     restricted = frontend(FrontendKind.LOAD_BALANCER)._replace(
         restricted=True, source_ranges=(parse_network("192.0.2.0/24"),), node_admitted=False
     )

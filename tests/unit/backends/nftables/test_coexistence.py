@@ -11,7 +11,7 @@ from ebpfproxy.linux.nft.tool import Version
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The only one of PATH, with no tool in it; the kernel is a recent one."""
+    """Return the only folder in PATH, without a tool. The kernel is a recent one."""
     monkeypatch.setattr(tool, "_FOLDERS", str(tmp_path))
     monkeypatch.delenv(coexistence.SKIP, raising=False)
     kernel(monkeypatch, (6, 1, 0))
@@ -23,13 +23,13 @@ def kernel(monkeypatch: pytest.MonkeyPatch, version: Version) -> None:
 
 
 def install(folder: Path, *lines: str) -> None:
-    """A tool that prints these lines."""
+    """Install an nft that runs these lines."""
     tool = folder / "nft"
     tool.write_text("#!/bin/sh\n" + "\n".join(lines) + "\n")
     tool.chmod(0o755)
 
 
-def test_without_the_tool_the_kernel_alone_decides(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_nft_only_the_kernel_version_decides(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert tool.installed() is None
     assert coexistence.nft_tool().present
     kernel(monkeypatch, (5, 12, 19))
@@ -55,7 +55,7 @@ def test_kube_proxys_variable_skips_the_version_of_the_kernel(
     ("version", "present"),
     [("0.9.8", False), ("1.0.0", False), ("1.0.1", True), ("1.0.6", True), ("1.1", True)],
 )
-def test_a_tool_before_1_0_1_is_in_the_way_on_any_kernel(
+def test_nft_before_1_0_1_excludes_the_mode_on_any_kernel(
     version: str, present: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(folder, f"echo 'nftables v{version} (Lester Gooch #5)'")
@@ -68,7 +68,7 @@ def test_a_tool_before_1_0_1_is_in_the_way_on_any_kernel(
 
 
 @pytest.mark.parametrize("lines", [("exit 1",), ("echo nonsense",), ("kill -9 $$",)])
-def test_a_tool_that_does_not_say_its_version_is_none(lines: tuple[str, ...], folder: Path) -> None:
+def test_nft_without_a_readable_version_is_ignored(lines: tuple[str, ...], folder: Path) -> None:
     install(folder, *lines)
     assert tool.installed() is None
     assert coexistence.nft_tool().present
