@@ -56,8 +56,7 @@ class IpvsBackend:
         self._reset()
 
     def open(self) -> None:
-        """Set sysctls and the timeouts of IPVS. Of the objects that serve, only `TwoFamilies.open` writes
-        some.
+        """Set sysctls and the timeouts of IPVS. Nothing else is written, except by `TwoFamilies.open`.
 
         Raises Unsupported if the kernel lacks IPVS, ipset, the scheduler or a required sysctl, or if no
         family can be served.

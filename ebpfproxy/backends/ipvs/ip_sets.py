@@ -13,10 +13,10 @@ from ebpfproxy.model.address import Family
 Rejections = dict[Key, KernelError]
 
 
-def create_all(of: Family) -> None:
+def create_all(family: Family) -> None:
     """Create the sets that do not exist. Raises KernelError."""
     for base in SETS:
-        ipset.create(ip_set(base, of))
+        ipset.create(ip_set(base, family))
 
 
 class IpSets:
@@ -35,12 +35,12 @@ class IpSets:
         self._known = {}
         found: dict[Key, Entry] = {}
         for name, listed in ipset.sets().items():
-            base, of = NAMES.get(name, ("", None))
-            if of in served and of is not None:
+            base, family = NAMES.get(name, ("", None))
+            if family in served and family is not None:
                 self._known[name] = listed.set
-                matches = _accept_same_members(listed.set, ip_set(base, of))
-                found[Set(of, name)] = listed.set.type if matches else False
-                found.update(dict.fromkeys(self._members(of, name) if matches else (), True))
+                matches = _accept_same_members(listed.set, ip_set(base, family))
+                found[Set(family, name)] = listed.set.type if matches else False
+                found.update(dict.fromkeys(self._members(family, name) if matches else (), True))
         return found
 
     def create(self, keys: Iterable[Set]) -> Rejections:
@@ -79,7 +79,7 @@ class IpSets:
         for key in drops:
             if key.set in self._known:
                 by_set.setdefault((key.family, key.set), ([], []))[1].append(key.text)
-        families = {name: of for of, name in by_set}
+        families = {name: family for family, name in by_set}
         failed = ipset.change(
             Change(ip_set(*NAMES[name]), add, drop) for (_, name), (add, drop) in by_set.items()
         )
@@ -103,13 +103,13 @@ class IpSets:
         return {name: listed.elements for name, listed in ipset.sets().items() if name in NAMES}
 
     @staticmethod
-    def _members(of: Family, name: str) -> Iterator[Member]:
+    def _members(family: Family, name: str) -> Iterator[Member]:
         try:
             texts = ipset.members(name)
         except (NotFound, Unsupported):
             return  # it was removed or recreated since: then the entry of the set differs
         for text in texts:
-            yield Member(of, name, text)
+            yield Member(family, name, text)
 
 
 def _accept_same_members(one: IpSet, other: IpSet) -> bool:

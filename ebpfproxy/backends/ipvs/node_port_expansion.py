@@ -53,10 +53,8 @@ class NodePortExpansion:
                 groups.setdefault(general, {})[key] = entry
         for general, parts in groups.items():
             entries = list(parts.values())
-            complete = parts.keys() == self._expansion_of(general) and entries.count(entries[0]) == len(
-                entries
-            )
-            if complete:
+            equal = entries.count(entries[0]) == len(entries)
+            if equal and parts.keys() == self._expansion_of(general):
                 result[general] = entries[0]
             elif general in self._general:
                 result[general] = False

@@ -55,9 +55,9 @@ def _prerequisites(scheduler: str) -> Iterator[Finding]:
     yield _attempt("sysctls of IPVS", prerequisites.check_sysctls)  # in the agent's own network namespace
 
 
-def _make_set(of: Family) -> None:
+def _make_set(family: Family) -> None:
     with contextlib.suppress(AlreadyExists):
-        ipset.create(IpSet(_SET, "hash:ip,port", of, 1024))
+        ipset.create(IpSet(_SET, "hash:ip,port", family, 1024))
 
 
 def _attempt(feature: str, action: Callable[[], object]) -> Finding:

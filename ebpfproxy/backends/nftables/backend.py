@@ -43,7 +43,10 @@ class NftablesBackend:
         self._generation = 0
 
     def open(self) -> None:
-        """Write nothing. Raises Unsupported if no family has nftables, or if the agent may not change it."""
+        """Open a netlink session. Nothing is written.
+
+        Raises Unsupported if no family has nftables, or if the agent may not change it.
+        """
         with contextlib.ExitStack() as opened:
             self._session = opened.enter_context(Session())
             self._families = self._served_families()

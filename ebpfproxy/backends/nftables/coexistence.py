@@ -28,7 +28,7 @@ def nft_tool() -> Finding:
     newer versions, so the node's firewall can no longer be changed (kubernetes issue 122743). The kernel has
     no part in this, so no feature can be probed, and a container cannot reach the node's tool.
 
-    Therefore kube-proxy takes Linux 5.13 as a sign of a distribution with nft 1.0.1, unless an environment
+    Therefore kube-proxy treats Linux 5.13 as evidence of a distribution with nft 1.0.1, unless an environment
     variable is set (pkg/proxy/nftables/supported.go of kubernetes 1.36). The agent does the same: `auto`
     selects nftables only if kube-proxy would run in that mode.
     """

@@ -52,10 +52,10 @@ _MAX_DEVICE_NAME = 15  # IFNAMSIZ, with its final zero, is 16
 
 
 class _Route(NamedTuple):
-    """What happens to the clients that `match` selects, "" for all. `who` names them in comments."""
+    """What happens to the clients that `match` selects, "" for all. `label` names them in comments."""
 
     match: str
-    who: str
+    label: str
     policy_result: PolicyResult
 
 
@@ -192,12 +192,14 @@ class _PortObjects:
 
     def _external_rules(self) -> list[str]:
         rules = []
-        for match, who, (scope, masquerade) in self._routes:
+        for match, label, (scope, masquerade) in self._routes:
             if masquerade:
-                rules.append(_rule(match, f"jump {MARK_FOR_MASQUERADE}", who and f"masquerade {who} traffic"))
+                rules.append(
+                    _rule(match, f"jump {MARK_FOR_MASQUERADE}", label and f"masquerade {label} traffic")
+                )
             if scope in self._targets:
                 goto = f"goto {self._policy_chain(scope)}"
-                rules.append(_rule(match, goto, who and f"short-circuit {who} traffic"))
+                rules.append(_rule(match, goto, label and f"short-circuit {label} traffic"))
         return rules
 
     def _firewall_rule(self) -> str:

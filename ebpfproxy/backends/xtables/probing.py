@@ -82,7 +82,9 @@ def probe(
         found[family] = tuple(
             each._replace(needed=False, preferred=preferred and each.needed) for each in found[family]
         )
-    return tuple(sorted((each for of in Family for each in found[of]), key=lambda each: not each.needed))
+    return tuple(
+        sorted((each for family in Family for each in found[family]), key=lambda each: not each.needed)
+    )
 
 
 def _probe(

@@ -66,7 +66,9 @@ class Tables:
                 rejected = rejections.with_dependents(causes, delta, self._last_read or {}, self._layout)
         self._record(remaining, state)
         self._causes = frozenset(causes)
-        self._rejected = {key: (delta.puts[key], why) for key, why in rejected.items() if key in delta.puts}
+        self._rejected = {
+            key: (delta.puts[key], error) for key, error in rejected.items() if key in delta.puts
+        }
         return rejected | _in_use(remaining, state)
 
     def _read_state(self) -> TableState:
@@ -91,7 +93,9 @@ class Tables:
         The agent puts rejected entries again at every change. After a read, the rule shapes are tried again
         in a temporary network namespace.
         """
-        unchanged = {key: why for key, (entry, why) in self._rejected.items() if delta.puts.get(key) == entry}
+        unchanged = {
+            key: error for key, (entry, error) in self._rejected.items() if delta.puts.get(key) == entry
+        }
         causes = {key: unchanged[key] for key in self._causes if key in unchanged}
         if causes and self._last_read is not None:
             tried = {key: delta.puts[key] for key in causes}
