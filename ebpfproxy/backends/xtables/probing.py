@@ -112,7 +112,7 @@ def _probe(
         if kind not in rejected:
             yield Finding(feature, needed=needed)
             continue
-        remedy = f"load or enable the kernel module {kind.module}; or use a newer iptables"
+        remedy = f"provide {kind.module}, or use a newer iptables"
         yield Finding(feature, errno.EOPNOTSUPP, kind.without or rejected[kind], remedy, needed)
 
 
