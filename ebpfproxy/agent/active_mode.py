@@ -40,12 +40,12 @@ class ActiveMode:
         """Open the backend. Raises KernelError."""
         self._parts.backend.open()
         self._opened = True
-        if self._parts.beside:
-            self._parts.beside.opened()
+        if self._parts.sync_hooks:
+            self._parts.sync_hooks.opened()
 
     def sync(self, verify: bool) -> SyncResult:
         """Call `Reconciler.sync`, and the sync hooks before and after it. Raises KernelError."""
-        hooks = self._parts.beside
+        hooks = self._parts.sync_hooks
         if hooks:
             node = self.reconciler.node_plan
             hooks.expect(self.reconciler.take_changed(), node if node != self._reported_node else None)
@@ -91,8 +91,8 @@ class ActiveMode:
         if self._opened:
             self._opened = False
             self._parts.backend.close()
-            if self._parts.beside:
-                self._parts.beside.close()
+            if self._parts.sync_hooks:
+                self._parts.sync_hooks.close()
 
     # Any thread may call the methods below.
 

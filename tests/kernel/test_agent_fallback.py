@@ -11,7 +11,7 @@ import pytest
 from ebpfproxy.agent.mode_cleanup import ALONE, NOT_REMOVED
 from ebpfproxy.agent.mode_switch import UNAVAILABLE
 from ebpfproxy.backends.ebpf import load_check
-from ebpfproxy.backends.nftables.old_nft import SKIP
+from ebpfproxy.backends.nftables.coexistence import SKIP
 from ebpfproxy.lab import Lab
 from ebpfproxy.lab.agent import AgentFailed, LogLine
 from ebpfproxy.linux.bpf import bpf

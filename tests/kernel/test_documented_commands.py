@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from ebpfproxy.lab import Lab, leftovers, manifests
+from ebpfproxy.lab import Lab, manifests, testbed
 from ebpfproxy.linux.netns import netns
 from tests.kernel.clients import TCP, connected, converse
 from tests.kernel.cluster import START_PATIENCE, Cluster
@@ -229,7 +229,7 @@ def checkout(tmp_path: Path) -> Iterator[tuple[Path, str]]:
     install(tmp_path, f'exec env {PROGRAM} "$@"')
     name = f"ebpfproxy-test-{os.getpid()}-try"
     yield tmp_path, name
-    leftovers.remove_cgroup(leftovers.cgroup_mount() / name)
+    testbed.remove_cgroup(testbed.cgroup_mount() / name)
 
 
 def run_as_group(command: list[str], folder: Path) -> "subprocess.CompletedProcess[str]":
