@@ -81,7 +81,7 @@ def test_an_error_of_another_kind_is_not_taken_for_an_older_kernel(
     group: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cookie() -> int:
-        raise Rejected("SO_NETNS_COOKIE: Operation not permitted")
+        raise Rejected("cannot read SO_NETNS_COOKIE: Operation not permitted")
 
     monkeypatch.setattr(netns, "cookie", cookie)
     with pytest.raises(Rejected):

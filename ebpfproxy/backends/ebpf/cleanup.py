@@ -85,7 +85,7 @@ def _remove_devices(pins: Pins | None, clsacts: frozenset[int], dry_run: bool) -
     removed = filters.detach_all(pins.devices if pins else None, dry_run)
     removed += filters.remove_clsacts(clsacts, dry_run)
     if reinjection.has_pair() if dry_run else reinjection.remove_pair():
-        removed.append(f"devices {reinjection.INNER} and {reinjection.OUTER}")
+        removed.append(f"devices {reinjection.DEVICE} and {reinjection.PEER}")
     return removed
 
 

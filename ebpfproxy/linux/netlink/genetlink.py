@@ -1,7 +1,7 @@
-"""Generic netlink: the number by which the kernel knows a family today, and requests to it.
+"""Generic netlink: the message type of a family, and the header of its requests.
 
-Sources: include/uapi/linux/genetlink.h; net/netlink/genetlink.c, which loads the module of a family that is
-asked for (net-pf-16-proto-16-family-NAME).
+Sources: include/uapi/linux/genetlink.h; net/netlink/genetlink.c. The kernel loads the module of a family when
+it is looked up (net-pf-16-proto-16-family-NAME).
 """
 
 import struct
@@ -18,9 +18,9 @@ _U16 = struct.Struct("=H")
 
 
 def family(name: str) -> int:
-    """The type of the messages to and from it. It changes where its module is unloaded and loaded again.
+    """The message type of the family. It changes when its module is unloaded and loaded again.
 
-    Raises OSError, with ENOENT where the kernel has no such family.
+    Raises OSError, with ENOENT if the kernel has no such family.
     """
     wanted = netlink.attribute(_FAMILY_NAME, name.encode() + b"\0")
     answers = netlink.get(NETLINK_GENERIC, _CONTROLLER, HEAD.pack(_GET_FAMILY, 1) + wanted)

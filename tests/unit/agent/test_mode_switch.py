@@ -250,7 +250,7 @@ def test_a_failed_move_removes_nothing_where_another_agent_has_the_namespace(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def taken(patience: float) -> None:
-        raise AlreadyExists("another ebpfproxy has this network namespace")
+        raise AlreadyExists("another ebpfproxy manages this network namespace")
 
     gone(node.other)
     node.keeper.close()
@@ -328,7 +328,7 @@ def test_an_agent_gives_way_to_another_one_in_its_network_namespace(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def taken(patience: float) -> None:
-        raise AlreadyExists("another ebpfproxy has this network namespace")
+        raise AlreadyExists("another ebpfproxy manages this network namespace")
 
     monkeypatch.setattr(mode_switch, "NamespaceLock", taken)
     node.keeper.close()

@@ -100,7 +100,10 @@ def test_who_may_not_make_a_network_namespace_to_try_rules_in_may_serve_all_the_
 ) -> None:
     @contextlib.contextmanager
     def rejected() -> Iterator[None]:
-        raise Rejected("unshare: Operation not permitted", "it takes the capability CAP_SYS_ADMIN")
+        raise Rejected(
+            "cannot create a network namespace: Operation not permitted",
+            "run with the capability CAP_SYS_ADMIN",
+        )
         yield
 
     lacking()
