@@ -29,7 +29,7 @@ from ebpfproxy.linux.bpf import cgroup, tc, tcx
 from ebpfproxy.linux.bpf.bpf import Link, Map, Program
 from ebpfproxy.linux.netlink import links
 from ebpfproxy.linux.netns import netns
-from ebpfproxy.linux.sockets import pidfd, sockets
+from ebpfproxy.linux.sockets import duplicates, sockets
 from ebpfproxy.model.address import Address, Family, Protocol, unspecified
 
 _HASH, _ARRAY, _LRU_HASH, _LPM_TRIE = 1, 2, 9, 11  # BPF_MAP_TYPE_*
@@ -306,7 +306,7 @@ def _reconnecting() -> Finding:
     if os.getpid() == _INIT:
         remedy = "run the pod with hostPID: true"
         return Finding(feature, errno.ESRCH, f"{missing}: processes of pods cannot be seen", remedy, False)
-    return _tried(pidfd.try_out, feature, missing, _NEWER.format("5.6"), needed=False)
+    return _tried(duplicates.try_out, feature, missing, _NEWER.format("5.6"), needed=False)
 
 
 def _destroying() -> Finding:

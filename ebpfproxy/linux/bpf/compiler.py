@@ -31,10 +31,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ebpfproxy.errors import ProgramRejected, Rejected, Unsupported
-from ebpfproxy.linux.bpf import verifier_log
 
 _FLAGS = ("-Wall", "-Werror=implicit-function-declaration", "-I/usr/include", "-g0")
 """-g0: bcc requests debug information, which takes a fifth of the compiler's time and is not used."""
+_LOG_LINES = 5
+_LOG_WIDTH = 200  # characters of a line
+_STATISTICS = ("processed ", "verification time ", "stack depth ", "max_states_per_insn ")
+_OF_BCC = ("bpf: ", "HINT: ")
 _PR_SET_PDEATHSIG = 1
 _CLANG_ERROR = ": error: "  # after the file, line and column
 TAIL_CALLS = "tail_calls"
@@ -124,7 +127,7 @@ def _failure(code: int, report: str, messages: str, sources: Sequence[Path]) -> 
 
 def _rejection(found: "_Rejection") -> ProgramRejected:
     """The message includes the verifier's reason, so that one line of the log is sufficient."""
-    lines = verifier_log.last_lines(found.log)
+    lines = _verifier_reason(found.log)
     said = os.strerror(found.errno) if found.errno else found.message
     reason = f"{said}: {lines[-1]}" if lines else said
     message = f"cannot load BPF program {found.program}: {reason}"
@@ -132,6 +135,25 @@ def _rejection(found: "_Rejection") -> ProgramRejected:
     failure = ProgramRejected(message, hint, found.program, found.errno, lines)
     failure.add_note(found.log)
     return failure
+
+
+def _verifier_reason(log: str) -> tuple[str, ...]:
+    """The last lines before the statistics, with the reason last. At most 5 lines of at most 200 characters.
+
+    The kernel writes the reason last, before a line of statistics: print_verification_stats() in
+    kernel/bpf/verifier.c (Linux 6.12). bcc prints the log between lines of its own (libbpf.c of bcc 0.26).
+
+    >>> start = "bpf: Failed to load program: Permission denied\\n0: (61) r0 = *(u32 *)(r1 +24)\\n"
+    >>> end = "R0 invalid mem access 'scalar'\\nprocessed 2 insns (limit 1000000)\\n\\nHINT: see docs\\n"
+    >>> _verifier_reason(start + end)
+    ('0: (61) r0 = *(u32 *)(r1 +24)', "R0 invalid mem access 'scalar'")
+    >>> _verifier_reason("")
+    ()
+    """
+    lines = [line.strip() for line in log.splitlines()]
+    ends = next((at for at, line in enumerate(lines) if line.startswith(_STATISTICS[0])), len(lines))
+    reported = [line for line in lines[:ends] if line and not line.startswith((*_STATISTICS, *_OF_BCC))]
+    return tuple(line[:_LOG_WIDTH] for line in reported[-_LOG_LINES:])
 
 
 def _hint(number: int, by_verifier: bool) -> str:

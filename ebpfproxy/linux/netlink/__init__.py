@@ -1,8 +1,7 @@
-"""Netlink: the protocol, rtnetlink, generic netlink and conntrack.
+"""Netlink: the protocol, rtnetlink and conntrack.
 
 - netlink.py: requests, dumps and batches of changes on raw netlink sockets
-- rtnetlink.py, rtnetlink_watch.py, genetlink.py, iproute.py: the message formats, notifications, and changes
-  through pyroute2
+- rtnetlink.py, rtnetlink_watch.py, iproute.py: message formats, notifications, changes through pyroute2
 - links.py, local_addresses.py, pod_devices.py, routing.py: read devices, addresses and routes
 - dummy.py, reinjection.py: create devices
 - conntrack.py: reads, adds and deletes conntrack entries

@@ -19,7 +19,7 @@ from collections.abc import Collection, Generator, Mapping
 from ebpfproxy.backends.ebpf.sockets.peers import SocketPeers, StalePeer
 from ebpfproxy.errors import KernelError, NotFound, Unsupported
 from ebpfproxy.linux.netns import namespaces
-from ebpfproxy.linux.sockets import duplicates, holders, pidfd, sockets
+from ebpfproxy.linux.sockets import duplicates, holders, sockets
 from ebpfproxy.linux.sockets.sockets import DiagSocket
 from ebpfproxy.model.address import is_loopback
 
@@ -85,7 +85,7 @@ def _reconnect_of(
     """The sockets of one process. What is settled is removed from `located`; another process may hold the
     rest."""
     try:
-        process = pidfd.open_process(held[0].pid)
+        process = duplicates.open_process(held[0].pid)
     except NotFound:
         return
     except KernelError as failure:
@@ -99,7 +99,7 @@ def _reconnect_of(
     except Unsupported as failure:  # so it is for each descriptor of this process
         outcome.failed.update((located[each.inode].cookie, failure) for each in held if each.inode in located)
     finally:
-        pidfd.close(process)
+        duplicates.close(process)
 
 
 def _try(process: int, descriptor: int, found: DiagSocket, peers: SocketPeers, outcome: Outcome) -> bool:
