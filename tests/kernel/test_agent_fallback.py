@@ -10,7 +10,7 @@ import pytest
 
 from ebpfproxy.agent.mode_cleanup import ALONE, NOT_REMOVED
 from ebpfproxy.agent.mode_switch import UNAVAILABLE
-from ebpfproxy.backends.ebpf import load_check
+from ebpfproxy.backends.ebpf import mode as ebpf_mode
 from ebpfproxy.backends.nftables.coexistence import SKIP
 from ebpfproxy.lab import Lab
 from ebpfproxy.lab.agent import AgentFailed, LogLine
@@ -55,7 +55,7 @@ LACKS = {
     ),
     "bpffs": Lack(
         without("sys_admin"),
-        "bpffs: none is mounted for {folder}/none, nor may we mount one (EPERM)",
+        "bpffs: none is mounted for {folder}/none, and mounting one is not permitted (EPERM)",
         "mount the host's /sys/fs/bpf into the container, or run it with CAP_SYS_ADMIN",
         ("--bpffs-root={folder}/none",),
     ),
@@ -292,7 +292,7 @@ def test_doctor_says_which_program_is_rejected(node: Node, rejected: Lack) -> No
     before = sorted(node.cluster.lab.bpffs.rglob("*"))
     said = node.doctor(rejected)
     (line,) = (line for line in said.splitlines() if altered.REJECTED in line)
-    assert f"{load_check.FEATURE} " in line
+    assert f"{ebpf_mode.PROGRAMS} " in line
     assert " NO " in line
     assert f"cannot load BPF program {altered.REJECTED}: Permission denied: " in line
     assert altered.REASON in line

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from ebpfproxy.backends.ebpf import abi, features, load_check
+from ebpfproxy.backends.ebpf import abi, features
 from ebpfproxy.backends.ebpf.hooks import CLASSIFIERS, SCHED_CLS
 from ebpfproxy.backends.ebpf.maps import MapSizes
+from ebpfproxy.backends.ebpf.mode import load_programs
 from ebpfproxy.errors import KernelError, ProgramRejected, Rejected
 from ebpfproxy.linux.bpf.bpf import Map, Program
 from ebpfproxy.linux.bpf.compiler import ProgramSpec, build
@@ -170,10 +171,10 @@ def test_a_program_that_is_not_in_the_source_is_named(place: BpfPlace) -> None:
 
 
 def test_a_trial_finds_what_the_verifier_rejects(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert load_check.try_out().present
+    assert load_programs().present
     altered.reject(sources)
     monkeypatch.setattr(abi, "source_directory", lambda: sources)
-    finding = load_check.try_out()
+    finding = load_programs()
     assert (finding.failure, finding.needed) == (errno.EACCES, True)
     assert altered.REJECTED in finding.missing
     assert altered.REASON in finding.missing

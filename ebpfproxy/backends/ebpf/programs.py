@@ -21,7 +21,7 @@ from ebpfproxy.log import Logger
 log = Logger(__name__)
 
 COMPILED = "Compiled BPF programs"
-"""Logged at a start unless pinned programs of the same version are used."""
+"""Logged at a start, unless pinned programs of the same version are used."""
 REPLACED = "Removed pins of another version"
 """Programs or maps that are no longer in force."""
 
@@ -40,7 +40,7 @@ def available_hooks() -> tuple[Hook, ...]:
             found.append(hook)
         elif not hook.optional:
             raise Unsupported(
-                f"this kernel has no cgroup hook {hook.name} (Linux has it since {hook.since})",
+                f"this kernel has no cgroup hook {hook.name} (since Linux {hook.since})",
                 "use a newer kernel, or one built with CONFIG_CGROUP_BPF and CONFIG_IPV6",
             )
     return tuple(found)
@@ -75,7 +75,7 @@ class Programs:
         self.directory = pins.programs(" ".join(code.split()) + str(settings) + str(self._specs))
         self.maps = self.directory / "maps"
         if not self.is_pinned():
-            links = self._make_room(sizes)
+            links = self._provide_maps(sizes)
             others = tuple(beside)
             build(source, settings, self._specs, links, self.directory, kept_open, others, TAIL_CALLS)
             log.info(COMPILED, programs=len(self._specs), folder=self.directory.name)
@@ -85,15 +85,15 @@ class Programs:
         self._links: bool | None = None
 
     def is_pinned(self) -> bool:
-        """Whether all pins that `__init__` made or found still exist."""
+        """Whether all pins that `__init__` created or found still exist."""
         pinned = ((self.directory / spec.name).exists() for spec in self._specs)
         return is_complete(self.maps) and all(pinned)
 
-    def _make_room(self, sizes: MapSizes) -> Path:
+    def _provide_maps(self, sizes: MapSizes) -> Path:
         """Provide the maps, and a folder of links to them, to which the compiler adds the programs.
 
-        If a pin of a map in force is missing, all maps are made again. The attached programs continue to use
-        the unpinned map, while this agent would write to a new one beside it.
+        If a pin of a map in force is missing, all maps are created again. Otherwise the attached programs
+        would continue to use the unpinned map, while this agent writes to a new one.
         """
         partial = self.directory.with_name(f"{self.directory.name}_partial")
         try:
@@ -208,7 +208,7 @@ class Programs:
         return None
 
     def settle(self) -> None:
-        """To be called once everything is attached. Record these programs as in force; unpin all others."""
+        """Record these programs as in force; unpin all others. Call it once everything is attached."""
         self._pins.set_current(self.directory)
         for path in self._pins.remove_others(self.directory):
             log.info(REPLACED, what=path.relative_to(self._pins.root))
@@ -261,12 +261,15 @@ def detach_all(
 
 
 def _link_pins(pins: Pins, hook: Hook) -> tuple[Path, Path]:
-    """The pin of a hook's link, and its pin while the link is made."""
+    """The pin of a hook's link, and the pin of a new link until it replaces that one."""
     return pins.links / hook.name, pins.links / f"{hook.name}_new"
 
 
 def _detach(hook: Hook, pins: Pins, cgroup_root: Path | None, dry_run: bool = False) -> list[str]:
-    """Returns what was detached. `cgroup_root` is only needed where the kernel has no cgroup links."""
+    """Detach a hook's programs; return what was detached.
+
+    `cgroup_root` is only needed if the kernel has no cgroup links.
+    """
     removed = []
     for path in _link_pins(pins, hook):
         if path.exists():

@@ -31,10 +31,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ebpfproxy.errors import ProgramRejected, Rejected, Unsupported
-from ebpfproxy.linux.bpf import verifier_log
 
 _FLAGS = ("-Wall", "-Werror=implicit-function-declaration", "-I/usr/include", "-g0")
 """-g0: bcc requests debug information, which takes a fifth of the compiler's time and is not used."""
+_LOG_LINES = 5
+_LOG_WIDTH = 200  # characters of a line
+_STATISTICS = ("processed ", "verification time ", "stack depth ", "max_states_per_insn ")
+_OF_BCC = ("bpf: ", "HINT: ")
 _PR_SET_PDEATHSIG = 1
 _CLANG_ERROR = ": error: "  # after the file, line and column
 TAIL_CALLS = "tail_calls"
@@ -72,7 +75,7 @@ def build(
     The child ends with this process. SIGINT and SIGTERM are blocked in it, since this process handles them.
 
     Raises Unsupported if bcc is missing or another package. Raises ProgramRejected if the kernel does not
-    load a program. Raises Rejected if clang fails or the kernel does not make a map.
+    load a program. Raises Rejected if clang fails or the kernel does not create a map.
     """
     pins = {"maps": str(map_pins), "pins": str(program_pins)}
     _build((source, *beside), defines, programs, pins, kept_open, tail_calls)
@@ -111,22 +114,24 @@ def _failure(code: int, report: str, messages: str, sources: Sequence[Path]) -> 
     if code == _REJECTED:
         return _rejection(_Rejection(**json.loads(report)))
     lines = [line for line in messages.splitlines() if line.strip()]
-    ends = lines[-1] if lines else f"the compiler ended with {code}"
-    reason = next((line for line in lines if _CLANG_ERROR in line), ends)
+    last = lines[-1] if lines else f"the compiler returned {code}"
+    reason = next((line for line in lines if _CLANG_ERROR in line), last)
     if code == _NO_BCC:
-        hint = "apt-get install python3-bpfcc, and make the venv with --system-site-packages"
+        hint = "apt-get install python3-bpfcc, and create the venv with --system-site-packages"
         return Unsupported(reason, hint)
     names = ", ".join(path.name for path in sources)
-    failure = Rejected(f"cannot load the programs of {names}: {reason}", "-v=4 shows the whole log")
+    failure = Rejected(
+        f"cannot load the programs of {names}: {reason}", "run with -v=4 to see the complete log"
+    )
     failure.add_note(messages)
     return failure
 
 
 def _rejection(found: "_Rejection") -> ProgramRejected:
     """The message includes the verifier's reason, so that one line of the log is sufficient."""
-    lines = verifier_log.last_lines(found.log)
-    said = os.strerror(found.errno) if found.errno else found.message
-    reason = f"{said}: {lines[-1]}" if lines else said
+    lines = _verifier_reason(found.log)
+    error = os.strerror(found.errno) if found.errno else found.message
+    reason = f"{error}: {lines[-1]}" if lines else error
     message = f"cannot load BPF program {found.program}: {reason}"
     hint = _hint(found.errno, bool(lines))
     failure = ProgramRejected(message, hint, found.program, found.errno, lines)
@@ -134,12 +139,31 @@ def _rejection(found: "_Rejection") -> ProgramRejected:
     return failure
 
 
+def _verifier_reason(log: str) -> tuple[str, ...]:
+    """The last lines before the statistics, with the reason last. At most 5 lines of at most 200 characters.
+
+    The kernel writes the reason last, before a line of statistics: print_verification_stats() in
+    kernel/bpf/verifier.c (Linux 6.12). bcc prints the log between lines of its own (libbpf.c of bcc 0.26).
+
+    >>> start = "bpf: Failed to load program: Permission denied\\n0: (61) r0 = *(u32 *)(r1 +24)\\n"
+    >>> end = "R0 invalid mem access 'scalar'\\nprocessed 2 insns (limit 1000000)\\n\\nHINT: see docs\\n"
+    >>> _verifier_reason(start + end)
+    ('0: (61) r0 = *(u32 *)(r1 +24)', "R0 invalid mem access 'scalar'")
+    >>> _verifier_reason("")
+    ()
+    """
+    lines = [line.strip() for line in log.splitlines()]
+    ends = next((at for at, line in enumerate(lines) if line.startswith(_STATISTICS[0])), len(lines))
+    reported = [line for line in lines[:ends] if line and not line.startswith((*_STATISTICS, *_OF_BCC))]
+    return tuple(line[:_LOG_WIDTH] for line in reported[-_LOG_LINES:])
+
+
 def _hint(number: int, by_verifier: bool) -> str:
     if by_verifier:
-        return "use another --proxy-mode, or another kernel; -v=4 shows the verifier's log"
+        return "use another --proxy-mode or another kernel; run with -v=4 to see the verifier's log"
     if number in (errno.EPERM, errno.EACCES):
         return "run as root, or with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON, and without a seccomp filter"
-    return "use another --proxy-mode; -v=4 shows the log of the compiler"
+    return "use another --proxy-mode; run with -v=4 to see the log of the compiler"
 
 
 def _run(request: str, kept_open: tuple[int, ...]) -> tuple[int, str, str]:
@@ -214,17 +238,17 @@ def _import_bcc() -> Any:
     try:
         import bcc
     except ImportError as failure:
-        sys.stderr.write(f"bcc cannot be imported by {sys.executable}: {failure}\n")
+        sys.stderr.write(f"{sys.executable} cannot import bcc: {failure}\n")
         sys.exit(_NO_BCC)
     if not hasattr(bcc, "BPF"):
-        where = getattr(bcc, "__file__", "?")
-        sys.stderr.write(f"{where} is PyPI's bcc, an unrelated package: remove it\n")
+        path = getattr(bcc, "__file__", "?")
+        sys.stderr.write(f"{path} is PyPI's bcc, an unrelated package: remove it\n")
         sys.exit(_NO_BCC)
     return bcc
 
 
 def _end_with_parent() -> None:
-    """prctl(2): otherwise the compiler of a killed agent would disturb the next agent."""
+    """End with the parent (prctl(2)). Otherwise the compiler of a killed agent disturbs the next agent."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -279,10 +303,10 @@ def _load_one(compiled: Any, spec: ProgramSpec) -> int:
         try:
             return int(compiled.load_func(spec.name.encode(), spec.type, attach_type=spec.attach_type).fd)
         except Exception as failure:  # bcc has no more specific type for it
-            number = ctypes.get_errno()  # of bcc's last call, which tried to load it
+            number = ctypes.get_errno()  # of bcc's last system call, which tried to load it
             log.seek(0)
-            said = log.read().decode(errors="replace")
-            raise _NotLoadedError(_Rejection(spec.name, number, str(failure), said)) from failure
+            text = log.read().decode(errors="replace")
+            raise _NotLoadedError(_Rejection(spec.name, number, str(failure), text)) from failure
 
 
 @contextlib.contextmanager

@@ -182,5 +182,5 @@ def test_without_the_right_to_change_nftables_it_is_asked_for() -> None:
             NftablesBackend().open()
     finally:
         os.seteuid(0)
-    assert str(found) == "nftables: a change of nftables: Operation not permitted (EPERM)"
+    assert str(found) == "nftables: cannot change nftables: Operation not permitted (EPERM)"
     assert found.remedy == raised.value.hint == "run as root, or with CAP_NET_ADMIN"

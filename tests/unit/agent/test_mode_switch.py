@@ -246,7 +246,7 @@ def test_a_failed_switch_removes_nothing_if_another_agent_has_the_namespace(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def taken(patience: float) -> None:
-        raise AlreadyExists("another ebpfproxy has this network namespace")
+        raise AlreadyExists("another ebpfproxy manages this network namespace")
 
     gone(node.other)
     node.switcher.close()
@@ -324,7 +324,7 @@ def test_an_agent_does_not_start_if_another_one_has_its_network_namespace(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def taken(patience: float) -> None:
-        raise AlreadyExists("another ebpfproxy has this network namespace")
+        raise AlreadyExists("another ebpfproxy manages this network namespace")
 
     monkeypatch.setattr(mode_switch, "NamespaceLock", taken)
     node.switcher.close()
