@@ -76,7 +76,7 @@ def log_messages() -> str:
 
 
 def _logged(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """Level and constant of each call of the logger."""
+    """Level and constant of each call of the logger, and of each Remark, which is logged as a warning."""
     for node in ast.walk(tree):
         match node:
             case ast.Call(
@@ -84,6 +84,8 @@ def _logged(tree: ast.Module) -> Iterator[tuple[str, str]]:
                 args=[ast.Name(id=name), *_],
             ) if level in _LEVELS:
                 yield level, name
+            case ast.Call(func=ast.Name(id="Remark"), args=[ast.Name(id=name), *_]):
+                yield "warning", name
 
 
 def _constants(tree: ast.Module) -> Iterator[tuple[str, tuple[str, str]]]:

@@ -1,27 +1,29 @@
-"""Every error that ebpfproxy raises on purpose, as one tree.
+"""The error classes of ebpfproxy: every expected error is an EbpfProxyError.
 
     EbpfProxyError
-    ├── ConfigError          a flag, a file of ours or the environment is wrong       exit 2
-    ├── SourceError          the API server or a manifest could not be read           exit 3
+    ├── ConfigError          a flag, the configuration or the environment is invalid  exit 2
+    ├── SourceError          the API server or a manifest cannot be read              exit 3
     │   └── InvalidObject    one object cannot be served; the others can
-    └── KernelError          the kernel rejected, or has not got, what we need         exit 4
+    └── KernelError          the kernel rejects or lacks something that is needed      exit 4
         ├── NotFound
         ├── AlreadyExists
         ├── TableFull        a map or table is too small for the plan
-        ├── Unsupported      this kernel, or this set of capabilities, has no such thing
-        ├── Rejected         the kernel has it and said no
+        ├── Unsupported      the kernel or the capabilities of the process lack a feature
+        ├── Rejected         the kernel has the feature and rejected the request
         │   └── ProgramRejected  the kernel does not load a BPF program
-        └── AbiMismatch      a pinned object has another layout than this version's
+        └── AbiMismatch      a pinned object has a layout that this version cannot read
 
-Errors of other people's libraries stop at `kernel/` and `source/`. Raise where the fact is known,
-catch where a decision is taken: in `cli/`, `daemon`, `source/` and `proxier`.
+`linux/` and `api/` convert errors of the kernel and of third-party libraries to these classes. Code raises an
+error where the fact is known. Code catches an error where it takes a decision, never only to log it.
 """
 
 
 class EbpfProxyError(Exception):
-    """What went wrong, in one line that names the thing, and what to do about it.
+    """An expected error.
 
-    `exit_code` is what a command that ends because of it returns. 1 is kept for unexpected errors.
+    `message` is one line that names the object. `hint` says what to do about the error, or is "".
+    `exit_code` is the exit code of a command that ends because of the error. 1 is reserved for unexpected
+    errors.
     """
 
     exit_code = 1
@@ -33,53 +35,53 @@ class EbpfProxyError(Exception):
 
 
 class ConfigError(EbpfProxyError):
-    """A flag, a file of ours or the environment is wrong."""
+    """A flag, the configuration file or the environment is invalid."""
 
     exit_code = 2
 
 
 class SourceError(EbpfProxyError):
-    """The API server or a manifest could not be read."""
+    """The API server or a manifest cannot be read."""
 
     exit_code = 3
 
 
 class InvalidObject(SourceError):
-    """One object cannot be served. It is skipped, named and counted; it never stops a sync."""
+    """One object cannot be served. The agent skips, logs and counts it; it never stops a sync."""
 
 
 class KernelError(EbpfProxyError):
-    """The kernel rejected, or has not got, what we need."""
+    """The kernel rejects or lacks something that ebpfproxy needs."""
 
     exit_code = 4
 
 
 class NotFound(KernelError):
-    """The kernel has no object of that name or key."""
+    """The kernel has no object with this name or key."""
 
 
 class AlreadyExists(KernelError):
-    """The kernel has such an object already, and it is not to be replaced."""
+    """The kernel already has an object with this name or key, and it must not be replaced."""
 
 
 class TableFull(KernelError):
-    """A map or table is too small for the plan; what fits is served."""
+    """A map or table is too small for the plan. The entries that fit are served."""
 
 
 class Unsupported(KernelError):
-    """This kernel, or this set of capabilities, has no such thing."""
+    """The kernel, or the set of capabilities of the process, lacks a feature."""
 
 
 class Rejected(KernelError):
-    """The kernel has it and said no."""
+    """The kernel has the feature and rejected the request."""
 
 
 class ProgramRejected(Rejected):
     """The kernel does not load a BPF program.
 
-    `program` is its name, `errno` that of the system call, or 0 where there was none. `verifier` holds the
-    last lines of the verifier's log, the reason last; it is empty where there is none. The complete log
-    is a note of the error.
+    `program` is the name of the program. `errno` is that of the system call, or 0 without a system call.
+    `verifier` has the last lines of the verifier's log, of which the last is the reason; it is empty without
+    a log. The complete log is a note (`__notes__`) of the error.
     """
 
     def __init__(self, message: str, hint: str, program: str, errno: int, verifier: tuple[str, ...]) -> None:
@@ -90,4 +92,4 @@ class ProgramRejected(Rejected):
 
 
 class AbiMismatch(KernelError):
-    """A pinned object has another layout than the one this version speaks."""
+    """A pinned object has a layout that this version cannot read."""

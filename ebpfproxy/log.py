@@ -1,7 +1,7 @@
-"""Log lines of one shape: time, level, a constant message, then key=value.
+"""Structured logging: time, level, a constant message, then key=value pairs.
 
-The message never carries a value, so that lines can be counted and searched by it. Where errors
-are raised nothing is logged; where they are caught and end there, they are logged once.
+A message never contains a value, so that lines can be counted and searched by message. Code that raises an
+error does not log it. Code that catches an error and does not raise it again logs it once.
 """
 
 import json
@@ -10,22 +10,22 @@ import sys
 import time
 from typing import Any
 
-_DEBUG_FROM = 4
+_DEBUG_VERBOSITY = 4
 
 
 def _quoted(value: object) -> str:
-    """A value as one word: quoted as JSON does where it would not be one.
+    """Return a value as one word: as a JSON string if it has blanks, quotes, `=` or unprintable characters.
 
     >>> _quoted("10.0.0.1"), _quoted("no such file"), _quoted(0.25)
     ('10.0.0.1', '"no such file"', '0.25')
     """
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
-    plain = text and text.isprintable() and not any(c in text for c in ' "=')
+    plain = text and text.isprintable() and not any(character in text for character in ' "=')
     return text if plain else json.dumps(text, ensure_ascii=False)
 
 
 class Logger:
-    """A logger whose values are keyword arguments: ``log.info("synced", services=3)``."""
+    """A logger whose values are keyword arguments: ``log.info(SYNCED, services=3)``."""
 
     def __init__(self, name: str) -> None:
         self._logger = logging.getLogger(name)
@@ -44,7 +44,7 @@ class Logger:
         self._emit(logging.WARNING, message, values)
 
     def error(self, message: str, /, **values: Any) -> None:
-        """With the traceback of the exception being handled where the level is debug."""
+        """Log an error. At level debug, add the traceback of the exception that is being handled."""
         self._emit(logging.ERROR, message, values, self._logger.isEnabledFor(logging.DEBUG))
 
 
@@ -69,17 +69,17 @@ class _Json(logging.Formatter):
 
 
 def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> str:
-    """The traceback that goes with a record; "" where none does."""
+    """Return the traceback of a record, "" if it has none."""
     if record.exc_info and record.exc_info[0] is not None:
         return formatter.formatException(record.exc_info)
     return ""
 
 
 def set_up(verbosity: int, style: str) -> None:
-    """Send everything to standard error. `verbosity` is klog's: 4 and more is debug; `style` text or json."""
+    """Log to standard error. `verbosity` is klog's: 4 and more is debug. `style` is "text" or "json"."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Json() if style == "json" else _Text())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
-    logging.getLogger("ebpfproxy").setLevel(logging.DEBUG if verbosity >= _DEBUG_FROM else logging.INFO)
+    logging.getLogger("ebpfproxy").setLevel(logging.DEBUG if verbosity >= _DEBUG_VERBOSITY else logging.INFO)

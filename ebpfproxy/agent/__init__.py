@@ -1,1 +1,17 @@
-"""The agent: the control thread, what it drives, and switching between modes."""
+"""The agent: reads events, plans, and keeps the kernel in sync.
+
+- `daemon.py`: the control thread and its loop.
+- `sources.py`: the threads that put events into the inbox of the control thread.
+- `pacing.py`: when to sync, and when to check for changes by other programs.
+- `reconciler.py`: plans, renders, compares and applies for one backend.
+- `active_mode.py`: one mode in use: its backend, its reconciler and its sync hooks.
+- `mode_switch.py`: selects a mode, switches to another one, and falls back if a mode fails.
+- `mode_cleanup.py`: the thread that removes what other modes left in the kernel.
+
+Only the control thread changes state. The other threads put items into its inbox.
+
+`lab`, `bench` and `cli` may import this package. This package may import all layers below it: `backends`,
+`http`, `api`, `config`, `plan`, `linux`, `model`, `log` and `errors`.
+
+Read first: `daemon.py`, then `reconciler.py`.
+"""

@@ -1,4 +1,4 @@
-"""One mode at work: its backend, and the proxier that keeps that in step."""
+"""A mode in use: its backend, the reconciler that keeps the backend in sync, and its sync hooks."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,103 +8,106 @@ from ebpfproxy.backends.mode import Callbacks, Mode
 from ebpfproxy.config import Config
 from ebpfproxy.errors import KernelError, Rejected
 from ebpfproxy.model.cluster import ClusterState
-from ebpfproxy.model.device_side import DeviceSide
-from ebpfproxy.model.traffic import ServiceTraffic
+from ebpfproxy.model.counters import ServiceTraffic
+from ebpfproxy.model.device import DeviceSide
 from ebpfproxy.plan.service_plan import NodePlan
 
-_HOLDS = SyncResult(put=0, dropped=0, rejected=0, drifted=0)
+_NO_CHANGE = SyncResult(put=0, dropped=0, rejected=0, drifted=0)
 
 
 class ActiveMode:
-    """From `open` to `close` the mode is at work. `proxier` is for the thread that owns the state."""
+    """A mode that is in use from `open` to `close`. Only the control thread may use `reconciler`."""
 
     def __init__(self, mode: Mode, config: Config, callbacks: Callbacks) -> None:
-        """Raises KernelError where what it needs is not to be found."""
+        """Prepare the mode. Raises KernelError if something that it needs is missing."""
         self.mode = mode
         self._parts = mode.prepare(config, callbacks)
-        self.proxier: Reconciler[Any, Any] = Reconciler(self._parts.backend, self._parts.context)
+        self.reconciler: Reconciler[Any, Any] = Reconciler(self._parts.backend, self._parts.context)
         self._opened = False
         self._reported_node: NodePlan | None = None
 
     @property
     def owns_namespace(self) -> bool:
-        """Whether there can be one such at a time in a network namespace."""
+        """Whether a network namespace can have only one agent with such a mode at a time."""
         return self._parts.owns_namespace
 
     @property
     def name(self) -> str:
+        """The name of the mode, as in --proxy-mode."""
         return self.mode.name
 
     def open(self) -> None:
-        """Raises KernelError."""
+        """Open the backend. Raises KernelError."""
         self._parts.backend.open()
         self._opened = True
-        if self._parts.beside:
-            self._parts.beside.opened()
+        if self._parts.sync_hooks:
+            self._parts.sync_hooks.opened()
 
     def sync(self, verify: bool) -> SyncResult:
-        """As `Reconciler.sync`, with what goes along with a sync that succeeded."""
-        beside = self._parts.beside
-        if beside:
-            node = self.proxier.node_plan
-            beside.expect(self.proxier.take_changed(), node if node != self._reported_node else None)
+        """Call `Reconciler.sync`, and the sync hooks before and after it. Raises KernelError."""
+        hooks = self._parts.sync_hooks
+        if hooks:
+            node = self.reconciler.node_plan
+            hooks.expect(self.reconciler.take_changed(), node if node != self._reported_node else None)
             self._reported_node = node
-        done = self.proxier.sync(verify)
-        if beside:
-            left = self.proxier.take_left_over()
-            if left:
-                beside.left_over(left)
-            beside.in_force(self.proxier.rejected(), self.proxier.holds)
-            if done.drifted:
-                beside.restored()
-        return done
+        result = self.reconciler.sync(verify)
+        if hooks:
+            leftovers = self.reconciler.take_leftovers()
+            if leftovers:
+                hooks.left_over(leftovers)
+            hooks.in_force(self.reconciler.rejected(), self.reconciler.holds)
+            if result.drifted:
+                hooks.restored()
+        return result
 
     def plan_all(self, state: ClusterState) -> None:
-        """Have the next sync bring all of the state into the kernel."""
-        self.proxier.plan(state, frozenset(state.services), node_changed=True, host_changed=True)
+        """Plan the complete state, so that the next sync applies it."""
+        self.reconciler.plan(state, frozenset(state.services), node_changed=True, host_changed=True)
 
     def lacking(self) -> KernelError | None:
-        """After a sync that succeeded: why the mode forwards nothing all the same; None where it forwards."""
+        """Return why the mode forwards nothing although a sync has succeeded, None if it forwards."""
         return self._parts.lacking()
 
     def is_notified(self) -> bool:
-        """See `Parts`."""
+        """Return whether the backend reports changes by other programs (`Callbacks.changed`)."""
         return self._parts.is_notified()
 
     def take_over(self, state_now: Callable[[], ClusterState]) -> SyncResult:
-        """Open it, bring all of the state into the kernel, and see that it is there. The state is asked for
-        once it is open: what it finds of a previous run may be a part of it.
+        """Open the mode, apply the complete state, and verify that it is in the kernel.
 
-        Raises KernelError; then the caller closes it, and removes what it left.
+        `state_now` is called after the mode is open, since the state may include what the mode finds of a
+        previous run. Raises KernelError; the caller then closes the mode and removes its objects.
         """
         self.open()
         self.plan_all(state_now())
-        done = self.sync(verify=True)
-        held = self.sync(verify=True)
-        if held._replace(rejected=0) != _HOLDS:
-            raise Rejected(f"mode {self.name}: what was programmed did not last: {held}")
-        return done
+        result = self.sync(verify=True)
+        second = self.sync(verify=True)
+        if second._replace(rejected=0) != _NO_CHANGE:
+            raise Rejected(f"cannot use mode {self.name}: a second sync found changed entries: {second}")
+        return result
 
     def close(self) -> None:
-        """Nothing happens where it is not open."""
+        """Close the backend and the hooks. Does nothing if the mode is not open."""
         if self._opened:
             self._opened = False
             self._parts.backend.close()
-            if self._parts.beside:
-                self._parts.beside.close()
+            if self._parts.sync_hooks:
+                self._parts.sync_hooks.close()
 
-    # For any thread:
+    # Any thread may call the methods below.
 
     def usage(self) -> Mapping[str, tuple[int, int]]:
-        """By table: entries in use, and room; empty where nothing is counted, or it is not open."""
+        """Return entries and capacity by map. Empty if the mode counts nothing or is not open."""
         return self._parts.usage() if self._opened else {}
 
     def counters(self) -> Mapping[str, int]:
+        """Return datapath events by reason. Empty if the mode is not open."""
         return self._parts.counters() if self._opened else {}
 
     def traffic(self) -> list[ServiceTraffic]:
+        """Return the traffic of each ServicePort. Empty if the mode is not open."""
         return self._parts.traffic() if self._opened else []
 
     def bypassed(self) -> tuple[DeviceSide, ...]:
-        """Where programs of others run first, or packets do not reach the mode's own."""
+        """Return the device sides where another program runs first, or that packets pass without the mode."""
         return self._parts.bypassed() if self._opened else ()

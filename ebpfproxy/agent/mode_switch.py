@@ -1,4 +1,4 @@
-"""Keeps one mode at work, moves to another, and has what the others left taken away."""
+"""The mode switcher: selects a mode, switches to another one, and has the objects of other modes removed."""
 
 import dataclasses
 import time
@@ -19,83 +19,83 @@ from ebpfproxy.model.cluster import ClusterState
 log = Logger(__name__)
 
 SWITCHING = "Switching mode"
-"""The other mode is opened and programmed beside the current one."""
+"""The other mode is opened and programmed while the current one continues."""
 SWITCHED = "Switched mode"
-"""The other mode is in force; objects of the previous one are removed next."""
+"""The other mode is in use. Objects of the previous one are removed next."""
 SWITCH_FAILED = "Failed to switch mode, keeping the current one"
-"""`reason` is what failed in the other mode."""
+"""`reason` is the error of the other mode."""
 SAME_MODE = "Mode is unchanged"
-"""The changed configuration names, or selects, the current mode."""
-LOOK_FAILED = "Cannot look for changes of other programs"
-"""Everything is read back instead."""
+"""The changed configuration names or selects the current mode."""
+CHECK_FAILED = "Cannot look for changes of other programs"
+"""The next sync reads everything back instead."""
 SWITCH_LATER = "Switching mode after the first sync"
-"""The configuration changed before there was anything to switch with."""
+"""The configuration changed before the first sync. The switch follows it."""
 RESYNC_FAILED = "Resync after a failed switch failed, retrying"
-"""The other mode may have changed objects that both modes share."""
+"""The other mode may have changed objects that both modes share. A sync is retried."""
 
 SELECTED = "Selected proxy mode"
-"""The mode is open, and its first sync is next."""
+"""The mode is open. Its first sync is next."""
 UNAVAILABLE = "Proxy mode unavailable"
-"""`auto` passed over this mode: a warning where a probe finds something missing, an error where the mode
-failed although its probes succeeded. Logged once for each mode and reason."""
+"""`auto` did not select this mode. A warning if a probe failed, an error if the mode failed after successful
+probes. Logged once for each mode and reason."""
 
-_ATTEMPTS = 3  # first syncs that fail before `auto` leaves a mode: others may hold a lock for a moment
-_PATIENCE = 5.0  # seconds for an agent that is about to end, as at a DaemonSet's update
+_MAX_ATTEMPTS = 3  # failed first syncs before `auto` gives a mode up: another process may hold a lock briefly
+_LOCK_TIMEOUT = 5.0  # seconds to wait for an agent that is about to end, as in an update of the DaemonSet
 
 
 class ModeSwitcher:
-    """For the thread that owns the state; others may read what is `serving`."""
+    """Owns the current mode. Only the control thread may call methods; any thread may read `serving`."""
 
     def __init__(self, config: Config, callbacks: Callbacks, metrics: Metrics) -> None:
-        """Raises KernelError where no mode works here, or the one that is asked for does not."""
+        """Select a mode. Raises KernelError if no mode works, or if the configured mode does not."""
         self.config = config
-        """What the mode that serves was made with; of its name, what it was last chosen by. For the thread
-        that owns the state."""
+        """The configuration of the current mode. `proxy_mode` is the value that last selected the mode."""
         self._callbacks = callbacks
         self._metrics = metrics
-        self._failed: dict[str, Lack] = {}  # modes that `auto` does not take any more, by name
+        self._failed: dict[str, Lack] = {}  # by name: modes that `auto` does not select any more
         self._reported: set[tuple[str, Lack]] = set()
-        self._first_syncs = 0  # that failed, of the mode that serves
-        self._committed = False  # `auto` stays with the mode: a sync has succeeded, or no other mode works
+        self._failed_first_syncs = 0  # of the current mode
+        self._committed = False  # `auto` keeps the mode: a sync has succeeded, or no other mode works
         self.serving = self._prepare_usable()
         self._mode_cleanup = ModeCleanup(config, metrics.drained)
-        self.asked: Config | None = None  # what is to be followed when a sync has succeeded
-        self._last: SyncResult | None = None
+        self.pending_config: Config | None = None  # apply it after the first successful sync
+        self._last_result: SyncResult | None = None
         self._lock: NamespaceLock | None = None
 
     def open(self) -> None:
-        """With `auto`, a mode that fails is left for the next one.
+        """Open the selected mode. With `auto`, try the next mode if it fails.
 
-        Raises AlreadyExists where another agent has this network namespace or these pins, or any KernelError
-        where the mode that the configuration names fails, or no mode works.
+        Raises AlreadyExists if another agent uses this network namespace or these pins. Raises another
+        KernelError if the configured mode fails, or if no mode works.
         """
         while True:
             try:
-                self._own(self.serving)
+                self._lock_namespace(self.serving)
                 self.serving.open()
                 break
             except AlreadyExists:
                 raise
             except KernelError as failure:
                 self.serving.close()
-                self._leave(self.serving.name, failure)
+                self._exclude(self.serving.name, failure)
             self.serving = self._prepare_usable()
-        self._first_syncs = 0
+        self._failed_first_syncs = 0
         self._metrics.mode(self.serving.name)
         log.info(SELECTED, mode=self.serving.name, configured=self.config.proxy_mode)
 
-    def leave_failing(self, failure: KernelError, state_now: Callable[[], ClusterState]) -> None:
-        """After a sync that failed: with `auto`, leave a mode that has never synced for the next one, which
-        gets all of the state. A failure that stays one is reason at once, any other after _ATTEMPTS syncs.
+    def fall_back(self, failure: KernelError, state_now: Callable[[], ClusterState]) -> None:
+        """After a failed sync with `auto`, replace a mode that has never synced by the next one.
 
-        Pins that another agent has are none. Where no other mode works, this one stays. Raises KernelError
-        where that shows only afterwards.
+        A permanent failure (ProgramRejected, Unsupported) replaces the mode at once, any other failure after
+        _MAX_ATTEMPTS syncs. AlreadyExists does not: another agent has the pins. If no other mode works, the
+        current one stays. Raises KernelError if the next mode is selected but cannot be opened, and no
+        further one works.
         """
-        self._first_syncs += 1
-        final = isinstance(failure, ProgramRejected | Unsupported)
+        self._failed_first_syncs += 1
+        is_permanent = isinstance(failure, ProgramRejected | Unsupported)
         if self._committed or self.config.proxy_mode != AUTO or isinstance(failure, AlreadyExists):
             return
-        if self._first_syncs < _ATTEMPTS and not final:
+        if self._failed_first_syncs < _MAX_ATTEMPTS and not is_permanent:
             return
         previous = self.serving
         failed = self._failed | {previous.name: Lack(failure.message, failure.hint)}
@@ -105,49 +105,49 @@ class ModeSwitcher:
             self._committed = True
             return
         previous.close()
-        self._leave(previous.name, failure)
+        self._exclude(previous.name, failure)
         self.serving = self._prepare_usable()
         self.open()
         self.serving.plan_all(state_now())
 
     def close(self) -> None:
+        """End the cleanup, close the current mode, and release the lock of the network namespace."""
         self._mode_cleanup.close()
         self.serving.close()
         if self._lock:
             self._lock.release()
 
     def sync(self, verify: bool) -> SyncResult:
-        """As `Reconciler.sync`; after the first that succeeded, what other modes left goes.
+        """Call `ActiveMode.sync`. After the first success, start to remove the objects of other modes.
 
-        With `auto`, a first sync after which the mode forwards nothing is a failure.
+        With `auto`, a first sync after which the mode forwards nothing counts as failed. Raises KernelError.
         """
-        done = self.serving.sync(verify)
+        result = self.serving.sync(verify)
         lacking = None if self._committed else self.serving.lacking()
         if lacking and self.config.proxy_mode == AUTO:
             raise lacking
         self._committed = True
-        if self._last is None:
+        if self._last_result is None:
             self._drain_others()
-        self._last = done
-        return done
+        self._last_result = result
+        return result
 
-    def is_disturbed(self) -> bool:
-        """Whether another program has changed what the mode keeps in the kernel."""
+    def is_modified_externally(self) -> bool:
+        """Return whether another program may have changed the objects of the current mode."""
         try:
-            return self.serving.proxier.is_disturbed()
-        except KernelError as failure:  # what it is will show when all is read
-            log.warning(LOOK_FAILED, reason=failure.message, hint=failure.hint)
+            return self.serving.reconciler.is_modified_externally()
+        except KernelError as failure:  # the sync that reads everything back reports it
+            log.warning(CHECK_FAILED, reason=failure.message, hint=failure.hint)
             return True
 
     def follow(self, config: Config, state_now: Callable[[], ClusterState]) -> bool:
-        """Move to the mode that this configuration asks for, with all of the state, if it is another one.
+        """Switch to the mode of `config` and apply the complete state, if it is not the current mode.
 
-        Whether the mode that serves then is in step; where it is not, a sync is wanted soon.
-
-        Where that does not work, the present one continues. Before the first sync there is nothing to move
-        with: then the configuration is `asked`, and it is for the caller to come back with it.
+        Return whether the current mode is in sync afterwards; if not, the caller should sync soon. If the
+        switch fails, the current mode continues. Before the first sync no switch is possible: `config`
+        becomes `pending_config`, and the caller calls again later.
         """
-        self.asked = None
+        self.pending_config = None
         try:
             choice = choose(config, failed=self._failed)
         except KernelError as failure:
@@ -156,22 +156,22 @@ class ModeSwitcher:
         if choice.mode.name == self.serving.name:
             log.info(SAME_MODE, mode=self.serving.name)
             self.config = dataclasses.replace(self.config, proxy_mode=config.proxy_mode)
-        elif self._last is None:
+        elif self._last_result is None:
             log.info(SWITCH_LATER, mode=choice.mode.name)
-            self.asked = config
+            self.pending_config = config
         else:
-            return self._move(choice, config, state_now)
+            return self._switch(choice, config, state_now)
         return True
 
-    def _move(self, choice: Choice, config: Config, state_now: Callable[[], ClusterState]) -> bool:
+    def _switch(self, choice: Choice, config: Config, state_now: Callable[[], ClusterState]) -> bool:
         began = time.monotonic()
         log.info(SWITCHING, mode=self.serving.name, other=choice.mode.name)
-        with self._mode_cleanup.spare(choice.mode):
+        with self._mode_cleanup.pause_for(choice.mode):
             try:
-                new, done = self._begin(choice, config, state_now)
+                new, result = self._start_other(choice, config, state_now)
             except KernelError as failure:
-                return self._stay(choice.mode, failure)
-            previous, self.serving, self._last = self.serving, new, done
+                return self._keep_current(choice.mode, failure)
+            previous, self.serving, self._last_result = self.serving, new, result
             self._failed.pop(new.name, None)
             self.config = config
             self._metrics.mode(new.name)
@@ -180,26 +180,27 @@ class ModeSwitcher:
         log.info(SWITCHED, mode=new.name, duration_ms=round(1000 * (time.monotonic() - began), 3))
         return True
 
-    def _begin(
+    def _start_other(
         self, choice: Choice, config: Config, state_now: Callable[[], ClusterState]
     ) -> tuple[ActiveMode, SyncResult]:
-        """The other mode at work beside this one. Raises KernelError; then it is not."""
+        """Start another mode while the current one continues. Raises KernelError after closing the other."""
         new = self._prepare(choice, config)
-        self._own(new)
+        self._lock_namespace(new)
         try:
-            done = new.take_over(state_now)
-            if self._last and done.rejected > self._last.rejected:
-                raise Rejected(f"mode {new.name}: the kernel rejects {done.rejected} entries there")
+            result = new.take_over(state_now)
+            if self._last_result and result.rejected > self._last_result.rejected:
+                raise Rejected(f"cannot use mode {new.name}: the kernel rejects {result.rejected} entries")
         except KernelError:
             new.close()
             raise
-        return new, done
+        return new, result
 
-    def _own(self, serving: ActiveMode) -> None:
-        if serving.owns_namespace and self._lock is None:
-            self._lock = NamespaceLock(_PATIENCE)
+    def _lock_namespace(self, mode: ActiveMode) -> None:
+        if mode.owns_namespace and self._lock is None:
+            self._lock = NamespaceLock(_LOCK_TIMEOUT)
 
-    def _stay(self, other: Mode, failure: KernelError) -> bool:
+    def _keep_current(self, other: Mode, failure: KernelError) -> bool:
+        """Log a failed switch, restore the current mode, and return whether it is in sync."""
         log.error(
             SWITCH_FAILED,
             mode=self.serving.name,
@@ -207,40 +208,44 @@ class ModeSwitcher:
             reason=failure.message,
             hint=failure.hint,
         )
-        self._metrics.move_failed(other.name)
+        self._metrics.switch_failed(other.name)
         try:
-            self._last = self.serving.sync(verify=True)  # the other one may have taken common chains
-        except KernelError as lost:
-            log.warning(RESYNC_FAILED, mode=self.serving.name, reason=lost.message, hint=lost.hint)
-            self._last = None  # the next one that succeeds has the others drained
+            # The other mode may have changed chains that both modes share.
+            self._last_result = self.serving.sync(verify=True)
+        except KernelError as error:
+            log.warning(RESYNC_FAILED, mode=self.serving.name, reason=error.message, hint=error.hint)
+            self._last_result = None  # so the next successful sync starts the cleanup of other modes
             return False
         if self._lock:
             self._mode_cleanup.drain([other], self.serving.mode, self.config)
         return True
 
     def _prepare_usable(self) -> ActiveMode:
-        """The mode to begin with. Raises KernelError where none can be prepared."""
+        """Prepare the first mode that can be. Raises KernelError if none can be."""
         while True:
             choice = choose(self.config, failed=self._failed)
             try:
                 return self._prepare(choice, self.config)
             except KernelError as failure:
-                self._leave(choice.mode.name, failure)
+                self._exclude(choice.mode.name, failure)
 
-    def _leave(self, name: str, failure: KernelError) -> None:
-        """Have `auto` take this mode no more until the next start. Within the handler of `failure`, which is
-        raised again where the configuration names the mode."""
+    def _exclude(self, name: str, failure: KernelError) -> None:
+        """Exclude a mode from `auto` until the next start. Raises `failure` without `auto`.
+
+        Call it in the handler of `failure`.
+        """
         if self.config.proxy_mode != AUTO:
             raise failure
         lack = self._failed[name] = Lack(failure.message, failure.hint)
         self._reported.add((name, lack))
-        self._metrics.move_failed(name)
+        self._metrics.switch_failed(name)
         values = {"mode": name, "reason": lack.reason}
         if isinstance(failure, ProgramRejected):
             values |= {"program": failure.program, "verifier": " | ".join(failure.verifier)}
         log.error(UNAVAILABLE, **values, hint=lack.remedy)
 
     def _prepare(self, choice: Choice, config: Config) -> ActiveMode:
+        """Log why preferred modes were not selected, and prepare the selected one. Raises KernelError."""
         for name, lack in choice.why_not.items():
             if (name, lack) not in self._reported:
                 self._reported.add((name, lack))
@@ -248,7 +253,7 @@ class ModeSwitcher:
         return ActiveMode(choice.mode, config, self._callbacks)
 
     def _drain_others(self) -> None:
-        """Not where this agent leaves the network namespace to others."""
+        """Start to remove the objects of other modes if this agent owns the network namespace."""
         if self._lock is None:
             return
         serving = self.serving.mode

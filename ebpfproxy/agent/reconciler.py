@@ -1,4 +1,4 @@
-"""Keeps one backend in step: render, diff, apply, remember."""
+"""The reconciler of one backend: it plans, renders, compares with the kernel, and applies the difference."""
 
 from collections.abc import Collection, Hashable, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -11,15 +11,14 @@ from ebpfproxy.model.address import Family
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.service import NamespacedName
 from ebpfproxy.plan.claims import Claims
-from ebpfproxy.plan.exposure import plan_service
-from ebpfproxy.plan.health import HealthCheck, plan_health_check
-from ebpfproxy.plan.lifeline import API_SERVER, with_last_endpoints
-from ebpfproxy.plan.local_traffic import undetected
-from ebpfproxy.plan.needs import needs_packets_of_pods
+from ebpfproxy.plan.counts import ClusterSize, no_local_endpoints
+from ebpfproxy.plan.devices import needs_packets_of_pods
+from ebpfproxy.plan.endpoints import API_SERVER, keep_last_endpoints
+from ebpfproxy.plan.frontends import plan_service
+from ebpfproxy.plan.health_check_node_port import HealthCheck, plan_health_check
+from ebpfproxy.plan.local_traffic import families_without_detector
 from ebpfproxy.plan.node_plan import plan_node
 from ebpfproxy.plan.service_plan import NodePlan, PlanContext, PlanKey, ServicePortPlan
-from ebpfproxy.plan.size import ClusterSize
-from ebpfproxy.plan.summary import no_local_endpoints
 
 K = TypeVar("K")
 E = TypeVar("E")
@@ -27,20 +26,23 @@ E = TypeVar("E")
 log = Logger(__name__)
 
 NO_LOCAL_DETECTION = "Cannot detect local traffic"
-"""`reason` is what is missing; masquerading treats every client as one outside."""
+"""Pods cannot be distinguished from other clients in `families`, which affects masquerading."""
 LOCAL_DETECTION = "Detecting local traffic"
-"""What was missing is known now."""
+"""Local traffic can be detected again in all families."""
 FRONTEND_CONFLICT = "Services claim the same frontend"
-"""`served` has the address and port."""
+"""The frontend is served for `served`, and not for `rejected`."""
 REPAIRED = "Repaired drift"
-"""Another program changed what the agent has in the kernel; `first` is one of `entries`."""
+"""Another program had changed `entries` entries in the kernel; `first` is the first of their keys."""
 NOT_SERVED = "Kernel rejected an entry, its ServicePort is not up to date"
-"""Usually a map is full; `hint` names the flag."""
+"""Usually a map is full. `hint` names the flag that sets its size."""
 
 
 class SyncResult(NamedTuple):
-    """What a sync did: entries put, dropped, and rejected, be it to be put or to be dropped; `drifted` of
-    them only because the kernel had come to differ from what we had written there."""
+    """The number of entries that a sync put, dropped, and found drifted, and that the kernel rejected.
+
+    `rejected` counts rejected puts and drops. `drifted` counts the entries that differed from what the agent
+    had written.
+    """
 
     put: int
     dropped: int
@@ -49,9 +51,9 @@ class SyncResult(NamedTuple):
 
 
 class Reconciler(Generic[K, E]):
-    """Desired entries are kept apart from those known to be in the kernel.
+    """Keeps desired entries and the entries in the kernel separately, and syncs the latter to the former.
 
-    A change is in `desired` at once and for good, so that nothing is lost when a sync fails: the next one
+    A change is in the desired entries before it is applied. So a failed sync loses nothing: the next sync
     reads the kernel back and compares everything.
     """
 
@@ -60,36 +62,36 @@ class Reconciler(Generic[K, E]):
         self._context = context
         self._claims = Claims()
         self._size = ClusterSize()
-        self._figures: dict[PlanKey, tuple[int, int, int, bool]] = {}
+        self._counts: dict[PlanKey, tuple[int, int, int, bool]] = {}
         self._keys: dict[PlanKey | None, frozenset[K]] = {}  # None: the entries of the node
         self._desired: dict[K, E] = {}
-        self._shared: dict[K, int] = {}  # of entries that several plans have: how many beside the first
+        self._shared: dict[K, int] = {}  # by key: how many plans besides the first have the entry
         self.node_plan: NodePlan | None = None
         self._undetected: frozenset[Family] = frozenset()
-        self._pods = False  # whether the plan of the node has what the packets of pods need
-        self._actual: dict[K, E] | None = None  # None: not known, so read it
-        self._generation: Hashable = None  # of the kernel, when that was known
+        self._pods = False  # whether `node_plan` includes the devices of pods
+        self._actual: dict[K, E] | None = None  # None: unknown, so the next sync reads it
+        self._generation: Hashable = None  # `Backend.generation` at the time of `_actual`
         self._touched: set[K] = set()
         self._reported: dict[K, str] = {}
         self._changed: dict[PlanKey, ServicePortPlan | None] = {}
-        self._left_over: set[K] = set()
-        self._begun = False  # whether a sync has succeeded
+        self._leftovers: set[K] = set()
+        self._has_synced = False  # whether a sync has succeeded
         self.endpoints = 0
         self.no_local_internal = 0
         self.no_local_external = 0
         self.needing_pods = 0
-        """How many ServicePorts need the packets of pods."""
+        """The number of ServicePorts that need the packets of pods (`needs_packets_of_pods`)."""
         self.health_checks: dict[NamespacedName, HealthCheck] = {}
-        """The answers to load balancers' health checks, by Service."""
+        """The health checks of load balancers, by Service."""
 
     @property
     def services(self) -> int:
-        """How many ServicePorts, by family, are desired."""
+        """The number of desired plans: each ServicePort counts once per family."""
         return len(self._claims.plans)
 
     @property
     def conflicts(self) -> int:
-        """How many frontends more than one ServicePort claims."""
+        """The number of frontends that more than one ServicePort claims."""
         return self._claims.conflicts
 
     def plan(
@@ -100,7 +102,11 @@ class Reconciler(Generic[K, E]):
         node_changed: bool,
         host_changed: bool,
     ) -> None:
-        """Take in what changed: these Services, the Node and so all of them, what the kernel reports."""
+        """Plan and render what changed.
+
+        `services` have changed. `node_changed`: the Node has changed, so all Services are planned again.
+        `host_changed`: local addresses or devices have changed, so only the node is planned again.
+        """
         names = services | state.services.keys() if node_changed else services
         for name in names:
             self._size.update(name, state.services.get(name), state.slices_of(name).values())
@@ -113,9 +119,9 @@ class Reconciler(Generic[K, E]):
             self._plan_node(state)
 
     def _plan_node(self, state: ClusterState) -> None:
-        self._report_undetected(undetected(self._context, state.node))
+        self._report_undetected(families_without_detector(self._context, state.node))
         plan = plan_node(state, self._context, self._pods, self.node_plan)
-        if plan != self.node_plan:  # a device may change in ways that mean nothing here
+        if plan != self.node_plan:  # not every change of a device changes the plan
             self._desire(None, self._backend.render((), plan))
             self.node_plan = plan
 
@@ -123,9 +129,9 @@ class Reconciler(Generic[K, E]):
         if families - self._undetected:
             log.warning(
                 NO_LOCAL_DETECTION,
-                families=", ".join(of.value for of in Family if of in families),
+                families=", ".join(each.value for each in Family if each in families),
                 detect_local_mode=self._context.detect_local.value,
-                hint="that needs podCIDRs of our Node, --cluster-cidr, or the name of a device",
+                hint="set podCIDRs of the Node, --cluster-cidr or a device, as --detect-local-mode needs",
             )
         elif self._undetected and not families:
             log.info(LOCAL_DETECTION)
@@ -144,29 +150,30 @@ class Reconciler(Generic[K, E]):
         else:
             self.health_checks.pop(name, None)
         if name == API_SERVER:
-            plans = with_last_endpoints(plans, self._claims.plans.get)
-        settlement = self._claims.update(name, plans)
-        for lost in settlement.lost:
+            plans = keep_last_endpoints(plans, self._claims.plans.get)
+        update = self._claims.update(name, plans)
+        for lost in update.lost:
             log.warning(
                 FRONTEND_CONFLICT,
                 frontend=lost.frontend,
                 served=str(lost.winner),
                 rejected=str(lost.loser),
             )
-        for plan in settlement.plans:
+        for plan in update.plans:
             self._desire(plan.key, self._backend.render((plan,), None))
             self._count(plan.key, plan)
             self._changed[plan.key] = plan
-        for key in settlement.removed:
+        for key in update.removed:
             self._desire(key, {})
             self._count(key, None)
             self._changed[key] = None
 
     def _desire(self, origin: PlanKey | None, entries: Mapping[K, E]) -> None:
+        """Replace the desired entries of a plan; `origin` is None for the plan of the node."""
         keys = frozenset(entries)
         previous = self._keys.get(origin, frozenset())
         for key in previous - keys:
-            self._disown(key)
+            self._drop_reference(key)
         for key in keys - previous:
             if key in self._desired:
                 self._shared[key] = self._shared.get(key, 0) + 1
@@ -177,8 +184,8 @@ class Reconciler(Generic[K, E]):
         else:
             self._keys.pop(origin, None)
 
-    def _disown(self, key: K) -> None:
-        """One plan less has this entry."""
+    def _drop_reference(self, key: K) -> None:
+        """Remove the entry if no other plan has it."""
         others = self._shared.pop(key, 0)
         if not others:
             del self._desired[key]
@@ -186,55 +193,60 @@ class Reconciler(Generic[K, E]):
             self._shared[key] = others - 1
 
     def _count(self, key: PlanKey, plan: ServicePortPlan | None) -> None:
-        """Keep up the sums that metrics show."""
-        previous = self._figures.pop(key, None)
+        """Update the sums for metrics; `plan` is None if it was deleted."""
+        previous = self._counts.pop(key, None)
         figures = None
         if plan:
-            without = no_local_endpoints((plan,))
-            figures = self._figures[key] = (len(plan.endpoints), *without, needs_packets_of_pods(plan))
-        for sign, some in ((-1, previous), (1, figures)):
-            if some:
-                endpoints, internal, external, needing = some
+            no_local = no_local_endpoints((plan,))
+            figures = self._counts[key] = (len(plan.endpoints), *no_local, needs_packets_of_pods(plan))
+        for sign, counted in ((-1, previous), (1, figures)):
+            if counted:
+                endpoints, internal, external, needing = counted
                 self.endpoints += sign * endpoints
                 self.no_local_internal += sign * internal
                 self.no_local_external += sign * external
                 self.needing_pods += sign * needing
 
     def take_changed(self) -> Mapping[PlanKey, ServicePortPlan | None]:
-        """The plans that are others than when this was asked last, None for those that are gone."""
+        """Return the plans that changed since the last call, None for deleted ones."""
         changed, self._changed = self._changed, {}
         return changed
 
-    def take_left_over(self) -> frozenset[K]:
-        """What an earlier run had left in the kernel that no plan wants, until the first sync that succeeded;
-        afterwards, and when this is asked again, nothing."""
-        left, self._left_over = self._left_over, set()
-        return frozenset(left)
+    def take_leftovers(self) -> frozenset[K]:
+        """Return the keys in the kernel from a previous run that no plan has. Empty at further calls.
+
+        They are the keys that were dropped up to the first successful sync.
+        """
+        leftovers, self._leftovers = self._leftovers, set()
+        return frozenset(leftovers)
 
     def rejected(self) -> frozenset[PlanKey]:
-        """The plans of which the last sync that succeeded was rejected something."""
+        """Return the plans of which the kernel rejected entries in the last successful sync."""
         if not self._reported:
             return frozenset()
         reported = frozenset(self._reported)
         return frozenset(origin for origin, keys in self._keys.items() if origin and keys & reported)
 
     def holds(self, keys: Collection[K]) -> bool:
-        """Whether the kernel has the entries of all these keys as they are desired, by the last sync that
-        succeeded; False where there was none."""
+        """Return whether the kernel has the desired entries of all `keys` since the last successful sync.
+
+        False if no sync has succeeded.
+        """
         actual = self._actual or {}
         return all(key in actual and actual[key] == self._desired.get(key) for key in keys)
 
-    def is_disturbed(self) -> bool:
-        """Whether another program has changed what is in the kernel since the last sync that succeeded.
+    def is_modified_externally(self) -> bool:
+        """Return whether another program has changed the kernel since the last successful sync.
 
-        False where there was none. Raises KernelError.
+        False if no sync has succeeded. Raises KernelError.
         """
         return self._actual is not None and self._backend.generation() != self._generation
 
     def sync(self, verify: bool) -> SyncResult:
-        """Bring the kernel in step; with `verify`, or after a failure, compare everything.
+        """Apply the difference between desired and actual entries.
 
-        Raises KernelError; the next call then does it all again.
+        With `verify`, or after a failure, read the kernel back and compare everything. Raises KernelError;
+        the next call then compares everything.
         """
         expected = self._actual
         try:
@@ -246,9 +258,10 @@ class Reconciler(Generic[K, E]):
                 actual = self._actual
                 delta = self._with_rejected(diff(actual, self._desired, self._touched))
             drifted = self._drifted(expected, actual) if verify and expected is not None else 0
-            if not self._begun:
-                self._left_over |= delta.drops
-            # Also where nothing differs: after a restart the backend lets go of what was there before.
+            if not self._has_synced:
+                self._leftovers |= delta.drops
+            # Even an empty delta is applied when verifying: after a restart the backend then discards what
+            # the previous run left.
             applies = verify or bool(delta)
             rejected = self._backend.apply(delta) if applies else {}
         except KernelError:
@@ -260,21 +273,25 @@ class Reconciler(Generic[K, E]):
         dropped = delta.drops - rejected.keys()
         for key in dropped:
             actual.pop(key, None)
-        self._actual, self._begun = actual, True
-        if applies:  # else what others did meanwhile would be taken for known
+        self._actual, self._has_synced = actual, True
+        if applies:  # otherwise `_generation` would include changes by other programs that were not read
             self._generation = self._backend.generation()
         self._touched = set(rejected)
         self._report(rejected)
         return SyncResult(len(delta.puts.keys() - rejected.keys()), len(dropped), len(rejected), drifted)
 
     def _with_rejected(self, delta: Delta[K, E]) -> Delta[K, E]:
-        """What was rejected is put again even where it looks as desired: it kept what it had, but for
-        frontends that another took over."""
-        again = {key: self._desired[key] for key in self._reported if key in self._desired}
-        return Delta({**delta.puts, **again}, delta.drops)
+        """Add the rejected entries to the puts, even those that seem to be as desired.
+
+        The kernel kept the previous version of such an entry, but another entry may have taken over some of
+        its frontends.
+        """
+        retried = {key: self._desired[key] for key in self._reported if key in self._desired}
+        return Delta({**delta.puts, **retried}, delta.drops)
 
     @staticmethod
     def _drifted(expected: Mapping[K, E], actual: Mapping[K, E]) -> int:
+        """Log and count the entries that another program has changed."""
         difference = diff(actual, expected)
         if difference:
             keys: Any = sorted({str(key) for key in (*difference.puts, *difference.drops)})
@@ -282,7 +299,7 @@ class Reconciler(Generic[K, E]):
         return len(difference.puts) + len(difference.drops)
 
     def _report(self, rejected: Mapping[K, KernelError]) -> None:
-        """Each rejection once, until it is over."""
+        """Log each rejection once until it ends or its reason changes."""
         for key, failure in rejected.items():
             if self._reported.get(key) != failure.message:
                 log.warning(NOT_SERVED, reason=failure.message, hint=failure.hint)

@@ -1,6 +1,11 @@
-"""Where the cluster's state comes from: the API server, or manifests in a folder.
+"""Sources of the cluster's state: the API server, or a folder of manifests.
 
-A source turns what it reads into events and puts them into the one queue of the control thread.
-It never decides what is done about them, and nothing outside `parse`, `parts` and `fields` knows an API
-field's name.
+A source parses objects into events and puts them into the queue of the control thread. The tracker folds
+events into snapshots. Only `parse`, `parts` and `fields` know the API's field names. Only `watch` imports
+the Kubernetes client.
+
+`agent` and the layers above it may import this package: `lab`, `bench` and `cli`. This package imports
+`config`, `plan`, `linux`, `model`, `log` and `errors`; it needs only the last three.
+
+Read first: `event.py`, then `tracker.py`.
 """

@@ -1,4 +1,7 @@
-"""Events from a source to the control thread. Each is complete: objects have no guaranteed order."""
+"""Events from a source to the control thread.
+
+Each event carries the complete new state of its object, because objects arrive in no guaranteed order.
+"""
 
 from typing import NamedTuple
 
@@ -13,9 +16,10 @@ ADDRESSES, DEVICES = "addresses", "devices"
 
 
 class ServiceChanged(NamedTuple):
-    """`service` is None where it is gone, or is none that a proxy serves (headless, ExternalName).
+    """A Service was added, changed or deleted.
 
-    `complaints` are the parts of the object that were left out, one line each; the rest is served.
+    `service` is None if the Service was deleted or if no proxy serves it (headless, ExternalName).
+    `complaints` describe the parts of the object that were left out, one line each; the rest is served.
     """
 
     name: NamespacedName
@@ -24,7 +28,10 @@ class ServiceChanged(NamedTuple):
 
 
 class SliceChanged(NamedTuple):
-    """`slice` is None where it is gone, or belongs to no Service. `complaints` as in ServiceChanged."""
+    """An EndpointSlice was added, changed or deleted.
+
+    `slice` is None if it was deleted or belongs to no Service. `complaints` are as in ServiceChanged.
+    """
 
     name: NamespacedName
     slice: EndpointSlice | None
@@ -32,42 +39,43 @@ class SliceChanged(NamedTuple):
 
 
 class NodeChanged(NamedTuple):
-    """Our own Node; None where it is gone."""
+    """The Node object of this node; None if it was deleted."""
 
     node: Node | None
 
 
 class AddressesChanged(NamedTuple):
-    """The whole local table of the kernel, each time."""
+    """The complete local routing table of the kernel."""
 
     networks: frozenset[Network]
 
 
 class DevicesChanged(NamedTuple):
-    """All network devices of this node, each time, in any order."""
+    """All network devices of this node, in any order."""
 
     devices: tuple[Device, ...]
 
 
 class PodsBypass(NamedTuple):
-    """Devices of pods whose packets were seen to reach a Service by no program of ours.
+    """Pod devices with packets that reached a Service frontend past the agent's programs.
 
-    It may name those seen lately, or all: one that was named counts as long as the device exists.
+    The event may name all such devices or only the recent ones. A device that was named once counts until
+    it is deleted.
     """
 
     ifindexes: frozenset[int]
 
 
 class Synced(NamedTuple):
-    """All existing objects of `kind` (a constant of this file) were reported. May come again."""
+    """All existing objects of `kind` (a constant of this file) were reported. It may be sent repeatedly."""
 
     kind: str
 
 
 class Invalid(NamedTuple):
-    """An object that cannot be served. What was known of it before stays.
+    """An object that cannot be served. Its last good state stays in effect.
 
-    `name` is "namespace/name", or where in a file it stands, when it has no readable name.
+    `name` is "namespace/name". If the object has no readable name, it is the file and line.
     """
 
     kind: str

@@ -1,7 +1,7 @@
-"""The fields of the API's objects that a proxy uses, under the names that the API gives them.
+"""The API fields that a proxy uses, as msgspec structs with the API's names, and their JSON decoders.
 
-All others, those of later versions too, are skipped by the decoders. Any field may be null or
-missing, as Go's encoding/json permits, for which reason nearly all of them are optional.
+The decoders skip all other fields, including those of later API versions. Nearly all fields are optional,
+because any field may be null or missing: Go's encoding/json permits both.
 """
 
 import msgspec
@@ -9,11 +9,14 @@ from msgspec import UNSET, Raw, UnsetType, field
 
 
 class Api(msgspec.Struct, gc=False, rename="camel"):
-    """`gc=False`: decoded objects live for one call and hold no cycles."""
+    """The base of all structs. `gc=False`: decoded objects exist for one call and contain no cycles."""
 
 
 class Labels(Api):
-    """Presence counts for the first two, so that null and "" must differ from missing."""
+    """The labels that a proxy reads.
+
+    The mere presence of the first two has an effect, so null and "" differ from missing (UNSET).
+    """
 
     proxy_name: str | UnsetType | None = field(name="service.kubernetes.io/service-proxy-name", default=UNSET)
     headless: str | UnsetType | None = field(name="service.kubernetes.io/headless", default=UNSET)
@@ -105,7 +108,10 @@ class Hints(Api):
 
 
 class Endpoint(Api):
-    """`hints` are decoded later (HINTS_DECODER): few texts of them occur again and again."""
+    """An endpoint of a slice.
+
+    `hints` stay JSON until HINTS_DECODER reads them: few distinct texts occur many times, so they are cached.
+    """
 
     addresses: list[str | None] | None = None
     conditions: Conditions | None = None
@@ -163,7 +169,7 @@ class WatchEvent(Api):
 
 
 class WatchObject(Api):
-    """What is read of the object of every watch event; `code` and `message` are those of a Status."""
+    """The fields read from the object of every watch event. The last three are those of a Status."""
 
     metadata: ListMetadata | None = None
     code: int | None = None
@@ -172,7 +178,7 @@ class WatchObject(Api):
 
 
 class HeadMetadata(Api):
-    """`resource_version` may be of any type: junk there must not cost an object its name."""
+    """Identity and version. `resource_version` accepts any type, so junk in it does not hide the name."""
 
     name: str | None = None
     namespace: str | None = None

@@ -1,7 +1,7 @@
-"""One file of manifests, from bytes to events. YAML is turned into JSON, so that `parse` has one entrance.
+"""Parse one manifest file into events. YAML is converted to JSON, so that `parse` handles one format.
 
-YAML is read as its version 1.2 core schema says: no dates, no yes and no, no base 60, under which an
-address such as 1:20 would be a number. Keys are the text that stands in the file.
+YAML is read by the core schema of YAML 1.2: no dates, no `yes` and `no`, no base 60. In base 60, a text such
+as 1:20 would be a number. Keys keep the text in the file.
 """
 
 import re
@@ -17,20 +17,20 @@ from ebpfproxy.errors import InvalidObject
 
 try:
     from yaml import CSafeLoader as _SafeLoader
-except ImportError:  # PyYAML built without libyaml: the same, much slower
+except ImportError:  # PyYAML was built without libyaml: same result, much slower
     from yaml import SafeLoader as _SafeLoader  # type: ignore[assignment]
 
 _SAFE_DEPTH = 4000
 _MAX_DEPTH = 200
-"""PyYAML composes libyaml's nodes by recursion in C: some 50 000 levels end the process. Files that could be
-nested deeper than `_SAFE_DEPTH` are looked at more closely, and then may not be deeper than `_MAX_DEPTH`."""
+"""PyYAML composes nodes by recursion in C: about 50,000 levels crash the process. Only files that may exceed
+`_SAFE_DEPTH` are parsed for their depth, which must not exceed `_MAX_DEPTH`."""
 _TOO_DEEP = f"nested deeper than {_MAX_DEPTH} levels"
 
 _LIBYAML_TOO_DEEP = "exceeded maximum nesting depth"
-"""What libyaml itself says of more than 1000 levels, since PyYAML 6.0.4."""
+"""The error of libyaml for more than 1000 levels, since PyYAML 6.0.4."""
 
 _MAX_EXPANDED = 10_000_000
-"""How many values a document may have with its aliases written out ("billion laughs")."""
+"""The most values of a document with all aliases expanded ("billion laughs")."""
 
 _MAX_MERGED = 100_000
 _BOM = b"\xef\xbb\xbf"
@@ -45,28 +45,28 @@ _CORE = [
 
 
 class Located(NamedTuple):
-    """An event, and where it comes from: ``services.yaml:12``, the line on which its document starts."""
+    """An event and its origin: ``services.yaml:12``, the file and the first line of the document."""
 
     where: str
     event: Event
 
 
 class Unreadable(InvalidObject):
-    """The file as a whole does not parse. The message says where and why."""
+    """The file does not parse. The message has the file, the line and the reason."""
 
 
 class _Loader(_SafeLoader):
-    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's own way
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - as PyYAML declares it
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """With a bound: merge keys that merge merge keys grow as aliases do."""
+        """Flatten merge keys up to a limit: nested merge keys grow as nested aliases do."""
         super().flatten_mapping(node)
         if len(node.value) > _MAX_MERGED:
             problem = "too many merged keys"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """With the keys as they are written: ``on`` and ``1`` are labels like any other."""
+        """Construct a mapping with keys as written: ``on`` and ``1`` are valid labels."""
         self.flatten_mapping(node)
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
@@ -79,9 +79,9 @@ for _tag, _pattern, _first in _CORE:
 
 
 def read_manifest(name: str, content: bytes, node_name: str) -> list[Located]:
-    """All objects of the file `name`, JSON where that ends in ``.json``, else YAML of many documents.
+    """Return all objects of the file `name`: one JSON document if it ends in ``.json``, else YAML documents.
 
-    Raises Unreadable, with a message such as ``services.yaml:12: did not find expected key``.
+    Raises Unreadable, for example with the message ``services.yaml:12: did not find expected key``.
     """
     if name.endswith(".json"):
         return _json(name, content.removeprefix(_BOM), node_name)
@@ -89,20 +89,20 @@ def read_manifest(name: str, content: bytes, node_name: str) -> list[Located]:
 
 
 def _events(where: str, raw: bytes, node_name: str) -> list[Event]:
-    """Those of one document; an Invalid names its file and line."""
+    """Return the events of one document; an Invalid names its file and line."""
     if not raw:
-        return [Invalid(MANIFEST, where, f"{where}: it cannot be written as JSON")]
+        return [Invalid(MANIFEST, where, f"{where}: cannot convert the document to JSON")]
     events = parse_manifest_object(raw, node_name)
-    return [_placed(where, event) if isinstance(event, Invalid) else event for event in events]
+    return [_with_location(where, event) if isinstance(event, Invalid) else event for event in events]
 
 
-def _placed(where: str, event: Invalid) -> Invalid:
+def _with_location(where: str, event: Invalid) -> Invalid:
     name = where if event.name.startswith("(") else event.name
     return Invalid(event.kind, name, f"{where}: {event.reason}")
 
 
 def _json(name: str, content: bytes, node_name: str) -> list[Located]:
-    """The one value of a JSON file."""
+    """Return the events of a JSON file, which is one document."""
     where = f"{name}:1"
     events = _events(where, content, node_name)
     if not content or any(isinstance(event, Invalid) for event in events):
@@ -111,7 +111,7 @@ def _json(name: str, content: bytes, node_name: str) -> list[Located]:
 
 
 def _check_json(name: str, content: bytes) -> None:
-    """Raise Unreadable, with the line, where the syntax is what is wrong."""
+    """Raise Unreadable, with the line, if the file is not valid JSON."""
     try:
         msgspec.json.decode(content, type=msgspec.Raw)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -125,7 +125,7 @@ def _line(content: bytes, position: int) -> int:
 
 
 def _yaml(name: str, content: bytes) -> Iterator[tuple[str, bytes]]:
-    """The documents of a YAML file as JSON, empty ones left out; b"" where JSON has no way to say it."""
+    """Yield location and JSON of each non-empty document of a YAML file; b"" if JSON cannot express it."""
     try:
         _check_depth(name, content)
         loader = _Loader(content)
@@ -137,7 +137,7 @@ def _yaml(name: str, content: bytes) -> Iterator[tuple[str, bytes]]:
                 yield where, _as_json(value, aliases=b"&" in content)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        last = _line(content, len(content.rstrip()))  # libyaml counts one more at the end of the file
+        last = _line(content, len(content.rstrip()))  # libyaml may count one line too many
         line = min(mark.line + 1, last) if mark else 1
         problem = error.problem or error.context
         if problem == _LIBYAML_TOO_DEEP:
@@ -154,14 +154,14 @@ def _construct(loader: _Loader, node: yaml.Node, where: str) -> Any:
         return loader.construct_document(node)
     except yaml.YAMLError:
         raise
-    except Exception as error:  # an explicit tag (!!bool maybe) makes PyYAML raise about anything
+    except Exception as error:  # explicit tags such as "!!bool maybe" make PyYAML raise arbitrary exceptions
         raise Unreadable(f"{where}: {type(error).__name__}: {error}") from None
 
 
 def _check_depth(name: str, content: bytes) -> None:
-    """Raise Unreadable where nodes are nested too deep. Costs a second parse where they could be.
+    """Raise Unreadable if nodes are nested too deep. This takes a second parse if the file may be that deep.
 
-    Each block collection within another starts further to the right, but for a sequence in a mapping.
+    The upper bound: a nested block collection is indented further, except for a sequence in a mapping.
     """
     flow = content.count(b"[") + content.count(b"{") - content.count(b"[]") - content.count(b"{}")
     if flow + 2 * max(map(len, content.splitlines()), default=0) < _SAFE_DEPTH:
@@ -175,7 +175,7 @@ def _check_depth(name: str, content: bytes) -> None:
 
 
 def _as_json(value: Any, aliases: bool) -> bytes:
-    """b"" where the value cannot be JSON: it contains itself, or is too large with its aliases expanded."""
+    """Return the value as JSON; b"" if it contains itself or is too large with its aliases expanded."""
     try:
         if aliases and _size(value, {}) > _MAX_EXPANDED:
             return b""
@@ -185,9 +185,9 @@ def _as_json(value: Any, aliases: bool) -> bytes:
 
 
 def _size(value: Any, known: dict[int, int]) -> int:
-    """How many values there are in `value`, itself included, each alias counted as what it stands for."""
+    """Return the number of values in `value`, including itself, with aliases expanded."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     if id(value) not in known:
-        known[id(value)] = _MAX_EXPANDED + 1  # what a value that contains itself amounts to
-        known[id(value)] = 1 + sum(_size(one, known) for one in inner)
+        known[id(value)] = _MAX_EXPANDED + 1  # the result if the value contains itself
+        known[id(value)] = 1 + sum(_size(each, known) for each in inner)
     return known[id(value)]

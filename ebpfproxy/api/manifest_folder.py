@@ -1,7 +1,8 @@
-"""The cluster's state from manifests in a folder, for nodes without an API server and for tests.
+"""Read the cluster's state from a folder of manifests, for nodes without an API server and for tests.
 
-All files ``*.yaml``, ``*.yml`` and ``*.json`` of the folder itself count, hidden ones do not. What has
-vanished from all files is gone; what does not parse is an Invalid event, and its last good state stays.
+The source reads all files ``*.yaml``, ``*.yml`` and ``*.json`` directly in the folder, except hidden ones.
+An object that is in no file any more is deleted. A file or object that does not parse yields an Invalid
+event, and its last good state stays.
 """
 
 import contextlib
@@ -33,25 +34,26 @@ from ebpfproxy.log import Logger
 log = Logger(__name__)
 
 POLLING = "Cannot watch the manifests, polling them"
-"""inotify is not available there."""
+"""inotify is not available for the folder."""
 KEEPING = "Cannot read the manifests, keeping the last ones"
-"""Services stay as they were read last."""
+"""The Services that were read last stay in effect."""
 
 FILE = "file"
-"""The kind in an Invalid about a whole file."""
+"""The kind in an Invalid about a file that does not parse."""
 
 SUFFIXES = frozenset({".yaml", ".yml", ".json"})
 _DEBOUNCE_MS = 20
 _STEP_MS = 2
-"""A change is reported after a pause of a step, at the latest after the debounce: many files, one change."""
+"""watchfiles reports changes after a pause of `_STEP_MS`, at the latest after `_DEBOUNCE_MS`. Thus it reports
+a change of many files once."""
 _SETTLED_NS = 1_000_000_000
-"""How long ago a file must have changed for its time stamps to be trusted: theirs is a coarse clock, so a
-change right behind another may not show in them."""
+"""A file's time stamps are trusted if it changed at least this long ago. Their clock is coarse, so two
+changes in quick succession may have equal time stamps."""
 _WRITTEN_NS = 200_000_000
-"""How long ago a file must have been written for it to be taken as whole where it has lost something."""
-_LOOK_ROUND_MS = 250
-"""How often the folder is read without a notification: inotify does not report everything, such as
-a change behind a symbolic link, or that the folder is another one now, is found so."""
+"""A file that became smaller or lost objects counts as completely written after this time."""
+_POLL_MS = 250
+"""How often the folder is checked without a notification. inotify misses some changes, for example behind a
+symbolic link or the replacement of the folder."""
 
 Key = tuple[str, str]
 """Kind and name of an object."""
@@ -59,11 +61,13 @@ Key = tuple[str, str]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FileReading:
-    """What one file said when it last parsed. `fingerprint`: hash() of the bytes read last, good or bad.
+    """The content of one file when it last parsed.
 
-    `stamp` is the file's identity, size and times when it was read, None where they are not to be
-    trusted yet: while they are the same, it need not be read again. `inode` and `size` are those of the
-    same bytes as `objects`. `held`: the file says less now, and seems to be in the midst of being written.
+    - `fingerprint`: hash() of the bytes read last, valid or not;
+    - `stamp`: inode, size and times when the file was read. While they are the same, it is not read again.
+      None if they cannot be trusted yet;
+    - `inode`, `size`: those of the file when `objects` were read;
+    - `incomplete`: the file has less content now and is probably being written.
     """
 
     fingerprint: int
@@ -72,63 +76,63 @@ class FileReading:
     stamp: "_Stamp | None" = None
     inode: int = 0
     size: int = 0
-    held: bool = False
+    incomplete: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Reading:
-    """What a folder says. `objects` holds last good values too; `invalid` is what cannot be served."""
+    """The content of a folder. `objects` includes last good states; `invalid` are the rejections."""
 
     files: Mapping[str, FileReading] = dataclasses.field(default_factory=dict)
     objects: Mapping[Key, Event] = dataclasses.field(default_factory=dict)
     invalid: tuple[Invalid, ...] = ()
 
     @property
-    def held(self) -> bool:
-        """Whether some file is to be looked at again, though it may not change any more."""
-        return any(each.held for each in self.files.values())
+    def incomplete(self) -> bool:
+        """Whether a file must be read again, even if it does not change any more."""
+        return any(each.incomplete for each in self.files.values())
 
 
 def read_directory(directory: Path, node_name: str, before: Reading | None = None) -> Reading:
-    """Read all manifests of `directory`; files that are as `before` are not parsed, or even read, again.
+    """Read all manifests of `directory`. Files that are unchanged since `before` are not read again.
 
-    A file that is written in place is empty first, and then cut short, which YAML cannot tell from an
-    object that was removed: one that lost something a moment ago is taken as it was, and `held`. One that
-    another was renamed over, or that is gone, is taken as it is at once.
-    Raises OSError where the directory itself cannot be listed.
+    A file that is written in place is first empty, then truncated. In YAML this looks like removed objects.
+    So a file that lost content a moment ago keeps its previous state and is `incomplete`. A file that was
+    replaced by rename, or deleted, takes effect at once.
+    Raises OSError if the directory cannot be listed.
     """
     known = before.files if before else {}
     files: dict[str, FileReading] = {}
     for name in _names(directory):
         with contextlib.suppress(FileNotFoundError):  # removed since it was listed
-            files[name] = _read_again(directory / name, node_name, known.get(name))
+            files[name] = _read_if_changed(directory / name, node_name, known.get(name))
     return _merge(files)
 
 
-def _read_again(path: Path, node_name: str, known: FileReading | None) -> FileReading:
-    """One file, if it does not look as it did when it was `known`. Raises FileNotFoundError."""
+def _read_if_changed(path: Path, node_name: str, known: FileReading | None) -> FileReading:
+    """Read one file unless it looks as in `known`. Raises FileNotFoundError."""
     try:
         stamp = _stamp(path)
         if known and known.stamp and known.stamp == stamp:
             return known
         content = path.read_bytes()
-        now = path.stat()  # after the content: what was changed in between shows
+        now = path.stat()  # after the content, so that a change in between is visible
     except FileNotFoundError:
         raise
     except OSError as error:
-        why = Invalid(FILE, path.name, f"{path.name}: {error.strerror}")
-        return FileReading(0, known.objects if known else {}, (why,))
+        rejection = Invalid(FILE, path.name, f"cannot read {path.name}: {error.strerror}")
+        return FileReading(0, known.objects if known else {}, (rejection,))
     if known and known.fingerprint == hash(content):
         fresh = known
     else:
         fresh = _read_file(path.name, content, node_name, known)
         if known and _is_being_written(known, fresh, now, len(content)):
-            return dataclasses.replace(known, stamp=None, held=True)
-    return dataclasses.replace(fresh, stamp=stamp, inode=now.st_ino, size=len(content), held=False)
+            return dataclasses.replace(known, stamp=None, incomplete=True)
+    return dataclasses.replace(fresh, stamp=stamp, inode=now.st_ino, size=len(content), incomplete=False)
 
 
 def _is_being_written(known: FileReading, fresh: FileReading, now: os.stat_result, size: int) -> bool:
-    """Whether the same file was written a moment ago, and has fewer objects, or bytes, than were known."""
+    """Whether the same inode was written a moment ago and has fewer objects or bytes than before."""
     lost = size < known.size or bool(known.objects.keys() - fresh.objects.keys())
     return (
         bool(known.objects)
@@ -142,56 +146,59 @@ _Stamp = tuple[int, int, int, int]
 
 
 def _stamp(path: Path) -> _Stamp | None:
-    """None where the file was changed so lately that the next change may look the same."""
-    found = path.stat()
-    if time.time_ns() - found.st_ctime_ns < _SETTLED_NS:
+    """Return inode, size and times; None if the last change is so recent that the next may look the same."""
+    status = path.stat()
+    if time.time_ns() - status.st_ctime_ns < _SETTLED_NS:
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def changes(before: Reading, after: Reading) -> list[Event]:
-    """The events that lead from one reading to the next: what is new or different, gone, newly invalid."""
+    """Return the events from one reading to the next: new rejections, new and changed objects, deletions."""
     known = set(before.invalid)
-    reported: list[Event] = [one for one in after.invalid if one not in known]
+    reported: list[Event] = [each for each in after.invalid if each not in known]
     for key, event in after.objects.items():
         if before.objects.get(key) != event:
             reported.append(event)
-    return reported + [_gone(before.objects[key]) for key in before.objects.keys() - after.objects.keys()]
+    return reported + [_deleted(before.objects[key]) for key in before.objects.keys() - after.objects.keys()]
 
 
 class FileSource:
-    """Puts what a folder of manifests says as events, first all, and then what changes.
+    """Puts the objects of a folder of manifests as events, then every change.
 
-    Raises ConfigError where `directory` is none. `put` is called on the thread of `run` alone.
+    Raises ConfigError if `directory` is not a directory. Only the thread of `run` calls `put`.
     """
 
     def __init__(self, directory: Path, node_name: str, put: Callable[[Event], object]) -> None:
         if not directory.is_dir():
-            raise ConfigError(f"{directory} is not a directory", "It must hold the manifests of the cluster")
+            raise ConfigError(
+                f"cannot read manifests: {directory} is not a directory",
+                "create it, or give another directory with --manifests",
+            )
         self._directory = directory
         self._node_name = node_name
         self._put = put
         self._reading: Reading | None = None
         self._seen: object = None
-        self._missed = self._blind = False
+        self._failed = self._polling = False
 
     def run(self, stop: threading.Event) -> None:
-        """Read the folder and follow it, until `stop` is set. For a thread of its own.
+        """Read the folder and watch it until `stop` is set. Run it in a thread of its own.
 
-        A folder that is deleted, or replaced, is waited for; until then its last state stays.
+        If the folder is deleted or moved, this waits for a new one; meanwhile the last state stays.
         """
         while not stop.is_set():
-            self._look(always=False)
+            self._check(always=False)
             watched = self._identity()
             for reported in self._wake_ups(stop):
-                self._look(always=reported)
+                self._check(always=reported)
                 if self._identity() != watched:
                     break
             if self._identity() in (None, watched):
-                stop.wait(_LOOK_ROUND_MS / 1000)
+                stop.wait(_POLL_MS / 1000)
 
     def _wake_ups(self, stop: threading.Event) -> Iterator[bool]:
-        """True after a change that inotify reported, False when it is time to look; ends if it cannot."""
+        """Yield True after a change reported by inotify, False after `_POLL_MS`. End if inotify fails."""
         try:
             for reported in watchfiles.watch(
                 self._directory,
@@ -199,7 +206,7 @@ class FileSource:
                 debounce=_DEBOUNCE_MS,
                 step=_STEP_MS,
                 stop_event=stop,
-                rust_timeout=_LOOK_ROUND_MS,
+                rust_timeout=_POLL_MS,
                 yield_on_timeout=True,
                 raise_interrupt=False,
                 recursive=False,
@@ -208,31 +215,31 @@ class FileSource:
         except FileNotFoundError:
             return
         except (OSError, RuntimeError) as error:  # WatchfilesRustInternalError is a RuntimeError
-            if not self._blind:
+            if not self._polling:
                 log.warning(POLLING, error=error)
-            self._blind = True
+            self._polling = True
 
     def _identity(self) -> tuple[int, int] | None:
-        """Which directory the path leads to now; None where to none."""
+        """Return device and inode of the directory at the path; None if there is none."""
         try:
-            found = self._directory.stat()
+            status = self._directory.stat()
         except OSError:
             return None
-        return found.st_dev, found.st_ino
+        return status.st_dev, status.st_ino
 
-    def _look(self, always: bool) -> None:
-        """Read the folder, if only where its files look different from last time, and put what changed."""
+    def _check(self, always: bool) -> None:
+        """Read the folder and put the changes. Skip it if no file looks different, unless `always`."""
         try:
             seen = _signature(self._directory)
             if seen == self._seen and not always:
                 return
             reading = read_directory(self._directory, self._node_name, self._reading)
         except OSError as error:
-            if not self._missed:
+            if not self._failed:
                 log.warning(KEEPING, path=self._directory, error=error)
-            self._missed, self._seen = True, None
+            self._failed, self._seen = True, None
             return
-        self._missed, self._seen = False, None if reading.held else seen
+        self._failed, self._seen = False, None if reading.incomplete else seen
         for event in changes(self._reading or Reading(), reading):
             self._put(event)
         if self._reading is None:
@@ -242,7 +249,7 @@ class FileSource:
 
 
 def _names(directory: Path) -> list[str]:
-    """The manifests, by name. A dangling link, a subfolder or a pipe is none. Raises OSError."""
+    """Return the sorted names of the manifests: regular files and links to them. Raises OSError."""
     with os.scandir(directory) as entries:
         found = [entry.name for entry in entries if _is_manifest(entry)]
     return sorted(found)
@@ -257,20 +264,23 @@ def _is_manifest(entry: os.DirEntry[str]) -> bool:
 
 
 def _signature(directory: Path) -> list[tuple[str, int, int, int, int]]:
-    """By which a changed file shows without being read. Raises OSError where the directory is gone."""
-    seen = []
+    """Return name, inode, size and times of each file: they reveal changes without reading the files.
+
+    Raises OSError if the directory cannot be listed.
+    """
+    signature = []
     for name in _names(directory):
         try:
-            found = (directory / name).stat()
+            status = (directory / name).stat()
         except OSError:
             continue
-        if stat.S_ISREG(found.st_mode):
-            seen.append((name, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns))
-    return seen
+        if stat.S_ISREG(status.st_mode):
+            signature.append((name, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+    return signature
 
 
 def _read_file(name: str, content: bytes, node_name: str, known: FileReading | None) -> FileReading:
-    """Parse a file. Where it does not parse, what it said before stays, and its objects that do not, too."""
+    """Parse a file. If the file or an object in it does not parse, its previous state stays."""
     last = known.objects if known else {}
     try:
         located = read_manifest(name, content, node_name)
@@ -286,14 +296,14 @@ def _read_file(name: str, content: bytes, node_name: str, known: FileReading | N
             if key in last:
                 objects.setdefault(key, last[key])
         elif key in objects:
-            invalid.append(_twice(key, where, objects[key].where))
+            invalid.append(_duplicate(key, where, objects[key].where))
         else:
             objects[key] = Located(where, event)
     return FileReading(hash(content), objects, tuple(invalid))
 
 
 def _merge(files: Mapping[str, FileReading]) -> Reading:
-    """One value for each object: that of the first file by name that has it."""
+    """Merge the files. Of an object in two files, the first file by name wins."""
     found: dict[Key, Located] = {}
     invalid: list[Invalid] = []
     for name in sorted(files):
@@ -301,12 +311,12 @@ def _merge(files: Mapping[str, FileReading]) -> Reading:
         for key, located in files[name].objects.items():
             first = found.setdefault(key, located)
             if first is not located:
-                invalid.append(_twice(key, located.where, first.where))
+                invalid.append(_duplicate(key, located.where, first.where))
     return Reading(files, {key: located.event for key, located in found.items()}, tuple(invalid))
 
 
-def _twice(key: Key, where: str, first: str) -> Invalid:
-    return Invalid(key[0], key[1], f"{where}: it is in {first} already, which counts")
+def _duplicate(key: Key, where: str, first: str) -> Invalid:
+    return Invalid(key[0], key[1], f"{where}: ignored, because {first} defines the same object")
 
 
 def _key(event: Event) -> Key:
@@ -321,7 +331,7 @@ def _key(event: Event) -> Key:
             return "", ""
 
 
-def _gone(event: Event) -> Event:
+def _deleted(event: Event) -> Event:
     match event:
         case ServiceChanged(name):
             return ServiceChanged(name, None)

@@ -1,8 +1,8 @@
-"""From the API's JSON to our values; with `fields` and `parts`, the only place that knows the API's names.
+"""Parse JSON of the Kubernetes API into values of `ebpfproxy.model` and events.
 
-Within an otherwise good object, junk
-(an address, a port) is left out and reported as a complaint; an object that cannot be served as a whole
-is an `Invalid`. The functions that parse an object never raise, whatever bytes they are given.
+Only this module, `fields` and `parts` know the API's field names. An invalid part of a valid object (an
+address, a port) is left out and reported as a complaint. An object that cannot be served is an `Invalid`.
+The functions that parse an object never raise, whatever bytes they get.
 """
 
 import json
@@ -30,15 +30,12 @@ from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import NamespacedName, Service, ServiceType
 
 UNNAMED = "(unnamed)"
-"""The name in an Invalid whose object has no readable one."""
+"""The name in an Invalid whose object has no readable name."""
 
 MANIFEST = "manifest"
-"""The kind in an Invalid about an object of a kind that no proxy reads."""
-
+"""The kind in an Invalid about an object of a kind that a proxy does not read."""
 
 _MAX_LIST_DEPTH = 8
-
-
 _API_VERSIONS = {SERVICE: "v1", NODE: "v1", ENDPOINT_SLICE: "discovery.k8s.io/v1"}
 _LISTS = frozenset({"List", *(f"{kind}List" for kind in _API_VERSIONS)})
 _WATCH_TYPES = frozenset({"ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR"})
@@ -48,9 +45,9 @@ _WATCH_TYPES = frozenset({"ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR"})
 
 
 class ListPage(NamedTuple):
-    """One page of a list. `items` are not decoded yet, so that a bad one does not fail the page.
+    """One page of a list. `items` are not decoded yet, so that an invalid item does not fail the page.
 
-    `continue_token` is "" on the last page. `remaining` is a hint of the server, None where unknown.
+    `continue_token` is "" on the last page. `remaining` is the server's estimate, None if unknown.
     """
 
     items: tuple[bytes | Raw, ...]
@@ -60,11 +57,11 @@ class ListPage(NamedTuple):
 
 
 class WatchEvent(NamedTuple):
-    """`type` is ADDED, MODIFIED, DELETED, BOOKMARK or ERROR.
+    """One event of a watch. `type` is ADDED, MODIFIED, DELETED, BOOKMARK or ERROR.
 
-    `resource_version` is the object's, "" where it has none; `code` and `message` are the Status's
-    of an ERROR, else 0 and "". `initial_events_end` marks the bookmark that ends the initial events
-    of a streaming list (KEP-3157).
+    `resource_version` is that of the object, "" if it has none. `code` and `message` are those of the Status
+    in an ERROR event, else 0 and "". `initial_events_end` marks the bookmark that ends the initial events of
+    a streaming list (KEP-3157).
     """
 
     type: str
@@ -76,65 +73,64 @@ class WatchEvent(NamedTuple):
 
 
 def parse_list(body: bytes) -> ListPage:
-    """Read a page of a list. `items` may be null, as Go writes an empty list, but not missing.
+    """Parse a page of a list. `items` may be null, as Go writes an empty list, but not missing.
 
-    Raises SourceError where the envelope is none: an empty list that is not really one would delete
-    every object we know.
+    Raises SourceError for an invalid envelope. As an empty list, it would delete every known object.
     """
     try:
         page = fields.LIST_DECODER.decode(body)
     except JUNK as error:
         page = _decode_list_slowly(body, error)
     if not page.metadata.resource_version:
-        raise SourceError("The list has no resourceVersion")
+        raise SourceError("cannot read the list: it has no resourceVersion")
     head = page.metadata
     items = tuple(page.items or ())
     return ListPage(items, head.resource_version or "", head.continue_token or "", head.remaining)
 
 
 def _decode_list_slowly(body: bytes, error: Exception) -> fields.List:
-    r"""Read a page in which one item is not even proper JSON text: an escape such as "\ud800" alone."""
+    r"""Parse a page that the fast decoder rejects, such as one with the lone surrogate escape "\ud800"."""
     try:
         page = json.loads(body)
         items = page["items"]
         if not isinstance(items, list):
-            raise TypeError("items is no list")
+            raise TypeError("items is not a list")
         head = msgspec.convert(page["metadata"], fields.ListMetadata)
         return fields.List(metadata=head, items=[Raw(json.dumps(item).encode()) for item in items])
     except (*JUNK, KeyError, TypeError):
-        raise SourceError(f"The list could not be read: {shorten(str(error))}") from None
+        raise SourceError(f"cannot read the list: {shorten(str(error))}") from None
 
 
 def parse_watch_event(line: bytes) -> WatchEvent:
-    """Read one line of a watch. A junk object within a good event has the resource version "".
+    """Parse one line of a watch. An invalid object in a valid event gets the resource version "".
 
-    Raises SourceError where the line is no watch event.
+    Raises SourceError if the line is not a watch event.
     """
     try:
         event = fields.WATCH_EVENT_DECODER.decode(line)
     except JUNK as error:
-        raise SourceError(f"The watch sent what is no event: {shorten(str(error))}") from None
+        raise SourceError(f"cannot read a watch event: {shorten(str(error))}") from None
     if event.type not in _WATCH_TYPES:
-        raise SourceError(f"The watch sent an event of type {shorten(repr(event.type))}")
+        raise SourceError(f"cannot read a watch event: unknown type {shorten(repr(event.type))}")
     try:
         content = fields.WATCH_OBJECT_DECODER.decode(event.object)
     except JUNK:
         content = fields.WatchObject()
     head = content.metadata or fields.ListMetadata()
     failed = event.type == "ERROR"
-    notes = head.annotations
+    annotations = head.annotations
     return WatchEvent(
         type=event.type,
         object=event.object,
         resource_version=head.resource_version or "",
         code=(content.code or 0) if failed else 0,
         message=(content.message or content.reason or "") if failed else "",
-        initial_events_end=notes is not None and notes.initial_events_end == "true",
+        initial_events_end=annotations is not None and annotations.initial_events_end == "true",
     )
 
 
 def parse_status_reason(body: bytes) -> tuple[int, str]:
-    """Code and message of a Status, the body of a failed request; (0, "") where it is none."""
+    """Return code and message of a Status, the body of a failed request; (0, "") if it is not a Status."""
     try:
         status = fields.WATCH_OBJECT_DECODER.decode(body)
     except JUNK:
@@ -146,16 +142,16 @@ def parse_status_reason(body: bytes) -> tuple[int, str]:
 
 
 class ObjectHead(NamedTuple):
-    """`name` is None where there is no usable one, `resource_version` "" where there is none."""
+    """Identity and version of an object. `name` is None if unusable, `resource_version` "" if missing."""
 
     name: NamespacedName | None
     resource_version: str
 
 
 def object_head(raw: bytes | Raw) -> ObjectHead:
-    """The identity and version of an object, whatever else is in it. Never raises.
+    """Return identity and version of an object, whatever else it contains. Never raises.
 
-    The name of an object without a namespace, as a Node, has the namespace "default".
+    An object without a namespace, such as a Node, gets the namespace "default".
     """
     try:
         head = fields.OBJECT_HEAD_DECODER.decode(raw).metadata
@@ -171,7 +167,10 @@ def object_head(raw: bytes | Raw) -> ObjectHead:
 
 
 def parse_service(raw: bytes | Raw) -> ServiceChanged | Invalid:
-    """Read a core/v1 Service. Headless, ExternalName and other proxies' Services are None. Never raises."""
+    """Parse a core/v1 Service. Never raises.
+
+    The event's `service` is None for headless and ExternalName Services and those of another proxy.
+    """
     try:
         return _service(fields.SERVICE_DECODER.decode(raw))
     except (*JUNK, InvalidObject) as error:
@@ -179,7 +178,10 @@ def parse_service(raw: bytes | Raw) -> ServiceChanged | Invalid:
 
 
 def parse_slice(raw: bytes | Raw) -> SliceChanged | Invalid:
-    """Read a discovery.k8s.io/v1 EndpointSlice. One of no Service, or of FQDNs, is None. Never raises."""
+    """Parse a discovery.k8s.io/v1 EndpointSlice. Never raises.
+
+    The event's `slice` is None for slices without a Service, with FQDNs, or of another proxy.
+    """
     try:
         return _slice(fields.SLICE_DECODER.decode(raw))
     except (*JUNK, InvalidObject) as error:
@@ -187,7 +189,7 @@ def parse_slice(raw: bytes | Raw) -> SliceChanged | Invalid:
 
 
 def parse_node(raw: bytes | Raw) -> NodeChanged | Invalid:
-    """Read a core/v1 Node, whosever it is. Never raises."""
+    """Parse a core/v1 Node of any name. Never raises."""
     try:
         return _node(fields.NODE_DECODER.decode(raw))
     except (*JUNK, InvalidObject) as error:
@@ -195,16 +197,16 @@ def parse_node(raw: bytes | Raw) -> NodeChanged | Invalid:
 
 
 def parse_manifest_object(raw: bytes | Raw, node_name: str) -> list[Event]:
-    """Read an object of a manifest by its kind; a list gives the events of all its items. Never raises.
+    """Parse an object of a manifest by its kind; a list yields the events of all its items. Never raises.
 
-    Of Nodes, only the one of name `node_name` counts; another gives no event. A kind that no proxy
-    reads gives an Invalid of kind `MANIFEST`.
+    Nodes with a name other than `node_name` yield no event. A kind that a proxy does not read yields an
+    Invalid of kind `MANIFEST`.
     """
     return _manifest(raw, node_name, "", 0)
 
 
 def _manifest(raw: bytes | Raw, node_name: str, kind: str, depth: int) -> list[Event]:
-    """`kind` is what an item is whose own kind is missing, as in a ServiceList."""
+    """`kind` is the kind of an object without a `kind` field, such as an item of a ServiceList."""
     try:
         head = fields.MANIFEST_DECODER.decode(raw)
     except JUNK as error:
@@ -213,18 +215,20 @@ def _manifest(raw: bytes | Raw, node_name: str, kind: str, depth: int) -> list[E
     if kind in _LISTS:
         if depth >= _MAX_LIST_DEPTH:
             return [Invalid(MANIFEST, UNNAMED, "lists within lists are nested too deep")]
-        of = kind.removesuffix("List")
-        return [event for item in head.items or () for event in _manifest(item, node_name, of, depth + 1)]
+        item_kind = kind.removesuffix("List")
+        return [
+            event for item in head.items or () for event in _manifest(item, node_name, item_kind, depth + 1)
+        ]
     if kind not in _API_VERSIONS or head.api_version not in (None, "", _API_VERSIONS[kind]):
-        what = f"{head.api_version} {kind}" if head.api_version else kind or "none"
-        return [_invalid(MANIFEST, raw, InvalidObject(f"kind {shorten(what)} is not one that a proxy reads"))]
+        shown = f"{head.api_version} {kind}" if head.api_version else kind or "none"
+        return [_invalid(MANIFEST, raw, InvalidObject(f"a proxy does not read kind {shorten(shown)}"))]
     if kind == SERVICE:
         return [parse_service(raw)]
     if kind == ENDPOINT_SLICE:
         return [parse_slice(raw)]
     node = parse_node(raw)
-    ours = isinstance(node, Invalid) or (node.node is not None and node.node.name == node_name)
-    return [node] if ours else []
+    is_own = isinstance(node, Invalid) or (node.node is not None and node.node.name == node_name)
+    return [node] if is_own else []
 
 
 def _service(decoded: fields.Service) -> ServiceChanged:
@@ -258,17 +262,18 @@ def _slice(decoded: fields.EndpointSlice) -> SliceChanged:
     if not service or decoded.address_type == "FQDN" or _of_another_proxy(head):
         return SliceChanged(name, None)
     if decoded.address_type not in FAMILIES:
-        raise InvalidObject(f"addressType {shorten(repr(decoded.address_type))} is not one we know")
+        raise InvalidObject(f"addressType {shorten(repr(decoded.address_type))} is unknown")
     if not NAME.fullmatch(service):
-        raise InvalidObject(f"the label kubernetes.io/service-name holds no name: {shorten(repr(service))}")
-    of = FAMILIES[decoded.address_type]
+        shown = shorten(repr(service))
+        raise InvalidObject(f"the label kubernetes.io/service-name is not a usable name: {shown}")
+    family = FAMILIES[decoded.address_type]
     trigger = head.annotations.trigger_time if head.annotations else None
     result = EndpointSlice(
         name=name,
         service=NamespacedName(name.namespace, service),
-        family=of,
+        family=family,
         ports=parts.slice_ports(decoded.ports or (), complaints),
-        endpoints=parts.endpoints(decoded.endpoints or (), of, complaints),
+        endpoints=parts.endpoints(decoded.endpoints or (), family, complaints),
         trigger_time=parts.moment(trigger) if trigger else None,
     )
     return SliceChanged(name, result, complaints.reported())
@@ -292,12 +297,15 @@ def _node(decoded: fields.Node) -> NodeChanged:
 
 
 def _addresses(status: fields.NodeStatus, of_type: str) -> tuple[Address, ...]:
-    texts = (one.address for one in status.addresses or () if one and one.type == of_type)
+    texts = (entry.address for entry in status.addresses or () if entry and entry.type == of_type)
     return parts.addresses(texts, "status.addresses", Complaints())
 
 
 def _invalid(kind: str, raw: bytes | Raw, error: Exception) -> Invalid:
-    """Name a bad object as well as it can be named. A Node has no namespace; nor may a junk object."""
+    """Return an Invalid with the object's name if it is readable, else UNNAMED.
+
+    A Node has no namespace. A manifest object of another kind may have none.
+    """
     try:
         head = fields.OBJECT_HEAD_DECODER.decode(raw).metadata or fields.HeadMetadata()
         words = [head.namespace or ("" if kind in (NODE, MANIFEST) else "default"), head.name or ""]
@@ -309,6 +317,6 @@ def _invalid(kind: str, raw: bytes | Raw, error: Exception) -> Invalid:
 
 
 def _of_another_proxy(head: fields.Metadata) -> bool:
-    """Whether the object carries a label that takes it away from proxies (KEP-2447, well_known_labels.go)."""
+    """Whether a label excludes the object from this proxy (KEP-2447, well_known_labels.go)."""
     labels = head.labels
     return labels is not None and (labels.proxy_name is not UNSET or labels.headless is not UNSET)

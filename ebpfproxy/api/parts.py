@@ -1,6 +1,7 @@
-"""The parts of API objects: each checked on its own, junk is left out and reported as a complaint.
+"""Parsers for parts of API objects: names, addresses, networks, ports, policies, endpoints, times.
 
-A complaint is one line in words of the API, for a log. What is raised is InvalidObject alone.
+Each part is checked on its own. Invalid parts are left out and reported as a complaint: one line for the
+log, with the API's field names. These functions raise only InvalidObject.
 """
 
 import datetime
@@ -29,29 +30,31 @@ from ebpfproxy.model.endpoint import Endpoint, EndpointPort
 from ebpfproxy.model.service import NamespacedName, ServicePort, ServiceType, TrafficPolicy
 
 DEFAULT_AFFINITY_TIMEOUT = 10800
-"""Seconds; what the API server fills in (core/v1 DefaultClientIPServiceAffinitySeconds)."""
+"""Seconds. The API server's default (core/v1 DefaultClientIPServiceAffinitySeconds)."""
 
 MAX_AFFINITY_TIMEOUT = 86400
 """Seconds (core/v1 MaxClientIPServiceAffinitySeconds)."""
 
 JUNK = (msgspec.MsgspecError, ValueError, RecursionError, OverflowError)
-"""What a decoder raises: UnicodeDecodeError is a ValueError, deep nesting ends as RecursionError."""
+"""The exceptions of decoders. UnicodeDecodeError is a ValueError; deep nesting raises RecursionError."""
 
 _PROTOCOLS = {None: Protocol.TCP, "": Protocol.TCP} | {p.name: p for p in Protocol}
 FAMILIES = {f.value: f for f in Family}
-_NOWHERE = frozenset(unspecified(f) for f in Family)
+_UNSPECIFIED = frozenset(unspecified(f) for f in Family)
 _MAX_COMPLAINTS = 8
 _ALL_NIL = fields.Conditions()
 _NO_HINTS = fields.Hints()
 
 NAME = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.]{0,252}")
-"""Wider than the API's own rules, and still free of blanks, quotes and control characters: names go
-into the rules and comments that are fed to other programs."""
+"""An object or port name. Wider than the API's rules, but without blanks, quotes and control characters:
+names become part of rules and comments that other programs parse."""
 
 
 class Complaints(list[str]):
+    """The complaints about one object, in order."""
+
     def reported(self) -> tuple[str, ...]:
-        """All of them where they are few, else the first and how many more."""
+        """Return all complaints, or the first `_MAX_COMPLAINTS` and the number of the others."""
         if len(self) <= _MAX_COMPLAINTS:
             return tuple(self)
         return (*self[:_MAX_COMPLAINTS], f"and {len(self) - _MAX_COMPLAINTS} more")
@@ -61,23 +64,25 @@ _T = TypeVar("_T", ServiceType, TrafficPolicy)
 
 
 def shorten(text: str, longest: int = 160) -> str:
+    """Return the text, cut to `longest` characters with "..." at the end."""
     return text if len(text) <= longest else text[: longest - 3] + "..."
 
 
 def usable_name(head: fields.Metadata | fields.HeadMetadata) -> NamespacedName:
-    """A manifest may leave out the namespace, and means "default", as for kubectl. Raises InvalidObject."""
+    """Return the object's name. A missing namespace means "default", as for kubectl. Raises InvalidObject."""
     return _usable_name(head.namespace or "default", head.name or "")
 
 
 @functools.lru_cache(maxsize=1024)
 def _usable_name(namespace: str, name: str) -> NamespacedName:
-    """One object in memory for an object's head and the rest of it, which are decoded in succession."""
+    """Cached: an object's head and the complete object are decoded in succession and share one name."""
     if not NAME.fullmatch(name) or not NAME.fullmatch(namespace):
         raise InvalidObject(f"{shorten(repr(namespace + '/' + name))} is not a usable name")
     return NamespacedName(sys.intern(namespace), name)
 
 
 def choice(kind: type[_T], text: str | None, default: _T, where: str, complaints: Complaints) -> _T:
+    """Return the member of an enum, or `default` if the text is missing, empty or unknown."""
     if not text:
         return default
     try:
@@ -88,13 +93,15 @@ def choice(kind: type[_T], text: str | None, default: _T, where: str, complaints
 
 
 def policy(text: str | None, where: str, complaints: Complaints) -> TrafficPolicy:
+    """Return the traffic policy; Cluster if the text is missing, empty or unknown."""
     return choice(TrafficPolicy, text, TrafficPolicy.CLUSTER, where, complaints)
 
 
 def addresses(texts: Iterable[str | None], where: str, complaints: Complaints) -> tuple[Address, ...]:
-    """Those that are addresses, each once, in order. Blank ones are dropped silently (MapIPsByIPFamily).
+    """Return the valid addresses, in order, without duplicates. Blank texts are dropped silently, as in
+    MapIPsByIPFamily (pkg/proxy/util/utils.go).
 
-    0.0.0.0 and :: are junk here: as frontends they stand for every local address.
+    0.0.0.0 and :: are rejected: a frontend with one of them would match every local address.
     """
     found: dict[Address, None] = {}
     for text in texts:
@@ -105,7 +112,7 @@ def addresses(texts: Iterable[str | None], where: str, complaints: Complaints) -
         except ValueError:
             complaints.append(f"{where}: {shorten(repr(text))} is not an IP address")
             continue
-        if address in _NOWHERE:
+        if address in _UNSPECIFIED:
             complaints.append(f"{where}: {text} cannot be served")
         else:
             found[address] = None
@@ -113,35 +120,38 @@ def addresses(texts: Iterable[str | None], where: str, complaints: Complaints) -
 
 
 def cluster_ips(spec: fields.ServiceSpec, complaints: Complaints) -> tuple[Address, ...]:
-    """One address of each family at most, as GetClusterIPByFamily (pkg/proxy/util/utils.go) finds them.
+    """Return at most one address of each family, as GetClusterIPByFamily (pkg/proxy/util/utils.go).
 
-    Objects older than dual-stack have clusterIP alone; clusterIPs without ipFamilies, which the API
-    server never sends, speak for themselves. Raises InvalidObject where no address is left.
+    Objects older than dual-stack have only clusterIP. If ipFamilies is missing, which the API server never
+    sends, the family of each address counts. Raises InvalidObject if no address remains.
     """
     texts = spec.cluster_ips or [spec.cluster_ip]
     families = spec.ip_families or []
     found: dict[Family, Address] = {}
     for position, text in enumerate(texts):
         for address in addresses([text], "clusterIPs", complaints):
-            of = family(address)
-            if families and (position >= len(families) or families[position] != of.value):
-                complaints.append(f"clusterIPs: {text} is not of the family that ipFamilies says")
+            address_family = family(address)
+            if families and (position >= len(families) or families[position] != address_family.value):
+                complaints.append(f"clusterIPs: {text} is not of the family in ipFamilies")
             else:
-                found.setdefault(of, address)
+                found.setdefault(address_family, address)
     if not found:
         raise InvalidObject("; ".join(complaints.reported()) or "it has no cluster IP")
     return tuple(found.values())
 
 
 def load_balancer_ips(status: fields.ServiceStatus | None, complaints: Complaints) -> tuple[Address, ...]:
-    """Those of ipMode VIP, which is the default (KEP-1860). Any other mode means: send it out to them."""
+    """Return the ingress addresses of ipMode VIP, the default (KEP-1860).
+
+    Traffic to addresses of any other mode must go out to the load balancer.
+    """
     ingress = (status.load_balancer.ingress if status and status.load_balancer else None) or ()
-    texts = (one.ip for one in ingress if one and one.ip_mode in (None, "VIP"))
+    texts = (entry.ip for entry in ingress if entry and entry.ip_mode in (None, "VIP"))
     return addresses(texts, "status.loadBalancer.ingress", complaints)
 
 
 def networks(texts: Iterable[str | None], where: str, complaints: Complaints) -> tuple[Network, ...]:
-    """Those that are CIDRs, each once, in order. Blank ones are dropped silently."""
+    """Return the valid CIDRs, in order, without duplicates. Blank texts are dropped silently."""
     found: dict[Network, None] = {}
     for text in texts:
         if text is None or not text.strip():
@@ -154,16 +164,19 @@ def networks(texts: Iterable[str | None], where: str, complaints: Complaints) ->
 
 
 def source_ranges(texts: Iterable[str | None], complaints: Complaints) -> tuple[Network, ...]:
-    """Those that are CIDRs. Raises InvalidObject where there are only junk ones: none would admit all."""
+    """Return the valid CIDRs.
+
+    Raises InvalidObject if ranges are given but none is valid: an empty list would admit every client.
+    """
     given = [text for text in texts if text and text.strip()]
     found = networks(given, "loadBalancerSourceRanges", complaints)
     if given and not found:
-        raise InvalidObject("loadBalancerSourceRanges has no CIDR; serving it would admit everybody")
+        raise InvalidObject("loadBalancerSourceRanges has no valid CIDR; serving it would admit every client")
     return found
 
 
 def affinity_timeout(spec: fields.ServiceSpec, complaints: Complaints) -> int:
-    """Seconds, 0 where there is no affinity."""
+    """Return the timeout of client IP affinity in seconds; 0 without affinity."""
     if spec.session_affinity in (None, "", "None"):
         return 0
     if spec.session_affinity != "ClientIP":
@@ -180,6 +193,7 @@ def affinity_timeout(spec: fields.ServiceSpec, complaints: Complaints) -> int:
 
 
 def node_port(number: int | None, where: str, complaints: Complaints) -> int:
+    """Return the port number; 0 if it is missing or invalid."""
     if number and not 0 < number < 65536:
         complaints.append(f"{where} {shorten(str(number))} is not a port")
         return 0
@@ -189,12 +203,12 @@ def node_port(number: int | None, where: str, complaints: Complaints) -> int:
 def _port_key(
     port: fields.ServicePort | fields.SlicePort, complaints: Complaints
 ) -> tuple[str, Protocol, int] | None:
-    """Name, protocol and number, checked; None and a complaint where the port cannot be served."""
+    """Return name, protocol and number. If the port cannot be served, add a complaint and return None."""
     name, number = port.name or "", port.port or 0
     if name and not NAME.fullmatch(name):
         complaints.append(f"ports: {shorten(repr(name))} is not a usable name")
     elif port.protocol not in _PROTOCOLS:
-        complaints.append(f"ports: protocol {shorten(repr(port.protocol))} is not one we know")
+        complaints.append(f"ports: protocol {shorten(repr(port.protocol))} is unknown")
     elif not 0 < number < 65536:
         complaints.append(f"ports: {shorten(str(number))} is not a port")
     else:
@@ -205,7 +219,7 @@ def _port_key(
 def service_ports(
     decoded: Iterable[fields.ServicePort | None], complaints: Complaints
 ) -> tuple[ServicePort, ...]:
-    """Of two ports with the same name and protocol, the first: together they are the port's identity."""
+    """Return the valid ports. Name and protocol identify a port: of duplicates, the first is served."""
     found: dict[tuple[str, Protocol], ServicePort] = {}
     for port in decoded:
         key = _port_key(port, complaints) if port else None
@@ -213,51 +227,57 @@ def service_ports(
             continue
         name, protocol, number = key
         if (name, protocol) in found:
-            complaints.append(f"ports: {name!r} {protocol.name} is there twice; the first is served")
+            complaints.append(f"ports: {name!r} {protocol.name} is defined twice; the first is served")
             continue
-        outside = node_port(port.node_port, "nodePort", complaints)
-        found[name, protocol] = ServicePort(name, protocol, number, outside)
+        external = node_port(port.node_port, "nodePort", complaints)
+        found[name, protocol] = ServicePort(name, protocol, number, external)
     return _shared_service_ports(*found.values())
 
 
 def slice_ports(
     decoded: Iterable[fields.SlicePort | None], complaints: Complaints
 ) -> tuple[EndpointPort, ...]:
-    """Ports without a name or a number are ignored, as in endpointslicecache.go; "" is a name."""
-    wanted = (port for port in decoded if port and port.name is not None and port.port)
-    keys = (_port_key(port, complaints) for port in wanted)
+    """Return the valid ports. Ports without a name or a number are ignored, as in endpointslicecache.go.
+
+    The name "" is a name.
+    """
+    complete = (port for port in decoded if port and port.name is not None and port.port)
+    keys = (_port_key(port, complaints) for port in complete)
     return _shared_slice_ports(*[key for key in keys if key])
 
 
 @functools.lru_cache(maxsize=4096)
 def _shared_service_ports(*ports: ServicePort) -> tuple[ServicePort, ...]:
-    """One object in memory for all Services with the same ports, which most of them have."""
+    """Cached: most Services have the same ports and share one tuple."""
     return ports
 
 
 @functools.lru_cache(maxsize=4096)
 def _shared_slice_ports(*keys: tuple[str, Protocol, int]) -> tuple[EndpointPort, ...]:
-    """As for Services."""
+    """Cached, as the ports of Services."""
     return tuple(EndpointPort(*key) for key in keys)
 
 
 def endpoints(
-    decoded: Iterable[fields.Endpoint | None], of: Family, complaints: Complaints
+    decoded: Iterable[fields.Endpoint | None], slice_family: Family, complaints: Complaints
 ) -> tuple[Endpoint, ...]:
-    """Only the first address of each counts (discovery/v1 says that the others mean nothing)."""
-    four, found = of is Family.IPV4, []
+    """Return the valid endpoints, in order.
+
+    Only the first address of an endpoint is used: discovery/v1 gives the others no meaning.
+    """
+    is_ipv4, found = slice_family is Family.IPV4, []
     for endpoint in decoded:
         text = endpoint.addresses[0] if endpoint and endpoint.addresses else None
         if not endpoint or not text:
-            complaints.append("endpoints: one has no address")
+            complaints.append("endpoints: an endpoint has no address")
             continue
         try:
             address = parse_address(text)
         except ValueError:
             complaints.append(f"endpoints: {shorten(repr(text))} is not an IP address")
             continue
-        if address.startswith(V4_PREFIX) is not four or address in _NOWHERE:
-            complaints.append(f"endpoints: {text} is not an {of.value} address that can be served")
+        if address.startswith(V4_PREFIX) is not is_ipv4 or address in _UNSPECIFIED:
+            complaints.append(f"endpoints: {text} is not an {slice_family.value} address that can be served")
             continue
         conditions, node = endpoint.conditions or _ALL_NIL, endpoint.node_name
         values = (
@@ -268,9 +288,7 @@ def endpoints(
             sys.intern(node) if node else "",
             *_hints(bytes(endpoint.hints)),
         )
-        found.append(
-            tuple.__new__(Endpoint, values)
-        )  # half the time of Endpoint(...), a hundred thousand times
+        found.append(tuple.__new__(Endpoint, values))  # twice as fast as Endpoint(...): there may be 100,000
     return tuple(found)
 
 

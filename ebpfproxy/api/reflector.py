@@ -1,7 +1,6 @@
-"""One kind of object, followed whatever the transport: list, watch, and list again.
+"""List and watch one kind of object, independently of the transport.
 
-The protocol is that of kubernetes.io, "Kubernetes API Concepts": pages, bookmarks, 410 Gone. What kube-proxy
-selects is in kubernetes, cmd/kube-proxy/app/server.go, Run.
+The protocol (pages, bookmarks, 410 Gone) is described on kubernetes.io, "Kubernetes API Concepts".
 """
 
 import contextlib
@@ -13,26 +12,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
-from ebpfproxy.api.event import (
-    ENDPOINT_SLICE,
-    NODE,
-    SERVICE,
-    Event,
-    NodeChanged,
-    ServiceChanged,
-    SliceChanged,
-    Synced,
-)
-from ebpfproxy.api.parse import (
-    ListPage,
-    WatchEvent,
-    object_head,
-    parse_list,
-    parse_node,
-    parse_service,
-    parse_slice,
-    parse_watch_event,
-)
+from ebpfproxy.api.event import Event, Synced
+from ebpfproxy.api.parse import ListPage, WatchEvent, object_head, parse_list, parse_watch_event
+from ebpfproxy.api.resource import Resource
 from ebpfproxy.errors import SourceError
 from ebpfproxy.log import Logger
 from ebpfproxy.model.service import NamespacedName
@@ -40,8 +22,8 @@ from ebpfproxy.model.service import NamespacedName
 log = Logger(__name__)
 
 UNREACHABLE = "API server unreachable, retrying"
-"""The kernel continues to forward. After a start nothing is forwarded and the pod is not ready until it
-answers."""
+"""The kernel continues to forward. After a start the agent programs nothing, and its pod is not ready, until
+the API server answers."""
 REACHABLE = "API server reachable again"
 """Objects are listed and watched again."""
 WATCH_EXPIRED = "Watch expired, listing again"
@@ -51,54 +33,48 @@ NOT_FOUND = "API server has no such object"
 
 GONE = 410
 PAGE = 500
-"""Objects of one page of a list."""
+"""Objects in one page of a list."""
 
-SELECTOR = "!service.kubernetes.io/service-proxy-name,!service.kubernetes.io/headless"
-"""What is left to another proxy, and what needs none; of Services and EndpointSlices alike."""
-
-_RIGHTS = (
-    "the service account needs list and watch on services, nodes, and endpointslices of discovery.k8s.io"
-)
 _HINTS = {
-    401: "the token or client certificate is not accepted; has it expired?",
-    403: _RIGHTS,
-    404: "is this the address of a Kubernetes API server?",
+    401: "renew the token or client certificate; the API server does not accept it",
+    403: "grant the service account list and watch on services, nodes and endpointslices.discovery.k8s.io",
+    404: "check that this is the address of a Kubernetes API server",
 }
 
 
 class StatusError(SourceError):
-    """The API server answered with an error: by HTTP, or by an ERROR event. `retry_after` is in seconds."""
+    """The API server answered with an HTTP error or an ERROR event. `retry_after` is in seconds."""
 
     def __init__(self, code: int, message: str, retry_after: float = 0.0) -> None:
-        super().__init__(f"the API server says {code}: {message}", _HINTS.get(code, ""))
+        super().__init__(f"the API server answered {code}: {message}", _HINTS.get(code, ""))
         self.code = code
         self.retry_after = retry_after
 
 
 class WatchGarbled(SourceError):
-    """A watch sent what is no event; it may have lost others."""
+    """A watch sent a line that is not an event; other events may be lost."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Timing:
-    """All in seconds. Only tests have other values."""
+    """Intervals and timeouts, all in seconds. Only tests use other values than the defaults."""
 
     retry_first: float = 0.8
     retry_last: float = 30.0
     healthy_after: float = 10.0
-    """A watch that lasted as long was a success: what follows is a new failure, not one more."""
+    """A watch that lasted this long was a success: its end resets the backoff."""
     early: float = 1.0
-    """A watch that ends sooner is a failure, however politely it ended."""
+    """A watch that ends sooner counts as a failure, even if it ended without an error."""
     watch_shortest: float = 300.0
     watch_longest: float = 600.0
     silence: float = 30.0
-    """How long after its timeoutSeconds a watch may stay silent before its connection is given up."""
+    """How long a watch may stay silent after its timeoutSeconds before the connection is closed."""
     relist_period: float = 1800.0
     refresh: float = 60.0
-    """Credentials older than this are read again for the next session."""
+    """Credentials older than this are reloaded for the next session."""
     connect: float = 10.0
     answer: float = 65.0
-    """For the head of an answer, and between two parts of a page; the API server's own limit is 60."""
+    """For the head of an answer, and between two chunks of a page. The API server's own limit is 60."""
     warn_again: float = 600.0
 
 
@@ -106,7 +82,7 @@ USUAL_TIMING = Timing()
 
 
 class Backoff:
-    """Seconds to wait after each failure: drawn evenly from `first` up to a bound that doubles, up to `last`.
+    """The seconds to wait after each failure: uniform between `first` and a bound that doubles up to `last`.
 
     >>> backoff = Backoff(0.8, 30, uniform=lambda low, high: high)
     >>> [backoff.next() for _ in range(7)]
@@ -127,43 +103,11 @@ class Backoff:
         self._bound = self._first
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Resource:
-    """What a reflector reflects. `absent` is reported when the first list is empty, and logged, with its
-    hint, whenever a list is."""
-
-    kind: str
-    path: str
-    query: Mapping[str, str]
-    parse: Callable[[Any], Event]
-    gone: Callable[[NamespacedName], Event]
-    absent: Event | None = None
-    hint: str = ""
-
-
-def services() -> Resource:
-    selector = {"labelSelector": SELECTOR}
-    return Resource(
-        SERVICE, "/api/v1/services", selector, parse_service, lambda name: ServiceChanged(name, None)
-    )
-
-
-def endpoint_slices() -> Resource:
-    path, selector = "/apis/discovery.k8s.io/v1/endpointslices", {"labelSelector": SELECTOR}
-    return Resource(ENDPOINT_SLICE, path, selector, parse_slice, lambda name: SliceChanged(name, None))
-
-
-def own_node(name: str) -> Resource:
-    selector, gone = {"fieldSelector": f"metadata.name={name}"}, NodeChanged(None)
-    hint = "if it is called otherwise, no endpoint counts as local: --hostname-override names our Node"
-    return Resource(NODE, "/api/v1/nodes", selector, parse_node, lambda name: gone, gone, hint)
-
-
 class Connection(Protocol):
-    """To the API server, by whatever transport. All raise SourceError, StatusError where the server sent one.
+    """A connection to the API server. All methods raise SourceError; StatusError for an error answer.
 
-    `fetch` gives the body of an answer, `open` the parts of an endless one; more than `silence` seconds
-    without a part is an error. `abort` ends a stream from another thread: its reader gets an error.
+    `fetch` returns the body of an answer. `open` yields the chunks of an endless answer and fails after
+    `silence` seconds without a chunk. `abort` ends a stream from another thread: its reader gets an error.
     """
 
     def fetch(self, path: str, query: Mapping[str, str]) -> bytes: ...
@@ -173,7 +117,7 @@ class Connection(Protocol):
 
 
 def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """The non-empty lines of a stream whose parts end anywhere; an unfinished last one is dropped.
+    """Yield the non-empty lines of a stream of chunks. An unfinished last line is dropped.
 
     >>> list(split_lines([b'{"a":', b'1}\\n\\n{"b"', b':2}\\n{"c'])) == [b'{"a":1}', b'{"b":2}']
     True
@@ -191,30 +135,30 @@ def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 class Observer(Protocol):
-    """Is notified of what reflectors do. Each is called by the thread of its reflector."""
+    """Callbacks about lists and failures, for metrics. The thread of the reflector calls them."""
 
     def relisted(self, kind: str) -> None:
-        """All objects of `kind` were listed; the first time included."""
+        """All objects of `kind` were listed. This includes the first list."""
 
     def watch_failed(self, kind: str) -> None:
         """A list or watch of `kind` ended with an error."""
 
 
-class _Nobody:
+class _NoObserver:
     def relisted(self, kind: str) -> None: ...
     def watch_failed(self, kind: str) -> None: ...
 
 
-UNOBSERVED: Observer = _Nobody()
+UNOBSERVED: Observer = _NoObserver()
 """The Observer that does nothing."""
 
 
 LIST, OPEN, STREAM = 1, 2, 3
-"""How far an attempt came: it lists, it opens the watch, it reads the watch."""
+"""The stages of an attempt, in order: list, open the watch, read the watch."""
 
 
 class Outage:
-    """Says once that something fails, again every so often, and once that it works again."""
+    """Logs a failure once, again after `warn_again` seconds, and once when the API server works again."""
 
     def __init__(self, kind: str, warn_again: float, clock: Callable[[], float]) -> None:
         self._kind, self._warn_again, self._clock = kind, warn_again, clock
@@ -224,15 +168,16 @@ class Outage:
         self._reported: set[object] = set()
 
     def failed(self, stage: int, error: SourceError) -> None:
+        """Record a failure at `stage`. Log it if its kind is new or was last logged long ago."""
         now = self._clock()
         if not self._stage:
             self._since, self._attempts = now, 0
         self._stage, self._attempts = stage, self._attempts + 1
         if now - self._reported_at >= self._warn_again:
             self._reported.clear()
-        what = (type(error), getattr(error, "code", None), error.hint)
-        if what not in self._reported:
-            self._reported.add(what)
+        failure = (type(error), getattr(error, "code", None), error.hint)
+        if failure not in self._reported:
+            self._reported.add(failure)
             self._reported_at = now
             seconds = round(now - self._since, 1)
             log.warning(
@@ -241,7 +186,7 @@ class Outage:
             )  # fmt: skip
 
     def passed(self, stage: int) -> None:
-        """`stage` has worked. It ends an outage that was at this stage or an earlier one."""
+        """Record that `stage` succeeded. This ends an outage at this or an earlier stage."""
         if self._stage and stage >= self._stage:
             seconds = round(self._clock() - self._since, 1)
             log.info(REACHABLE, kind=self._kind, attempts=self._attempts, seconds=seconds)
@@ -250,14 +195,14 @@ class Outage:
 
 
 class Reflector:
-    """Reports every change of one kind, for as long as it runs, whatever the server does.
+    """Reports every change of one kind of object, whatever the API server does.
 
-    It has the resourceVersion of each reported object, so a list reports only what has changed, and
-    that what is missing from it is gone. Where the server cannot be reached, nothing is reported and nothing
-    forgotten. Lists come when a watch cannot be resumed, and every half an hour besides: a server may lose
-    deletions and be none the wiser (cilium/cilium#48050).
+    It keeps the resourceVersion of each reported object. Thus a list reports only changed objects, and the
+    deletion of known objects that are missing from the list. While the server is unreachable, the reflector
+    reports nothing and keeps what it knows. It lists when a watch cannot be resumed. It also lists every half
+    hour, because a server may lose deletions without an error (cilium/cilium#48050).
 
-    `relists`, `watch_errors` and `events` are counters which any thread may read.
+    `relists`, `watch_errors` and `events` are counters that any thread may read.
     """
 
     def __init__(
@@ -288,7 +233,7 @@ class Reflector:
         self._session: Connection | None = None
 
     def run(self) -> None:
-        """Until `stop` is set. Whatever else it raises is a fault of ours."""
+        """List and watch until `stop` is set. Any exception is a bug of this program."""
         while not self._stop.is_set():
             self._stage = LIST
             try:
@@ -299,7 +244,7 @@ class Reflector:
                     self._wait(self._after(error))
 
     def abort(self) -> None:
-        """Wake a reader that waits for the server; `stop` is to be set before."""
+        """Wake a reader that waits for the server. Set `stop` first."""
         if session := self._session:
             session.abort()
 
@@ -310,7 +255,7 @@ class Reflector:
         self._watch(session)
 
     def _after(self, error: SourceError) -> float:
-        """Note a failure; returns how many seconds to wait."""
+        """Record a failure; return the seconds to wait."""
         self.watch_errors += 1
         self._observer.watch_failed(self.resource.kind)
         now = self._clock()
@@ -327,7 +272,7 @@ class Reflector:
     # ---- list
 
     def _list(self, session: Connection) -> None:
-        """Tell what is new or changed, then what is gone, then that this was all."""
+        """Report new and changed objects, then deleted ones, then Synced."""
         seen: set[NamespacedName] = set()
         first = not self.relists
         query = dict(self.resource.query) | {"limit": str(PAGE)}
@@ -338,7 +283,7 @@ class Reflector:
                 if error.code != GONE or "continue" not in query:
                     raise
                 seen.clear()
-                query = dict(self.resource.query)  # in one piece, which cannot expire
+                query = dict(self.resource.query)  # a list without pages cannot expire
                 continue
             if self._stop.is_set():
                 raise SourceError("stopped while listing")
@@ -361,9 +306,9 @@ class Reflector:
     def _list_page(
         self, session: Connection, query: Mapping[str, str], seen: set[NamespacedName]
     ) -> ListPage:
-        """Tell one page, note the names in `seen`; what is returned has no items.
+        """Report one page and add its names to `seen`. Return the page without items.
 
-        The items are slices of the page's body, which is gone by the time that the next one comes.
+        Items are slices of the page's body. Dropping them frees it before the next page is fetched.
         """
         page = parse_list(session.fetch(self.resource.path, query))
         for raw in page.items:
@@ -372,7 +317,7 @@ class Reflector:
         return page._replace(items=())
 
     def _observe(self, raw: Any) -> NamespacedName | None:
-        """Tell an object unless it is the one known. None where it has no name to know it by."""
+        """Report an object unless its version is known. Return its name, None if it has none."""
         name, version = object_head(raw)
         if name is None or not version or self._known.get(name) != version:
             self._report(self.resource.parse(raw))
@@ -391,7 +336,7 @@ class Reflector:
     # ---- watch
 
     def _watch(self, session: Connection) -> None:
-        """Until the server ends it, or the next list is due. Raises SourceError."""
+        """Watch until the server ends the watch or the next list is due. Raises SourceError."""
         self._stage = OPEN
         timing = self._timing
         length = self._uniform(timing.watch_shortest, timing.watch_longest)
@@ -410,10 +355,10 @@ class Reflector:
             self._handle(_read_event(line))
             self._outage.passed(STREAM)
             if self._clock() >= self._relist_at:
-                return  # timeoutSeconds is a wish: not every server ends a watch by then
+                return  # not every server ends a watch after timeoutSeconds
         if self._clock() - self._opened_at < timing.early:
             raise SourceError(
-                "the watch ended as soon as it began", "a proxy in between may not let it through"
+                "the watch ended immediately", "check whether an HTTP proxy in between supports watches"
             )
         self._outage.passed(STREAM)
         self._backoff.reset()
@@ -437,5 +382,8 @@ def _read_event(line: bytes) -> WatchEvent:
 
 
 def _conclusive(code: int) -> bool:
-    """Whether the server says that this resourceVersion will not do, rather than not now or not you."""
+    """Whether the error code rejects the resourceVersion, so that only a new list helps.
+
+    401, 403, 408 and 429 concern the client or the moment instead.
+    """
     return 400 <= code < 500 and code not in (401, 403, 408, 429)

@@ -1,9 +1,11 @@
-"""Events in, snapshots out: what has changed since the last drain, and what all of it is now.
+"""The tracker: folds events into the cluster state and returns the changes since the last drain.
 
-The tracker belongs to one thread and does no I/O but its log lines. It holds the last good value of
-every object. As in kube-proxy (servicechangetracker.go, endpointslicecache.go), changes that cancel
-each other out between two drains were none, Services and EndpointSlices come and go independently
-of each other, and an update that changes nothing a proxy reads is no change.
+One thread uses the tracker. It does no I/O except log lines, and keeps the last good value of every object.
+As in kube-proxy (servicechangetracker.go, endpointslicecache.go):
+
+- changes that cancel each other out between two drains are no change;
+- Services and EndpointSlices are added and deleted independently of each other;
+- an update of fields that a proxy does not read is no change.
 """
 
 import dataclasses
@@ -37,25 +39,26 @@ from ebpfproxy.model.service import NamespacedName, Service
 log = Logger(__name__)
 
 REJECTED = "Rejected an object"
-"""It cannot be served, for the `reason` given. Logged once for each reason."""
+"""The object cannot be served; `reason` says why. Its last good state stays. Logged once for each reason."""
 REJECTED_PART = "Rejected a part of an object"
-"""The rest is served. Logged once for each reason."""
+"""The rest of the object is served. Logged once for each reason."""
 
 AWAITED = frozenset({SERVICE, ENDPOINT_SLICE, NODE, ADDRESSES, DEVICES})
-"""What must be synced before the first sync."""
+"""The kinds that must be known completely before the first sync."""
 
-_MAX_TOLD = 10_000
-_MAX_TOLD_OF_ONE = 100
+_MAX_LOGGED_OBJECTS = 10_000
+_MAX_LOGGED_TEXTS = 100
 
 
 class Drained(NamedTuple):
-    """What a sync starts from.
+    """The input of a sync: the cluster state and what changed since the last drain.
 
-    `services`: those whose plan may have changed. `node_changed`: our Node did, so that any plan may have.
-    `host_changed`: state of the kernel did (local networks, devices, which pods bypass), on which the plan
-    of the node depends, and that of no Service. `trigger_times`: for each slice change, when its cause
-    happened, in Unix seconds. `service_changes`, `slice_changes`: events received, those without effect
-    included.
+    - `services`: the Services whose plan may have changed;
+    - `node_changed`: this node's Node changed, which may change every plan;
+    - `host_changed`: kernel state changed (local networks, devices, bypassing pods). The plan of the node
+      depends on it, the plans of Services do not;
+    - `trigger_times`: for each slice change, the Unix time in seconds at which its cause happened;
+    - `service_changes`, `slice_changes`: the number of events received, including those without effect.
     """
 
     state: ClusterState
@@ -70,8 +73,8 @@ class Drained(NamedTuple):
 class Tracker:
     """Folds events, in any order, into the state of the cluster.
 
-    `started` is a Unix time: changes whose cause is older are not reported as trigger times, since
-    after a start every slice looks changed (kubernetes PR 81360).
+    `started` is a Unix time in seconds. Trigger times before it are not reported, because after a start
+    every slice looks changed (kubernetes PR 81360).
     """
 
     def __init__(self, started: float) -> None:
@@ -87,49 +90,49 @@ class Tracker:
         self._seen_to_bypass: set[int] = set()  # including devices that are not reported yet
         self._synced: set[str] = set()
 
-        # The earlier values of what has changed since the last drain, and which inner mappings are new since.
-        self._earlier_services: dict[NamespacedName, Service | None] = {}
-        self._earlier_slices: dict[NamespacedName, EndpointSlice | None] = {}
-        self._unshared: set[NamespacedName] = set()
+        # Previous values of the objects that changed since the last drain.
+        self._previous_services: dict[NamespacedName, Service | None] = {}
+        self._previous_slices: dict[NamespacedName, EndpointSlice | None] = {}
+        self._unshared: set[NamespacedName] = set()  # whose inner mapping no snapshot shares
         self._trigger_times: dict[NamespacedName, list[float]] = {}
         self._received: Counter[str] = Counter()
 
         self._invalid: Counter[str] = Counter()
-        self._reported = _Reported()
+        self._logged = _LoggedTexts()
 
     @property
     def synced(self) -> bool:
-        """Whether all that is AWAITED is known in full."""
+        """Whether all AWAITED kinds are known completely."""
         return not self.lacking
 
     @property
     def lacking(self) -> frozenset[str]:
-        """What of AWAITED is not known in full yet."""
+        """The AWAITED kinds that are not known completely yet."""
         return AWAITED - self._synced
 
     @property
     def pending(self) -> bool:
-        """Whether a drain would tell of a change."""
-        changed = self._earlier_services or self._earlier_slices
+        """Whether a drain would return a change."""
+        changed = self._previous_services or self._previous_slices
         return bool(changed) or self._node_changed or self._host_changed
 
     @property
     def pending_services(self) -> int:
-        """How many Services have changed since the last drain."""
-        return len(self._earlier_services)
+        """The number of Services that changed since the last drain."""
+        return len(self._previous_services)
 
     @property
     def pending_slices(self) -> int:
-        """How many EndpointSlices have changed since the last drain."""
-        return len(self._earlier_slices)
+        """The number of EndpointSlices that changed since the last drain."""
+        return len(self._previous_slices)
 
     @property
     def invalid(self) -> Mapping[str, int]:
-        """How many Invalid events there were, by kind."""
+        """The number of Invalid events, by kind."""
         return dict(self._invalid)
 
     def fold(self, event: Event) -> None:
-        """Take in one event. Whatever it says, it never raises."""
+        """Apply one event. Never raises."""
         match event:
             case ServiceChanged():
                 self._fold_service(event)
@@ -138,9 +141,9 @@ class Tracker:
             case NodeChanged(node):
                 self._fold_node(node)
             case AddressesChanged(networks):
-                # By identity from here on: the local table of a large node has thousands of networks.
-                earlier = self._drained.local_networks
-                self._networks = earlier if networks == earlier else networks
+                # Compared once; later by identity. The local table of a large node has thousands of networks.
+                previous = self._drained.local_networks
+                self._networks = previous if networks == previous else networks
             case DevicesChanged(devices):
                 self._fold_devices(devices)
             case PodsBypass(ifindexes):
@@ -150,16 +153,17 @@ class Tracker:
                 self._synced.add(kind)
             case Invalid():
                 self._invalid[event.kind] += 1
-                if self._reported.is_new(event.kind, event.name, event.reason):
+                if self._logged.is_new(event.kind, event.name, event.reason):
                     log.warning(REJECTED, kind=event.kind, name=event.name, reason=event.reason)
 
     def drain(self) -> Drained:
-        """Hand over all changes since the last drain, which are then no longer pending."""
-        touched = frozenset(name for pair in self._touched_slices() for name in pair if name)
-        times = [t for name, many in self._trigger_times.items() if name in touched for t in many]
+        """Return all changes since the last drain; they are no longer pending."""
+        affected = frozenset(name for pair in self._services_of_changed_slices() for name in pair if name)
+        triggers = self._trigger_times.items()
+        times = [each for service, moments in triggers if service in affected for each in moments]
         drained = Drained(
             state=self._snapshot(),
-            services=touched.union(self._earlier_services),
+            services=affected.union(self._previous_services),
             node_changed=self._node_changed,
             host_changed=self._host_changed,
             trigger_times=tuple(times),
@@ -167,37 +171,37 @@ class Tracker:
             slice_changes=self._received[ENDPOINT_SLICE],
         )
         self._drained = drained.state
-        for forgotten in self._earlier_services, self._earlier_slices, self._unshared, self._trigger_times:
-            forgotten.clear()
+        for pending in self._previous_services, self._previous_slices, self._unshared, self._trigger_times:
+            pending.clear()
         self._received.clear()
         return drained
 
     @property
     def _node_changed(self) -> bool:
-        return _planned_by(self._node) != _planned_by(self._drained.node)
+        return _plan_input(self._node) != _plan_input(self._drained.node)
 
     @property
     def _host_changed(self) -> bool:
-        earlier = self._drained
-        if self._networks is not earlier.local_networks or self._devices is not earlier.devices:
+        previous = self._drained
+        if self._networks is not previous.local_networks or self._devices is not previous.devices:
             return True
-        return self._bypassing != earlier.bypassing
+        return self._bypassing != previous.bypassing
 
     def _snapshot(self) -> ClusterState:
-        """Copies of the outer mappings; an inner one is never changed once it was handed out."""
-        earlier = self._drained
+        """Return the state with copies of the outer mappings. Inner mappings in a snapshot never change."""
+        previous = self._drained
         return ClusterState(
-            services=dict(self._services) if self._earlier_services else earlier.services,
-            slices=dict(self._by_service) if self._unshared else earlier.slices,
+            services=dict(self._services) if self._previous_services else previous.services,
+            slices=dict(self._by_service) if self._unshared else previous.slices,
             node=self._node,
             local_networks=self._networks,
             devices=self._devices,
             bypassing=self._bypassing,
         )
 
-    def _touched_slices(self) -> list[tuple[NamespacedName | None, NamespacedName | None]]:
-        """The Service before and after, of each changed slice: a slice may move to another."""
-        pairs = ((old, self._slices.get(name)) for name, old in self._earlier_slices.items())
+    def _services_of_changed_slices(self) -> list[tuple[NamespacedName | None, NamespacedName | None]]:
+        """Return the previous and current Service of each changed slice: a slice may change its Service."""
+        pairs = ((old, self._slices.get(name)) for name, old in self._previous_slices.items())
         return [(old.service if old else None, new.service if new else None) for old, new in pairs]
 
     def _fold_service(self, event: ServiceChanged) -> None:
@@ -210,15 +214,15 @@ class Tracker:
             del self._services[event.name]
         else:
             self._services[event.name] = new
-        earlier = self._earlier_services.setdefault(event.name, old)
-        if earlier == new:
-            del self._earlier_services[event.name]
+        previous = self._previous_services.setdefault(event.name, old)
+        if previous == new:
+            del self._previous_services[event.name]
 
     def _fold_slice(self, event: SliceChanged) -> None:
         self._received[ENDPOINT_SLICE] += 1
         self._complain(ENDPOINT_SLICE, event.name, event.slice is None, event.complaints)
         old, new = self._slices.get(event.name), event.slice
-        if _serve_alike(old, new):
+        if _equal_for_plan(old, new):
             return
         if old is not None and (new is None or new.service != old.service):
             self._slices_of(old.service).pop(event.name)
@@ -231,14 +235,16 @@ class Tracker:
             self._slices[event.name] = self._slices_of(new.service)[event.name] = new
             if new.trigger_time is not None and new.trigger_time > self._started:
                 self._trigger_times.setdefault(new.service, []).append(new.trigger_time)
-        earlier = self._earlier_slices.setdefault(event.name, old)
-        if _serve_alike(earlier, new):
-            del self._earlier_slices[event.name]
+        previous = self._previous_slices.setdefault(event.name, old)
+        if _equal_for_plan(previous, new):
+            del self._previous_slices[event.name]
 
     def _fold_node(self, reported: Node | None) -> None:
-        """A Node that is gone, or that registers again and has not said so yet, keeps its addresses and its
-        pods' networks, and loses its zone: the kernel below is the same one (kube-proxy's OnNodeDelete, too,
-        forgets topology alone)."""
+        """Apply a change of this node's Node.
+
+        A Node that was deleted, or that registers again and has no status yet, keeps its addresses and pod
+        CIDRs, because the kernel is the same. It loses its zone, as in kube-proxy's OnNodeDelete.
+        """
         previous = self._node
         if previous is None:
             self._node = reported
@@ -254,10 +260,10 @@ class Tracker:
 
     def _fold_devices(self, devices: tuple[Device, ...]) -> None:
         previous = self._ifindexes
-        reported, earlier = tuple(sorted(devices, key=lambda each: each.ifindex)), self._drained.devices
-        self._devices = earlier if reported == earlier else reported  # by identity from here on, as networks
+        reported, drained = tuple(sorted(devices, key=lambda each: each.ifindex)), self._drained.devices
+        self._devices = drained if reported == drained else reported  # later by identity, as networks
         present = self._ifindexes
-        self._seen_to_bypass -= previous - present  # another device may be given the index one day
+        self._seen_to_bypass -= previous - present  # the kernel may reuse the index for another device
         self._bypassing = present & self._seen_to_bypass
 
     @property
@@ -265,7 +271,7 @@ class Tracker:
         return frozenset(each.ifindex for each in self._devices)
 
     def _slices_of(self, service: NamespacedName) -> dict[NamespacedName, EndpointSlice]:
-        """The slices of a Service, for changing: copied first where a snapshot holds them."""
+        """Return the slices of a Service, for changes. If a snapshot shares them, copy them first."""
         if service not in self._unshared or service not in self._by_service:
             self._unshared.add(service)
             self._by_service[service] = dict(self._by_service.get(service, ()))
@@ -273,43 +279,43 @@ class Tracker:
 
     def _complain(self, kind: str, name: NamespacedName, gone: bool, complaints: tuple[str, ...]) -> None:
         if gone:
-            self._reported.forget(kind, str(name))
+            self._logged.forget(kind, str(name))
         for complaint in complaints:
-            if self._reported.is_new(kind, str(name), complaint):
+            if self._logged.is_new(kind, str(name), complaint):
                 log.warning(REJECTED_PART, kind=kind, name=name, reason=complaint)
 
 
-def _planned_by(node: Node | None) -> Node:
-    """What plans depend on. Whether load balancers may send to the node is not among it, nor its name."""
+def _plan_input(node: Node | None) -> Node:
+    """Return the Node without the fields that no plan depends on: name and load balancer eligibility."""
     return dataclasses.replace(node or Node(""), name="", eligible=True)
 
 
-def _serve_alike(one: EndpointSlice | None, other: EndpointSlice | None) -> bool:
-    """Whether both are equal but for the trigger time, which no plan depends on."""
-    if one is None or other is None:
-        return one is other
+def _equal_for_plan(left: EndpointSlice | None, right: EndpointSlice | None) -> bool:
+    """Whether both are equal apart from the trigger time, on which no plan depends."""
+    if left is None or right is None:
+        return left is right
     return (
-        one.endpoints == other.endpoints
-        and one.ports == other.ports
-        and one.service == other.service
-        and one.family is other.family
+        left.endpoints == right.endpoints
+        and left.ports == right.ports
+        and left.service == right.service
+        and left.family is right.family
     )
 
 
-class _Reported:
-    """What was logged already, by object, so that each text is logged once as long as the object lives.
+class _LoggedTexts:
+    """The texts that were logged for each object, so that each is logged once while the object exists.
 
-    Bounded: of one object a hundred texts, and when there are too many objects all are forgotten.
+    Bounded: of one object, at most 100 texts are logged. Above 10,000 objects, all texts are forgotten.
     """
 
     def __init__(self) -> None:
         self._texts: dict[tuple[str, str], set[str]] = {}
 
     def is_new(self, kind: str, name: str, text: str) -> bool:
-        if len(self._texts) > _MAX_TOLD:
+        if len(self._texts) > _MAX_LOGGED_OBJECTS:
             self._texts.clear()
         texts = self._texts.setdefault((kind, name), set())
-        if text in texts or len(texts) >= _MAX_TOLD_OF_ONE:
+        if text in texts or len(texts) >= _MAX_LOGGED_TEXTS:
             return False
         texts.add(text)
         return True

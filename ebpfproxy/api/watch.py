@@ -1,9 +1,8 @@
-"""Services, EndpointSlices and our own Node from the API server: its address, credentials, connections.
+"""The API server as a source: configuration, credentials and connections for one reflector per kind.
 
-The kubernetes client gives its configuration, authentication and transport; its models and its Watch are not
-used (they cost a hundred times the memory, never back off, and one bad object ends the whole stream). It is
-imported where the first configuration is loaded, not with this module: it takes 30 MB. What is asked of the
-server, and what is made of its answers, is in `reflector`.
+The Kubernetes client provides configuration, authentication and transport. Its models and its Watch are not
+used: they take a hundred times the memory, never back off, and one invalid object ends the stream. The client
+takes 30 MB, so it is imported only when a configuration is loaded. `reflector` lists and watches.
 """
 
 import contextlib
@@ -24,17 +23,15 @@ from ebpfproxy.api.reflector import (
     Reflector,
     StatusError,
     Timing,
-    endpoint_slices,
-    own_node,
-    services,
 )
+from ebpfproxy.api.resource import endpoint_slices, own_node, services
 from ebpfproxy.errors import ConfigError, SourceError
 from ebpfproxy.log import Logger
 
 log = Logger(__name__)
 
 CREDENTIALS = "Cannot reload the credentials, keeping the last ones"
-"""The token or certificate of the API server's configuration."""
+"""The token or certificate for the API server cannot be read. The previous one is used."""
 
 _KEEPALIVE = [
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
@@ -43,14 +40,14 @@ _KEEPALIVE = [
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 ]
-"""A peer that has vanished is noticed within a minute."""
+"""Socket options. A connection to an unreachable peer ends within a minute."""
 
 
 def load_configuration(kubeconfig: str, master: str, timing: Timing = USUAL_TIMING) -> "Access":
-    """How to reach the API server: by a kubeconfig file, or, where `kubeconfig` is "", as a pod does.
+    """Load the access to the API server from a kubeconfig file; if `kubeconfig` is "", from the pod.
 
-    `master` overrides the server's URL. It matters in a pod: the usual address there is a ClusterIP, which
-    is ours to serve. With `master` alone, outside a pod, there are no credentials.
+    `master` overrides the server's URL. In a pod the default address is a ClusterIP, which only works once
+    this agent serves it. Outside a pod, `master` without `kubeconfig` means access without credentials.
 
     Raises ConfigError.
     """
@@ -58,10 +55,10 @@ def load_configuration(kubeconfig: str, master: str, timing: Timing = USUAL_TIMI
 
 
 class Access:
-    """The API server's address, our credentials, its certificate. Safe for threads.
+    """Address and certificate of the API server, and the agent's credentials. Safe for threads.
 
-    The files behind it are read again by the minute, when a session begins: tokens of service accounts live
-    for an hour, and the client itself reads the tokenFile of a kubeconfig once only.
+    A new session reloads the files if they were read more than a minute ago. Tokens of service accounts
+    expire after an hour, and the client reads the tokenFile of a kubeconfig only once.
     """
 
     def __init__(self, kubeconfig: str, master: str, timing: Timing) -> None:
@@ -73,7 +70,7 @@ class Access:
         _check_server(self.server, "--master: " if master else "")
 
     def session(self) -> "Session":
-        """A session with the credentials of now; those of before where they cannot be read now."""
+        """Return a session with current credentials; with the previous ones if reloading fails."""
         with self._lock:
             if time.monotonic() - self._read_at >= self.timing.refresh:
                 try:
@@ -88,7 +85,7 @@ class Access:
 def _check_server(server: str, label: str) -> None:
     parts = urllib.parse.urlsplit(server)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        hint = "write it as https://address:port; of the DaemonSet in deploy/ it is api-server"
+        hint = "write it as https://address:port; with the DaemonSet in deploy/, set api-server"
         raise ConfigError(f"{label}{server!r} is not the URL of an API server", hint)
 
 
@@ -96,24 +93,27 @@ def _read_configuration(kubeconfig: str, master: str) -> Any:
     """A kubernetes.client.Configuration. Raises ConfigError."""
     import kubernetes
 
-    config: Any = kubernetes.config  # some of its releases are typed in part
+    config: Any = kubernetes.config  # some releases have incomplete types
     configuration = kubernetes.client.Configuration()
     try:
         if kubeconfig:
-            with open(kubeconfig, "rb"):  # the client takes a missing file for an empty one
+            with open(kubeconfig, "rb"):  # the client treats a missing file as an empty one
                 config.load_kube_config(kubeconfig, client_configuration=configuration, persist_config=False)
         elif not master or "KUBERNETES_SERVICE_HOST" in os.environ:
             config.load_incluster_config(configuration)
     except OSError as error:
         where = error.filename or kubeconfig
-        hint = "--kubeconfig, or clientConnection.kubeconfig in the configuration file, says where it is"
-        raise ConfigError(f"{where} cannot be read: {error.strerror}", hint) from None
-    except Exception as error:  # the client lets YAML, key, type and Base64 errors of a junk file through
+        hint = "correct --kubeconfig, or clientConnection.kubeconfig in the configuration file"
+        raise ConfigError(f"cannot read {where}: {error.strerror}", hint) from None
+    except Exception as error:  # the client raises YAML, key, type and Base64 errors for an invalid file
         reason = " ".join(str(error).split())
         if kubeconfig:
-            raise ConfigError(f"{kubeconfig} is no usable kubeconfig: {reason}") from None
+            raise ConfigError(
+                f"cannot use kubeconfig {kubeconfig}: {reason}",
+                "correct the file, or give another --kubeconfig",
+            ) from None
         raise ConfigError(
-            f"not in a pod that can reach an API server: {reason}",
+            f"cannot load the configuration of a pod: {reason}",
             "give --kubeconfig, or run in a pod with a mounted service account token",
         ) from None
     configuration.socket_options = _KEEPALIVE
@@ -121,9 +121,9 @@ def _read_configuration(kubeconfig: str, master: str) -> Any:
 
 
 class Session:
-    """Requests of one thread, over one connection where the server keeps it open.
+    """Requests of one thread, over one connection if the server keeps it open.
 
-    Each session has a connection pool of its own, so that changed certificates come into force with it.
+    Each session has its own connection pool, so that a new session uses changed certificates.
     """
 
     def __init__(self, configuration: Any, server: str, timing: Timing) -> None:
@@ -132,23 +132,23 @@ class Session:
         self._configuration, self._server, self._timing = configuration, server.rstrip("/"), timing
         try:
             self._pool = RESTClientObject(configuration).pool_manager
-        except (OSError, ValueError) as error:  # a proxy URL that is none, a certificate file that is gone
-            raise SourceError(f"no connection can be made: {error}") from None
+        except (OSError, ValueError) as error:  # an invalid proxy URL, a missing certificate file
+            raise SourceError(f"cannot connect to {self._server}: {error}") from None
         self._response: Any = None
         self._socket: socket.socket | None = None
 
     def fetch(self, path: str, query: Mapping[str, str]) -> bytes:
-        """The body of an answer. Raises SourceError, StatusError where the server sent one."""
-        with _spoken(self._server):
+        """Return the body of an answer. Raises SourceError; StatusError for an error answer."""
+        with _converted_errors(self._server):
             body: bytes = self._request(path, query).data
             return body
 
     def open(self, path: str, query: Mapping[str, str], silence: float) -> Iterator[bytes]:
-        """The parts of an endless answer as they come, once the server has accepted the request.
+        """Send the request and yield the chunks of its endless answer.
 
-        More than `silence` seconds without one is an error. Raises SourceError at once or while reading.
+        More than `silence` seconds without a chunk are an error. Raises SourceError at once or while reading.
         """
-        with _spoken(self._server):
+        with _converted_errors(self._server):
             self._response = self._request(path, query)
             self._socket = getattr(self._response.connection, "sock", None)
             if self._socket:
@@ -156,7 +156,7 @@ class Session:
         return self._chunks()
 
     def _chunks(self) -> Iterator[bytes]:
-        with _spoken(self._server):
+        with _converted_errors(self._server):
             yield from self._response.stream(1 << 16)
 
     def _request(self, path: str, query: Mapping[str, str]) -> Any:
@@ -168,22 +168,22 @@ class Session:
             headers={"Accept": "application/json", "User-Agent": "ebpfproxy"} | self._credentials(),
             timeout=urllib3.Timeout(connect=self._timing.connect, read=self._timing.answer),
             preload_content=False,
-            retries=False,  # redirects included: a token goes to no other host
+            retries=False,  # nor redirects: the token must not go to another host
         )
         if response.status != 200:
             raise _status_error(response)
         return response
 
     def _credentials(self) -> dict[str, str]:
-        """Headers by the client's own hooks, which renew a token that has expired."""
+        """Return the authentication headers. The client's hooks renew an expired token."""
         settings = self._configuration.auth_settings().values()
-        return {one["key"]: one["value"].strip() for one in settings if one["value"]}
+        return {each["key"]: each["value"].strip() for each in settings if each["value"]}
 
     def abort(self) -> None:
         """End a stream from another thread: its reader gets an error."""
         if self._socket:
             with contextlib.suppress(OSError):
-                # The plain socket's, because SSLSocket.shutdown pulls the TLS state from under the reader.
+                # Not SSLSocket.shutdown: it removes the TLS state that the reader still uses.
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -194,8 +194,8 @@ class Session:
 
 
 @contextlib.contextmanager
-def _spoken(server: str) -> Iterator[None]:
-    """Turn what the transport raises into SourceError."""
+def _converted_errors(server: str) -> Iterator[None]:
+    """Convert exceptions of the transport to SourceError."""
     import urllib3.exceptions
     from kubernetes.config import ConfigException
 
@@ -203,30 +203,27 @@ def _spoken(server: str) -> Iterator[None]:
         yield
     except urllib3.exceptions.SSLError as error:
         raise SourceError(
-            f"the certificate of {server} is not accepted: {error}",
-            "the authority that the kubeconfig or the pod trusts must have issued it, and for this address",
+            f"cannot verify the certificate of {server}: {error}",
+            "check that the certificate authority of the kubeconfig or pod issued it for this address",
         ) from None
     except (urllib3.exceptions.HTTPError, OSError) as error:
         raise SourceError(
-            f"{server} cannot be reached: {error}",
-            "where it is a Service's address, --master names one that needs no proxy",
+            f"cannot reach {server}: {error}",
+            "if this is a ClusterIP, give an address of the API server with --master that needs no proxy",
         ) from None
     except (ValueError, ConfigException) as error:
-        raise SourceError(f"no credentials to send to {server}: {error}") from None
+        raise SourceError(f"cannot get credentials for {server}: {error}") from None
 
 
 def _status_error(response: Any) -> StatusError:
-    """From an answer that is no success; its body is a Status, or anything."""
+    """Return the error for an answer without status 200. Its body may be a Status or anything else."""
     message = parse_status_reason(response.data)[1] or response.reason or "no reason given"
     seconds = response.headers.get("Retry-After", "")
     return StatusError(response.status, message, min(float(seconds), 600.0) if seconds.isdecimal() else 0.0)
 
 
-# ---- all kinds
-
-
 class ApiSource:
-    """One reflector, with a thread of its own, for each kind. These threads call `put` and the observer."""
+    """A reflector for each kind, each with its own thread. These threads call `put` and the observer."""
 
     def __init__(
         self,
@@ -244,16 +241,16 @@ class ApiSource:
         )
 
     def run(self, stop: threading.Event) -> None:
-        """Until `stop` is set. It may run once.
+        """Run the reflectors until `stop` is set. Call it only once.
 
-        A reflector never ends because of the server. One that ends because of a fault of ours sets `stop`,
-        and its exception is raised here: a proxy that follows two kinds of three must not continue.
+        Server errors never end a reflector. If a bug ends one, `stop` is set and its exception is raised
+        here: the agent must not continue with only two of three kinds.
         """
         threads = [
             threading.Thread(
-                target=self._reflect, args=(one, stop), name=f"watch {one.resource.kind}", daemon=True
+                target=self._reflect, args=(each, stop), name=f"watch {each.resource.kind}", daemon=True
             )
-            for one in self.reflectors
+            for each in self.reflectors
         ]
         for thread in threads:
             thread.start()
@@ -270,6 +267,6 @@ class ApiSource:
     def _reflect(self, reflector: Reflector, stop: threading.Event) -> None:
         try:
             reflector.run()
-        except BaseException as error:  # not swallowed: run() raises it
+        except BaseException as error:  # run() raises it
             self._error = error
             stop.set()

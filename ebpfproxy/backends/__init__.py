@@ -1,1 +1,17 @@
-"""One package per kernel mechanism, behind one interface. None knows another, and none an API object."""
+"""Backends: one package for each kernel mechanism, all behind one interface.
+
+- `ebpf`, `nftables`, `iptables` and `ipvs`: one package for each mode. Each contains the mode's definition,
+  its cleanup and its inspection.
+- `xtables`: tables of iptables as entries, for the modes iptables and ipvs.
+- `netfilter`: what the modes that use the kernel's NAT share (nftables, iptables, ipvs).
+- `interface`, `mode`: what a backend is, and what a mode is to the agent.
+- `delta`, `generation`, `findings`: the comparison of entries, the detection of changes by other programs,
+  the result of a probe.
+- `selection`, `uplink_checks`: the choice of the mode, and a check for `ebpfproxy doctor`.
+
+`agent`, `lab`, `bench` and `cli` may import this package. It imports `config`, `plan`, `linux`, `model`,
+`log` and `errors`. Backends do not import each other, and no backend handles an API object. See
+[tool.importlinter] in pyproject.toml.
+
+Read first: `interface.py`, then `mode.py`.
+"""

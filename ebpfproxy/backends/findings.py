@@ -1,4 +1,4 @@
-"""What a look at this machine found out about one feature that a backend needs or would rather have."""
+"""The result of a probe: whether this machine has one feature that a backend requires or prefers."""
 
 import errno
 from typing import NamedTuple
@@ -8,11 +8,15 @@ FAMILY_NOT_SERVED = "Address family is not served"
 
 
 class Finding(NamedTuple):
-    """`failure` is the errno that the kernel, or the start of a tool, gave; 0 where the feature is there.
+    """Whether one feature is present, and what its absence means.
 
-    `needed`: without it the backend cannot serve at all; otherwise it does so with less, which `missing`
-    then says. `preferred`: `auto` takes a mode without it only where every other mode lacks something of that
-    kind, too. `missing` and `remedy` are one line each, empty where the feature is there.
+    - `failure`: the errno of the kernel or of starting a tool; 0 if the feature is present.
+    - `missing` and `remedy`: what is missing, and what to do about it. One line each; empty if the feature is
+      present.
+    - `needed`: the backend cannot serve without the feature. Otherwise it serves with a limitation, which
+      `missing` states.
+    - `preferred`: `auto` selects a mode without the feature only if every other mode also lacks a preferred
+      feature.
     """
 
     feature: str
@@ -31,8 +35,8 @@ class Finding(NamedTuple):
         >>> str(Finding("cgroup v2", errno.ENOENT, "no cgroup2 file system is mounted"))
         'cgroup v2: no cgroup2 file system is mounted (ENOENT)'
         >>> str(Finding("cgroup v2"))
-        'cgroup v2: there'
+        'cgroup v2: present'
         """
         if self.present:
-            return f"{self.feature}: there"
+            return f"{self.feature}: present"
         return f"{self.feature}: {self.missing} ({errno.errorcode.get(self.failure, self.failure)})"

@@ -1,4 +1,6 @@
-"""Distinguishes changes of others from ours, where the kernel reports only that something has changed."""
+"""Distinguishes changes by other programs from the agent's own, if the kernel reports only that something
+changed.
+"""
 
 import contextlib
 from collections.abc import Callable, Hashable, Iterator
@@ -8,32 +10,36 @@ T = TypeVar("T", bound=Hashable)
 
 
 class Generation(Generic[T]):
-    """`look` gives a value that is another one after any change, be it ours.
+    """A counter of changes by other programs.
 
-    A change of another program just before one of ours would count as ours. So it is looked for before each
-    of ours, and remembered until everything is read.
+    `look` returns a value that differs after any change, including the agent's own. So `look` is called
+    before each own change: otherwise a change that another program made just before it would be attributed to
+    the agent. A detected change is remembered until everything is read.
     """
 
     def __init__(self, look: Callable[[], T]) -> None:
         self._look = look
-        self._known: T | None = None  # None: not looked at yet
+        self._known: T | None = None  # None: `look` was not called yet
         self._missed = False
         self._count = 0
 
     def reading(self) -> None:
-        """Everything is about to be read: whatever was changed so far is known then."""
+        """Call this before everything is read: the read covers all changes so far."""
         self._known, self._missed = self._look(), False
 
     @contextlib.contextmanager
     def own_change(self, about: Callable[[T], Hashable] = lambda value: value) -> Iterator[None]:
-        """What is changed within is changed by us. `about` leaves out of a value what is no change of others,
-        as what our own one follows."""
+        """Attribute the changes within the context to the agent. `about` removes from a value the parts that
+        do not show changes by other programs, for example parts that follow the agent's own changes.
+        """
         if self._known is not None and about(self._look()) != about(self._known):
             self._missed = True
         yield
         self._known = self._look()
 
     def value(self) -> Hashable:
-        """Another one each time, once a change of another program was met by one of ours."""
+        """Return a value that differs after any change. After `own_change` detected a change by another
+        program, it differs at every call until `reading`.
+        """
         self._count += self._missed
         return self._count, self._look()

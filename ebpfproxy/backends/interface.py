@@ -1,4 +1,4 @@
-"""What a backend is: one kernel mechanism that holds entries by key."""
+"""The interface of a backend: one kernel mechanism that stores entries by key."""
 
 import dataclasses
 from collections.abc import Hashable, Iterable, Mapping
@@ -13,7 +13,7 @@ E = TypeVar("E")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Delta(Generic[K, E]):
-    """What leads from one set of entries to another: entries to put (new or changed), keys to drop."""
+    """The difference between two sets of entries: entries to put (new or changed) and keys to drop."""
 
     puts: Mapping[K, E]
     drops: frozenset[K]
@@ -23,22 +23,22 @@ class Delta(Generic[K, E]):
 
 
 class Backend(Protocol[K, E]):
-    """Six methods over keyed entries. All but `render` raise KernelError, and run on the control thread.
+    """Six methods over keyed entries. All but `render` run on the control thread and raise KernelError.
 
-    - `open` makes the kernel ready and takes over what an earlier run left; it changes no traffic yet
-      where that run's state can continue serving.
-    - `render` turns plans into entries; pure, and each entry depends on one plan alone. Several
-      plans may have an entry in common, which then is equal in all.
-    - `read` returns what the kernel really holds, in the same entries.
-    - `apply` brings a delta into the kernel. Puts come into force before drops do. It returns what
-      the kernel rejected, by key; all the rest is in force. An error raised instead means that
-      nothing is known: the caller reads the kernel back.
-    - `generation` is a value that changes when any program, this one included, changes in the kernel what
-      this backend keeps there. What another program changed since the last `read` shows after an `apply`,
-      too, by yet another value. It costs a few milliseconds at any size, so it is asked every other second;
-      where it changed although we wrote nothing, everything is read and compared. It may change without need,
-      and need not notice a counter.
-    - `close` lets go of file descriptors; traffic continues.
+    - `open` prepares the kernel and takes over the state of the previous run. If that state can continue to
+      serve, `open` does not change traffic.
+    - `render` converts plans into entries. It is pure, and each entry depends on one plan alone. If several
+      plans render the same key, their entries are equal.
+    - `read` returns the entries that the kernel actually holds.
+    - `apply` writes a delta to the kernel. Puts take effect before drops. It returns what the kernel
+      rejected, by key; everything else is in force. If it raises an error instead, the state is unknown and
+      the caller must read the kernel back.
+    - `generation` returns a value that changes when any program, including this one, changes the backend's
+      objects in the kernel. A change by another program since the last `read` also shows after an `apply`, as
+      yet another value. It takes a few milliseconds at any size, so it is called every 2 s. If it changed
+      although the agent wrote nothing, everything is read and compared. It may change without need, and it
+      need not notice counters.
+    - `close` closes file descriptors. Traffic continues.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What a mode is to an agent that may serve in any of them, and move from one to another."""
+"""The interface of a mode: what the agent needs to serve in it, to clean it up and to switch modes."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple, Protocol
@@ -8,20 +8,23 @@ from ebpfproxy.backends.interface import Backend
 from ebpfproxy.config import Config
 from ebpfproxy.errors import KernelError
 from ebpfproxy.model.address import Family
-from ebpfproxy.model.device_side import DeviceSide
-from ebpfproxy.model.socket_counts import SocketCounts
-from ebpfproxy.model.traffic import ServiceTraffic
+from ebpfproxy.model.counters import ServiceTraffic, SocketCounts
+from ebpfproxy.model.device import DeviceSide
 from ebpfproxy.plan.service_plan import NodePlan, PlanContext, PlanKey, ServicePortPlan
 
 
 class Callbacks(NamedTuple):
-    """What a backend's own threads tell the agent; for any thread.
+    """What the threads of a backend report to the agent. Each may be called from any thread.
 
-    `stale_removed`: how many flows of endpoints that are gone were ended, and how many could not be.
-    `sockets_counted`: what became of connected UDP sockets whose endpoint is gone. `pods_bypass`: devices
-    whose pods' packets have to be looked at. `flows_looked_at`: tracked flows of this family were searched
-    for stale ones; how many were ended, and in how many seconds. `changed`: another program may have changed
-    what the backend has in the kernel, so its `generation` is to be looked at soon.
+    - `stale_removed(ended, failed)`: how many flows to removed endpoints were ended, and how many could not
+      be.
+    - `sockets_counted`: the results for connected UDP sockets whose endpoint was removed.
+    - `pods_bypass`: interface indexes of the devices of pods whose sockets bypass the hooks. The packet path
+      must handle their packets.
+    - `flows_looked_at(family, ended, seconds)`: the tracked flows of a family were searched for stale ones.
+      Gives how many were ended, and the duration.
+    - `changed`: another program may have changed the backend's objects in the kernel, so the agent should
+      check `Backend.generation` soon.
     """
 
     stale_removed: Callable[[int, int], object]
@@ -31,34 +34,36 @@ class Callbacks(NamedTuple):
     changed: Callable[[], object] = lambda: None
 
 
-def _nothing_used() -> Mapping[str, tuple[int, int]]:
+def _no_usage() -> Mapping[str, tuple[int, int]]:
     return {}
 
 
-def _nothing_counted() -> Mapping[str, int]:
+def _no_counters() -> Mapping[str, int]:
     return {}
 
 
-def _nothing_lacking() -> KernelError | None:
+def _nothing_missing() -> KernelError | None:
     return None
 
 
-def _nothing_carried() -> list[ServiceTraffic]:
+def _no_traffic() -> list[ServiceTraffic]:
     return []
 
 
-def _nothing_bypassed() -> tuple[DeviceSide, ...]:
+def _no_bypassed_devices() -> tuple[DeviceSide, ...]:
     return ()
 
 
 class SyncHooks(Protocol):
-    """What goes along with a backend: it is notified of each sync, and closed after it.
+    """Hooks of a mode around each sync; `opened` is called first, `close` last.
 
-    `opened`: the backend is open, and nothing was synced yet. `expect`: these plans, None for one that
-    goes, and this node are synced next. `left_over`: an earlier run had these keys in the kernel, and the
-    first sync has removed them; called before its `in_force`. `in_force`: what was expected is in the kernel,
-    but for those `rejected`; `holds` says whether it has the entries of all these keys. `restored`: what
-    others had changed in the kernel is as it was.
+    - `opened`: the backend is open and nothing has been synced yet.
+    - `expect`: the next sync applies these plans (None for a plan that is removed) and this node.
+    - `left_over`: the first sync removed these keys, which a previous run had left in the kernel. Called
+      before `in_force`.
+    - `in_force`: the expected plans are in the kernel, except those `rejected`. `holds(keys)` returns whether
+      the kernel has the entries of all these keys.
+    - `restored`: changes that other programs made in the kernel were reverted.
     """
 
     def opened(self) -> None: ...
@@ -75,41 +80,46 @@ class SyncHooks(Protocol):
 
 
 class Parts(NamedTuple):
-    """A backend that is not open yet, and what goes with it.
+    """A backend that is not open yet, and the parts of the mode that accompany it.
 
-    `usage` (by table: entries in use, and room), `counters`, `traffic` and `bypassed` are for metrics and
-    health, from any thread, while the backend is open. `owns_namespace`: there can be one such at a time in
-    a network namespace. `lacking`: after a sync that succeeded, why the mode forwards nothing; None where it
-    forwards. `is_notified`: whether `Callbacks.changed` is called.
+    - `usage` (entries in use and capacity, by table), `counters`, `traffic` and `bypassed`: for metrics and
+      health checks. They may be called from any thread while the backend is open.
+    - `owns_namespace`: a network namespace can have only one such mode at a time.
+    - `lacking`: after a successful sync, the reason why the mode forwards nothing; None if it forwards.
+    - `is_notified`: whether the backend calls `Callbacks.changed`.
     """
 
     backend: Backend[Any, Any]
     context: PlanContext
     owns_namespace: bool = True
-    usage: Callable[[], Mapping[str, tuple[int, int]]] = _nothing_used
-    counters: Callable[[], Mapping[str, int]] = _nothing_counted
-    traffic: Callable[[], list[ServiceTraffic]] = _nothing_carried
-    beside: SyncHooks | None = None
-    bypassed: Callable[[], tuple[DeviceSide, ...]] = _nothing_bypassed
-    lacking: Callable[[], KernelError | None] = _nothing_lacking
+    usage: Callable[[], Mapping[str, tuple[int, int]]] = _no_usage
+    counters: Callable[[], Mapping[str, int]] = _no_counters
+    traffic: Callable[[], list[ServiceTraffic]] = _no_traffic
+    sync_hooks: SyncHooks | None = None
+    bypassed: Callable[[], tuple[DeviceSide, ...]] = _no_bypassed_devices
+    lacking: Callable[[], KernelError | None] = _nothing_missing
     is_notified: Callable[[], bool] = lambda: False
 
 
 class Mode(Protocol):
-    """A kernel mechanism, from outside.
+    """A kernel mechanism as the agent sees it.
 
-    - `probe` tries what it needs of this machine; it changes nothing that traffic could notice.
-    - `try_out` does what takes too long for `probe`, at most some seconds, and changes as little. It is for a
-      mode that `probe` finds usable.
-    - `prepare` gives what serves. Raises KernelError.
-    - `remove` takes away all that this mode ever left, be it kube-proxy's; what it was, a line each. With
-      `dry_run` it only says so. Connections that need it end. Raises KernelError.
-    - `drain` does so where another mode serves: at once all that acts on new connections, and at last what
-      continues with those that are open, which may take as long as they last. `translates` says of a family
-      whether there are any whose addresses the kernel translates only because of this mode. What was removed,
-      and whether something is left to be drained by another call. Raises KernelError.
+    - `probe` checks whether the machine has what the mode requires. It changes nothing that traffic could
+      notice.
+    - `try_out` does the checks that take too long for `probe`, up to some seconds. It also changes nothing
+      that traffic could notice. Call it only if `probe` found the mode usable.
+    - `prepare` returns the parts that serve. Raises KernelError.
+    - `remove` removes everything that this mode ever left, including kube-proxy's objects, and returns one
+      line for each. With `dry_run` it only returns the lines. Connections that depend on the mode end. Raises
+      KernelError.
+    - `drain` does the same while another mode serves, in several calls. The first call removes everything
+      that affects new connections. The last one removes what open connections need, which may take as long as
+      they last. `translates(family)` returns whether there are connections whose addresses the kernel
+      translates only because of this mode. Returns the removed objects, and whether another call is required.
+      Raises KernelError.
 
-    `uses_kernel_nat`: while it serves, the kernel continues translating what it has translated so far.
+    `uses_kernel_nat`: while this mode serves, the kernel continues to translate the connections that it has
+    translated so far.
     """
 
     @property

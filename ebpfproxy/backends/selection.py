@@ -1,4 +1,4 @@
-"""Which mode serves on this machine, and why."""
+"""Selects the mode that serves on this machine, and gives the reasons."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -16,23 +16,27 @@ from ebpfproxy.linux import capabilities
 
 AUTO = "auto"
 MODES: tuple[Mode, ...] = (EbpfMode(), NftablesMode(), IptablesMode(), IpvsMode())
-"""In the order in which `auto` takes them."""
+"""All modes, in the order in which `auto` prefers them."""
 
 
-_ANY_REMEDY = "run as the agent runs, privileged; or use another --proxy-mode"
+_ANY_REMEDY = "run as the agent does, privileged, or select another --proxy-mode"
 
 
 class Lack(NamedTuple):
-    """What a mode cannot do without, and what to do about it: a line each."""
+    """What a mode requires but lacks, and the remedy. One line each."""
 
     reason: str
     remedy: str
 
 
 class Choice(NamedTuple):
-    """`findings` of every mode that was looked at, by its name, in the order of MODES: with `auto` those up
-    to the one taken. `wanted` is what the configuration says. `failed`: modes that were not looked at, since
-    they had failed before."""
+    """The selected mode, and the findings that led to it.
+
+    - `wanted`: the mode in the configuration, or AUTO.
+    - `findings`: the findings of each probed mode by its name, in the order of MODES. With AUTO, the modes up
+      to the selected one.
+    - `failed`: modes that were not probed because they failed before.
+    """
 
     mode: Mode
     wanted: str
@@ -41,18 +45,19 @@ class Choice(NamedTuple):
 
     @property
     def why_not(self) -> dict[str, Lack]:
-        """By the modes that would have been preferred: what they lack."""
-        passed_over = (name for name in self.findings if name != self.mode.name)
-        return dict(self.failed) | {name: _lacking(self.findings[name]) for name in passed_over}
+        """What the modes with a higher preference lack, by name."""
+        more_preferred = (name for name in self.findings if name != self.mode.name)
+        return dict(self.failed) | {name: _lacking(self.findings[name]) for name in more_preferred}
 
 
 def choose(
     config: Config, modes: Sequence[Mode] = MODES, failed: Mapping[str, Lack] = MappingProxyType({})
 ) -> Choice:
-    """The mode that the configuration names, looked at or not, or the first that has all it needs.
+    """Return the mode that the configuration names, without probing it, or the first mode that has everything
+    it needs.
 
-    Of the latter, one that has all that is preferred goes first. `auto` does not take a mode that `failed`.
-    Raises Unsupported where none has.
+    Among the latter, a mode that also has all preferred features wins. `auto` skips the modes in `failed`.
+    Raises Unsupported if no mode is usable.
     """
     wanted = config.proxy_mode
     if wanted != AUTO:
@@ -60,7 +65,7 @@ def choose(
     findings: dict[str, tuple[Finding, ...]] = {}
     for mode in modes:
         if mode.name not in failed:
-            found = findings[mode.name] = look(mode, config)
+            found = findings[mode.name] = probe(mode, config)
             if is_usable(found) and is_preferable(found):
                 break
     chosen = best(findings)
@@ -72,12 +77,12 @@ def choose(
     may_try = capabilities.NET_ADMIN in capabilities.capabilities()
     raise Unsupported(
         f"no mode works on this machine: {reasons}",
-        "ebpfproxy doctor shows what each needs" if may_try else "run as root",
+        "run ebpfproxy doctor to see what each mode requires" if may_try else "run as root",
     )
 
 
-def look(mode: Mode, config: Config) -> tuple[Finding, ...]:
-    """As `mode.probe`; a probe that fails as such is a finding, too."""
+def probe(mode: Mode, config: Config) -> tuple[Finding, ...]:
+    """Return the findings of `mode.probe`. If the probe itself fails, return the failure as a finding."""
     try:
         return mode.probe(config)
     except KernelError as failure:
@@ -90,28 +95,29 @@ def _with_remedy(finding: Finding) -> Finding:
 
 
 def examine(mode: Mode, config: Config) -> tuple[Finding, ...]:
-    """As `look`, and of a usable mode also as `mode.try_out`. Whatever is missing has a remedy."""
-    found = look(mode, config)
-    if is_usable(found):
-        found += mode.try_out(config)
-    return tuple(map(_with_remedy, found))
+    """Return the findings of `probe`, for a usable mode also of `try_out`. Missing features have remedies."""
+    findings = probe(mode, config)
+    if is_usable(findings):
+        findings += mode.try_out(config)
+    return tuple(map(_with_remedy, findings))
 
 
 def is_usable(findings: Sequence[Finding]) -> bool:
-    """Whether nothing is missing that is needed."""
+    """Return whether no needed feature is missing."""
     return all(finding.present or not finding.needed for finding in findings)
 
 
 def is_preferable(findings: Sequence[Finding]) -> bool:
-    """Whether nothing is missing for which another mode would be taken."""
+    """Return whether no preferred feature is missing."""
     return all(finding.present or not finding.preferred for finding in findings)
 
 
 def best(findings: Mapping[str, Sequence[Finding]]) -> str | None:
-    """The mode that `auto` takes of those that were looked at, given in the order of MODES; None: none works.
+    """Return the mode that `auto` selects among the probed ones, which are in the order of MODES; None if
+    none is usable.
 
-    >>> lame, whole = Finding("IPv6", 95, needed=False, preferred=True), Finding("IPv6")
-    >>> best({"nftables": [lame], "iptables": [whole]}), best({"nftables": [lame], "iptables": [lame]})
+    >>> some, all_ = Finding("IPv6", 95, needed=False, preferred=True), Finding("IPv6")
+    >>> best({"nftables": [some], "iptables": [all_]}), best({"nftables": [some], "iptables": [some]})
     ('iptables', 'nftables')
     """
     usable = [name for name, found in findings.items() if is_usable(found)]

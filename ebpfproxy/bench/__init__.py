@@ -1,4 +1,11 @@
-"""What the backend costs a connection, and what the agent costs the node, measured in a lab.
+"""Benchmarks: the cost of a mode for connections and packets, and of the agent for a node, measured in a lab.
 
-Both are relative figures of one machine: network namespaces and veth pairs stand for nodes and wires.
+Network namespaces and veth pairs replace nodes and wires, so that only ratios are valid on other machines.
+The benchmarks are `churn`, `connect`, `flows`, `nodeport`, `overhead`, `packet` and `sync`. The load
+generator is the C program in `c/`. `packet.c` contains BPF programs for `prog_test_run`.
+
+Only `cli` may import this package, besides tests. It imports `lab`, `agent`, `backends`, `linux`, `model` and
+`errors`.
+
+Read first: `connect.py`, the simplest benchmark, then `sides.py`.
 """

@@ -1,40 +1,52 @@
-"""Whether any connection fails, a new one, one that lasts or a download, while endpoints come and go, and
-the agent with them."""
+"""The benchmark churn: whether connections fail while endpoints are added and removed.
 
+It has new connections, lasting connections and downloads. The agent may be killed or switch modes meanwhile.
+"""
+
+import ipaddress
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ebpfproxy.bench import flapping, workload
+from ebpfproxy.bench import workload
 from ebpfproxy.bench.agent_runner import AgentRunner, FaultSchedule
-from ebpfproxy.bench.flow_clients import Reports, tell_errors
+from ebpfproxy.bench.flow_clients import Reports, report_errors
 from ebpfproxy.bench.load import Load, LoadFailed
 from ebpfproxy.bench.samples import Result, Samples
 from ebpfproxy.bench.sides import Progress
 from ebpfproxy.errors import ConfigError
-from ebpfproxy.lab import Lab, Pod, PodNetwork
+from ebpfproxy.lab import Lab, Pod, PodNetwork, manifests
 
 CLIENTS = ("pod", "node", "outside")
 FAILURES = ("connects_failed", "established_failed", "download_failed")
-"""Metrics that have to be 0."""
+"""Metrics that must be 0."""
 
-_KEPT, _EXCHANGES = 100, 1000.0
-"""Of each client: connections that last, and how often a second one of them has an exchange."""
+_LASTING, _EXCHANGES = 100, 1000.0
+"""Lasting connections of each client, and the exchanges per second on all of them together."""
 _MEGABYTES = 1.0
-"""Of 10^6 bytes, of each download in a second: it shall run all the time, and not take the CPUs."""
+"""Rate of each download in MB of 10^6 bytes per second: it runs all the time without using up the CPUs."""
 
-_LONGEST_NAP = 0.2
-"""Seconds between two looks at clients and agent, however far apart changes are."""
-_TOLD = 10.0
+_CHECK_INTERVAL = 0.2
+"""Longest time in seconds between two checks of clients and agent."""
+_PROGRESS_INTERVAL = 10.0
 """Seconds between two lines of progress."""
+
+_NODE_PORT = 30000
+_CHANGING_ENDPOINTS = 4
+"""The number of endpoints that are added and removed, besides the permanent one. Their servers keep running,
+as terminating pods do for a while. So late connections succeed, and only those to other destinations fail."""
+
+_ENDPOINT_NETWORKS = {0: "10.128.0.0/30", 1: "10.128.0.4/30"}
+"""The networks of the endpoints, by the index of their node. No server answers at other addresses."""
 
 
 class Size(NamedTuple):
-    """Until `connects` were made or `seconds` are over, 0 for no such end; changes are `flap_ms` apart.
+    """The extent of a run. It ends after `connects` connections or `seconds`; 0 means no such limit.
 
-    `rate`: how many new connections each client begins in a second, and at the most how many exchanges it has
-    on those that last; 0: as many as go, which leaves an agent little of a slow machine.
+    Changes are `flap_ms` milliseconds apart. `rate` is the number of new connections of each client per
+    second, and the maximum of exchanges per second on lasting connections. 0: as many as possible, which
+    leaves little CPU time for the agent on a slow machine.
     """
 
     connects: int
@@ -50,25 +62,28 @@ def run(
     progress: Progress,
     clients: Sequence[str] = CLIENTS[:2],
 ) -> Iterator[Result]:
-    """One Service whose endpoints change, but one of them. Endpoints are on this node and on another one.
-    `clients`, of CLIENTS, dial its ClusterIP; outside dials its NodePort.
+    """Run one Service on two nodes. All its endpoints but one are added and removed.
 
-    An agent that moves (`faults`) has all of `modes` in one run; otherwise each has a run of its own.
+    `clients`, a subset of CLIENTS, connect to its ClusterIP, but outside to its NodePort. An agent that
+    switches modes (`faults`) has all `modes` in one run; otherwise each mode has its own run. Metrics:
 
-    - connects_failed: how many of `n` connections (with an exchange of a byte) failed;
-    - established_failed: of `n` that lasted all the time;
-    - download_failed: of `n` downloads that ran all the time, how many broke off, came to another end than
-      the server's, or brought a byte that it had not sent;
-    - download_mb: what they brought;
-    - connect_slowest_us: the slowest that did not fail;
-    - syncs: how many changes the agent brought into the kernel meanwhile;
-    - crashes, moves: how often the agent was killed and started again, and moved to another mode.
+    - connects_failed: failed ones of `n` new connections, each with an exchange of a byte;
+    - established_failed: failed ones of `n` lasting connections;
+    - download_failed: failed ones of `n` downloads. They broke off, reached another end than the server's, or
+      received a byte that the server had not sent;
+    - download_mb: the volume of the downloads;
+    - connect_slowest_us: the slowest successful connection;
+    - syncs: the syncs of the agent during the run;
+    - crashes, moves: how often the agent was killed and restarted, and switched to another mode.
 
-    Raises EbpfProxyError; AgentFailed where an agent ended by itself, or lived on without a sync, since
-    then nothing was measured but a kernel that was left alone.
+    Raises EbpfProxyError. Raises AgentFailed if an agent ends by itself or does not sync, because then the
+    run proves nothing about changes.
     """
     if not size.connects and not size.seconds:
-        raise ConfigError("--connects and --seconds are both 0, so there is no end", "give one of them")
+        raise ConfigError(
+            "--connects and --seconds are both 0, so the benchmark would never end",
+            "set at least one of them",
+        )
     runners = [tuple(modes)] if faults.move_s else [(mode,) for mode in modes]
     samples = Samples([",".join(runner) for runner in runners], services=1)
     for runner in runners:
@@ -86,82 +101,82 @@ def _run_one(
 ) -> None:
     with Lab("bench", pods=PodNetwork.ROUTED) as lab:
         load = Load(lab.folder)
-        flapping.serve(lab, load)
-        slices = flapping.Slices(lab.folder / "manifests", [node.name for node in lab.nodes])
+        _serve_endpoints(lab, load)
+        slices = _Slices(lab.folder / "manifests", [node.name for node in lab.nodes])
         runner = AgentRunner(lab, slices.folder, modes, faults)
         group = _ClientGroup(lab, load, clients, size)
         _run_until_done(size, group, slices, runner, progress)
         group.end()
         runner.end()
     for client, reports in group.reports.items():
-        tell_errors(progress, client, reports)
+        report_errors(progress, client, reports)
     path = "clusterip" if "outside" not in clients else "nodeport" if len(clients) == 1 else "both"
     note(samples, ",".join(modes), path, group.new, group.lasting, group.downloads, runner.figures())
 
 
 def _run_until_done(
-    size: Size, group: "_ClientGroup", slices: flapping.Slices, runner: AgentRunner, progress: Progress
+    size: Size, group: "_ClientGroup", slices: "_Slices", runner: AgentRunner, progress: Progress
 ) -> None:
-    """Change endpoints, and have the agent's faults overtake it, until it is enough."""
+    """Change endpoints and cause the agent's faults until the run has its size."""
     started = time.monotonic()
-    turn, shown, due = 1, started, started
+    turn, reported, due = 1, started, started
     while not group.is_done():
         now = time.monotonic()
         if size.seconds and now - started > size.seconds:
             return
         runner.advance(now - started)
         if now >= due:
-            slices.flap(turn)
+            slices.change(turn)
             turn, due = turn + 1, now + size.flap_ms / 1000
-        if now - shown > _TOLD:
-            shown = now
+        if now - reported > _PROGRESS_INTERVAL:
+            reported = now
             progress(f"{runner}: {now - started:.0f} s")
-        time.sleep(min(_LONGEST_NAP, max(0.0, due - time.monotonic())))
+        time.sleep(min(_CHECK_INTERVAL, max(0.0, due - time.monotonic())))
 
 
 class _ClientGroup:
-    """The clients. Each makes its part of new connections, has some that last, and a download."""
+    """The clients. Each has its share of new connections, lasting connections and a download."""
 
     def __init__(self, lab: Lab, load: Load, clients: Sequence[str], size: Size) -> None:
-        """Returns once those that last are open."""
+        """Start the clients. Returns once the lasting connections are open."""
         self._load = load
-        dialed = _dialed(lab, load, clients)
+        pods_and_targets = _pods_and_targets(lab, load, clients)
         self._clients = clients
         busy = min(size.rate or _EXCHANGES, _EXCHANGES)
-        self._kept = [load.hold(place, targets, _KEPT, busy=busy)[0] for place, targets in dialed]
-        self._downloads = [load.start_download(place, targets, _MEGABYTES) for place, targets in dialed]
-        count = -(-size.connects // len(dialed))
-        self._running = [
-            load.start_churn(place, targets, count=count, rate=size.rate) for place, targets in dialed
+        self._holders = [load.hold(pod, targets, _LASTING, busy=busy)[0] for pod, targets in pods_and_targets]
+        self._downloads = [load.start_download(pod, targets, _MEGABYTES) for pod, targets in pods_and_targets]
+        count = -(-size.connects // len(pods_and_targets))
+        self._openers = [
+            load.start_churn(pod, targets, count=count, rate=size.rate) for pod, targets in pods_and_targets
         ]
         self.new: Reports = []
         self.lasting: Reports = []
         self.downloads: Reports = []
 
     def is_done(self) -> bool:
-        """Whether all have made their part, or one has ended otherwise."""
-        ends = [client.poll() for client in self._running]
-        return all(end is not None for end in ends) or any(ends)
+        """Whether all clients have made their share, or one has failed."""
+        statuses = [client.poll() for client in self._openers]
+        return all(status is not None for status in statuses) or any(statuses)
 
     def end(self) -> None:
-        """Raises LoadFailed."""
-        self.new = [self._load.end_churn(client) for client in self._running]
-        self.lasting = [self._load.end_churn(holder) for holder in self._kept]
+        """End all clients and collect their reports. Raises LoadFailed."""
+        self.new = [self._load.end_churn(client) for client in self._openers]
+        self.lasting = [self._load.end_churn(holder) for holder in self._holders]
         self.downloads = [self._load.end_churn(download) for download in self._downloads]
 
     @property
     def reports(self) -> dict[str, Reports]:
-        """By client."""
+        """The reports by client."""
         each = zip(self.new, self.lasting, self.downloads, strict=True)
         return dict(zip(self._clients, map(list, each), strict=True))
 
 
-def _dialed(lab: Lab, load: Load, clients: Sequence[str]) -> list[tuple[Pod, Path]]:
-    """Where each client is, and what it dials."""
-    inside = load.targets("clusterip", workload.service_targets(1))
-    outside = load.targets("nodeport", [(lab.node.v4, flapping.NODE_PORT)])
-    known = {"pod": lambda: (lab.pod("client"), inside), "node": lambda: (lab.node, inside)}
-    return [known[client]() if client in known else (lab.outside, outside) for client in clients]
+def _pods_and_targets(lab: Lab, load: Load, clients: Sequence[str]) -> list[tuple[Pod, Path]]:
+    """Return the pod of each client and the file of its targets."""
+    cluster_ip = load.targets("clusterip", workload.service_targets(1))
+    node_port = load.targets("nodeport", [(lab.node.v4, _NODE_PORT)])
+    inside = {"pod": lambda: (lab.pod("client"), cluster_ip), "node": lambda: (lab.node, cluster_ip)}
+    return [inside[client]() if client in inside else (lab.outside, node_port) for client in clients]
 
 
 def note(
@@ -173,19 +188,70 @@ def note(
     downloads: Reports,
     runner: dict[str, int],
 ) -> None:
-    """Raises LoadFailed where there was nothing to fail."""
+    """Add the metrics of a run. Raises LoadFailed if no connection was attempted."""
     attempts = sum(report["attempts"] for report in new)
     if not attempts:
-        raise LoadFailed("not one connection was made")
+        raise LoadFailed("no connection was attempted")
     samples.count(mode, path, "connects_failed", sum(report["failed"] for report in new), attempts)
     samples.count(
-        mode, path, "established_failed", sum(report["failed"] for report in lasting), _KEPT * len(lasting)
+        mode, path, "established_failed", sum(report["failed"] for report in lasting), _LASTING * len(lasting)
     )
     samples.count(
         mode, path, "download_failed", sum(report["failed"] for report in downloads), len(downloads)
     )
-    brought = sum(report["bytes"] for report in downloads) / 1e6
-    samples.count(mode, path, "download_mb", round(brought, 1), len(downloads))
+    megabytes = sum(report["bytes"] for report in downloads) / 1e6
+    samples.count(mode, path, "download_mb", round(megabytes, 1), len(downloads))
     samples.count(mode, path, "connect_slowest_us", max(report["slowest_us"] for report in new), attempts)
     for name, figure in runner.items():
         samples.count(mode, path, name, figure, attempts)
+
+
+# --- The Service with changing endpoints ---
+
+
+def _serve_endpoints(lab: Lab, load: Load) -> None:
+    """Start a pod on each node that answers at the addresses of its endpoint network."""
+    first, second = lab.nodes
+    workload.server_pod(lab, load, _ENDPOINT_NETWORKS[0])
+    remote_pod, network = second.pod("server-2"), _ENDPOINT_NETWORKS[1]
+    load.serve(remote_pod, workload.ENDPOINT_PORT)
+    lab.ip(remote_pod, f"route add local {network} dev lo")
+    lab.ip(second.host, f"route add {network} via {remote_pod.v4}")
+    lab.ip(lab.router, f"route add {network} via {second.host.v4}")
+    lab.ip(first.host, f"route add {network} via {lab.addresses.router.v4}")
+
+
+class _Slices:
+    """The manifests of the Service: a slice with the permanent endpoint, and one with the others."""
+
+    def __init__(self, folder: Path, nodes: Sequence[str]) -> None:
+        """`nodes` are the names of the nodes in _ENDPOINT_NETWORKS."""
+        self.folder = folder
+        self._nodes = nodes
+        folder.mkdir()
+        port = manifests.port(workload.PORT, target=workload.ENDPOINT_PORT, node_port=_NODE_PORT)
+        service = manifests.service("service-0", [workload.cluster_ip(0)], [port])
+        manifests.write(folder / "service.json", service)
+        manifests.write(folder / "permanent.json", self._slice("permanent", [0]))
+        self._path = folder / "changing.json"
+        self.change(0)
+
+    def change(self, turn: int) -> None:
+        """Write the endpoints of this turn: another subset in each turn, from none to all."""
+        present = [1 + index for index in range(_CHANGING_ENDPOINTS) if turn * 7 >> index & 1]
+        manifests.write(self._path, self._slice("changing", present))
+
+    def _slice(self, name: str, indices: Sequence[int]) -> manifests.Object:
+        entries = [
+            manifests.endpoint(workload.endpoint_address(index), node=self._node(index)) for index in indices
+        ]
+        ports = [manifests.port(workload.ENDPOINT_PORT)]
+        return manifests.endpoint_slice(name, "service-0", entries, ports, family="IPv4")
+
+    def _node(self, index: int) -> str:
+        address = ipaddress.ip_address(workload.endpoint_address(index))
+        return next(
+            self._nodes[node]
+            for node, network in _ENDPOINT_NETWORKS.items()
+            if address in ipaddress.ip_network(network)
+        )

@@ -1,4 +1,4 @@
-"""How long a new connection takes through a Service, beside straight to an endpoint."""
+"""The benchmark connect: the duration of a new connection through a Service and directly to an endpoint."""
 
 import functools
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,12 +14,12 @@ from ebpfproxy.lab import Lab, Netns
 
 METRICS = {"connect": "connect_us", "crr": "crr_us"}
 PATHS = ("direct", "clusterip")
-PLACES = ("", "-host")
-"""Where the client is, by what stands behind a path's name: in a pod, or on the node."""
+CLIENT_SUFFIXES = ("", "-host")
+"""Suffixes of path names for the location of the client: in a pod, or on the node."""
 
 
 class Size(NamedTuple):
-    """`samples` are those of each path and metric, over all rounds."""
+    """The extent of a run. `samples` is the number for each path and metric in all rounds together."""
 
     services: int
     endpoints: int
@@ -28,22 +28,22 @@ class Size(NamedTuple):
 
     @property
     def each(self) -> int:
-        """Samples of a path and metric in one round."""
+        """The number of samples of each path and metric in one round."""
         return max(1, self.samples // self.rounds)
 
 
 def run(sizes: Iterable[Size], modes: Sequence[str], progress: Progress) -> Iterator[Result]:
-    """Every size in every mode, beside no proxy, where paths are direct alone. Raises EbpfProxyError."""
-    parts = [(metric, place) for metric in METRICS for place in PLACES]
+    """Measure every size in every mode, and without a proxy on direct paths. Raises EbpfProxyError."""
+    parts = [(metric, suffix) for metric in METRICS for suffix in CLIENT_SUFFIXES]
     for size in sizes:
         progress(f"{size.services} services with {size.endpoints} endpoints each")
         names = (NONE, *modes)
         samples = Samples(names, size.services)
         with side_by_side(names, functools.partial(_Testbed, size=size), progress) as sides:
-            for turn, (metric, place), side in turns(sides, size.rounds, parts, progress):
+            for turn, (metric, suffix), side in turns(sides, size.rounds, parts, progress):
                 paths = PATHS if side.agents else PATHS[:1]
-                took = side.testbed.measure(metric, place, paths, turn)
-                for path, figures in took.items():
+                durations = side.testbed.measure(metric, suffix, paths, turn)
+                for path, figures in durations.items():
                     samples.add(side.mode, path, METRICS[metric], turn, figures)
         yield from samples.results()
 
@@ -60,18 +60,23 @@ class _Testbed:
             "direct": workload.endpoint_targets(size.services, size.endpoints),
             "clusterip": workload.service_targets(size.services),
         }
-        every = {path: list(targets) for path, targets in lists.items()}
+        by_path = {path: list(targets) for path, targets in lists.items()}
         self._targets: dict[tuple[str, ...], Path] = {
-            paths: self._load.targets("-".join(paths), *(every[path] for path in paths))
+            paths: self._load.targets("-".join(paths), *(by_path[path] for path in paths))
             for paths in (PATHS[:1], PATHS)
         }
-        self._places: dict[str, Netns] = dict(zip(PLACES, (lab.pod("client"), lab.node), strict=True))
+        clients = (lab.pod("client"), lab.node)
+        self._clients: dict[str, Netns] = dict(zip(CLIENT_SUFFIXES, clients, strict=True))
 
-    def measure(self, metric: str, place: str, paths: tuple[str, ...], seed: int) -> dict[str, list[float]]:
-        """Microseconds by path. Paths take turns connection by connection, so that what disturbs the machine
-        disturbs all alike."""
+    def measure(self, metric: str, suffix: str, paths: tuple[str, ...], seed: int) -> dict[str, list[float]]:
+        """Return microseconds by path.
+
+        Paths alternate with each connection, so that disturbances of the machine affect all paths equally.
+        """
         count = self._size.each * len(paths)
-        took = self._load.measure(self._places[place], metric, self._targets[paths], count, seed=seed)
+        client = self._clients[suffix]
+        durations = self._load.measure(client, metric, self._targets[paths], count, seed=seed)
         return {
-            path + place: [each / 1000 for each in figures] for path, figures in zip(paths, took, strict=True)
+            path + suffix: [each / 1000 for each in figures]
+            for path, figures in zip(paths, durations, strict=True)
         }

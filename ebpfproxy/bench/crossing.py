@@ -1,13 +1,12 @@
-"""Two nodes, a client outside, and Services whose endpoints are on the one node or on the other.
+"""Two nodes, an outside client, and Services with endpoints on the first or on the second node.
 
-SyncHooks the way by which Services are reached, each node has a second link to the router, on which no
-agent has programs. By it the same client reaches the same two pods at other addresses of theirs, with
-as many hops, and with no proxy on the way: that is what "direct" means here.
+Each node has a second link to the router, without the agent's programs. On it the same client reaches the
+same two pods at other addresses, with as many hops and without a proxy. Paths over it are called direct.
 
-    client outside -- router == node -- pod "local"      the node that is dialed
-                             == node-2 -- pod "remote"   the one that has the other endpoints
+    client outside -- router == node -- pod "local"      the client connects to this node
+                             == node-2 -- pod "remote"   this node has the other endpoints
 
-Which link a packet takes depends on its destination alone, so that a route costs the same on both.
+Only the destination of a packet determines its link, so that routing costs the same on both.
 """
 
 import ipaddress
@@ -21,7 +20,7 @@ from ebpfproxy.lab import Lab, Node, Pod, manifests
 
 LOCAL, REMOTE = "local", "remote"
 STRAIGHT = "direct-straight"
-"""To the second node's pod without the first node: a hop less than any other path to it."""
+"""The path to the second node's pod without the first node: one hop less than other paths to this pod."""
 
 IPERF_NODE_PORTS = {LOCAL: 32_600, REMOTE: 32_601}
 
@@ -30,7 +29,7 @@ _DIRECT = {LOCAL: "10.192.0.0/12", REMOTE: "10.208.0.0/12"}
 _STRAIGHT = "10.224.0.0/12"
 _LINK = "192.168.{}.{}"
 FLAGS = ("--tc-devices=eth0",)
-"""Of its agents: the second link, eth1, has to be without programs."""
+"""Flags for the agents: the second link, eth1, must not have programs."""
 
 PATHS = {
     "direct-local": (_DIRECT[LOCAL], ""),
@@ -39,17 +38,17 @@ PATHS = {
     "nodeport-remote": ("", REMOTE),
     STRAIGHT: (_STRAIGHT, ""),
 }
-"""Either the network in which its targets are, or whose NodePorts are."""
+"""By path: the network of its targets, or the location of the endpoints of its NodePorts; the other is ""."""
 
 DIRECT_PATHS = [path for path, (network, _) in PATHS.items() if network]
-"""Those that are there without a proxy."""
+"""The paths that exist without a proxy."""
 
 
 class Crossing:
-    """Both links, both pods and their servers, in a lab with two nodes. Its agents need FLAGS."""
+    """Both links, both pods and their servers, in a lab with two nodes. The agents need FLAGS."""
 
     def __init__(self, lab: Lab, load: Load, servers: int = 1) -> None:
-        """`servers`: processes in each pod that share its connections."""
+        """`servers` is the number of processes in each pod that share its connections."""
         self.lab = lab
         self.load = load
         self.client = lab.outside
@@ -66,8 +65,8 @@ class Crossing:
                 load.serve(pod, workload.ENDPOINT_PORT)
 
     def _link(self, node: Node) -> None:
-        """The second link; what leads to the client's second address goes back by it."""
-        router, here = (_LINK.format(node.index, host) for host in (0, 1))
+        """Add the node's second link, and the route over it to the client's second address."""
+        router, own = (_LINK.format(node.index, host) for host in (0, 1))
         self.lab.ip(
             self.lab.router,
             f"link add direct-{node.index} type veth peer name eth1 netns {node.host.namespace}",
@@ -76,7 +75,7 @@ class Crossing:
         )
         self.lab.ip(
             node.host,
-            f"addr add {here}/31 dev eth1",
+            f"addr add {own}/31 dev eth1",
             "link set eth1 up",
             f"route add {self._second_address} via {router}",
         )
@@ -84,9 +83,9 @@ class Crossing:
     def _route_pods(self) -> None:
         first, second = self.lab.nodes
         to_first, to_second = (_LINK.format(node.index, 1) for node in self.lab.nodes)
-        for node, which in ((first, LOCAL), (second, REMOTE)):
-            networks = [_SERVED[which], _DIRECT[which], *([_STRAIGHT] if which == REMOTE else [])]
-            pod = self.pods[which]
+        for node, location in ((first, LOCAL), (second, REMOTE)):
+            networks = [_SERVED[location], _DIRECT[location], *([_STRAIGHT] if location == REMOTE else [])]
+            pod = self.pods[location]
             self.lab.ip(pod, *(f"route add local {network} dev lo" for network in networks))
             self.lab.ip(node.host, *(f"route add {network} via {pod.v4}" for network in networks))
         self.lab.ip(first.host, f"route add {_DIRECT[REMOTE]} via {_LINK.format(first.index, 0)}")
@@ -96,7 +95,7 @@ class Crossing:
             f"route add {_DIRECT[LOCAL]} via {to_first}",
             f"route add {_DIRECT[REMOTE]} via {to_second}",
             f"route add {_STRAIGHT} via {to_second}",
-            # By the first node, there and back.
+            # Via the first node, in both directions.
             f"route add {_DIRECT[REMOTE]} via {to_first} table 100",
             f"rule add iif outside to {_DIRECT[REMOTE]} lookup 100",
             f"route add {self._second_address} via {to_first} table 101",
@@ -104,7 +103,7 @@ class Crossing:
         )
 
     def _route_client(self) -> None:
-        """It has a second address, and uses that for what is direct."""
+        """Give the client a second address, which it uses for direct paths."""
         gateway = self.lab.addresses.router.v4
         self.lab.ip(
             self.client,
@@ -116,13 +115,16 @@ class Crossing:
         )
 
     def write(self, services: int, endpoints: int) -> None:
-        """The folder of manifests for the agents: see `services_of` for which Service is whose."""
+        """Write the folder of manifests for the agents. `services_of` distributes the Services.
+
+        Raises ConfigError for fewer than 2 Services, or more than there are NodePorts.
+        """
         workload.require_node_ports(services)
         if services < 2:
-            raise ConfigError("one service is not one on each node", "--services=2 at the least")
+            raise ConfigError("--services: each node needs a Service", "give --services=2 or more")
         folder = self.lab.folder / "manifests"
         folder.mkdir()
-        names = {which: node.name for which, node in zip(_SERVED, self.lab.nodes, strict=True)}
+        names = {location: node.name for location, node in zip(_SERVED, self.lab.nodes, strict=True)}
         slices = [_slice(index, endpoints, names) for index in range(services)]
         manifests.write(
             folder / "services.json", manifests.listed(workload.services(services, node_ports=True))
@@ -136,36 +138,39 @@ class Crossing:
             iperf.serve(pod)
 
     def targets(self, paths: Sequence[str], services: int, endpoints: int) -> Path:
-        """A list of targets for each path, each as long as there are Services or endpoints."""
+        """Write the targets of each path: one for each Service or endpoint."""
         lists = (targets_of(path, self.lab.node.v4, services, endpoints) for path in paths)
         return self.load.targets("-".join(("to", *paths)), *lists)
 
     def iperf_target(self, path: str) -> Target:
-        network, which = PATHS[path]
-        if which:
-            return self.lab.node.v4, IPERF_NODE_PORTS[which]
+        network, location = PATHS[path]
+        if location:
+            return self.lab.node.v4, IPERF_NODE_PORTS[location]
         return _nth(network, 0), iperf.PORT
 
 
 def targets_of(path: str, node: str, services: int, endpoints: int) -> Iterator[Target]:
-    """What a client dials on a path of PATHS, `node` being the address of the first node.
+    """Return the targets of a path of PATHS. `node` is the address of the first node.
 
     >>> list(targets_of("nodeport-remote", "172.18.1.2", 4, 1))
     [('172.18.1.2', 15001), ('172.18.1.2', 15003)]
     >>> list(targets_of("direct-local", "172.18.1.2", 4, 1))
     [('10.192.0.1', 8080), ('10.192.0.2', 8080)]
     """
-    network, which = PATHS[path]
-    indices = services_of(which or LOCAL, services)
-    if which:
+    network, location = PATHS[path]
+    indices = services_of(location or LOCAL, services)
+    if location:
         yield from ((node, workload.node_port(index)) for index in indices)
     else:
         yield from ((_nth(network, n), workload.ENDPOINT_PORT) for n in range(len(indices) * endpoints))
 
 
-def services_of(which: str, services: int) -> range:
-    """By index: every other one, from 0, has all its endpoints on the first node, the rest on the second."""
-    return range(0 if which == LOCAL else 1, services, 2)
+def services_of(location: str, services: int) -> range:
+    """Return the indices of the Services at a location.
+
+    Services with even indices have all endpoints on the first node, the others on the second.
+    """
+    return range(0 if location == LOCAL else 1, services, 2)
 
 
 def _nth(network: str, index: int) -> str:
@@ -173,22 +178,19 @@ def _nth(network: str, index: int) -> str:
 
 
 def _slice(index: int, endpoints: int, names: dict[str, str]) -> manifests.Object:
-    which = REMOTE if index % 2 else LOCAL
+    location = REMOTE if index % 2 else LOCAL
     first = index // 2 * endpoints
     entries = [
-        manifests.endpoint(_nth(_SERVED[which], first + n), node=names[which]) for n in range(endpoints)
+        manifests.endpoint(_nth(_SERVED[location], first + n), node=names[location]) for n in range(endpoints)
     ]
     return workload.endpoint_slice(index, entries)
 
 
 def _iperf_objects(pods: dict[str, Pod], names: dict[str, str]) -> Iterator[manifests.Object]:
-    """Services of one endpoint: a test has two connections, which have to reach the same server."""
-    for number, (which, pod) in enumerate(pods.items()):
-        port = manifests.port(iperf.PORT, target=iperf.PORT, node_port=IPERF_NODE_PORTS[which])
-        endpoint = manifests.endpoint(pod.v4, node=names[which])
-        yield manifests.service(
-            f"iperf-{which}", [workload.cluster_ip(workload.SERVICES_MAX + number)], [port]
-        )
-        yield manifests.endpoint_slice(
-            f"iperf-{which}-slice", f"iperf-{which}", [endpoint], [manifests.port(iperf.PORT)]
-        )
+    """Yield Services with one endpoint: iperf3 has two connections, which must reach the same server."""
+    for number, (location, pod) in enumerate(pods.items()):
+        name = f"iperf-{location}"
+        port = manifests.port(iperf.PORT, target=iperf.PORT, node_port=IPERF_NODE_PORTS[location])
+        endpoint = manifests.endpoint(pod.v4, node=names[location])
+        yield manifests.service(name, [workload.cluster_ip(workload.SERVICES_MAX + number)], [port])
+        yield manifests.endpoint_slice(f"{name}-slice", name, [endpoint], [manifests.port(iperf.PORT)])

@@ -1,4 +1,4 @@
-"""The clients that open many connections across two nodes, some to be held."""
+"""Outside clients that open and hold many connections across two nodes."""
 
 import math
 import resource
@@ -19,15 +19,15 @@ DIRECT = ("direct-local", "direct-remote")
 NODE_PORTS = ("nodeport-local", "nodeport-remote")
 
 _CLIENTS = 4
-"""Processes that open connections: more than there are CPUs, so that none is idle."""
+"""The number of processes that open connections: more than there are CPUs, so that no CPU is idle."""
 _OTHER_FILES = 100
 
 Reports = list[dict[str, Any]]
-"""Of all clients: see `Load.churn`."""
+"""The reports of all clients: see `Load.churn`."""
 
 
 class Held(NamedTuple):
-    """Connections that stay, and the processes that hold them."""
+    """The processes that hold connections open, and their reports about opening them."""
 
     holders: list["subprocess.Popen[bytes]"]
     opened: Reports
@@ -42,10 +42,10 @@ class Held(NamedTuple):
 
 
 class Clients:
-    """All of them are outside, and may use nearly all ports."""
+    """The clients. All of them are outside and may use nearly all ports."""
 
     def __init__(self, lab: Lab, held: int) -> None:
-        """Room to hold so many."""
+        """`held` is the number of connections to hold at the same time."""
         self._processes = processes(held)
         self.crossing = Crossing(lab, Load(lab.folder), servers=1 + self._processes)
         self.crossing.write(SERVICES, ENDPOINTS)
@@ -53,22 +53,25 @@ class Clients:
             Path("/proc/sys/net/ipv4/ip_local_port_range").write_text("1024 65535")
 
     def hold(self, paths: Sequence[str], count: int, *, busy: float = 0.0) -> Held:
-        """`busy` as of `Load.hold`."""
+        """Open `count` connections and hold them. `busy` is as in `Load.hold`."""
         crossing = self.crossing
         targets = crossing.targets(paths, SERVICES, ENDPOINTS)
-        each = -(-count // self._processes)
-        begun = [
-            crossing.load.hold(crossing.client, targets, each, busy=busy) for _ in range(self._processes)
+        share = -(-count // self._processes)
+        started = [
+            crossing.load.hold(crossing.client, targets, share, busy=busy) for _ in range(self._processes)
         ]
-        return Held([holder for holder, _ in begun], [opened for _, opened in begun])
+        return Held([holder for holder, _ in started], [opened for _, opened in started])
 
     def end(self, held: Held) -> Reports:
-        """After each of them was asked once more; failures to open them are counted again."""
-        patience = 120.0 + held.attempts / 1000
-        return [self.crossing.load.end_churn(holder, timeout=patience) for holder in held.holders]
+        """Have a last exchange on each connection, end the holders and return their reports.
+
+        The reports count failures to open connections again.
+        """
+        timeout = 120.0 + held.attempts / 1000
+        return [self.crossing.load.end_churn(holder, timeout=timeout) for holder in held.holders]
 
     def open(self, paths: Sequence[str], seconds: float, seed: int = 0) -> Reports:
-        """Connections with a byte there and back, as many as go. Raises LoadFailed."""
+        """Open as many connections as possible, each with an exchange of a byte. Raises LoadFailed."""
         crossing = self.crossing
         targets = crossing.targets(paths, SERVICES, ENDPOINTS)
         running = [
@@ -81,12 +84,12 @@ class Clients:
             crossing.load.end_churn(client, terminate=False, timeout=seconds + 60) for client in running
         ]
         if not all(report["attempts"] for report in reports):
-            raise LoadFailed("a client made not one connection")
+            raise LoadFailed("a client attempted no connection")
         return reports
 
 
 def processes(held: int) -> int:
-    """How many it takes to hold so many connections, since each may have only so many files."""
+    """Return the number of processes needed to hold so many connections, given RLIMIT_NOFILE."""
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(1, math.ceil(held / (files - _OTHER_FILES)))
 
@@ -96,8 +99,10 @@ def per_second(reports: Reports) -> float:
 
 
 def note_opened(samples: Samples, mode: str, path: str, turn: int, reports: Reports) -> None:
-    """- made_per_s: how many connections; new_slowest_us: the slowest;
-    - new_failed: of all those, how many did; new_sent_twice: of which a packet had to be sent once more.
+    """Add the metrics of new connections.
+
+    - made_per_s: connections per second; new_slowest_us: the slowest one;
+    - new_failed: failed ones of all attempts; new_sent_twice: those with a retransmission.
     """
     attempts = sum(report["attempts"] for report in reports)
     samples.add(mode, path, "made_per_s", turn, [per_second(reports)])
@@ -106,7 +111,7 @@ def note_opened(samples: Samples, mode: str, path: str, turn: int, reports: Repo
     samples.count(mode, path, "new_sent_twice", sum(report["slow"] for report in reports), attempts)
 
 
-def tell_errors(progress: Progress, mode: str, reports: Reports) -> None:
+def report_errors(progress: Progress, mode: str, reports: Reports) -> None:
     for report in reports:
         if report["errors"]:
             progress(f"{mode}: errors: {report['errors']}")

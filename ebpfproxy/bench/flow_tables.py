@@ -1,4 +1,4 @@
-"""What a node keeps of flows: entries of ours, or tracked connections, and how many there may be."""
+"""The flow entries of a node, in ebpfproxy's maps and in netfilter's conntrack, and their limits."""
 
 import math
 import os
@@ -26,13 +26,13 @@ _SHOWN = (
 )
 _MAPS = "flows", "replies"
 _FINISHED = 60
-"""Seconds for which flows that were reset may still be in our table: their time-out, and a sweep."""
+"""Seconds for which reset flows may stay in ebpfproxy's flow table: their timeout plus a sweep."""
 _CLOSED = 10
-"""Seconds for which connections that were reset are tracked: nf_conntrack_tcp_timeout_close."""
+"""Seconds for which netfilter tracks reset connections: nf_conntrack_tcp_timeout_close."""
 
 
 def flows_max(held: int, rate: float, seconds: float) -> int:
-    """Established flows that our flow table needs room for, and a half more.
+    """Return the size that the flow table needs for established flows: their number plus one half.
 
     >>> flows_max(200_000, 1000.0, 60.0), flows_max(0, 1000.0, 1000.0), flows_max(0, 0.0, 1.0)
     (390000, 90000, 65536)
@@ -42,31 +42,31 @@ def flows_max(held: int, rate: float, seconds: float) -> int:
 
 
 def require_tracking(mode: str, limit: int | None, held: int, rate: float) -> None:
-    """Raises ConfigError where a kernel that tracks no more than `limit` connections would drop some of them.
+    """Raise ConfigError if a kernel that tracks at most `limit` connections would drop some.
 
-    It is the same limit in all network namespaces, so a lab cannot have its own.
+    The limit applies to all network namespaces together, so that a lab cannot have its own.
     """
     recent = math.ceil(1.5 * rate * _CLOSED)
     if limit is not None and held + recent > limit:
-        fewer = f"--held={limit - recent}, or " if limit > recent else ""
+        fewer = f"give --held={limit - recent}, or " if limit > recent else ""
         raise ConfigError(
-            f"mode {mode} has connections tracked, and the kernel tracks {limit} at the most: {held} held "
-            f"and {recent} that were just closed are more",
-            f"{fewer}sysctl -w net.netfilter.nf_conntrack_max={held + recent}",
+            f"nf_conntrack_max is too small for mode {mode}: the kernel tracks at most {limit} connections, "
+            f"but the benchmark needs {held} held and {recent} recently closed ones",
+            f"{fewer}run sysctl -w net.netfilter.nf_conntrack_max={held + recent}",
         )
 
 
-def tracked(place: Netns) -> int:
-    """How many connections the kernel tracks there."""
-    return place.call(lambda: report.conntrack("count")) or 0
+def tracked(namespace: Netns) -> int:
+    """Return the number of connections that the kernel tracks in the network namespace."""
+    return namespace.call(lambda: report.conntrack("count")) or 0
 
 
 def entries(lab: Lab) -> int:
-    """Of flows, on the lab's first node: those in our table, and tracked connections."""
-    return _ours(lab) + tracked(lab.node)
+    """Return the number of flow entries on the lab's first node: in ebpfproxy's maps and tracked ones."""
+    return _map_entries(lab) + tracked(lab.node)
 
 
-def _ours(lab: Lab) -> int:
+def _map_entries(lab: Lab) -> int:
     try:
         maps = Maps(Pins(lab.bpffs).hooked_in() / "maps")
     except NotFound:
@@ -78,18 +78,18 @@ def _ours(lab: Lab) -> int:
 
 
 def shown_events(node: Netns) -> Mapping[str, float]:
-    """What programs on the node did, by its agent's metrics; nothing where there are none."""
+    """Return the relevant datapath events of the agent's metrics; empty if the agent has none."""
     return {reason: count for reason, count in events(node.call(_scrape)).items() if reason in _SHOWN}
 
 
 def _scrape() -> str:
-    """Runs on the node."""
+    """Return the agent's metrics. Runs on the node."""
     with urllib.request.urlopen("http://127.0.0.1:10249/metrics", timeout=30) as answer:
         return str(answer.read().decode())
 
 
 def events(metrics: str) -> dict[str, float]:
-    """What the programs did, by why, of an agent's metrics.
+    """Return the datapath events in an agent's metrics, by reason.
 
     >>> events('ebpfproxy_datapath_events_total{reason="flows_full"} 12.0')
     {'flows_full': 12.0}
@@ -98,6 +98,6 @@ def events(metrics: str) -> dict[str, float]:
 
 
 def cpu_seconds(agent: Agent) -> float:
-    """That it took so far: proc_pid_stat(5), fields utime and stime."""
+    """Return the CPU time of the agent so far: proc_pid_stat(5), fields utime and stime."""
     fields = Path(f"/proc/{agent.process.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

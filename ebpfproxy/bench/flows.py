@@ -1,11 +1,11 @@
-"""Many flows through NodePorts: held, opened as fast as it goes, and more than a table has room for."""
+"""The benchmark flows: many connections through NodePorts, held, new, and more than the flow table holds."""
 
 import functools
 import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ebpfproxy.bench import flow_tables, full_table, report
+from ebpfproxy.bench import flow_tables, report
 from ebpfproxy.bench.crossing import FLAGS
 from ebpfproxy.bench.flow_clients import (
     DIRECT,
@@ -14,7 +14,7 @@ from ebpfproxy.bench.flow_clients import (
     Clients,
     note_opened,
     per_second,
-    tell_errors,
+    report_errors,
 )
 from ebpfproxy.bench.modes import EBPF, NONE, base
 from ebpfproxy.bench.samples import Result, Samples
@@ -22,16 +22,20 @@ from ebpfproxy.bench.sides import Progress, Side, side_by_side, turns
 from ebpfproxy.lab import Lab, PodNetwork
 
 FAILURES = ("held_unopened", "held_silent", "new_failed", "busy_failed")
-"""Metrics that have to be 0."""
+"""Metrics that must be 0."""
 
 _PATHS = {"direct": DIRECT, "nodeport": NODE_PORTS}
-_SLICE, _GLANCE = 5.0, 1.0
-"""Seconds for which one path has its turn, and for which a rate is only looked at."""
+_SLICE, _PREVIEW = 5.0, 1.0
+"""Seconds of one turn of a path, and of a rough measurement of a rate."""
+_BUSY, _EXCHANGES = 500, 5000.0
+"""Busy connections while the table overflows, and the exchanges per second on all of them together."""
 
 
 class Size(NamedTuple):
-    """`held` connections, and new ones for `seconds` by each path, in each round. `small`: entries of a table
-    of mode ebpf that is too small; 0: none."""
+    """The extent of a run: `held` connections, and in each round new ones for `seconds` on each path.
+
+    `small` is the size of a flow table of mode ebpf that is too small; 0: leave this part out.
+    """
 
     held: int
     seconds: float
@@ -40,9 +44,9 @@ class Size(NamedTuple):
 
 
 def run(size: Size, modes: Sequence[str], progress: Progress) -> Iterator[Result]:
-    """Every mode, beside no proxy, where paths are direct alone.
+    """Measure every mode, and direct paths without a proxy.
 
-    Of figures that count failures, `n` is how many there were to fail. Raises EbpfProxyError.
+    For metrics that count failures, `n` is the number of attempts. Raises EbpfProxyError.
     """
     names = (NONE, *modes)
     samples = Samples(names, SERVICES)
@@ -63,35 +67,37 @@ def run(size: Size, modes: Sequence[str], progress: Progress) -> Iterator[Result
                     samples.count(side.mode, "nodeport", f"event_{reason}", int(count), 1)
     for mode in modes:
         if size.small and base(mode) == EBPF:
-            full_table.run(mode, size.small, min(size.seconds, 2 * _SLICE), samples, progress)
+            _overflow_table(mode, size.small, min(size.seconds, 2 * _SLICE), samples, progress)
     yield from samples.results()
 
 
 class _Testbed(Clients):
-    """Looks at the rate before there are agents, since their flow table has to have room for as many."""
+    """The clients of a mode. They measure the rate before agents start, which determines the map size."""
 
     def __init__(self, lab: Lab, size: Size) -> None:
         super().__init__(lab, size.held)
-        self.rate = per_second(self.open(DIRECT, min(size.seconds, _GLANCE)))
+        self.rate = per_second(self.open(DIRECT, min(size.seconds, _PREVIEW)))
         seconds = size.seconds * size.rounds
-        entries = flow_tables.flows_max(size.held, 2 * self.rate, seconds)  # twice: it may be faster then
+        entries = flow_tables.flows_max(size.held, 2 * self.rate, seconds)  # twice: the rate may increase
         self.flags = [*FLAGS, f"--ebpf-flows-max={entries}"]
 
 
 def _require_room(side: Side[_Testbed], size: Size) -> None:
-    """Raises ConfigError where the mode has connections tracked, and there would be too many."""
-    side.testbed.open(DIRECT, min(size.seconds, _GLANCE))
+    """Raise ConfigError if the mode tracks connections and the kernel's limit is too small."""
+    side.testbed.open(DIRECT, min(size.seconds, _PREVIEW))
     if flow_tables.tracked(side.lab.node):
         limit = report.conntrack("max")
         flow_tables.require_tracking(side.mode, limit, size.held, side.testbed.rate)
 
 
 def _measure(side: Side[_Testbed], size: Size, turn: int, samples: Samples, progress: Progress) -> None:
-    """- held_unopened, held_silent: of those to be held, how many could not be opened, and no longer answered
-      after all that follows;
-    - entries: what the first node keeps of flows while they stay;
-    - agents_cpu: how many CPUs the agents took while connections were made through NodePorts, which share
-      them with everybody else here;
+    """Add the metrics of one turn.
+
+    - held_unopened, held_silent: connections to hold that could not be opened, and that no longer answered at
+      the end of the turn;
+    - entries: flow entries on the first node while connections are held;
+    - agents_cpu: CPUs that the agents used while connections were opened through NodePorts. Clients and
+      servers use the same CPUs;
     - others: see `note_opened`.
     """
     paths = {path: ways for path, ways in _PATHS.items() if side.agents or path == "direct"}
@@ -107,10 +113,43 @@ def _measure(side: Side[_Testbed], size: Size, turn: int, samples: Samples, prog
             new = side.testbed.open(ways, size.seconds / slices, number)
             used = sum(map(flow_tables.cpu_seconds, side.agents)) - before
             note_opened(samples, side.mode, path, number, new)
-            tell_errors(progress, side.mode, new)
+            report_errors(progress, side.mode, new)
             if path != "direct":
                 samples.add(side.mode, path, "agents_cpu", number, [used * slices / size.seconds])
     ends = side.testbed.end(held)
-    tell_errors(progress, side.mode, ends)
+    report_errors(progress, side.mode, ends)
     silent = sum(report["failed"] for report in ends) - held.unopened
     samples.count(side.mode, last, "held_silent", silent, held.attempts)
+
+
+def _overflow_table(mode: str, entries: int, seconds: float, samples: Samples, progress: Progress) -> None:
+    """Overflow a flow table of `entries` with new connections, while other connections are busy.
+
+    The metrics of the path "full":
+
+    - those of `note_opened` for new connections;
+    - busy_failed: failed ones of the busy connections;
+    - event_...: datapath events in the agent's metrics.
+
+    Raises EbpfProxyError.
+    """
+
+    def build(lab: Lab) -> Clients:
+        return Clients(lab, _BUSY)
+
+    with side_by_side(
+        [mode],
+        build,
+        progress,
+        flags=lambda _: [*FLAGS, f"--ebpf-flows-max={entries}"],
+        pods=PodNetwork.ROUTED,
+    ) as (side,):
+        progress(f"{mode}: a table of {entries} entries")
+        held = side.testbed.hold(NODE_PORTS, _BUSY, busy=_EXCHANGES)
+        new = side.testbed.open(NODE_PORTS, seconds)
+        busy = side.testbed.end(held)
+        report_errors(progress, mode, [*new, *busy])
+        note_opened(samples, mode, "full", 0, new)
+        samples.count(mode, "full", "busy_failed", sum(report["failed"] for report in busy), held.attempts)
+        for reason, count in flow_tables.shown_events(side.lab.node).items():
+            samples.count(mode, "full", f"event_{reason}", int(count), 1)

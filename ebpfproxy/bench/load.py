@@ -1,4 +1,4 @@
-"""The C program in c/: compiled, run as a server, and run as clients whose samples are read."""
+"""The load generator: compiles the C program in c/ and runs it as servers and clients."""
 
 import array
 import json
@@ -12,21 +12,21 @@ from ebpfproxy.lab import Netns
 
 Target = tuple[str, int]
 
-_PIECE = 16384  # bytes that a download reads at once
+_CHUNK = 16384  # bytes that a download reads at once
 
 _SOURCES = sorted(Path(__file__).with_name("c").glob("*.c"))
 _FLAGS = ("-std=gnu11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra", "-Werror")
 
 
 class LoadFailed(EbpfProxyError):
-    """A connection of a load that has to go through failed."""
+    """A connection that must succeed failed, or a client crashed."""
 
 
 class Load:
-    """The program, compiled into a folder that is there for as long as the lab."""
+    """The compiled program, in the lab's folder."""
 
     def __init__(self, folder: Path) -> None:
-        """Compile it, in about half a second. Raises ConfigError without a C compiler."""
+        """Compile the program, which takes about half a second. Raises ConfigError without a C compiler."""
         self._folder = folder
         self._binary = folder / "load"
         try:
@@ -34,56 +34,67 @@ class Load:
                 ["cc", *_FLAGS, "-o", self._binary, *_SOURCES], capture_output=True, text=True, check=False
             )
         except FileNotFoundError:
-            raise ConfigError("there is no C compiler", "apt-get install gcc libc6-dev") from None
+            raise ConfigError(
+                "cannot find the C compiler cc", "install it: apt-get install gcc libc6-dev"
+            ) from None
         if done.returncode:
             raise ConfigError(
-                f"{_SOURCES[0].parent} does not compile: {done.stderr.strip()}", "apt-get install libc6-dev"
+                f"cannot compile {_SOURCES[0].parent}: {done.stderr.strip()}",
+                "install the C headers: apt-get install libc6-dev",
             )
 
-    def serve(self, place: Netns, port: int) -> "subprocess.Popen[bytes]":
-        """Answer TCP and UDP on a port of all addresses of the place. Returns once it answers."""
-        server = place.popen([self._binary, "serve", "-p", str(port)], stdout=subprocess.PIPE)
+    def serve(self, namespace: Netns, port: int) -> "subprocess.Popen[bytes]":
+        """Answer TCP and UDP on a port of all addresses. Returns once the server is ready."""
+        server = namespace.popen([self._binary, "serve", "-p", str(port)], stdout=subprocess.PIPE)
         assert server.stdout
         with server.stdout as line:
             if not line.readline():
-                raise LoadFailed(f"no server on port {port} of {place.namespace}")
+                raise LoadFailed(f"no server on port {port} of {namespace.namespace}")
         return server
 
     def targets(self, name: str, *lists: Iterable[Target]) -> Path:
-        """Write lists of targets, for the methods below; connections take turns among the lists."""
+        """Write lists of targets for the methods below. Successive connections use the lists in turn."""
         path = self._folder / f"{name}.targets"
         texts = ("".join(f"{address} {port}\n" for address, port in targets) for targets in lists)
         path.write_text("-\n".join(texts))
         return path
 
     def measure(
-        self, place: Netns, mode: str, targets: Path, samples: int, *, seed: int = 0, connected: bool = False
+        self, client: Netns, mode: str, targets: Path, samples: int, *, seed: int = 0, connected: bool = False
     ) -> "list[array.array[int]]":
-        """For each list of targets, in order, the nanoseconds of its connections (connect, crr, rr or udp),
-        or of the way of a datagram to where it is dropped (packet, or first: of a flow).
+        """Return nanoseconds for each list of targets, in order.
 
-        There are `samples` of them altogether, after a warm-up. Raises LoadFailed at the first that fails.
+        They are durations of connections (mode connect, crr, rr or udp), or of a datagram until it is dropped
+        (packet; first: the first of a flow). There are `samples` for all lists together, after a warm-up.
+        Raises LoadFailed at the first failure.
         """
         lists = 1 + sum(line == "-\n" for line in targets.open())
-        warm_up = min(500, samples) // lists * lists  # so that the first sample counted is the first list's
+        warm_up = min(500, samples) // lists * lists  # a multiple, so that samples begin with the first list
         flags = ["-n", str(samples), "-w", str(warm_up), "-s", str(seed)]
-        raw = self._run(place, [mode, *flags, *(["-c"] if connected else [])], targets)
+        raw = self._run(client, [mode, *flags, *(["-c"] if connected else [])], targets)
         figures = array.array("Q", raw)
         return [figures[turn::lists] for turn in range(lists)]
 
     def churn(
-        self, place: Netns, targets: Path, *, count: int = 0, seconds: float = 0.0, connect_only: bool = False
+        self,
+        client: Netns,
+        targets: Path,
+        *,
+        count: int = 0,
+        seconds: float = 0.0,
+        connect_only: bool = False,
     ) -> dict[str, Any]:
-        """Connections that no error stops: attempts, failed, seconds, slowest_us, errors by their names.
+        """Open connections, continue after errors, and return a report.
 
-        `slow` is how many took half a second or more: those that had to send a packet twice.
+        It has attempts, failed, seconds, slowest_us, errors by name, and `slow`: connections that took half a
+        second or more, because they had to retransmit a packet.
         """
         flags = ["-n", str(count), "-t", str(seconds), *(["-c"] if connect_only else [])]
-        return _report(self._run(place, ["churn", *flags], targets))
+        return _report(self._run(client, ["churn", *flags], targets))
 
     def start_churn(
         self,
-        place: Netns,
+        client: Netns,
         targets: Path,
         *,
         count: int = 0,
@@ -92,19 +103,19 @@ class Load:
         seed: int = 0,
         connect_only: bool = False,
     ) -> "subprocess.Popen[bytes]":
-        """A churn that continues until `end_churn`, or until there were `count` attempts, or for `seconds`.
+        """Start a churn that runs until `end_churn`, or for `count` attempts, or for `seconds`.
 
-        `rate` is how many begin each second; 0: as many as go.
+        `rate` is the number of connections per second; 0: as many as possible.
         """
         flags = ["-n", str(count), "-t", str(seconds), "-r", str(rate), "-s", str(seed)]
-        return self._start(place, ["churn", *flags, *(["-c"] if connect_only else [])], targets)
+        return self._start(client, ["churn", *flags, *(["-c"] if connect_only else [])], targets)
 
     def end_churn(
         self, running: "subprocess.Popen[bytes]", *, terminate: bool = True, timeout: float = 30.0
     ) -> dict[str, Any]:
-        """End it, or await its end, and return what `churn` does.
+        """Terminate a client, or wait for its end, and return its report as `churn` does.
 
-        Raises LoadFailed where it ended otherwise by itself, subprocess.TimeoutExpired after `timeout` s.
+        Raises LoadFailed if the client failed, subprocess.TimeoutExpired after `timeout` seconds.
         """
         if terminate:
             running.terminate()
@@ -114,43 +125,45 @@ class Load:
         return _report(out)
 
     def hold(
-        self, place: Netns, targets: Path, count: int, *, busy: float = 0.0
+        self, client: Netns, targets: Path, count: int, *, busy: float = 0.0
     ) -> tuple["subprocess.Popen[bytes]", dict[str, Any]]:
-        """Open connections that stay until `end_churn`, which asks each of them once more.
+        """Open connections and hold them until `end_churn`, which has a last exchange on each.
 
-        Returns once all are open, with a report as that of a churn. `busy`: how many exchanges they
-        have each second meanwhile, one after another; 0: none. Raises LoadFailed where it ended.
+        Returns once all are open, with a report as that of a churn. `busy` is the number of exchanges per
+        second on all connections together, one after another; 0: none. Raises LoadFailed if the client ends.
         """
         flags = ["-n", str(count), *(["-c", "-r", str(busy)] if busy else [])]
-        running = self._start(place, ["hold", *flags], targets)
+        running = self._start(client, ["hold", *flags], targets)
         assert running.stdout
         return running, _report(running.stdout.readline())
 
-    def start_download(self, place: Netns, targets: Path, megabytes: float) -> "subprocess.Popen[bytes]":
-        """One stream, of so many MB of 10^6 bytes a second, until `end_churn`. Each byte is looked at, and
-        its end has to be the server's. Its report has `bytes`; `slowest_us` is the longest wait for a piece.
+    def start_download(self, client: Netns, targets: Path, megabytes: float) -> "subprocess.Popen[bytes]":
+        """Start a download of so many MB of 10^6 bytes per second. It runs until `end_churn`.
+
+        The client checks each byte, and that the server ended the stream. The report has `bytes`; its
+        `slowest_us` is the longest wait for a chunk.
         """
-        return self._start(place, ["download", "-r", str(megabytes * 1e6 / _PIECE)], targets)
+        return self._start(client, ["download", "-r", str(megabytes * 1e6 / _CHUNK)], targets)
 
-    def _start(self, place: Netns, arguments: Sequence[str], targets: Path) -> "subprocess.Popen[bytes]":
+    def _start(self, client: Netns, arguments: Sequence[str], targets: Path) -> "subprocess.Popen[bytes]":
         with open(targets, "rb") as lines:
-            return place.popen([self._binary, *arguments], stdin=lines, stdout=subprocess.PIPE)
+            return client.popen([self._binary, *arguments], stdin=lines, stdout=subprocess.PIPE)
 
-    def _run(self, place: Netns, arguments: Sequence[str], targets: Path) -> bytes:
+    def _run(self, client: Netns, arguments: Sequence[str], targets: Path) -> bytes:
         with open(targets, "rb") as lines:
-            client = place.popen(
+            process = client.popen(
                 [self._binary, *arguments], stdin=lines, stdout=subprocess.PIPE, stderr=subprocess.PIPE
             )
-            out, err = client.communicate()
-        if client.returncode:
-            raise LoadFailed(f"{place.namespace}: {err.decode().strip() or f'status {client.returncode}'}")
+            out, err = process.communicate()
+        if process.returncode:
+            raise LoadFailed(f"{client.namespace}: {err.decode().strip() or f'status {process.returncode}'}")
         return bytes(out)
 
 
 def _report(out: bytes) -> dict[str, Any]:
-    """The one JSON object of a churn. Raises LoadFailed for anything else."""
+    """Parse the report of a client, a JSON object. Raises LoadFailed for anything else."""
     try:
         report: dict[str, Any] = json.loads(out)
     except ValueError:
-        raise LoadFailed(f"a load client reported {out[:80]!r}, which is no JSON") from None
+        raise LoadFailed(f"a load client reported {out[:80]!r}, which is not JSON") from None
     return report

@@ -1,6 +1,6 @@
-"""The modes that benchmarks compare: each of --proxy-mode, and variants of some.
+"""The modes that benchmarks compare: those of --proxy-mode, and variants of some with other flags.
 
-What is added to `modes.choice.MODES` is a name here by that alone.
+Modes come from `backends.selection.MODES`, so that a new mode needs no change here.
 """
 
 from collections.abc import Iterable
@@ -9,18 +9,18 @@ from ebpfproxy.backends import selection
 from ebpfproxy.errors import ConfigError
 
 NONE = "none"
-"""A machine without a proxy, which modes are measured beside."""
+"""The baseline: no proxy."""
 
 EBPF = "ebpf"
 
 _VARIANTS = {
-    # A bench that names devices would leave out those of pods, by which replies skip the stack.
+    # Benchmarks that set --tc-devices leave out pod devices, on which replies skip the stack.
     "ebpf-redirect": (EBPF, ("--ebpf-redirect", "--tc-devices=eth0,veth*")),
     "ebpf-host": (EBPF, ("--socket-lb=host",)),
     "iptables-legacy": ("iptables", ("--iptables-backend=legacy",)),
     "iptables-nft": ("iptables", ("--iptables-backend=nft",)),
 }
-"""By name: the mode, and the agent's flags that make it this variant."""
+"""By name: the mode and the agent's flags of the variant."""
 
 NAMES = tuple(
     name
@@ -30,7 +30,7 @@ NAMES = tuple(
 
 
 def base(name: str) -> str:
-    """The --proxy-mode of one of NAMES.
+    """Return the --proxy-mode of one of NAMES.
 
     >>> base("iptables-legacy"), base("nftables")
     ('iptables', 'nftables')
@@ -39,12 +39,12 @@ def base(name: str) -> str:
 
 
 def options(name: str) -> tuple[str, ...]:
-    """The flags of an agent beside --proxy-mode."""
+    """Return the flags of a variant, without --proxy-mode."""
     return _VARIANTS[name][1] if name in _VARIANTS else ()
 
 
 def flags(name: str) -> tuple[str, ...]:
-    """All that makes an agent serve in one of NAMES.
+    """Return all flags for an agent in one of NAMES.
 
     >>> flags("iptables-legacy")
     ('--proxy-mode=iptables', '--iptables-backend=legacy')
@@ -52,17 +52,17 @@ def flags(name: str) -> tuple[str, ...]:
     return (f"--proxy-mode={base(name)}", *options(name))
 
 
-def options_of_one_life(names: Iterable[str]) -> list[str]:
-    """The flags of an agent that switches from each to the next, since it keeps its flags.
+def options_for_switching(names: Iterable[str]) -> list[str]:
+    """Return the flags of an agent that switches among these modes. A running agent keeps its flags.
 
-    Raises ConfigError where two of them are variants of one mode.
+    Raises ConfigError for two variants of one mode.
     """
-    found: dict[str, str] = {}
+    variants: dict[str, str] = {}
     for name in names:
-        other = found.setdefault(base(name), name)
+        other = variants.setdefault(base(name), name)
         if other != name:
             raise ConfigError(
-                f"an agent cannot move between {other} and {name}, which differ in its flags",
-                "name one of them",
+                f"--modes: an agent cannot switch between {other} and {name}, which differ in its flags",
+                "name only one of them",
             )
-    return [option for name in found.values() for option in options(name)]
+    return [option for name in variants.values() for option in options(name)]

@@ -1,4 +1,4 @@
-"""What a client outside pays for a NodePort, beside the same client routed to the same pods."""
+"""The benchmark nodeport: an outside client through a NodePort, and routed directly to the same pods."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,17 +13,17 @@ from ebpfproxy.bench.sides import Progress, Side, side_by_side, turns
 from ebpfproxy.lab import Lab, PodNetwork
 
 _PORTIONS = 4
-"""Into how many turns the connections of a round are split, as they take less long than streams."""
+"""The number of turns for the connections of a round. They are split because streams take longer."""
 
 METRICS = {"connect": "connect_us", "crr": "crr_us", "rr": "rr_us"}
 
 
 def run(sizes: Iterable[Size], modes: Sequence[str], megabytes: int, progress: Progress) -> Iterator[Result]:
-    """Metrics of every path of `crossing.PATHS` in every mode, beside no proxy, where there are no NodePorts.
+    """Measure every path of `crossing.PATHS` in every mode, and direct paths without a proxy. Metrics:
 
-    - connect_us, crr_us: as of the benchmark connect;
-    - rr_us: one byte there and back on a connection that stays open;
-    - tcp_mbit_s: one stream of iperf3, of so many `megabytes`, by round.
+    - connect_us, crr_us: as in the benchmark connect;
+    - rr_us: one exchange of a byte on an open connection;
+    - tcp_mbit_s: one stream of iperf3, of so many `megabytes`, in each round.
 
     Raises EbpfProxyError.
     """
@@ -56,7 +56,7 @@ def _crossing(lab: Lab, size: Size) -> Crossing:
 
 
 class _Connections:
-    """Paths take turns connection by connection: see `connect`."""
+    """Measures connections. Paths alternate with each connection: see `connect`."""
 
     def __init__(self, metric: str, size: Size) -> None:
         self._metric, self._size = metric, size
@@ -65,13 +65,13 @@ class _Connections:
         crossing, size, paths = side.testbed, self._size, _paths(side)
         targets = crossing.targets(paths, size.services, size.endpoints)
         count = max(1, size.each // _PORTIONS) * len(paths)
-        took = crossing.load.measure(crossing.client, self._metric, targets, count, seed=turn)
-        for path, figures in zip(paths, took, strict=True):
+        durations = crossing.load.measure(crossing.client, self._metric, targets, count, seed=turn)
+        for path, figures in zip(paths, durations, strict=True):
             samples.add(side.mode, path, METRICS[self._metric], turn, (each / 1000 for each in figures))
 
 
 class _Streams:
-    """Paths take turns stream by stream."""
+    """Measures streams. Paths alternate with each stream."""
 
     def __init__(self, megabytes: int) -> None:
         self._megabytes = megabytes
@@ -79,8 +79,8 @@ class _Streams:
     def __call__(self, side: Side[Crossing], turn: int, samples: Samples) -> None:
         for path in _paths(side):
             address, port = side.testbed.iperf_target(path)
-            reached = iperf.megabits(side.testbed.client, address, self._megabytes, port)
-            samples.add(side.mode, path, "tcp_mbit_s", turn, [reached])
+            throughput = iperf.megabits(side.testbed.client, address, self._megabytes, port)
+            samples.add(side.mode, path, "tcp_mbit_s", turn, [throughput])
 
 
 def _paths(side: Side[Crossing]) -> Sequence[str]:

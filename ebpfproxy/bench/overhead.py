@@ -1,4 +1,4 @@
-"""What traffic that is no Service's pays for a proxy on its way."""
+"""The benchmark overhead: the cost of a mode for traffic that belongs to no Service."""
 
 import functools
 from collections.abc import Iterator, Sequence
@@ -11,18 +11,18 @@ from ebpfproxy.bench.samples import Result, Samples
 from ebpfproxy.bench.sides import Progress, side_by_side, turns
 from ebpfproxy.lab import Lab, PodNetwork
 
-WAYS = ("one-node", "two-nodes")
-"""From a pod to a pod."""
+PATHS = ("one-node", "two-nodes")
+"""From a pod to a pod on the same node, and on another node."""
 
 DATAGRAMS = 400
-"""Of UDP for each megabyte of TCP: both take about the same time."""
+"""UDP datagrams for each megabyte of TCP. Both take about the same time."""
 
 _PORTIONS = 16
-"""Into how many turns the exchanges of a round are split, as they take less long than streams."""
+"""The number of turns for the exchanges of a round. They are split because streams take longer."""
 
 
 class Size(NamedTuple):
-    """`samples` are exchanges, of each way in all rounds."""
+    """The extent of a run. `samples` is the number of exchanges on each path in all rounds together."""
 
     services: int
     endpoints: int
@@ -32,12 +32,11 @@ class Size(NamedTuple):
 
 
 def run(size: Size, modes: Sequence[str], progress: Progress) -> Iterator[Result]:
-    """From pod to pod on one node and across two, in every mode with so many Services, beside no proxy:
+    """Measure from pod to pod on one node and on two, in every mode and without a proxy. Metrics:
 
     - tcp_mbit_s: one stream of iperf3, of `megabytes`;
-    - udp_per_s: datagrams of 64 bytes that arrive of so many that one sender sends, DATAGRAMS for each of the
-      megabytes;
-    - rr_per_s: one byte there and back, one after another.
+    - udp_per_s: received datagrams of 64 bytes per second. One sender sends DATAGRAMS for each megabyte;
+    - rr_per_s: exchanges of a byte per second, one after another.
 
     Raises EbpfProxyError.
     """
@@ -45,17 +44,17 @@ def run(size: Size, modes: Sequence[str], progress: Progress) -> Iterator[Result
     names = (NONE, *modes)
     samples = Samples(names, size.services)
     parts = [
-        (way, metric) for way in WAYS for metric in ("tcp_mbit_s", "udp_per_s", *["rr_per_s"] * _PORTIONS)
+        (path, metric) for path in PATHS for metric in ("tcp_mbit_s", "udp_per_s", *["rr_per_s"] * _PORTIONS)
     ]
     build = functools.partial(_Testbed, size=size)
     with side_by_side(names, build, progress, pods=PodNetwork.ROUTED) as sides:
-        for turn, (way, metric), side in turns(sides, size.rounds, parts, progress):
-            samples.add(side.mode, way, metric, turn, [side.testbed.measure(way, metric, turn)])
+        for turn, (path, metric), side in turns(sides, size.rounds, parts, progress):
+            samples.add(side.mode, path, metric, turn, [side.testbed.measure(path, metric, turn)])
     yield from samples.results()
 
 
 class _Testbed:
-    """A pod that sends, and one on either node that answers."""
+    """A client pod, and a server pod on each node."""
 
     def __init__(self, lab: Lab, size: Size) -> None:
         self._size = size
@@ -68,13 +67,14 @@ class _Testbed:
             iperf.serve(server)
         workload.write(lab.folder / "manifests", size.services, size.endpoints)
 
-    def measure(self, way: str, metric: str, seed: int) -> float:
-        address = self._servers[way].v4
+    def measure(self, path: str, metric: str, seed: int) -> float:
+        """Return one figure of the metric."""
+        address = self._servers[path].v4
         if metric == "tcp_mbit_s":
             return iperf.megabits(self._client, address, self._size.megabytes)
         if metric == "udp_per_s":
             return iperf.datagrams(self._client, address, self._size.megabytes * DATAGRAMS)
-        targets = self._load.targets(way, [(address, workload.ENDPOINT_PORT)])
+        targets = self._load.targets(path, [(address, workload.ENDPOINT_PORT)])
         count = max(1, self._size.samples // self._size.rounds // _PORTIONS)
-        (took,) = self._load.measure(self._client, "rr", targets, count, seed=seed)
-        return 1e9 * len(took) / sum(took)
+        (durations,) = self._load.measure(self._client, "rr", targets, count, seed=seed)
+        return 1e9 * len(durations) / sum(durations)

@@ -1,4 +1,4 @@
-"""What a packet costs: on its way through a node, in any mode; and in our programs alone."""
+"""The benchmark packet: the cost of a packet through a node in each mode, and of the BPF programs alone."""
 
 import functools
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,11 @@ PATHS = ("direct", "nodeport")
 
 
 class Size(NamedTuple):
-    """`samples` of each path and metric, over all rounds; `runs`: test runs of one sample."""
+    """The extent of a run.
+
+    `samples` is the number for each path and metric in all rounds together, `runs` the number of test runs
+    for one sample.
+    """
 
     services: int
     endpoints: int
@@ -27,13 +31,15 @@ class Size(NamedTuple):
 
 
 def run(sizes: Sequence[Size], modes: Sequence[str], progress: Progress) -> Iterator[Result]:
-    """Datagrams in every mode, beside no proxy, where paths are direct alone; test runs if one is ebpf.
+    """Measure datagrams in every mode, and direct paths without a proxy. Mode ebpf also has test runs.
 
-    - sent_ns: the time of send() by a client outside, whose datagram goes through the node to a pod, where it
-      is dropped. Across veth pairs all that is within send(), so what differs from mode to mode is what the
-      mode does to one packet. Of flows that were answered;
-    - sent_first_ns: the same of a flow's first datagram;
-    - others: see `test_runs`.
+    Metrics:
+
+    - sent_ns: the duration of send() of an outside client. Its datagram goes through the node to a pod, which
+      drops it. Across veth pairs all of this happens within send(), so that the difference between modes is
+      the cost of a mode for one packet. The flow has been answered before;
+    - sent_first_ns: the same for the first datagram of a flow;
+    - others: see `prog_test_run`.
 
     Raises EbpfProxyError.
     """
@@ -53,7 +59,7 @@ def run(sizes: Sequence[Size], modes: Sequence[str], progress: Progress) -> Iter
 
 
 class _Testbed:
-    """A node with a pod that drops what it gets, and a client outside."""
+    """A node with a pod that drops all datagrams, and an outside client."""
 
     def __init__(self, lab: Lab, size: Size) -> None:
         self._size = size
@@ -71,7 +77,7 @@ class _Testbed:
         }
 
     def measure(self, metric: str, paths: tuple[str, ...], seed: int) -> dict[str, Sequence[int]]:
-        """Nanoseconds by path. Paths take turns datagram by datagram."""
+        """Return nanoseconds by path. Paths alternate with each datagram."""
         count = max(1, self._size.samples // self._size.rounds) * len(paths)
-        took = self._load.measure(self._client, metric, self._targets[paths], count, seed=seed)
-        return dict(zip(paths, took, strict=True))
+        durations = self._load.measure(self._client, metric, self._targets[paths], count, seed=seed)
+        return dict(zip(paths, durations, strict=True))

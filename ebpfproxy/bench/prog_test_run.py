@@ -1,10 +1,10 @@
-"""Nanoseconds that our classifiers take for a packet, by the kernel's own clock (BPF_PROG_TEST_RUN).
+"""Measure the duration of the tc programs for a packet with the kernel's clock (BPF_PROG_TEST_RUN).
 
-The kernel runs a program many times on one packet, each time on what the last run left of it. All is hot
-in the caches then, as in a stream; of what a packet costs that comes alone it says nothing.
+The kernel runs a program many times on one packet, each time on the result of the previous run. All data is
+in the CPU caches then, as in a stream. The figures are not valid for a packet that comes alone.
 
-Programs are compiled again here, since a mark that lasts from one test run's begin to its end has to be
-in skb->cb, not in skb->tc_index, and with programs of packet.c beside them; maps are those of an agent.
+The programs are compiled for this benchmark, together with packet.c. Their mark must last for one test run,
+so it is in skb->cb, not in skb->tc_index. The maps are those of an agent.
 """
 
 import struct
@@ -20,16 +20,19 @@ from ebpfproxy.backends.ebpf.hooks import SCHED_CLS, TAIL_CALLS
 from ebpfproxy.backends.ebpf.maps import COMPILED_SIZES, Maps, MapSizes
 from ebpfproxy.backends.ebpf.pins import Pins
 from ebpfproxy.bench import workload
-from ebpfproxy.bench.frames import HERE, Tuple, frame, tuple_of
 from ebpfproxy.bench.load import LoadFailed
 from ebpfproxy.bench.modes import EBPF
 from ebpfproxy.bench.packet_cases import (
+    ETHERNET_ADDRESS,
     FLOOR_OF_NEW_FLOW,
     NEW_FLOW,
     PROGRAMS,
     Case,
+    Tuple,
     cases,
+    frame,
     node_addresses,
+    tuple_of,
 )
 from ebpfproxy.bench.samples import Samples
 from ebpfproxy.bench.sides import PATIENCE, Progress, start
@@ -41,15 +44,15 @@ from ebpfproxy.linux.bpf.test_run import TestRuns
 from ebpfproxy.linux.netns import netns
 from ebpfproxy.model.address import parse_address
 
-_BESIDE = Path(__file__).with_name("packet.c")
+_FURTHER_PROGRAMS = Path(__file__).with_name("packet.c")
 _PASS_ON = -1
 _NEW_FLOWS = 20_000
-"""In all rounds together: the table of half-open flows has room for 32 768, so none is evicted."""
+"""New flows in all rounds together. The map of half-open flows has room for 32,768, so none is evicted."""
 _U32 = struct.Struct("=I")
 
 
 class Size(NamedTuple):
-    """Each figure is the mean of `runs` runs, and there are `rounds` of them, in which cases take turns."""
+    """The extent of a run: `rounds` figures for each case, each the mean of `runs` runs. Cases alternate."""
 
     services: int
     endpoints: int
@@ -58,8 +61,9 @@ class Size(NamedTuple):
 
 
 def run(size: Size, samples: Samples, progress: Progress) -> None:
-    """Every case: see `cases` and `_measure_new_flows`. Nothing is subtracted but what it takes to prepare a
-    packet: see `Case.floor`. Raises EbpfProxyError.
+    """Measure every case: see `cases` and `_measure_new_flows`. Raises EbpfProxyError.
+
+    Only the duration of preparing a packet is subtracted: see `Case.floor`.
     """
     with Lab("bench") as lab:
         maps, programs = _prepare(lab, size)
@@ -74,15 +78,15 @@ def run(size: Size, samples: Samples, progress: Progress) -> None:
 
 
 def _prepare(lab: Lab, size: Size) -> tuple[Maps, dict[str, Program]]:
-    """Maps as an agent fills them, which has ended then, so that only the bench writes; and the programs."""
+    """Return maps filled by an agent, and the programs. The agent has ended and no longer writes."""
     workload.write(lab.folder / "manifests", size.services, size.endpoints)
-    lab.ip(lab.node, f"link set eth0 address {HERE}")
+    lab.ip(lab.node, f"link set eth0 address {ETHERNET_ADDRESS}")
     (agent,) = start(lab, EBPF)
     agent.await_sync(timeout=PATIENCE)
     agent.kill()
     layout = Pins(lab.bpffs).hooked_in()
     pins = layout / "bench"
-    sources = abi.source_directory() / "tc.c", _BESIDE
+    sources = abi.source_directory() / "tc.c", _FURTHER_PROGRAMS
     defines = COMPILED_SIZES.defines() | features.defines() | {"MARK_IN_CB": "1"}
     file, _ = compiler.compiled(sources, defines)
     specs = tuple(ProgramSpec(name, SCHED_CLS, 0) for name in (*PROGRAMS, *TAIL_CALLS))
@@ -94,34 +98,34 @@ def _measure(
     maps: Maps, programs: Mapping[str, Program], size: Size, samples: Samples, progress: Progress
 ) -> None:
     uplink = if_nametoindex("eth0")
-    every = list(cases())
+    all_cases = list(cases())
     tests = [
         TestRuns(programs[case.program], ifindex=uplink, ingress_ifindex=uplink if case.forwarded else 0)
-        for case in every
+        for case in all_cases
     ]
-    floors = [TestRuns(programs[case.floor], ifindex=uplink) if case.floor else None for case in every]
+    floors = [TestRuns(programs[case.floor], ifindex=uplink) if case.floor else None for case in all_cases]
     _write_device(maps, uplink)
-    for case, test in zip(every, tests, strict=True):
+    for case, test in zip(all_cases, tests, strict=True):
         for flow in case.flows:
             _write_flow(maps, flow)
         _check(case, test)
     for number in range(size.rounds):
         progress(f"test runs, round {number + 1} of {size.rounds}")
-        for case, test, floor in zip(every, tests, floors, strict=True):
-            took = test.measure(case.frame, size.runs).duration_ns
+        for case, test, floor in zip(all_cases, tests, floors, strict=True):
+            duration = test.measure(case.frame, size.runs).duration_ns
             if floor:
-                took -= floor.measure(case.frame, size.runs).duration_ns
-            samples.add(EBPF, case.path, case.metric, number, [took])
+                duration -= floor.measure(case.frame, size.runs).duration_ns
+            samples.add(EBPF, case.path, case.metric, number, [duration])
 
 
 def _write_device(maps: Maps, uplink: int) -> None:
-    """Its addresses are those by which flows are masqueraded."""
+    """Give the device entry the addresses that masqueraded packets get."""
     *_, flags, _ = abi.DEVICE.unpack(maps["devices"].lookup(_U32.pack(uplink)) or bytes(abi.DEVICE.size))
     maps["devices"].update(_U32.pack(uplink), abi.DEVICE.pack(*node_addresses(), flags, 0))
 
 
 def _write_flow(maps: Maps, flow: Flow) -> None:
-    """Both entries, and the uses of its ports."""
+    """Write both entries of a flow, and the uses of its ports."""
     now = unit_now(time.monotonic_ns())
     flow = flow._replace(client_seen=now, endpoint_seen=now)
     maps["flows"].update(*flow.entry())
@@ -135,19 +139,21 @@ def _write_flow(maps: Maps, flow: Flow) -> None:
 
 
 def _check(case: Case, test: TestRuns) -> None:
-    """What is measured has to be what is meant: a translation at each run, or none."""
+    """Check that each run translates the packet, or that none does. Raises LoadFailed."""
     once, twice = test.measure(case.frame, 1), test.measure(case.frame, 2)
-    moved = tuple_of(once.packet) != tuple_of(case.frame)
+    translated = tuple_of(once.packet) != tuple_of(case.frame)
     expected = tuple_of(once.packet if case.floor else case.frame)
-    if once.verdict != _PASS_ON or moved != bool(case.flows) or tuple_of(twice.packet) != expected:
-        raise LoadFailed(f"{case.metric} at {case.path}: the program does something else than is measured")
+    if once.verdict != _PASS_ON or translated != bool(case.flows) or tuple_of(twice.packet) != expected:
+        raise LoadFailed(f"{case.metric} at {case.path}: the program does not handle the packet as expected")
 
 
 def _measure_new_flows(programs: Mapping[str, Program], size: Size, samples: Samples) -> None:
-    """- new_flow_ns: a client's first packet, where the table has room;
-    - new_flow_full_ns: where another flow has to go for each.
+    """Measure the first packet of a flow.
 
-    Each run is of another client. What it takes to make its packet is measured, too, and taken off.
+    - new_flow_ns: the table has room;
+    - new_flow_full_ns: each new flow evicts another one.
+
+    Each run has another client. The duration of making its packet is measured and subtracted.
     """
     client = Tuple(parse_address("192.0.2.6"), 4000, parse_address(workload.cluster_ip(0)), workload.PORT)
     first = frame(client, IPPROTO_TCP, syn=True)
@@ -157,12 +163,12 @@ def _measure_new_flows(programs: Mapping[str, Program], size: Size, samples: Sam
         for name in (NEW_FLOW, FLOOR_OF_NEW_FLOW)
     )
     if client.destination[12:] in new.measure(first).packet:
-        raise LoadFailed("new_flow_ns: the program opens no flow")
+        raise LoadFailed("new_flow_ns: the program creates no flow")
 
     def sample(metric: str, count: int) -> None:
         for number in range(size.rounds):
-            took = new.measure(first, count).duration_ns - floor.measure(first, count).duration_ns
-            samples.add(EBPF, "ingress-v4", metric, number, [took])
+            duration = new.measure(first, count).duration_ns - floor.measure(first, count).duration_ns
+            samples.add(EBPF, "ingress-v4", metric, number, [duration])
 
     sample("new_flow_ns", max(1, min(size.runs, _NEW_FLOWS // size.rounds)))
     new.measure(first, size.runs)

@@ -1,4 +1,4 @@
-"""Results of a benchmark: as one JSON object, and as a table."""
+"""Convert the results of a benchmark to a JSON object or a table."""
 
 import contextlib
 import dataclasses
@@ -16,11 +16,11 @@ import ebpfproxy
 from ebpfproxy.bench.samples import Ratio, Result
 
 _CONNTRACK = Path("/proc/sys/net/netfilter")
-_WORDS = {"services", "metric", "path", "mode"}
+_TEXT_COLUMNS = {"metric", "path", "mode"}
 
 
 def environment() -> dict[str, Any]:
-    """The machine; `load` is what else it did, and the benchmark with it, in the last minute."""
+    """Return facts about the machine. `load` is the load average of the last minute, with the benchmark."""
     return {
         "kernel": platform.release(),
         "cpus": len(os.sched_getaffinity(0)),
@@ -34,7 +34,7 @@ def environment() -> dict[str, Any]:
 
 
 def conntrack(name: str) -> int | None:
-    """A figure of connection tracking in this network namespace; None where the kernel tracks none."""
+    """Return a figure of netfilter's connection tracking in this namespace; None if the kernel has none."""
     with contextlib.suppress(FileNotFoundError):
         return int((_CONNTRACK / f"nf_conntrack_{name}").read_text())
     return None
@@ -54,8 +54,7 @@ def _as_object(entry: Result) -> dict[str, Any]:
 
 
 def as_table(bench: str, results: Sequence[Result]) -> Table:
-    """A ratio is the median of all turns', then the least and the most. Columns with nothing in them are
-    left out."""
+    """Return a table without empty columns. A ratio is shown as median, minimum and maximum of all turns."""
     table = Table(
         title=f"bench {bench}",
         caption=_caption(results),
@@ -66,12 +65,11 @@ def as_table(bench: str, results: Sequence[Result]) -> Table:
     )
     table.caption_justify = "left"
     rows = [_row(entry) for entry in results]
-    shown = [column for column in (rows[0] if rows else {}) if any(row[column] for row in rows)]
-    for column in shown:
-        left = column in _WORDS - {"services"}
-        table.add_column(column, justify="left" if left else "right", no_wrap=True)
+    columns = [column for column in (rows[0] if rows else {}) if any(row[column] for row in rows)]
+    for column in columns:
+        table.add_column(column, justify="left" if column in _TEXT_COLUMNS else "right", no_wrap=True)
     for row in rows:
-        table.add_row(*(row[column] for column in shown))
+        table.add_row(*(row[column] for column in columns))
     return table
 
 
@@ -100,11 +98,11 @@ def _figure(figure: float) -> str:
     return f"{figure:,.2f}" if figure < 10 else f"{figure:,.1f}"
 
 
-def _ratio(found: Ratio | None) -> str:
-    if found is None:
+def _ratio(ratio: Ratio | None) -> str:
+    if ratio is None:
         return ""
-    spread = f" {found.least:.2f}–{found.most:.2f}" if found.least != found.most else ""
-    return f"{found.median:.3f}{spread}"
+    spread = f" {ratio.least:.2f}–{ratio.most:.2f}" if ratio.least != ratio.most else ""
+    return f"{ratio.median:.3f}{spread}"
 
 
 def _caption(results: Sequence[Result]) -> str:
@@ -116,6 +114,6 @@ def _caption(results: Sequence[Result]) -> str:
     if not any(entry.of_direct or entry.of_first for entry in results):
         return machine
     return (
-        f"{machine} of direct: over the direct path of the same mode; of first: over the first mode of the "
-        "same metric and path. Both turn by turn: the median of all turns' ratios, the least and the most."
+        f"{machine} of direct: ratio to the direct path of the same mode; of first: ratio to the first mode "
+        "with the same metric and path. Median, minimum and maximum of the ratios of all turns."
     )

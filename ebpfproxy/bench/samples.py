@@ -1,4 +1,4 @@
-"""What was measured, and what becomes of it: percentiles, and ratios of what was measured together. Pure."""
+"""Samples and their evaluation: percentiles, and ratios of samples from the same turn, without I/O."""
 
 import collections
 import dataclasses
@@ -13,11 +13,11 @@ BASELINES = {
     "nodeport-local": "direct-local",
     "nodeport-remote": "direct-remote",
 }
-"""Which path of the same mode a path is compared with."""
+"""The path of the same mode that a path is compared with."""
 
 
 class Ratio(NamedTuple):
-    """The median of the ratios of all turns, the least of them and the most."""
+    """Median, minimum and maximum of the ratios of all turns."""
 
     median: float
     least: float
@@ -26,10 +26,11 @@ class Ratio(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Result:
-    """Percentiles of `n` samples; of what is counted they are all the count, of `n` that there were.
+    """The result of one metric, path and mode: percentiles of `n` samples.
 
-    The unit is in the metric's name; `path` is "" where there is none. `of_direct`: over the direct path of
-    the same mode; `of_first`: over the first mode that has this path. None where there is no such.
+    For counts, all percentiles are the count, and `n` is the number of attempts. The metric's name has the
+    unit. `path` is "" if the metric has none. `of_direct` is the ratio to the direct path of the same mode,
+    `of_first` the ratio to the first mode with this path; None without one.
     """
 
     metric: str
@@ -51,32 +52,32 @@ class _Key(NamedTuple):
 
 
 _Turns = dict[int, list[float]]
-"""Figures by turn."""
+"""Samples by turn."""
 
 
 class Samples:
-    """Of one size of a cluster. Modes stand in the order in which they are compared: all to the first."""
+    """The samples for one size of a cluster. All modes are compared with the first."""
 
     def __init__(self, modes: Sequence[str], services: int) -> None:
         self._modes = modes
         self._services = services
-        self._found: dict[_Key, _Turns] = {}
+        self._samples: dict[_Key, _Turns] = {}
         self._counts: dict[_Key, tuple[float, int]] = {}
 
     def add(self, mode: str, path: str, metric: str, turn: int, figures: Iterable[float]) -> None:
-        """What is compared with others has the same turn."""
-        turns = self._found.setdefault(_Key(metric, path, mode), collections.defaultdict(list))
+        """Add samples. Samples that are compared with each other must have the same turn."""
+        turns = self._samples.setdefault(_Key(metric, path, mode), collections.defaultdict(list))
         turns[turn] += figures
 
-    def count(self, mode: str, path: str, metric: str, count: float, of: int) -> None:
-        """So many more, of so many more that there were."""
+    def count(self, mode: str, path: str, metric: str, count: float, attempts: int) -> None:
+        """Add to a count and to its number of attempts."""
         key = _Key(metric, path, mode)
-        before, of_before = self._counts.get(key, (0, 0))
-        self._counts[key] = before + count, of_before + of
+        previous_count, previous_attempts = self._counts.get(key, (0, 0))
+        self._counts[key] = previous_count + count, previous_attempts + attempts
 
     def results(self) -> list[Result]:
-        """By metric and path, in the order in which they came, then by mode, so that modes are neighbors."""
-        keys = [*self._found, *self._counts]
+        """Return the results by metric and path, in order of first use, then by mode."""
+        keys = [*self._samples, *self._counts]
         metrics, paths = ([*dict.fromkeys(each[at] for each in keys)] for at in (0, 1))
         order = {name: at for at, name in enumerate(self._modes)}
         keys.sort(key=lambda key: (metrics.index(key.metric), paths.index(key.path), order[key.mode]))
@@ -84,14 +85,14 @@ class Samples:
 
     def _result(self, key: _Key) -> Result:
         if key in self._counts:
-            count, of = self._counts[key]
-            return Result(*key, self._services, count, count, count, of)
-        turns = self._found[key]
+            count, attempts = self._counts[key]
+            return Result(*key, self._services, count, count, count, attempts)
+        turns = self._samples[key]
         ordered = sorted(figure for figures in turns.values() for figure in figures)
         p50, p90, p99 = (round(percentile(ordered, share), 3) for share in (0.5, 0.9, 0.99))
-        direct = self._found.get(key._replace(path=BASELINES.get(key.path, "no path")))
+        direct = self._samples.get(key._replace(path=BASELINES.get(key.path, "no path")))
         first = next(
-            key._replace(mode=mode) for mode in self._modes if key._replace(mode=mode) in self._found
+            key._replace(mode=mode) for mode in self._modes if key._replace(mode=mode) in self._samples
         )
         return Result(
             *key,
@@ -101,28 +102,30 @@ class Samples:
             p99,
             len(ordered),
             ratio(turns, direct) if direct else None,
-            ratio(turns, self._found[first]) if first != key else None,
+            ratio(turns, self._samples[first]) if first != key else None,
         )
 
 
 def ratio(turns: _Turns, base: _Turns) -> Ratio | None:
-    """Turn by turn, so that a machine that drifts does no harm; None where they share none.
+    """Compare samples of the same turn, so that a change of the machine's speed has no effect.
+
+    Return None if there is no common turn.
 
     >>> ratio({0: [98.0], 1: [196.0], 2: [400.0]}, {0: [100.0], 1: [200.0], 2: [400.0], 3: [7.0]})
     Ratio(median=0.98, least=0.98, most=1.0)
     """
-    found = [
+    ratios = [
         statistics.median(turns[turn]) / statistics.median(base[turn])
         for turn in turns
         if base.get(turn) and statistics.median(base[turn])
     ]
-    if not found:
+    if not ratios:
         return None
-    return Ratio(*(round(each, 4) for each in (statistics.median(found), min(found), max(found))))
+    return Ratio(*(round(each, 4) for each in (statistics.median(ratios), min(ratios), max(ratios))))
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The smallest sample that at least `share` of them do not exceed (nearest rank).
+    """Return the smallest sample that at least `share` of all samples do not exceed (nearest rank).
 
     >>> percentile([1.0, 2.0, 3.0, 4.0], 0.5), percentile([1.0, 2.0, 3.0, 4.0], 0.99), percentile([7.0], 0.5)
     (2.0, 4.0, 7.0)

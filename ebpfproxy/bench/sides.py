@@ -1,4 +1,4 @@
-"""Modes side by side, each at work in a lab of its own, and whose turn it is."""
+"""Run modes at the same time, each in a lab of its own, and measure them in turns."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -10,10 +10,10 @@ from ebpfproxy.lab import Agent, Lab, PodNetwork
 Progress = Callable[[str], None]
 
 PATIENCE = 600.0
-"""Seconds for a first sync, however large."""
+"""The timeout in seconds for a first sync, however large."""
 
-_UNDISTURBED = "--sync-period=1h"
-"""No agent reads back the kernel while another one is measured: that takes nftables seconds."""
+_NO_READ_BACK = "--sync-period=1h"
+"""Keeps agents from reading back the kernel while another one is measured: nftables takes seconds for it."""
 
 T = TypeVar("T")
 P = TypeVar("P")
@@ -21,7 +21,7 @@ S = TypeVar("S")
 
 
 class Side(NamedTuple, Generic[T]):
-    """A mode, its lab, what the benchmark built there, and its agents: of the mode `none` there are none."""
+    """A mode, its lab, the benchmark's testbed in it, and its agents. Mode `none` has no agents."""
 
     mode: str
     lab: Lab
@@ -38,10 +38,10 @@ def side_by_side(
     flags: Callable[[T], Sequence[str]] = lambda testbed: (),
     pods: PodNetwork | None = None,
 ) -> Iterator[list[Side[T]]]:
-    """A lab for each mode, which `build` fills, manifests included; then agents start with `flags`.
+    """Create a lab for each mode, fill it with `build`, including manifests, and start agents with `flags`.
 
-    A lab of its own, since a node remembers: once netfilter's modes have served there, connections are
-    tracked for as long as its network namespace is there, whichever mode serves by then. Raises AgentFailed.
+    Each mode needs its own lab: after a netfilter mode has been active, the kernel tracks connections as long
+    as the network namespace exists, in any mode. Raises AgentFailed.
     """
     with contextlib.ExitStack() as labs:
         sides = []
@@ -49,7 +49,7 @@ def side_by_side(
             lab = labs.enter_context(Lab(f"bench-{name}", number, pods))
             testbed = build(lab)
             progress(f"{name}: starting")
-            agents = start(lab, name, _UNDISTURBED, *flags(testbed))
+            agents = start(lab, name, _NO_READ_BACK, *flags(testbed))
             for agent in agents:
                 agent.await_sync(timeout=PATIENCE)
             sides.append(Side(name, lab, testbed, agents))
@@ -57,9 +57,9 @@ def side_by_side(
 
 
 def start(lab: Lab, name: str, *flags: str) -> list[Agent]:
-    """An agent in that mode on each of the lab's nodes, for the manifests in the lab's folder.
+    """Start an agent in this mode on each node of the lab, with the manifests in the lab's folder.
 
-    `flags` come last, and win. Returns at once.
+    `flags` come last and override others. Returns at once.
     """
     if name == modes.NONE:
         return []
@@ -70,10 +70,10 @@ def start(lab: Lab, name: str, *flags: str) -> list[Agent]:
 def turns(
     sides: Sequence[S], rounds: int, parts: Sequence[P], progress: Progress
 ) -> Iterator[tuple[int, P, S]]:
-    """Who is measured next: the number of its turn, what of it, and the side.
+    """Yield the order of measurements: the number of the turn, the part and the side.
 
-    Sides take turns at each part of each round, since a machine drifts, and another one begins each time.
-    So figures of the same turn and part can be compared.
+    For each part of each round, all sides are measured in succession, and each time another side begins.
+    Thus figures of the same turn are comparable, even if the speed of the machine changes.
     """
     for number in range(rounds):
         progress(f"round {number + 1} of {rounds}")
@@ -83,7 +83,8 @@ def turns(
 
 
 def rotated(items: Sequence[P], by: int) -> list[P]:
-    """
+    """Return the items, rotated to the left.
+
     >>> rotated("abc", 4)
     ['b', 'c', 'a']
     """

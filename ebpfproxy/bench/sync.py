@@ -1,4 +1,4 @@
-"""How long the agent takes to bring a cluster, and then one change, into the kernel; what memory it needs."""
+"""The benchmark sync: how long the agent takes to program a cluster and a change, and its memory."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -14,20 +14,19 @@ from ebpfproxy.lab.agent import is_sync
 from ebpfproxy.model.address import Protocol
 
 _POLL = 0.0002
-"""Seconds between two attempts to reach what is awaited: below what is measured, and not a whole CPU."""
+"""Seconds between two connection attempts: less than the measured durations, without using up a CPU."""
 _SPACING = 0.1
-"""Seconds between two changes, so that each is one of its own."""
+"""Seconds between two changes, so that each is synced separately."""
 
-_AT_ONCE = "--iptables-min-sync-period=0s"
-"""What is measured is a change, not how long an agent waits on purpose since the last one: by default a
-second, in all modes but ebpf."""
+_NO_MINIMUM = "--iptables-min-sync-period=0s"
+"""Measures only the sync. By default, modes other than ebpf wait for a second since the previous sync."""
 
 Figures = dict[str, list[float]]
-"""By metric."""
+"""Samples by metric."""
 
 
 class Size(NamedTuple):
-    """`changes` are those of one round."""
+    """The extent of a run. `changes` is the number in one round."""
 
     services: int
     endpoints: int
@@ -36,7 +35,7 @@ class Size(NamedTuple):
 
 
 def run(size: Size, modes: Sequence[str], progress: Progress) -> Iterator[Result]:
-    """Metrics, by name: see `_round`, `_change_all`. Modes take turns round by round, each in a new lab.
+    """Measure the metrics of `_round` and `_change_all`. Modes alternate with each round, each in a new lab.
 
     Raises EbpfProxyError.
     """
@@ -52,13 +51,13 @@ def run(size: Size, modes: Sequence[str], progress: Progress) -> Iterator[Result
 
 
 def _round(lab: Lab, size: Size, mode: str) -> Figures:
-    """One run of a node: a start with nothing in the kernel, changes, and a restart after a crash.
+    """Start the agent on an empty kernel, make changes, and restart it after a crash. Metrics:
 
-    - first_sync_s: from the agent's start to its word that all is in the kernel;
-    - first_answer_s: to the first connection through the last Service that is answered;
-    - rss_mb, peak_rss_mb: the agent's memory after the changes, and at the most; that of tools that it starts
-      (the compiler, iptables-restore) is not in it;
-    - restart_sync_s: as first_sync_s, with everything in the kernel already.
+    - first_sync_s: from the agent's start to its log line about the first sync;
+    - first_answer_s: from the agent's start to the first answer through the last Service;
+    - rss_mb, peak_rss_mb: the agent's memory after the changes, and its peak, without the tools that it
+      starts (the compiler, iptables-restore);
+    - restart_sync_s: as first_sync_s, when the kernel already has the desired state.
     """
     workload.server_pod(lab, Load(lab.folder))
     client = lab.pod("client")
@@ -67,48 +66,49 @@ def _round(lab: Lab, size: Size, mode: str) -> Figures:
     changing = _add_changing_service(folder, size.services, size.endpoints)
 
     answer = client.start(lambda: _await_answer(size.services))
-    (agent,) = start(lab, mode, _AT_ONCE)
-    found = {"first_sync_s": [agent.await_sync(timeout=PATIENCE).moment - agent.started]}
-    found["first_answer_s"] = [answer.result(PATIENCE) - agent.started]
-    found |= _change_all(client, agent, changing, size)
-    found |= {"rss_mb": [agent.rss_mb()], "peak_rss_mb": [agent.peak_rss_mb()]}
+    (agent,) = start(lab, mode, _NO_MINIMUM)
+    figures = {"first_sync_s": [agent.await_sync(timeout=PATIENCE).moment - agent.started]}
+    figures["first_answer_s"] = [answer.result(PATIENCE) - agent.started]
+    figures |= _change_all(client, agent, changing, size)
+    figures |= {"rss_mb": [agent.rss_mb()], "peak_rss_mb": [agent.peak_rss_mb()]}
     agent.kill()
-    (again,) = start(lab, mode, _AT_ONCE)
-    found["restart_sync_s"] = [again.await_sync(timeout=PATIENCE).moment - again.started]
-    return found
+    (restarted,) = start(lab, mode, _NO_MINIMUM)
+    figures["restart_sync_s"] = [restarted.await_sync(timeout=PATIENCE).moment - restarted.started]
+    return figures
 
 
-def _add_changing_service(folder: Path, services: int, endpoints: int) -> "_Changing":
-    """One Service more, with one endpoint, in files of its own."""
+def _add_changing_service(folder: Path, services: int, endpoints: int) -> "_ChangingSlice":
+    """Add another Service with one endpoint, in files of its own."""
     ports = [manifests.port(workload.PORT)]
-    changing = _Changing(folder / "changing.json", services, services * endpoints)
+    changing = _ChangingSlice(folder / "changing.json", services, services * endpoints)
     service = manifests.service(f"service-{services}", [workload.cluster_ip(services)], ports)
     manifests.write(folder / "changing-service.json", service)
-    changing.turn_to(0)
+    changing.set_endpoint(0)
     return changing
 
 
-class _Changing:
-    """The slice that changes: the Service of index `service`, its endpoint the n-th after `first`."""
+class _ChangingSlice:
+    """The slice of the Service with index `service`. Its endpoint is one of those from index `first` on."""
 
     def __init__(self, path: Path, service: int, first: int) -> None:
         self._path, self._service, self._first = path, service, first
 
-    def turn_to(self, number: int) -> str:
+    def set_endpoint(self, number: int) -> str:
+        """Write the slice with the endpoint `first` + `number`; return its address."""
         address = workload.endpoint_address(self._first + number)
         manifests.write(self._path, workload.endpoint_slice(self._service, [address]))
         return address
 
 
 def _await_answer(service: int) -> float:
-    """Runs in the client: the moment, of time.monotonic(), at which the Service first answers."""
-    while _who(service) is None:
+    """Wait for the first answer of the Service; return the time of time.monotonic(). Runs in the client."""
+    while _answering_endpoint(service) is None:
         time.sleep(_POLL)
     return time.monotonic()
 
 
-def _who(service: int) -> str | None:
-    """The endpoint that answers; None where none does."""
+def _answering_endpoint(service: int) -> str | None:
+    """Return the address of the endpoint that answers; None without an answer."""
     try:
         with sockets.dial(
             Protocol.TCP, workload.cluster_ip(service), workload.PORT, timeout=0.1
@@ -119,31 +119,31 @@ def _who(service: int) -> str | None:
         return None
 
 
-def _change_all(client: Pod, agent: Agent, changing: _Changing, size: Size) -> Figures:
-    """Change one endpoint again and again.
+def _change_all(client: Pod, agent: Agent, changing: _ChangingSlice, size: Size) -> Figures:
+    """Change the endpoint repeatedly. Metrics:
 
-    - change_ms: from the file's replacement to a connection that reaches the new endpoint;
-    - agent_latency_ms: from the agent's receipt of the change to the kernel's, by its own log;
-    - agent_duration_ms: of it, what the sync took.
+    - change_ms: from the replacement of the file to a connection that reaches the new endpoint;
+    - agent_latency_ms: from the agent's receipt of the change to the kernel, by the agent's log;
+    - agent_duration_ms: the part of it that the sync takes.
     """
     since = len(agent.lines)
 
     def change() -> list[float]:
-        took = []
+        durations = []
         for number in range(1, size.changes + 1):
             time.sleep(_SPACING)
             start = time.monotonic()
-            address = changing.turn_to(number)
-            while _who(size.services) != address:
+            address = changing.set_endpoint(number)
+            while _answering_endpoint(size.services) != address:
                 time.sleep(_POLL)
-            took.append((time.monotonic() - start) * 1000)
-        return took
+            durations.append((time.monotonic() - start) * 1000)
+        return durations
 
-    found = {"change_ms": client.call(change, timeout=PATIENCE + 10 * size.changes)}
-    # What is in the kernel is logged after it.
+    figures = {"change_ms": client.call(change, timeout=PATIENCE + 10 * size.changes)}
+    # The agent logs a sync only after it has changed the kernel.
     agent.await_line(lambda _: sum(map(is_sync, agent.lines[since:])) >= size.changes, since)
     for line in agent.lines[since:]:
         for key in ("latency_ms", "duration_ms"):
             if is_sync(line) and key in line.values:
-                found.setdefault(f"agent_{key}", []).append(float(line.values[key]))
-    return found
+                figures.setdefault(f"agent_{key}", []).append(float(line.values[key]))
+    return figures

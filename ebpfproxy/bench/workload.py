@@ -1,4 +1,4 @@
-"""A cluster of N Services with M endpoints each, and the pod that answers at all those addresses."""
+"""A cluster of N Services with M endpoints each, and the pod that answers at all endpoint addresses."""
 
 import ipaddress
 from collections.abc import Iterator, Sequence
@@ -11,10 +11,10 @@ from ebpfproxy.lab import Lab, Pod, manifests
 PORT = 80
 ENDPOINT_PORT = 8080
 NETWORK = ipaddress.ip_network("10.128.0.0/10")
-"""Where all endpoints are: one pod takes it whole, so that any number of them really answers."""
+"""The network of all endpoints. It is routed to one pod, so that every endpoint answers."""
 
 SERVICES_MAX = 17_000
-"""Where each has a NodePort."""
+"""The maximum number of Services with NodePorts."""
 
 _FIRST_NODE_PORT = 15_000
 _SERVICE_NETWORK = ipaddress.ip_network("10.96.0.0/12")
@@ -22,53 +22,56 @@ _SLICES_IN_A_FILE = 1000
 
 
 def cluster_ip(index: int) -> str:
-    """That of the Service of this index, from 0."""
+    """Return the ClusterIP of the Service with this index, from 0."""
     return str(_SERVICE_NETWORK[index + 1])
 
 
 def endpoint_address(index: int) -> str:
-    """That of the endpoint of this index, from 0, over all Services."""
+    """Return the address of the endpoint with this index, from 0, counted over all Services."""
     return str(NETWORK[index + 1])
 
 
 def service_targets(services: int) -> Iterator[Target]:
+    """Return the ClusterIPs with port."""
     return ((cluster_ip(index), PORT) for index in range(services))
 
 
 def node_port_targets(node: str, services: int) -> Iterator[Target]:
-    """At that address of the node."""
+    """Return the NodePorts at this address of the node."""
     return ((node, node_port(index)) for index in range(services))
 
 
 def endpoint_targets(services: int, endpoints: int) -> Iterator[Target]:
+    """Return all endpoints."""
     return ((endpoint_address(index), ENDPOINT_PORT) for index in range(services * endpoints))
 
 
 def other_targets(services: int, endpoints: int) -> Iterator[Target]:
-    """As many, at addresses of the same pod that are no Service's endpoints.
+    """Return as many targets at addresses of the same pod that are not endpoints.
 
-    A packet straight to an endpoint may be from the very port that a translated flow to it is from, and of
-    UDP only connection tracking would tell the two apart.
+    A packet directly to an endpoint may have the source port of a translated flow to it. For UDP, only
+    connection tracking can distinguish them.
     """
     count = services * endpoints
     return ((endpoint_address(count + index), ENDPOINT_PORT) for index in range(count))
 
 
-def server_pod(lab: Lab, load: Load, answering: str = str(NETWORK)) -> Pod:
-    """A pod that answers at every address of a part of NETWORK, and to which all of NETWORK is sent."""
+def server_pod(lab: Lab, load: Load, network: str = str(NETWORK)) -> Pod:
+    """Create a pod that answers at every address of `network`. All of NETWORK is routed to it."""
     pod = lab.pod("server")
-    lab.ip(pod, f"route add local {answering} dev lo")
+    lab.ip(pod, f"route add local {network} dev lo")
     lab.ip(lab.node, f"route add {NETWORK} via {pod.v4}")
     load.serve(pod, ENDPOINT_PORT)
     return pod
 
 
 def node_port(index: int) -> int:
-    """That of the Service of this index, where Services have one."""
+    """Return the NodePort of the Service with this index."""
     return _FIRST_NODE_PORT + index
 
 
 def services(count: int, protocol: str = "TCP", *, node_ports: bool = False) -> Iterator[manifests.Object]:
+    """Yield the Services."""
     for index in range(count):
         port = manifests.port(
             PORT,
@@ -82,8 +85,10 @@ def services(count: int, protocol: str = "TCP", *, node_ports: bool = False) -> 
 def endpoint_slice(
     index: int, addresses: Sequence[str | manifests.Object], protocol: str = "TCP"
 ) -> manifests.Object:
-    """The only slice of the Service of this index. As of all pods, it says on which node they are: of those
-    given as addresses, on another one, as with all but a few of so many."""
+    """Return the only slice of the Service with this index.
+
+    Endpoints given as addresses are on another node, as most endpoints of a large cluster.
+    """
     ports = [manifests.port(ENDPOINT_PORT, protocol=protocol)]
     endpoints = [
         manifests.endpoint(each, node="elsewhere") if isinstance(each, str) else each for each in addresses
@@ -94,9 +99,9 @@ def endpoint_slice(
 def write(
     folder: Path, count: int, endpoints: int, protocol: str = "TCP", *, node_ports: bool = False
 ) -> None:
-    """Write the folder of manifests: lists in JSON, as the API server would give them.
+    """Write the folder of manifests, as JSON lists.
 
-    Raises ConfigError for more Services than there are NodePorts, where they have one.
+    Raises ConfigError with `node_ports` and more Services than there are NodePorts.
     """
     if node_ports:
         require_node_ports(count)
@@ -117,6 +122,9 @@ def write(
 
 
 def require_node_ports(count: int) -> None:
-    """Raises ConfigError for more Services than there are NodePorts."""
+    """Raise ConfigError for more Services than there are NodePorts."""
     if count > SERVICES_MAX:
-        raise ConfigError(f"{count} services are more than {SERVICES_MAX}, one for each NodePort")
+        raise ConfigError(
+            f"--services: {count} Services need more NodePorts than there are",
+            f"give --services={SERVICES_MAX} or less",
+        )

@@ -1,7 +1,11 @@
-"""The command line: one file for each command. Only here is anything printed, or the process ended.
+"""The command line: `main`, and a module for each command, which has a click command named `command`.
 
-A command's file is imported when the command is used, so that ``ebpfproxy version`` loads nothing heavy.
-Each file holds one click command by the name `command`.
+Only this package prints and determines the exit code. A module is imported when its command runs, so that
+``ebpfproxy version`` loads no large libraries.
+
+No package imports this one, except `ebpfproxy.__main__`. This package may import all others.
+
+Read first: this file, then `run.py`.
 """
 
 import importlib
@@ -26,7 +30,7 @@ COMMANDS = {
     "bench": "Measure connections, startup and syncs in a lab on this machine.",
     "version": "Show the version.",
 }
-"""Each command and what the list of commands says of it."""
+"""Each command and its summary in the list of commands."""
 
 _INTERRUPTED = 130
 _TRACE_FROM = 4
@@ -41,7 +45,7 @@ class LazyGroup(click.Group):
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             rejection = unknown_flag(error)
-            hint = rejection.hint or "the flags of a command stand behind it: ebpfproxy run --proxy-mode=ebpf"
+            hint = rejection.hint or "put flags after the command, such as ebpfproxy run --proxy-mode=ebpf"
             raise ConfigError(rejection.message, hint) from None
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -69,10 +73,10 @@ def group() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command that `arguments` (those of the process, if None) ask for; returns the exit code.
+    """Run the command in `arguments`, the default being those of the process; return the exit code.
 
-    An error that we foresaw is one line with a hint, and has its own exit code (`ebpfproxy.errors`);
-    an unexpected one ends with 1, an interrupt with 130. Tracebacks show from ``-v=4`` on.
+    An expected error prints one line with a hint and has its own exit code (`ebpfproxy.errors`). The exit
+    code of an unexpected error is 1, that of an interrupt 130. From ``-v=4`` on, errors print a traceback.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
@@ -85,49 +89,49 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _report(error: Exception, trace: bool) -> int:
-    """Say on standard error what went wrong; returns the exit code."""
+    """Print the error to standard error; return the exit code."""
     if trace:
         traceback.print_exception(error, file=sys.stderr)
-    if isinstance(error, PermissionError) and os.geteuid():  # root would have been permitted
-        where = f" {error.filename}" if error.filename else ""
-        error = Rejected(f"not permitted{where}: {error.strerror}", "run as root")
+    if isinstance(error, PermissionError) and os.geteuid():  # root has permission
+        subject = error.filename or "a kernel interface"
+        error = Rejected(f"cannot access {subject}: {error.strerror}", "run as root")
     if isinstance(error, EbpfProxyError):
-        _say(error.message, error.hint)
+        _print(error.message, error.hint)
         return error.exit_code
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         print(error.format_message(), file=sys.stderr)
         return error.exit_code
     if isinstance(error, click.UsageError):
-        where = error.ctx.command_path if error.ctx else "ebpfproxy"
-        _say(_as_ours(error.format_message()), f"{where} --help")
+        command = error.ctx.command_path if error.ctx else "ebpfproxy"
+        _print(_error_style(error.format_message()), f"see {command} --help")
         return error.exit_code
     if isinstance(error, click.ClickException):
-        _say(_as_ours(error.format_message()))
+        _print(_error_style(error.format_message()))
         return error.exit_code
-    again = "" if trace else "; run again with -v=4 for the traceback"
-    what = " ".join(str(error).split())
-    _say(f"internal error: {type(error).__name__}{': ' if what else ''}{what}{again}")
+    advice = "" if trace else "; run again with -v=4 for the traceback"
+    reason = " ".join(str(error).split())
+    _print(f"internal error: {type(error).__name__}{': ' if reason else ''}{reason}{advice}")
     return 1
 
 
-def _say(message: str, hint: str = "") -> None:
+def _print(message: str, hint: str = "") -> None:
     for line in message.splitlines():
         print(f"ebpfproxy: {line}", file=sys.stderr)
     for line in hint.splitlines():
         print(f"  hint: {line}", file=sys.stderr)
 
 
-def _as_ours(message: str) -> str:
-    """Click's sentence in the form of our messages.
+def _error_style(message: str) -> str:
+    """Convert a sentence of click to the style of ebpfproxy's errors.
 
-    >>> _as_ours("No such command 'foo'.")
+    >>> _error_style("No such command 'foo'.")
     "no such command 'foo'"
     """
     return (message[:1].lower() + message[1:]).rstrip(".")
 
 
 def _wants_trace(words: Sequence[str]) -> bool:
-    """Whether -v is 4 or more, read without a parser since it may be the parser that failed.
+    """Whether -v is 4 or more. Read without the parser, which may have raised the error.
 
     >>> _wants_trace(["run", "-v=4"]), _wants_trace(["run", "--v", "5"]), _wants_trace(["run", "-v3"])
     (True, True, False)

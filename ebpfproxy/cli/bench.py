@@ -1,4 +1,4 @@
-"""`ebpfproxy bench`: what connections, packets, starts and changes cost, measured in a lab here."""
+"""`ebpfproxy bench`: measures connections, packets, starts and changes in a testbed on this machine."""
 
 import json
 import sys
@@ -14,28 +14,30 @@ from ebpfproxy.bench.samples import Result
 from ebpfproxy.cli import bench_options as options
 
 _PIPED = 170
-"""Characters in a line that no terminal wraps: a table's longest line."""
+"""Characters in the longest line of a table, for output that no terminal wraps."""
 
 
 @click.group("bench")
 def command() -> None:
-    """Measure connections, packets, starts and changes in a lab on this machine.
+    """Measure connections, packets, starts and changes on this machine.
 
-    Needs root and a C compiler, nodeport and overhead also iperf3. Everything is made in network
-    namespaces and removed again; only the ratios carry over to another machine.
+    Needs root and a C compiler; nodeport and overhead also need iperf3. Each benchmark creates nodes and
+    pods in network namespaces and removes them afterwards.
 
-    Each compares --modes in one table, beside no proxy where that makes sense. Smaller numbers of its
-    other options make it shorter than it says here.
+    The result is one table that compares the --modes. The row "none" is the same node without a proxy.
+    Compare ratios, not times: times depend on the machine.
+
+    The minutes are for the default options, one mode and two CPUs. Smaller numbers make a run shorter.
     """
 
 
 def _bench(name: str, short: str, *, minutes: int) -> Callable[[Callable[..., Any]], click.Command]:
     """A command; `minutes` are those that its defaults take on two CPUs."""
-    epilog = f"Takes about {minutes} min on two CPUs with one mode, and nearly as much again for each more."
+    epilog = f"Takes about {minutes} min with one mode on two CPUs, and about as long for each further mode."
     return command.command(name, short_help=f"{short} ({minutes} min).", epilog=epilog)
 
 
-@_bench("connect", "A new connection through a Service", minutes=2)
+@_bench("connect", "Time of a new connection through a Service", minutes=2)
 @options.services("1,1000,10000")
 @options.endpoints
 @options.samples(20_000)
@@ -45,16 +47,20 @@ def _bench(name: str, short: str, *, minutes: int) -> Callable[[Callable[..., An
 def connect_command(
     services: list[int], endpoints: int, samples: int, rounds: int, modes: list[str], output: str
 ) -> None:
-    """Time of a new connection through a Service, beside straight to an endpoint.
+    """Measure a new connection to a Service, compared with one to the endpoint's own address.
 
-    connect_us is connect() alone, crr_us up to the answer to a byte; targets are random over all
-    Services. Paths: from a pod, and (-host) from the node. Mode none is a machine without a proxy.
+    \b
+    connect_us  time of connect() alone
+    crr_us      time until the answer to one byte arrives
+
+    Each connection selects a Service at random. Paths without a suffix start in a pod, paths with -host
+    on the node.
     """
     sizes = [connect.Size(count, endpoints, samples, rounds) for count in services]
     _show("connect", connect.run(sizes, modes, _progress), output)
 
 
-@_bench("nodeport", "A client outside, through a NodePort", minutes=4)
+@_bench("nodeport", "Time and throughput of an outside client through a NodePort", minutes=4)
 @options.services("10,10000")
 @options.endpoints
 @options.samples(10_000)
@@ -71,22 +77,30 @@ def nodeport_command(
     modes: list[str],
     output: str,
 ) -> None:
-    """What a client outside pays for a NodePort, beside the same client routed straight to the pod.
+    """Measure an outside client that uses a NodePort, compared with one that is routed to the pod.
 
-    The pod is on the node that is dialed (-local), or on another one (-remote). direct paths cross the
-    same nodes by links on which mode ebpf has no programs; direct-straight leaves out the first node.
-    connect_us and crr_us are as of connect, rr_us is a byte there and back on an open connection.
+    \b
+    connect_us  time of connect() alone
+    crr_us      time until the answer to one byte arrives, with a new connection
+    rr_us       the same on an open connection
+    tcp_mbit_s  throughput of one iperf3 stream
+
+    \b
+    -local           the pod is on the node that the client connects to
+    -remote          the pod is on another node
+    direct           the same nodes, by links without programs of mode ebpf
+    direct-straight  directly to the second node
     """
     sizes = [connect.Size(count, endpoints, samples, rounds) for count in services]
     _show("nodeport", nodeport.run(sizes, modes, megabytes, _progress), output)
 
 
-@_bench("packet", "A packet on its way through a node", minutes=3)
+@_bench("packet", "Time that a packet takes through a node", minutes=3)
 @options.services("10,10000")
 @options.endpoints
 @options.samples(20_000)
 @options.rounds(9)
-@options.count("--runs", 500_000, "Test runs of each case, in each round.")
+@options.count("--runs", 500_000, "Test runs of each BPF program and case, in each round.")
 @options.compared
 @options.output
 def packet_command(
@@ -98,23 +112,26 @@ def packet_command(
     modes: list[str],
     output: str,
 ) -> None:
-    """Nanoseconds that a packet takes on its way through a node, and within our programs alone.
+    """Measure how long a packet takes through a node, and in the BPF programs alone.
 
-    sent_ns is the time of a client's send() whose datagram goes through the node to a pod and is dropped
-    there, all of it within the call: what it takes longer than in mode none is the mode's. sent_first_ns:
-    a flow's first one. With mode ebpf also the kernel's test runs of its programs (BPF_PROG_TEST_RUN),
-    which other modes cannot have; floor_ns is a program that does nothing, and in all of those.
+    \b
+    sent_ns        time of a client's send(), in which the datagram passes the node and is
+                   dropped in the pod; compare it with mode none
+    sent_first_ns  the same for the first datagram of a flow
+    floor_ns       mode ebpf only: a test run of a program that does nothing
+
+    For mode ebpf the table also has test runs of each program (BPF_PROG_TEST_RUN). They include floor_ns.
     """
     sizes = [packet.Size(count, endpoints, samples, rounds, runs) for count in services]
     _show("packet", packet.run(sizes, modes, _progress), output)
 
 
-@_bench("overhead", "Traffic that is no Service's", minutes=4)
-@options.count("--services", 10_000, "Services that each mode has, and no client uses.")
+@_bench("overhead", "Cost for traffic that uses no Service", minutes=4)
+@options.count("--services", 10_000, "Services in the cluster. No client uses them.")
 @options.endpoints
 @options.rounds(10)
 @options.megabytes()
-@options.count("--samples", 40_000, "Exchanges of each way, in all rounds.")
+@options.count("--samples", 40_000, "Request-response exchanges for each path, over all rounds.")
 @options.compared
 @options.output
 def overhead_command(
@@ -126,34 +143,43 @@ def overhead_command(
     modes: list[str],
     output: str,
 ) -> None:
-    """What traffic from pod to pod, which is no Service's, pays for a proxy on its way.
+    """Measure what a proxy costs pod-to-pod traffic that uses no Service.
 
-    On one node and across two, beside mode none: throughput of a stream, small datagrams and requests a
-    second. ebpf has no programs on the devices of pods, so on one node it has none at all; ebpf-host has.
+    \b
+    tcp_mbit_s  throughput of one iperf3 stream
+    udp_per_s   small datagrams per second
+    rr_per_s    requests per second on an open connection
+
+    Paths are on one node and between two nodes. Mode ebpf attaches no programs to the devices of pods, so
+    traffic on one node passes none. Mode ebpf-host attaches them.
     """
     size = overhead.Size(services, endpoints, rounds, megabytes, samples)
     _show("overhead", overhead.run(size, modes, _progress), output)
 
 
-@_bench("flows", "Many connections, held and new", minutes=8)
-@options.count("--held", 200_000, "Connections.")
-@options.seconds("--seconds", 20.0, "Of new ones, by each path, in each round.", 1.0)
+@_bench("flows", "Many connections at the same time, and full tables", minutes=8)
+@options.count("--held", 200_000, "Connections that stay open during the run.")
+@options.seconds("--seconds", 20.0, "Seconds of new connections, for each path and round.", 1.0)
 @options.rounds(3)
 @click.option(
     "--small",
     type=click.IntRange(0),
     default=16384,
     show_default=True,
-    help="Entries of a table that is too small, in mode ebpf; 0: leave it out.",
+    help="Mode ebpf: flow entries for the run with a table that is too small. 0: no such run.",
 )
 @options.compared
 @options.output
 def flows_command(held: int, seconds: float, rounds: int, small: int, modes: list[str], output: str) -> None:
-    """Many connections through NodePorts: held, opened as fast as it goes, and too many for a table.
+    """Open and hold many connections through NodePorts, and fill a flow table.
 
-    made_per_s are those with a byte there and back, by NodePorts and straight to the pods, while others
-    are held. Ends with status 1 if one failed, of those that were held, new, or busy while the table was
-    full. Modes that have connections tracked need room for all of them (nf_conntrack_max), or fewer held.
+    \b
+    made_per_s  new connections per second, each with one byte and its answer,
+                while others are held
+
+    The exit code is 1 if any connection failed: a held one, a new one, or one that was in use while the
+    table was full. Modes other than ebpf need room for all connections in conntrack: raise
+    nf_conntrack_max, or use a smaller --held.
     """
     size = flows.Size(held, seconds, rounds, small)
     results = list(flows.run(size, modes, _progress))
@@ -161,38 +187,47 @@ def flows_command(held: int, seconds: float, rounds: int, small: int, modes: lis
     _fail_where_any(results, flows.FAILURES)
 
 
-@_bench("sync", "Starts, changes and memory of the agent", minutes=1)
-@options.count("--services", 10_000, "In the cluster.")
+@_bench("sync", "Start time, change time and memory of the agent", minutes=1)
+@options.count("--services", 10_000, "Services in the cluster.")
 @options.endpoints
-@options.count("--changes", 50, "In each round.")
+@options.count("--changes", 50, "Endpoint changes in each round.")
 @options.rounds(3)
 @options.compared
 @options.output
 def sync_command(
     services: int, endpoints: int, changes: int, rounds: int, modes: list[str], output: str
 ) -> None:
-    """Time from the agent's start, and from one endpoint's change, to the kernel; the agent's memory.
+    """Measure the time until the kernel is programmed, and the agent's memory.
 
-    Changes come one by one, and agents do not wait for more of them (--iptables-min-sync-period=0s).
+    \b
+    first_sync_s          from the agent's start to its first sync
+    first_answer_s        from the agent's start to the first answer of the last Service
+    restart_sync_s        as first_sync_s, after a restart: the kernel is already programmed
+    change_ms             from the change of one endpoint to the first answer that shows it
+    agent_latency_ms      from the agent's receipt of a change to the kernel, by its log
+    agent_duration_ms     of that, the sync alone
+    rss_mb, peak_rss_mb   memory of the agent, without the tools that it starts
+
+    Changes come one by one, and the agent applies each at once (--iptables-min-sync-period=0s).
     """
     size = sync.Size(services, endpoints, changes, rounds)
     _show("sync", sync.run(size, modes, _progress), output)
 
 
-@_bench("churn", "Whether any connection fails meanwhile", minutes=5)
+@_bench("churn", "Failed connections while endpoints, agents or modes change", minutes=5)
 @click.option(
     "--connects",
     type=click.IntRange(0),
     default=1_000_000,
     show_default=True,
-    help="Of all clients together; 0: until the time is up.",
+    help="New connections of all clients together. 0: as many as fit into --seconds.",
 )
-@options.seconds("--seconds", 300.0, "At the most; 0 for no limit.")
-@options.seconds("--flap-ms", 10.0, "Between two changes.")
-@options.seconds("--rate", 0.0, "New connections of each client in a second; 0: as many as go.")
-@options.seconds("--crash-s", 0.0, "Kill the agent, and start it again, every so many seconds.")
-@click.option("--replace", is_flag=True, help="And let it load other programs and maps each time.")
-@options.seconds("--move-s", 0.0, "Move the agent to the next of --modes every so many seconds.")
+@options.seconds("--seconds", 300.0, "Longest time of a run, in seconds. 0: no limit.")
+@options.seconds("--flap-ms", 10.0, "Milliseconds between two changes of endpoints.")
+@options.seconds("--rate", 0.0, "New connections per second and client. 0: as many as possible.")
+@options.seconds("--crash-s", 0.0, "Kill and restart the agent every so many seconds. 0: never.")
+@click.option("--replace", is_flag=True, help="With --crash-s: load new programs and maps at each restart.")
+@options.seconds("--move-s", 0.0, "Switch the agent to the next of --modes every so many seconds. 0: never.")
 @options.clients
 @options.in_sequence
 @options.output
@@ -208,11 +243,15 @@ def churn_command(
     modes: list[str],
     output: str,
 ) -> None:
-    """Connections that fail while all endpoints of a Service but one come and go.
+    """Count failed connections while the endpoints of a Service change, all except one.
 
-    connects_failed is of n connections, each with an exchange of a byte, established_failed of n that
-    lasted all the time, download_failed of n downloads that ran all the time: each has to bring every byte
-    and the server's own end. Ends with status 1 if one of all these failed.
+    \b
+    connects_failed     new connections, each with one byte and its answer
+    established_failed  connections that are open during the complete run
+    download_failed     downloads during the complete run: each must deliver every
+                        byte, and end as the server ends it
+
+    The column n has the number of connections. The exit code is 1 if any connection failed.
     """
     size = churn.Size(connects, seconds, flap_ms, rate)
     results = list(churn.run(size, FaultSchedule(crash_s, replace, move_s), modes, _progress, clients))
@@ -225,7 +264,7 @@ def _progress(text: str) -> None:
 
 
 def _fail_where_any(results: Iterable[Result], failures: Collection[str]) -> None:
-    """End with status 1 where one of the metrics `failures` is not 0."""
+    """Exit with code 1 if one of the metrics `failures` is not 0."""
     if any(result.metric in failures and result.p50 for result in results):
         raise click.exceptions.Exit(1)
 
@@ -235,5 +274,5 @@ def _show(bench: str, results: Iterable[Result], output: str) -> None:
     if output == "json":
         click.echo(json.dumps(report.as_object(bench, found), indent=2))
     else:
-        # Piped, as wide as it needs to be.
+        # Without a terminal, as wide as the table needs.
         Console(width=None if sys.stdout.isatty() else _PIPED).print(report.as_table(bench, found))

@@ -10,8 +10,7 @@ from ebpfproxy.bench import churn, modes
 F = TypeVar("F", bound=Callable[..., Any])
 
 _MODES_HELP = (
-    f"Which modes to compare, with commas between them: {', '.join(modes.NAMES)}. Each has a lab of its own, "
-    "and they take turns in each round."
+    f"Modes to compare, separated by commas: {', '.join(modes.NAMES)}. Each mode has its own testbed."
 )
 
 
@@ -19,9 +18,9 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: str) ->
     try:
         numbers = [int(word) for word in text.split(",")]
     except ValueError:
-        raise click.BadParameter("numbers, with commas between them") from None
+        raise click.BadParameter("must be numbers, separated by commas") from None
     if min(numbers) < 1:
-        raise click.BadParameter("each at least 1")
+        raise click.BadParameter("each number must be at least 1")
     return numbers
 
 
@@ -29,7 +28,7 @@ def _words(known: tuple[str, ...], text: str) -> list[str]:
     words = text.split(",")
     for word in words:
         if word not in known:
-            raise click.BadParameter(f"{word!r} is none of {', '.join(known)}")
+            raise click.BadParameter(f"{word!r} is not one of {', '.join(known)}")
     return words
 
 
@@ -40,7 +39,7 @@ def _names(_context: click.Context, _parameter: click.Parameter, text: str) -> l
 def _different_names(_context: click.Context, _parameter: click.Parameter, text: str) -> list[str]:
     names = _words(modes.NAMES, text)
     if len(set(names)) < len(names):
-        raise click.BadParameter("each mode once")
+        raise click.BadParameter("each mode can be named only once")
     return names
 
 
@@ -64,23 +63,23 @@ def services(default: str) -> Callable[[F], F]:
         default=default,
         show_default=True,
         metavar="N[,N...]",
-        help="Sizes of the cluster, one after another.",
+        help="Number of Services. Several numbers: one run for each.",
     )
 
 
 def samples(default: int) -> Callable[[F], F]:
-    return count("--samples", default, "Of each path and metric, in all rounds.")
+    return count("--samples", default, "Samples for each path and metric, over all rounds.")
 
 
 def rounds(default: int) -> Callable[[F], F]:
-    return count("--rounds", default, "In each, all modes take turns.")
+    return count("--rounds", default, "Rounds. All modes are measured in each round, in turns.")
 
 
 def megabytes(default: int = 256) -> Callable[[F], F]:
-    return count("--megabytes", default, "MiB of one stream of iperf3.")
+    return count("--megabytes", default, "Size of one iperf3 stream, in MiB.")
 
 
-endpoints = count("--endpoints", 10, "Of each Service.")
+endpoints = count("--endpoints", 10, "Endpoints of each Service.")
 compared = click.option(
     "--modes",
     "modes",
@@ -97,7 +96,8 @@ in_sequence = click.option(
     default=modes.EBPF,
     show_default=True,
     metavar="MODE[,MODE...]",
-    help=f"One after another, with --move-s in one run, else each in its own: {', '.join(modes.NAMES)}.",
+    help=f"Modes, separated by commas: {', '.join(modes.NAMES)}. With --move-s one run that switches between "
+    "them, otherwise one run for each.",
 )
 clients = click.option(
     "--from",
@@ -106,8 +106,13 @@ clients = click.option(
     default=",".join(churn.CLIENTS[:2]),
     show_default=True,
     metavar="CLIENT[,CLIENT...]",
-    help="pod, node, outside: the last one dials the NodePort.",
+    help="Clients: pod and node connect to the ClusterIP, outside to the NodePort.",
 )
 output = click.option(
-    "-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True
+    "-o",
+    "--output",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    help="Format of the result.",
 )

@@ -1,4 +1,4 @@
-"""``ebpfproxy cleanup``"""
+"""``ebpfproxy cleanup``: removes what ebpfproxy or kube-proxy created in the kernel."""
 
 import click
 
@@ -7,7 +7,7 @@ from ebpfproxy.errors import AlreadyExists, KernelError, Rejected
 
 
 @click.command("cleanup", cls=FlagsCommand)
-@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+@click.option("--dry-run", is_flag=True, help="Show what would be removed, and remove nothing.")
 @config_options
 def command(config: Config, dry_run: bool) -> None:
     """Remove everything that ebpfproxy or kube-proxy created in this node's kernel, in any mode.
@@ -21,7 +21,11 @@ def command(config: Config, dry_run: bool) -> None:
 
 
 def cleanup(config: Config, dry_run: bool = False) -> None:
-    """Remove, and say what was removed. Raises EbpfProxyError; what others modes left is removed before."""
+    """Remove the objects of all modes and print what was removed.
+
+    If the cleanup of a mode fails, the other modes are cleaned up before the error is raised. Raises
+    EbpfProxyError.
+    """
     from ebpfproxy.backends.selection import MODES
     from ebpfproxy.linux.locks import NamespaceLock
 
@@ -30,7 +34,7 @@ def cleanup(config: Config, dry_run: bool = False) -> None:
         try:
             lock = NamespaceLock()
         except AlreadyExists as running:
-            hint = "an agent that runs would put everything back: stop the agent first"
+            hint = "stop the agent first; a running agent would restore everything"
             raise Rejected(running.message, hint) from running
     failures: list[KernelError] = []
     removed = []
@@ -43,9 +47,9 @@ def cleanup(config: Config, dry_run: bool = False) -> None:
     finally:
         if lock:
             lock.release()
-    for what in removed:
-        click.echo(f"{'would remove' if dry_run else 'removed'} {what}")
+    for each in removed:
+        click.echo(f"{'would remove' if dry_run else 'removed'} {each}")
     if failures:
         raise failures[0]
     if not removed:
-        click.echo("nothing of ebpfproxy, or of kube-proxy, is on this node")
+        click.echo("nothing to remove: no objects of ebpfproxy or kube-proxy on this node")

@@ -1,4 +1,4 @@
-"""`ebpfproxy demo`: pods, a Service, the agent, and what it does, in under a minute on this machine."""
+"""``ebpfproxy demo``: runs pods, a Service and the agent on this machine, in less than a minute."""
 
 import collections
 import functools
@@ -22,7 +22,7 @@ from ebpfproxy.lab import Lab, Pod, manifests, sockets
 from ebpfproxy.model.address import Protocol
 
 SERVICE_IPS = ("10.96.0.10", "fd00:10:96::10")
-LONELY_IP = "10.96.0.20"
+NO_ENDPOINT_IP = "10.96.0.20"
 ECHO_IP = "10.96.0.30"
 PORT = 80
 POD_PORT = 8080
@@ -45,11 +45,11 @@ def command() -> None:
     start = time.monotonic()
     with Lab("demo") as lab:
         _Demo(lab).run()
-    console.print(f"\n[dim]Everything is removed again. It took {time.monotonic() - start:.0f} s.[/]")
+    console.print(f"\n[dim]Removed everything. The demo took {time.monotonic() - start:.0f} s.[/]")
 
 
 class _Demo:
-    """The steps, in their order; each prints what it does and what came of it."""
+    """The steps, in order. Each prints what it does and the result."""
 
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
@@ -64,12 +64,12 @@ class _Demo:
         self.changes()
         self.node_port()
         self.outside()
-        self.refusal()
+        self.rejection()
         self.dump()
         self.latency()
 
     def pods(self) -> None:
-        _heading("A node and four pods", "network namespaces, veth pairs and cgroups of their own")
+        _heading("A node and four pods", "each with a network namespace, a veth pair and a cgroup")
         self.webs = [self.lab.pod(f"web-{number}") for number in (1, 2, 3)]
         self.client = self.lab.pod("client")
         for web in self.webs:
@@ -80,21 +80,21 @@ class _Demo:
         console.print(f"  [bold]{'host':8}[/] {self.lab.node.v4:12} {self.lab.node.v6}")
 
     def objects(self) -> None:
-        _heading("A Service, and the endpoints behind it", "as kubectl get -o yaml would show them")
+        _heading("A Service and its endpoints", "as kubectl get -o yaml shows them")
         self.folder.mkdir()
         port = manifests.port(PORT, target=POD_PORT, node_port=NODE_PORT)
         web = manifests.service("web", SERVICE_IPS, [port])
-        lonely = manifests.service("lonely", [LONELY_IP], [manifests.port(PORT)])
+        empty = manifests.service("empty", [NO_ENDPOINT_IP], [manifests.port(PORT)])
         manifests.write(self.folder / "web.yaml", web)
-        manifests.write(self.folder / "lonely.yaml", lonely)
+        manifests.write(self.folder / "empty.yaml", empty)
         echo = manifests.service("echo", [ECHO_IP], [manifests.port(PORT, target=ECHO_PORT)])
         addresses = [web.v4 for web in self.webs]
         echoes = manifests.endpoint_slice("echo-4", "echo", addresses, [manifests.port(ECHO_PORT)])
         manifests.write(self.folder / "echo.yaml", echo, echoes)
         self._write_slices(self.webs[:2])
-        beside = Table.grid(padding=(0, 4))
-        beside.add_row(_yaml(web), _yaml(self._slice(self.webs[:2], six=False)))
-        console.print(beside)
+        columns = Table.grid(padding=(0, 4))
+        columns.add_row(_yaml(web), _yaml(self._slice(self.webs[:2], six=False)))
+        console.print(columns)
 
     def agent(self) -> None:
         _heading("The agent", "loads its programs, reads the manifests, fills the maps")
@@ -105,13 +105,13 @@ class _Demo:
         console.print(f"  [dim]{escape(line.text)}[/]", soft_wrap=True)
 
     def requests(self) -> None:
-        _heading("Who answers?", f"{REQUESTS} requests each to the Service's addresses")
-        for place in (self.client, self.lab.node):
+        _heading("Which pod answers?", f"{REQUESTS} requests to each address of the Service")
+        for client in (self.client, self.lab.node):
             for address in SERVICE_IPS:
-                self._show_answers(place, _url(address, PORT))
+                self._show_answers(client, _url(address, PORT))
 
     def changes(self) -> None:
-        _heading("A pod comes, a pod goes", "while the client asks without a pause")
+        _heading("Add a pod, remove a pod", "while the client sends requests without a pause")
         took = self._change(self.webs, lambda answers: _first(answers, "web-3"))
         console.print(f"  [bold]web-3[/] added:   its first answer came [bold green]{took:.1f} ms[/] later")
         took = self._change(self.webs[1:], lambda answers: _last(answers, "web-1"))
@@ -124,24 +124,24 @@ class _Demo:
         self._show_answers(self.lab.node, _url("127.0.0.1", NODE_PORT))
 
     def outside(self) -> None:
-        _heading("From outside", "a client on the node's network, whose packets the classifiers translate")
+        _heading("From outside", "the packets of a client on the node's network, translated by tc programs")
         self._show_answers(self.lab.outside, _url(self.lab.node.v4, NODE_PORT))
         self._show_answers(self.lab.outside, _url(SERVICE_IPS[1], PORT))
         _command(f"ebpfproxy dump conntrack | head -{FLOWS}")
         for line in self._dumped("conntrack")[1 : FLOWS + 1]:
             console.print(f"  [dim]{escape(line)}[/]", soft_wrap=True)
 
-    def refusal(self) -> None:
-        _heading("A Service without endpoints", "the client is refused at once")
-        _prompt(self.client, f"curl {_url(LONELY_IP, PORT)}")
-        outcome, took = self.client.call(lambda: _attempt(LONELY_IP, PORT))
+    def rejection(self) -> None:
+        _heading("A Service without endpoints", "the connection is refused at once")
+        _prompt(self.client, f"curl {_url(NO_ENDPOINT_IP, PORT)}")
+        outcome, took = self.client.call(lambda: _attempt(NO_ENDPOINT_IP, PORT))
         console.print(f"  {escape(outcome)} after [bold green]{took:.1f} ms[/]")
 
     def dump(self) -> None:
-        _heading("What the kernel holds")
+        _heading("The content of the BPF maps")
         _command("ebpfproxy dump")
         console.file.flush()
-        # It writes straight to our terminal, whose width it heeds.
+        # dump writes directly to this terminal, so that it uses the terminal's width.
         self.lab.node.popen(self._dump_command()).wait()
 
     def _dump_command(self, *what: str) -> list[str]:
@@ -154,7 +154,7 @@ class _Demo:
             return out.read().decode().splitlines()
 
     def latency(self) -> None:
-        _heading("What it costs", f"the time of connect(), {SAMPLES} times each")
+        _heading("Latency", f"the duration of connect(), {SAMPLES} times each")
         pods = [(web.v4, ECHO_PORT) for web in self.webs]
         targets = self.load.targets("both", pods, [(ECHO_IP, PORT)])
         samples = self.load.measure(self.client, "connect", targets, 2 * SAMPLES)
@@ -164,14 +164,17 @@ class _Demo:
             )
             console.print(f"  {name:22} median [bold]{p50:6.1f} µs[/]   99% below {p99:6.1f} µs")
 
-    def _show_answers(self, place: Pod, url: str) -> None:
-        counts = place.call(lambda: collections.Counter(_get(url) for _ in range(REQUESTS)))
-        _prompt(place, f"curl {url}")
+    def _show_answers(self, client: Pod, url: str) -> None:
+        counts = client.call(lambda: collections.Counter(_get(url) for _ in range(REQUESTS)))
+        _prompt(client, f"curl {url}")
         words = (f"{name} [bold]{count}[/]" for name, count in sorted(counts.items()))
         console.print(f"  {'   '.join(words)}")
 
     def _change(self, webs: list[Pod], moment: Callable[[list[tuple[float, str]]], float]) -> float:
-        """Replace the slices while the client asks; the `moment` of its answers, in ms after the change."""
+        """Replace the slices while the client sends requests.
+
+        Return the `moment` of the answers, which are pairs of milliseconds after the change and pod name.
+        """
         url = _url(SERVICE_IPS[0], PORT)
 
         def child() -> float:
@@ -206,8 +209,8 @@ def _command(text: str | Path) -> None:
     console.print(f"  [dim]node #[/] {text}", soft_wrap=True)
 
 
-def _prompt(place: Pod, text: str) -> None:
-    console.print(f"  [dim]{place.name} $[/] {escape(text)}", soft_wrap=True)
+def _prompt(client: Pod, text: str) -> None:
+    console.print(f"  [dim]{client.name} $[/] {escape(text)}", soft_wrap=True)
 
 
 def _url(address: str, port: int) -> str:
@@ -217,18 +220,21 @@ def _url(address: str, port: int) -> str:
 
 @functools.cache
 def _opener() -> urllib.request.OpenerDirector:
-    """Without the environment's proxy. Made once, since it reads all certificates: up to 0.1 s."""
+    """Return an opener that ignores the proxy of the environment.
+
+    It is cached because it reads all certificates, which takes up to 0.1 s.
+    """
     return urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def _get(url: str) -> str:
-    """The body. Raises OSError."""
+    """Return the body. Raises OSError."""
     with _opener().open(url, timeout=3) as response:
         return str(response.read().decode().strip())
 
 
 def _attempt(address: str, port: int) -> tuple[str, float]:
-    """What became of a connection, and how many milliseconds it took."""
+    """Connect; return the result and the duration in milliseconds."""
     start = time.monotonic()
     try:
         sockets.dial(Protocol.TCP, address, port).close()

@@ -1,4 +1,4 @@
-"""``ebpfproxy doctor``"""
+"""``ebpfproxy doctor``: which modes work on this machine, and what the others need."""
 
 import sys
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ import click
 from ebpfproxy.config import Config, FlagsCommand, config_options
 
 _INCOMPLETE = 1
-_WIDE = 10_000  # columns, where there is no terminal: a row stays one line
+_UNLIMITED_WIDTH = 10_000  # columns if the output is not a terminal, so that a row stays one line
 _ANY_MODE = "any"
 
 
@@ -18,33 +18,33 @@ def command(config: Config) -> int:
     """Show which modes work on this machine, what the others need, and which one auto would select.
 
     Probes every requirement, and compiles and loads the BPF programs. Changes nothing. Run it with the
-    agent's flags and in the agent's place. The exit code is 0 if the selected mode has every feature that
-    it can use, 1 otherwise.
+    agent's flags, and in the agent's namespaces or pod. The exit code is 0 if the selected mode has every
+    feature that it can use, 1 otherwise.
 
-    On a node with several uplinks, it also names those that clients cannot use in any mode. That does not
+    On a node with several uplinks, it also names uplinks that clients cannot use in any mode. They do not
     change the exit code.
     """
     from ebpfproxy.backends import uplink_checks
     from ebpfproxy.backends.selection import AUTO, MODES, best, examine
 
-    _show_progress("trying what each mode needs, and loading the BPF programs: about 5 s")
+    _show_progress("probing the requirements of each mode and loading the BPF programs: about 5 s")
     findings = {mode.name: examine(mode, config) for mode in MODES}
-    chosen = config.proxy_mode if config.proxy_mode != AUTO else best(findings)
+    selected = config.proxy_mode if config.proxy_mode != AUTO else best(findings)
     _show(
         (name, each.feature, _state(each.present, each.needed), str(each.missing), each.remedy)
-        for name, found in (*findings.items(), (_ANY_MODE, uplink_checks.probe()))
-        for each in found
+        for name, mode_findings in (*findings.items(), (_ANY_MODE, uplink_checks.probe()))
+        for each in mode_findings
     )
-    why = "as --proxy-mode says" if config.proxy_mode != AUTO else "the first that has all it needs"
-    click.echo(f"mode: {chosen} ({why})" if chosen else "mode: none works here")
-    complete = chosen is not None and all(each.present for each in findings[chosen])
+    reason = "selected by --proxy-mode" if config.proxy_mode != AUTO else "the first that works on this node"
+    click.echo(f"mode: {selected} ({reason})" if selected else "mode: none, no mode works on this node")
+    complete = selected is not None and all(each.present for each in findings[selected])
     return 0 if complete else _INCOMPLETE
 
 
-def _show_progress(what: str) -> None:
-    """To a person who waits, and to no file."""
+def _show_progress(activity: str) -> None:
+    """Print to standard error if it is a terminal."""
     if sys.stderr.isatty():
-        click.echo(f"{what} ...", err=True)
+        click.echo(f"{activity} ...", err=True)
 
 
 def _state(present: bool, needed: bool) -> str:
@@ -52,23 +52,23 @@ def _state(present: bool, needed: bool) -> str:
 
 
 def _show(rows: Iterable[tuple[str, str, str, str, str]]) -> None:
-    """A table; what is missing stands in a line below its feature, so that nothing is cut off."""
+    """Print a table. Long cells wrap on a terminal, so that nothing is cut off."""
     from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, show_edge=False)
-    for heading in ("MODE", "FEATURE", "THERE", "WHAT IS MISSING, AND WHAT TO DO"):
+    for heading in ("MODE", "FEATURE", "PRESENT", "WHAT IS MISSING, AND WHAT TO DO"):
         table.add_column(heading, overflow="fold")
-    last = ""
+    previous = ""
     for mode, feature, state, missing, remedy in rows:
-        reported = missing + (f"; {remedy}" if remedy else "")
-        table.add_row(mode if mode != last else "", feature, state, reported)
-        last = mode
+        explanation = missing + (f"; {remedy}" if remedy else "")
+        table.add_row(mode if mode != previous else "", feature, state, explanation)
+        previous = mode
     if sys.stdout.isatty():
         Console(file=sys.stdout, highlight=False).print(table)
         return
-    console = Console(highlight=False, width=_WIDE)
-    with console.capture() as written:
+    console = Console(highlight=False, width=_UNLIMITED_WIDTH)
+    with console.capture() as output:
         console.print(table)
-    for line in written.get().splitlines():
+    for line in output.get().splitlines():
         click.echo(line.rstrip())

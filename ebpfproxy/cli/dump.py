@@ -1,4 +1,4 @@
-"""``ebpfproxy dump``"""
+"""``ebpfproxy dump``: shows the content of the BPF maps."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
@@ -15,31 +15,34 @@ from ebpfproxy.model.address import parse_address
 if TYPE_CHECKING:
     from ebpfproxy.backends.ebpf.inspect.tables import View
 
-_PLACES = (
+_ADDRESS_COLUMNS = (
     *("internal", "external", "dialed", "endpoint"),
     *("client", "frontend", "masquerade"),
     *("source", "destination", "new_source", "new_destination"),
 )
-"""Columns that name addresses, with or without port, beside "address" and "port"."""
+"""Columns with addresses, with or without port, besides "address" and "port"."""
 
 
 class Filter(NamedTuple):
-    """What --service and --address ask for: namespace/name with or without :port, and an address with
-    or without a port; empty and None where not asked."""
+    """The values of --service and --address: namespace/name with or without :port, and address and port.
+
+    Texts are "" and the port is None if not given.
+    """
 
     service: str
     address: str
     port: int | None
 
     def admits(self, row: Row) -> bool:
+        """Whether the row matches the filter."""
         if self.service:
             service = row["service"]
             if service != self.service and service.partition(":")[0] != self.service:
                 return False
-        return not self.address or any(map(self._is_it, _places(row)))
+        return not self.address or any(map(self._matches_address, _addresses(row)))
 
-    def _is_it(self, text: str) -> bool:
-        """Whether a place is the one asked for: canonical text, without a port where it stands for all."""
+    def _matches_address(self, text: str) -> bool:
+        """Whether an address in canonical text, with or without port, matches --address."""
         host = f"[{self.address}]:" if ":" in self.address else f"{self.address}:"
         if self.port is None:
             return text == self.address or text.startswith(host)
@@ -47,17 +50,19 @@ class Filter(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """`by_service` and `by_address`: whether its rows can be chosen so."""
+    """A section of the output. `by_service`, `by_address`: whether its rows can be filtered so."""
 
     rows: Callable[["View"], Iterable[Any]]
     by_service: bool = True
     by_address: bool = True
 
-    def knows(self, wanted: Filter) -> bool:
-        return (self.by_service or not wanted.service) and (self.by_address or not wanted.address)
+    def supports(self, row_filter: Filter) -> bool:
+        return (self.by_service or not row_filter.service) and (self.by_address or not row_filter.address)
 
 
 class _MapRow(NamedTuple):
+    """A map with its number of entries and its maximum."""
+
     map: str
     entries: int
     room: int
@@ -79,7 +84,7 @@ _PARTS = {
         by_address=False,
     ),
 }
-_WHAT = {
+_SUBJECTS = {
     **{
         name: (name,)
         for name in ("services", "endpoints", "affinity", "sockets", "conntrack", "nat", "devices")
@@ -90,47 +95,59 @@ _WHAT = {
 
 
 @click.command("dump", cls=FlagsCommand)
-@click.argument("what", type=click.Choice(list(_WHAT)), default="services")
-@click.option("-o", "--output", type=click.Choice(list(WRITERS)), default="table", help="How it is shown.")
-@click.option("--service", metavar="NS/NAME[:PORT]", default="", help="Only what belongs to this Service.")
+@click.argument("what", type=click.Choice(list(_SUBJECTS)), default="services")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(list(WRITERS)),
+    default="table",
+    show_default=True,
+    help="Output format.",
+)
+@click.option(
+    "--service",
+    metavar="NS/NAME[:PORT]",
+    default="",
+    help="Show only entries of this Service, or of one of its ports. Empty: all Services.",
+)
 @click.option(
     "--address",
     metavar="IP[:PORT]",
     default="",
-    help="Only what has this address, as client, frontend or endpoint; [IP]:PORT for IPv6.",
+    help="Show only entries with this address as client, frontend or endpoint. Write IPv6 with a port as "
+    "[IP]:PORT. Empty: all addresses.",
 )
 @options("bpffs_root")
 def command(what: str, output: str, service: str, address: str, bpffs_root: Path) -> None:
-    """Show the content of the BPF maps: services (default), endpoints, affinity and sockets; flows of the
-    packet path (conntrack), their translation (nat) and devices; counters, with the traffic of each Service;
-    or all of these.
+    """Show the content of the BPF maps of mode ebpf: services (default), endpoints, affinity and sockets;
+    flows of the packet path (conntrack), their translation (nat) and devices; counters, with the traffic of
+    each Service; or all of these and the use of each map.
 
     Reads only the pinned maps, so it works with and without a running agent.
     """
     from ebpfproxy.backends.ebpf.inspect.tables import View
 
-    wanted = Filter(service, *_parse_place(address))
-    parts = [part for part in _WHAT[what] if _PARTS[part].knows(wanted)]
+    row_filter = Filter(service, *_parse_address_filter(address))
+    parts = [part for part in _SUBJECTS[what] if _PARTS[part].supports(row_filter)]
     if not parts:
-        raise ConfigError(
-            f"{what} cannot be chosen by {'--service' if service else '--address'}", "leave that option out"
-        )
+        flag = "--service" if service else "--address"
+        raise ConfigError(f"cannot filter {what} by {flag}", f"leave {flag} out")
     with contextlib.closing(View(bpffs_root)) as view:
-        WRITERS[output](((part, _rows(view, part, wanted)) for part in parts), len(_WHAT[what]) > 1)
+        WRITERS[output](((part, _rows(view, part, row_filter)) for part in parts), len(_SUBJECTS[what]) > 1)
 
 
-def _rows(view: "View", part: str, wanted: Filter) -> Iterator[Row]:
+def _rows(view: "View", part: str, row_filter: Filter) -> Iterator[Row]:
     rows = (row._asdict() for row in _PARTS[part].rows(view))
-    return filter(wanted.admits, rows) if wanted.service or wanted.address else rows
+    return filter(row_filter.admits, rows) if row_filter.service or row_filter.address else rows
 
 
-def _parse_place(text: str) -> tuple[str, int | None]:
-    """ "10.0.0.1", "10.0.0.1:80", "fd00::1", "[fd00::1]" or "[fd00::1]:80", canonical.
+def _parse_address_filter(text: str) -> tuple[str, int | None]:
+    """Parse "10.0.0.1", "10.0.0.1:80", "fd00::1", "[fd00::1]" or "[fd00::1]:80"; the address is canonical.
 
-    >>> _parse_place("[fd00:0::1]"), _parse_place("[fd00::1]:80"), _parse_place("fd00::1:80")
-    (('fd00::1', None), ('fd00::1', 80), ('fd00::1:80', None))
+    >>> [_parse_address_filter(text) for text in ("[fd00:0::1]", "[fd00::1]:80", "fd00::1:80")]
+    [('fd00::1', None), ('fd00::1', 80), ('fd00::1:80', None)]
 
-    Raises ConfigError.
+    Returns "" and None for the empty text. Raises ConfigError.
     """
     from ebpfproxy.model.address import format_address
 
@@ -144,16 +161,16 @@ def _parse_place(text: str) -> tuple[str, int | None]:
         return format_address(parse_address(head.strip("[]"))), port
     except ValueError:
         raise ConfigError(
-            f"--address: {text!r} is no address", "such as 10.96.0.1, 10.96.0.1:443 or [fd00::1]:443"
+            f"--address: {text!r} is not an address", "write 10.96.0.1, 10.96.0.1:443 or [fd00::1]:443"
         ) from None
 
 
-def _places(row: Row) -> Iterator[str]:
-    """Every address that a row names, with its port where it has one."""
+def _addresses(row: Row) -> Iterator[str]:
+    """Yield every address in a row, with its port if it has one."""
     if "port" in row:
         address = row["address"]
         yield f"[{address}]:{row['port']}" if ":" in address else f"{address}:{row['port']}"
-    for column in _PLACES:
+    for column in _ADDRESS_COLUMNS:
         value = row.get(column, ())
         for text in (value,) if isinstance(value, str) else value:
             yield text.partition(" ")[0]

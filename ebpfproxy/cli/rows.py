@@ -1,4 +1,4 @@
-"""How rows are shown: as a table, json or yaml. They are taken as they come, and there may be many."""
+"""Writers of rows: table, json and yaml. Rows are streamed, because there may be very many."""
 
 import itertools
 import json
@@ -11,8 +11,8 @@ import click
 Row = dict[str, Any]
 Sections = Iterable[tuple[str, Iterable[Row]]]
 
-_SHOWN = 4  # of a list, in a table's cell; json and yaml have all of it
-_LAID_OUT = 2000  # rows: a table of more is written as it comes, its columns as wide as those rows need
+_MAX_LIST_ITEMS = 4  # of a list in a table's cell; json and yaml have the complete list
+_MAX_TABLE_ROWS = 2000  # a longer table is streamed; the first rows determine its column widths
 _CHUNK = 1000
 
 
@@ -23,7 +23,7 @@ def _chunks(rows: Iterable[Row], size: int = _CHUNK) -> Iterator[list[Row]]:
 
 
 def _write_json(sections: Sections, titled: bool) -> None:
-    """A list of objects; of more than one section, an object of such lists."""
+    """Write a list of objects; if `titled`, an object with a list for each section."""
     inner = "  " if titled else ""
     for number, (name, rows) in enumerate(sections):
         if titled:
@@ -34,7 +34,7 @@ def _write_json(sections: Sections, titled: bool) -> None:
 
 
 def _json_list(rows: Iterable[Row], inner: str) -> Iterator[str]:
-    from msgspec.json import encode, format  # json's own takes a minute for a million rows with indent
+    from msgspec.json import encode, format  # the json module takes a minute for a million indented rows
 
     before = "["
     for chunk in _chunks(rows):
@@ -48,7 +48,7 @@ def _write_yaml(sections: Sections, titled: bool) -> None:
     import yaml
 
     class Plain(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
-        """Without anchors for what rows share: each chunk would have the same ones."""
+        """A dumper without anchors: their names would repeat in each chunk."""
 
         def ignore_aliases(self, data: object) -> bool:
             return True
@@ -66,14 +66,14 @@ def _write_yaml(sections: Sections, titled: bool) -> None:
 def _write_table(sections: Sections, titled: bool) -> None:
     from rich.console import Console
 
-    # Piped, a table is as wide as it needs to be, so that grep finds whole lines.
+    # If it is piped, a table has a fixed width that wraps no line, so that grep finds complete rows.
     console = Console(width=None if sys.stdout.isatty() else 400, highlight=False)
     for name, rows in sections:
         remaining = map(_line, rows)
-        lines = list(itertools.islice(remaining, _LAID_OUT))
+        lines = list(itertools.islice(remaining, _MAX_TABLE_ROWS))
         if not lines:
             console.print(f"{name}: none")
-        elif len(lines) < _LAID_OUT:
+        elif len(lines) < _MAX_TABLE_ROWS:
             console.print(_table(name, lines, titled))
         else:
             _stream(name, lines, remaining, titled)
@@ -95,12 +95,12 @@ def _table(name: str, lines: list[Row], titled: bool) -> Any:
         justify = "right" if _is_number(lines[0][column]) else "left"
         table.add_column(_heading(column), justify=justify, overflow="fold")  # type: ignore[arg-type]
     for line in lines:
-        table.add_row(*(Text(_cell(line[column])) for column in _columns(lines)))  # [fd00::1] is no markup
+        table.add_row(*(Text(_cell(line[column])) for column in _columns(lines)))  # [fd00::1] is not markup
     return table
 
 
 def _stream(name: str, lines: list[Row], more: Iterator[Row], titled: bool) -> None:
-    """All columns, since a later line may need them."""
+    """Write a long table. It has all columns, because a later row may need them."""
     columns = list(lines[0])
     widths = [max(len(_heading(c)), *(len(_cell(line[c])) for line in lines)) for c in columns]
     aligns = [">" if _is_number(lines[0][c]) else "<" for c in columns]
@@ -109,13 +109,13 @@ def _stream(name: str, lines: list[Row], more: Iterator[Row], titled: bool) -> N
         click.echo(name)
     click.echo(layout.format(*map(_heading, columns)).rstrip())
     for chunk in _chunks(itertools.chain(lines, more)):
-        shown = (layout.format(*map(_cell, line.values())).rstrip() for line in chunk)
-        click.echo("\n".join(shown))
+        formatted = (layout.format(*map(_cell, line.values())).rstrip() for line in chunk)
+        click.echo("\n".join(formatted))
     click.echo()
 
 
 def _line(row: Row) -> Row:
-    """A row as a table shows it: what json and yaml tell apart is put together where that is shorter."""
+    """Convert a row for a table: join address and port, and shorten what json and yaml list separately."""
     line = {key: value for key, value in row.items() if key not in ("id", "per_cpu")}
     if "port" in line:
         address = line["address"]
@@ -134,7 +134,7 @@ def _line(row: Row) -> Row:
 
 
 def _columns(lines: list[Row]) -> list[str]:
-    """Those that have something to show in some line."""
+    """Return the columns that are not empty in every row."""
     return [column for column in lines[0] if any(_cell(line[column]) for line in lines)]
 
 
@@ -150,8 +150,9 @@ def _cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else ""
     if isinstance(value, list):
-        shown = ", ".join(value[:_SHOWN])
-        return shown + (f" and {len(value) - _SHOWN} more" if len(value) > _SHOWN else "")
+        text = ", ".join(value[:_MAX_LIST_ITEMS])
+        further = len(value) - _MAX_LIST_ITEMS
+        return text + (f" and {further} more" if further > 0 else "")
     return str(value)
 
 
@@ -160,4 +161,4 @@ WRITERS: dict[str, Callable[[Sections, bool], None]] = {
     "json": _write_json,
     "yaml": _write_yaml,
 }
-"""By the name of --output. The second argument: whether sections are distinguished by their names."""
+"""The writers by the value of --output. Their second argument: whether sections get their names as titles."""

@@ -1,4 +1,4 @@
-"""``ebpfproxy run``"""
+"""``ebpfproxy run``: the agent."""
 
 import click
 
@@ -19,9 +19,9 @@ def command(loaded: Loaded) -> None:
     """
     config = loaded.config
     log.set_up(config.verbosity, config.logging_format)
-    _tell_remarks(loaded)
+    _log_remarks(loaded)
     if config.write_config_to:
-        from ebpfproxy.config.written import write_configuration
+        from ebpfproxy.config.file import write_configuration
 
         write_configuration(loaded, config.write_config_to)
     elif config.cleanup:
@@ -29,15 +29,15 @@ def command(loaded: Loaded) -> None:
     else:
         from ebpfproxy.agent import daemon
 
-        daemon.run(config, lambda: _reread(loaded), loaded.content)
+        daemon.run(config, lambda: _reload(loaded), loaded.content)
 
 
-def _reread(loaded: Loaded) -> Config:
-    again = loaded.again()
-    _tell_remarks(again)
-    return again.config
+def _reload(loaded: Loaded) -> Config:
+    reloaded = loaded.reload()
+    _log_remarks(reloaded)
+    return reloaded.config
 
 
-def _tell_remarks(loaded: Loaded) -> None:
+def _log_remarks(loaded: Loaded) -> None:
     for remark in loaded.remarks:
         logger.warning(remark.message, **remark.values)

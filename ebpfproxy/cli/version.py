@@ -1,4 +1,4 @@
-"""``ebpfproxy version``"""
+"""``ebpfproxy version``: the versions of ebpfproxy, Python and the kernel."""
 
 import json
 import os
@@ -12,10 +12,15 @@ from ebpfproxy.config.command import FlagsCommand
 
 @click.command("version", cls=FlagsCommand)
 @click.option(
-    "-o", "--output", type=click.Choice(["text", "json"]), default="text", help="The form to show it in."
+    "-o",
+    "--output",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Output format. json includes the versions of Python and the kernel.",
 )
 def command(output: str) -> None:
-    """Show the version; as JSON with those of Python and the kernel."""
+    """Show the version."""
     if output == "text":
         click.echo(f"ebpfproxy {__version__}")
         return

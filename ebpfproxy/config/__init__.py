@@ -1,8 +1,13 @@
-"""What the user asked for: flags and a KubeProxyConfiguration in, one frozen `Config` out.
+"""The configuration: reads flags and a KubeProxyConfiguration file into one frozen `Config`.
 
-Each option is declared once, as a field of `Config`: its flag, its field in the file, the kind of its
-value, its default and its help stand together, and the command line and the file are read by them.
-Nothing here starts anything or prints.
+Each option is declared once, as a field of `Config`, with its flag, its field in the file, its type, default
+and help. The parsers of the command line and of the file use these declarations. This package prints nothing
+and starts nothing.
+
+`backends`, `http`, `api` and the layers above them may import this package. It imports `plan`, `linux`,
+`model`, `log` and `errors`.
+
+Read first: `settings.py`, then `load.py`.
 """
 
 from ebpfproxy.config.command import FlagsCommand, config_options, loaded_options, options

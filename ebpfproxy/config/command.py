@@ -1,7 +1,7 @@
-"""Commands whose flags are typed as Go's are: `FlagsCommand`, and the decorators that give it options.
+"""Commands with the flag syntax of Go: `FlagsCommand`, and decorators that add options of `Config`.
 
-Click parses and writes the help; this file makes click options from the declarations of `Config`, and
-brings Go's way of typing flags (spf13/pflag) into the one that click reads.
+This module makes click options from the declarations of `Config`, and converts Go's flag syntax (spf13/pflag)
+to that of click. Click parses the flags and writes the help.
 """
 
 import functools
@@ -21,8 +21,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class DeclaredOption(click.Option):
-    """A click option made from a declaration. Click hands its text on as it is: what is wrong is reported in
-    one message for all options, not for the first alone.
+    """A click option made from a declaration.
+
+    Click passes its text on unchecked, so that one error reports all invalid options, not only the first.
     """
 
     def __init__(self, param_decls: Sequence[str], *, declared: Option) -> None:
@@ -37,14 +38,16 @@ class DeclaredOption(click.Option):
 
 
 class FlagsCommand(click.Command):
-    """A command that takes flags as a Go program does, and shows them in groups."""
+    """A command with Go's flag syntax. The help shows the flags in groups."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Raises ConfigError for an unknown flag."""
         try:
             return super().parse_args(ctx, go_style(args, self.get_params(ctx)))
         except click.NoSuchOption as error:
-            raise unknown_flag(error) from None
+            rejection = unknown_flag(error)
+            hint = rejection.hint or f"list the flags with {ctx.command_path} --help"
+            raise ConfigError(rejection.message, hint) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}
@@ -53,14 +56,14 @@ class FlagsCommand(click.Command):
             if record is not None:
                 heading = param.declared.group.value if isinstance(param, DeclaredOption) else "Options"
                 groups.setdefault(heading, []).append(record)
-        # What is the command's own comes first, whatever order the decorators stood in.
+        # The command's own options come first, whatever the order of the decorators.
         for heading in sorted(groups, key=lambda heading: heading != "Options"):
             with formatter.section(heading):
                 formatter.write_dl(groups[heading], col_max=32)
 
 
 def unknown_flag(error: click.NoSuchOption) -> ConfigError:
-    """What to say about a flag that we have not."""
+    """Return the error for an unknown flag. The hint is "" if there is no similar flag."""
     hint = HINTS.get(error.option_name.replace("_", "-"), "")
     if not hint and error.possibilities:
         hint = f"did you mean {error.possibilities[0]}?"
@@ -68,10 +71,10 @@ def unknown_flag(error: click.NoSuchOption) -> ConfigError:
 
 
 def go_style(args: Sequence[str], params: Sequence[click.Parameter]) -> list[str]:
-    """The arguments in the words that click understands: ``--flag value``, nothing glued together.
+    """Convert arguments from Go's syntax to that of click: ``--flag=value`` becomes ``--flag value``.
 
-    ``_`` in the name of a flag is ``-``; a boolean flag alone is true and never takes the next word;
-    what is not a known flag stays as it is, for click to complain about.
+    ``_`` in the name of a flag means ``-``. A boolean flag without ``=`` is true and never takes the next
+    word. Unknown flags stay as they are, so that click reports them.
     """
     known = {name: p for p in params if isinstance(p, click.Option) for name in (*p.opts, *p.secondary_opts)}
     words: list[str] = []
@@ -93,7 +96,7 @@ def go_style(args: Sequence[str], params: Sequence[click.Parameter]) -> list[str
 
 
 def _split(arg: str) -> tuple[str, str | None]:
-    """The name of a flag and the value glued to it, if one is.
+    """Return the name of a flag and the value attached to it; None without one.
 
     >>> _split("--sync_period=30s"), _split("-v=4"), _split("-v4"), _split("--cleanup"), _split("word")
     (('--sync-period', '30s'), ('-v', '4'), ('-v', '4'), ('--cleanup', None), ('word', None))
@@ -107,7 +110,7 @@ def _split(arg: str) -> tuple[str, str | None]:
 
 
 def options(*names: str) -> Callable[[F], F]:
-    """Give a command the options of these fields of `Config`; it gets their values by the same names."""
+    """Add the options of these fields of `Config` to a command. It gets their values under the same names."""
 
     def decorate(function: F) -> F:
         @functools.wraps(function)
@@ -121,12 +124,12 @@ def options(*names: str) -> Callable[[F], F]:
 
 
 def config_options(function: F) -> F:
-    """Give a command all options; it gets one argument, `config`."""
+    """Add all options to a command. It gets one argument, `config`."""
     return _with_all_options(function, lambda loaded: {"config": loaded.config})
 
 
 def loaded_options(function: F) -> F:
-    """As `config_options`, for a command that prints remarks: the argument is `loaded`."""
+    """Add all options to a command that logs remarks. It gets one argument, `loaded`."""
     return _with_all_options(function, lambda loaded: {"loaded": loaded})
 
 
@@ -140,7 +143,7 @@ def _with_all_options(function: F, arguments: Callable[[Loaded], dict[str, Any]]
 
 
 def _with_options(run: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
-    for name in reversed(names):  # click shows the decorator that stands first, and so runs last, first
+    for name in reversed(names):  # the help lists options in reverse order of the decorators' execution
         declared = OPTIONS[name]
         run = click.option(*declared.flags, name, cls=DeclaredOption, declared=declared)(run)
     return run

@@ -1,4 +1,4 @@
-"""What of the configuration plan and the agent use, as the values that they take."""
+"""Values that the planner and the agent derive from the configuration."""
 
 from ebpfproxy.config.settings import Config
 from ebpfproxy.model.address import is_unspecified
@@ -8,7 +8,7 @@ EBPF, IPVS = "ebpf", "ipvs"
 
 
 def plan_context(config: Config, mode: str) -> PlanContext:
-    """`mode` is the one that serves. Raises ConfigError where the node has no name."""
+    """Return the planner's input. `mode` is the active mode. Raises ConfigError if the node has no name."""
     return PlanContext(
         node_name=config.node_name,
         masquerade_all=config.masquerade_all,
@@ -26,8 +26,9 @@ def plan_context(config: Config, mode: str) -> PlanContext:
 
 
 def least_interval(config: Config, mode: str) -> float:
-    """The least time between two syncs, in seconds. What costs a process at each sync waits as kube-proxy's
-    does; neither waits for longer than the period at which everything is verified.
+    """Return the shortest time between two syncs, in seconds; at most the sync period.
+
+    Modes that start a process for each sync have a minimum of their own, as in kube-proxy.
     """
-    own = {EBPF: 0.0, IPVS: config.ipvs_min_sync_period}.get(mode, config.iptables_min_sync_period)
-    return min(max(config.min_sync_period, own), config.sync_period)
+    mode_minimum = {EBPF: 0.0, IPVS: config.ipvs_min_sync_period}.get(mode, config.iptables_min_sync_period)
+    return min(max(config.min_sync_period, mode_minimum), config.sync_period)

@@ -1,7 +1,7 @@
-"""How the text of a flag, or of a field of the file, becomes a value: by the rules of Go's flags
-(spf13/pflag), which kube-proxy has.
+"""Types of options: parsers for the text of a flag or of a field of the file.
 
-Every `parse` raises ValueError with words that complete a line such as ``--sync-period: ...``.
+The syntax is that of Go's flags (spf13/pflag), which kube-proxy uses. Every `parse` raises ValueError with a
+text that continues a line such as ``--sync-period: ...``.
 """
 
 import dataclasses
@@ -23,10 +23,10 @@ from ebpfproxy.plan.service_plan import DetectLocal, SocketLb
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Kind:
-    """`metavar` stands for the value in the help. A kind that is `many` is parsed from a list of texts.
+    """The type of an option.
 
-    A `boolean` flag may stand alone, which means true. What a file has for a `boolean` or a `number` is not
-    in quotes.
+    `metavar` is the placeholder for the value in the help. A `many` kind is parsed from a list of texts. A
+    `boolean` flag without a value means true. In a file, a `boolean` or a `number` has no quotes.
     """
 
     metavar: str
@@ -37,30 +37,30 @@ class Kind:
 
 
 class NodePortAddresses(NamedTuple):
-    """Where NodePorts answer: the node's addresses in `networks`, and its own one of each family where
-    `primary`; on every local one where neither is given.
+    """The addresses on which NodePorts answer: those in `networks`, and with `primary` the node's primary
+    address of each family. Every local address if neither is given.
     """
 
     networks: tuple[Network, ...] = ()
     primary: bool = False
 
 
-_NETWORKS_CALLED = {"all": ("0.0.0.0/0", "::/0"), "localhost": ("127.0.0.0/8", "::1/128")}
+_NAMED_NETWORKS = {"all": ("0.0.0.0/0", "::/0"), "localhost": ("127.0.0.0/8", "::1/128")}
 _TRUE = {"1", "t", "T", "TRUE", "true", "True"}
 _FALSE = {"0", "f", "F", "FALSE", "false", "False"}
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
 _LONGEST_TIMEOUT = 2**31 - 1
-_LONGEST_DURATION = (2**63 - 1) / 1e9  # what fits into the nanoseconds of Go's time.Duration
-_PATTERN = re.compile(r"[^\s/]+")  # what dev_valid_name() of net/core/dev.c lets into a name, roughly
-_DEVICE_NAME = re.compile(r"""[^\s/:"'\\*]+""")  # ... and the tools' rules can carry
+_LONGEST_DURATION = (2**63 - 1) / 1e9  # the maximum of Go's time.Duration, which is in nanoseconds
+_PATTERN = re.compile(r"[^\s/]+")  # roughly the characters that dev_valid_name() in net/core/dev.c accepts
+_DEVICE_NAME = re.compile(r"""[^\s/:"'\\*]+""")  # ... without those that rules cannot contain
 _LONGEST_DEVICE_NAME = 15  # bytes: IFNAMSIZ without the NUL
 _WITH_PORT = re.compile(r"(?:\[([^\]]*:[^\]]*)\]|([0-9.]+)):([0-9]{1,5})", re.ASCII)
 _DURATION = re.compile(rf"[-+]?(?:{_PART.pattern})+")
 
 
 def parse_boolean(text: str) -> bool:
-    """As Go's strconv.ParseBool.
+    """Parse a boolean as Go's strconv.ParseBool.
 
     >>> parse_boolean("T"), parse_boolean("0")
     (True, False)
@@ -71,7 +71,7 @@ def parse_boolean(text: str) -> bool:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds, from the text of a Go time.Duration.
+    """Parse a Go time.Duration; return seconds.
 
     >>> parse_duration("1m30s"), parse_duration("250ms"), parse_duration("0")
     (90.0, 0.25, 0.0)
@@ -87,7 +87,7 @@ def parse_duration(text: str) -> float:
 
 
 def parse_timeout(text: str) -> int:
-    """Whole seconds, rounded up, from a duration; 0 where it is 0.
+    """Parse a duration that is not negative; return whole seconds, rounded up.
 
     >>> parse_timeout("24h"), parse_timeout("100ms"), parse_timeout("0s")
     (86400, 1, 0)
@@ -105,7 +105,7 @@ def parse_integer(text: str) -> int:
 
 
 def parse_path(text: str) -> Path | None:
-    """None for the empty text."""
+    """Return the path; None for the empty text."""
     return Path(text) if text else None
 
 
@@ -116,7 +116,7 @@ def parse_absolute_path(text: str) -> Path:
 
 
 def parse_listen_address(text: str) -> str:
-    """An IP address with or without a port, or nothing at all; as written, but checked.
+    """Check an IP address with or without a port, or the empty text; return it as written.
 
     >>> parse_listen_address("[::1]:10249"), parse_listen_address("::1"), parse_listen_address("")
     ('[::1]:10249', '::1', '')
@@ -127,7 +127,7 @@ def parse_listen_address(text: str) -> str:
 
 
 def split_listen_address(text: str, port: int) -> tuple[str, int]:
-    """Address and port of `text`, with `port` where it names none.
+    """Return address and port of `text`; `port` is the default.
 
     >>> split_listen_address("0.0.0.0", 10256), split_listen_address("[::]:80", 10256)
     (('0.0.0.0', 10256), ('::', 80))
@@ -145,7 +145,7 @@ def split_listen_address(text: str, port: int) -> tuple[str, int]:
 
 
 def split_words(texts: Sequence[str]) -> list[str]:
-    """What commas part, over all texts, without blanks.
+    """Split the texts at commas and strip blanks. Empty words are dropped.
 
     >>> split_words(["a, b,", "c"])
     ['a', 'b', 'c']
@@ -154,24 +154,25 @@ def split_words(texts: Sequence[str]) -> list[str]:
 
 
 def parse_node_port_addresses(texts: Sequence[str]) -> NodePortAddresses:
-    """CIDRs, and the words that kube-proxy 1.37 takes beside them (NodePortAddressesPrimary and others in
-    pkg/proxy/apis/config/types.go). Raises ValueError.
+    """Parse CIDRs and the words that kube-proxy 1.37 accepts besides them. Raises ValueError.
+
+    The words are NodePortAddressesPrimary and others in pkg/proxy/apis/config/types.go.
 
     >>> parse_node_port_addresses(["primary"])
     NodePortAddresses(networks=(), primary=True)
     """
     words = split_words(texts)
-    cidrs = [cidr for word in words if word != "primary" for cidr in _NETWORKS_CALLED.get(word, (word,))]
+    cidrs = [cidr for word in words if word != "primary" for cidr in _NAMED_NETWORKS.get(word, (word,))]
     return NodePortAddresses(tuple(map(parse_network, cidrs)), "primary" in words)
 
 
 def parse_networks(texts: Sequence[str]) -> tuple[Network, ...]:
-    """CIDRs, in any number of texts, separated by commas. Raises ValueError."""
+    """Parse CIDRs separated by commas, in any number of texts. Raises ValueError."""
     return tuple(parse_network(word) for word in split_words(texts))
 
 
 def parse_device_patterns(texts: Sequence[str]) -> tuple[str, ...]:
-    """Names of network devices, or patterns of the shell for them; "none" alone for no device.
+    """Parse device names or shell patterns for them. Only "none" means no device.
 
     >>> parse_device_patterns(["eth*, bond0", "wg[0-9]"])
     ('eth*', 'bond0', 'wg[0-9]')
@@ -179,32 +180,31 @@ def parse_device_patterns(texts: Sequence[str]) -> tuple[str, ...]:
     words = split_words(texts)
     for word in words:
         if not _PATTERN.fullmatch(word):
-            raise ValueError(f'"{word}" is no pattern for names of devices: they have no blank and no /')
+            raise ValueError(f'"{word}" is not a pattern for device names: remove blanks and /')
     if "none" in words and len(words) > 1:
-        raise ValueError('"none" stands alone; a device of that name is "[n]one"')
+        raise ValueError('"none" excludes other patterns; for a device of that name write "[n]one"')
     return tuple(words)
 
 
 def parse_device_name(text: str) -> str:
-    """The name of a network device, or the beginning of one, or nothing."""
+    """Check a device name, a prefix of one, or the empty text."""
     fits = len(text.encode(errors="replace")) <= _LONGEST_DEVICE_NAME
     if text and not (fits and _DEVICE_NAME.fullmatch(text)):
         raise ValueError(
-            f'"{text}" is no name of a network device: it has 1 to 15 characters, '
-            "no blank and none of / : * \\ and quotes"
+            f'"{text}" is not a device name: use 1 to 15 characters without blanks, quotes and / : * \\'
         )
     return text
 
 
 def parse_cluster_cidrs(text: str) -> tuple[Network, ...]:
-    """None, one, or one of each family.
+    """Parse at most one CIDR of each family, separated by a comma.
 
     >>> [str(cidr) for cidr in parse_cluster_cidrs("10.244.0.0/16,fd00:10:244::/56")]
     ['10.244.0.0/16', 'fd00:10:244::/56']
     """
     cidrs = tuple(map(parse_network, text.split(","))) if text else ()
     if len(set(map(network_family, cidrs))) < len(cidrs):
-        raise ValueError(f'"{text}" has more than one CIDR of a family; one of each is the most')
+        raise ValueError(f'"{text}" has more than one CIDR of a family; give at most one of each')
     return cidrs
 
 
@@ -218,38 +218,40 @@ def parse_socket_lb(text: str) -> SocketLb:
 
 def parse_node_name(text: str) -> str:
     if text and not text.strip():
-        raise ValueError("the name of the node is blank")
+        raise ValueError("the node name is blank; give a name, or leave it out to use the host name")
     return text
 
 
 def one_of(*words: str) -> Kind:
-    """One of these words; the first is also what the empty text means."""
+    """Return the kind of these words. The empty text means the first one."""
 
     def parse(text: str) -> str:
         if text and text not in words:
-            raise ValueError(f'"{text}" is none of {", ".join(words)}')
+            raise ValueError(f'"{text}" is not one of {", ".join(words)}')
         return text or words[0]
 
     return Kind("|".join(words), parse)
 
 
-def integer(least: int, most: int) -> Kind:
+def integer(minimum: int, maximum: int) -> Kind:
+    """Return the kind of whole numbers in a range, both ends included."""
+
     def parse(text: str) -> int:
         number = parse_integer(text)
-        if not least <= number <= most:
-            raise ValueError(f"{number} is not between {least} and {most}")
+        if not minimum <= number <= maximum:
+            raise ValueError(f"{number} is not between {minimum} and {maximum}")
         return number
 
     return Kind("N", parse, number=True)
 
 
 def duration(*, zero: bool) -> Kind:
-    """A duration that is not negative, and where not `zero` is more than nothing."""
+    """Return the kind of durations that are not negative; without `zero`, 0 is invalid, too."""
 
     def parse(text: str) -> float:
         seconds = parse_duration(text)
         if seconds < 0 or (seconds == 0 and not zero):
-            raise ValueError(f"{text} is not {'0 or more' if zero else 'more than 0'}")
+            raise ValueError(f"{text} must be {'0 or more' if zero else 'more than 0'}")
         return seconds
 
     return Kind("DURATION", parse)

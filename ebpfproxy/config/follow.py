@@ -1,8 +1,8 @@
-"""Whether the configuration file is another one than it was.
+"""Follow changes of the configuration file.
 
-It is looked at, not watched: a second is soon enough, a look costs next to nothing, and it sees what inotify
-on a file does not, such as the links by which the kubelet swaps a ConfigMap's volume
-(kubernetes/kubernetes#94022); nor does it take one of the node's few inotify instances.
+The file is polled every second, which costs little. inotify would miss changes behind symbolic links, as the
+kubelet uses for ConfigMap volumes (kubernetes/kubernetes#94022). It would also take one of the node's few
+inotify instances.
 """
 
 import threading
@@ -28,27 +28,27 @@ def follow(
     known: bytes | None = None,
     period: float = _PERIOD,
 ) -> None:
-    """Call `changed` each time that the content of `path` has become another, until `stop` is set.
+    """Call `changed` after each change of the content of `path`, until `stop` is set.
 
-    For a thread of its own. `known` is the content that is in force (`Loaded.content`); without it, what is
-    there at the first look. A change is reported when a second look, `period` seconds after the first, finds
-    the same, since a file that is written in place is empty and then cut short for a moment. A file that is
-    gone, or cannot be read, is no change; it is waited for.
+    Run it in a thread of its own. `known` is the content in effect (`Loaded.content`); the default is the
+    content at the first read. A change is reported once two reads, `period` seconds apart, return the same,
+    because a file that is written in place is empty or truncated for a moment. A file that is missing or
+    unreadable is not a change; this function waits for it.
     """
-    new, missed = known, False
+    last, failed = known, False
     while True:
         try:
-            seen = read(path)
+            content = read(path)
         except ConfigError as error:
-            if not missed:
+            if not failed:
                 log.warning(KEEPING, reason=error.message)
-            missed = True
+            failed = True
         else:
-            missed = False
-            known = seen if known is None else known
-            if seen == new != known:
-                known = seen
+            failed = False
+            known = content if known is None else known
+            if content == last != known:
+                known = content
                 changed()
-            new = seen
+            last = content
         if stop.wait(period):
             return

@@ -1,23 +1,33 @@
-"""Flags and file together: what counts of both, and what is to be said of it."""
+"""Combine flags and the configuration file into one configuration."""
 
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from ebpfproxy.config.remark import Remark
 from ebpfproxy.config.settings import OPTIONS, Config
 
-_FOR_FLAGS_ALONE = ("healthz_port", "metrics_port")
-"""No field has them, yet with a file kube-proxy does not look at them (Options.Complete)."""
+IGNORED_FLAGS = "Ignoring flags, the configuration file takes precedence"
+"""`flags` have a field in the configuration file, which alone counts."""
+
+_FLAGS_WITHOUT_FILE = ("healthz_port", "metrics_port")
+"""These flags have no field. kube-proxy still ignores them if there is a file (Options.Complete)."""
+
+
+class Remark(NamedTuple):
+    """A warning about a valid configuration. It is kept until logging is set up, which needs options."""
+
+    message: str
+    values: Mapping[str, object]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Loaded:
-    """A configuration, and where it comes from.
+    """A configuration and its sources.
 
-    `flags`: the texts of the flags given. `texts`: what each option was made from, by its name. `content`:
-    of the file, as it was read; None without one.
+    - `flags`: the texts of the flags given, by option name;
+    - `texts`: the text that each option was parsed from, by option name;
+    - `content`: the content of the file as it was read; None without a file.
     """
 
     config: Config
@@ -26,51 +36,50 @@ class Loaded:
     texts: Mapping[str, Any]
     content: bytes | None
 
-    def again(self) -> "Loaded":
-        """The same flags, and the file as it is now. Raises ConfigError."""
+    def reload(self) -> "Loaded":
+        """Load the same flags with the current file. Raises ConfigError."""
         return load(self.flags)
 
 
 def load(flags: Mapping[str, Any]) -> Loaded:
-    """The configuration that flags, by the names of options, make, with the file that --config names.
+    """Load the configuration from flags, by option name, and the file that --config names.
 
-    As with kube-proxy, what has a field in the file is taken from the file alone, with few exceptions
-    (`Option.over_file`); a flag that is not looked at is remarked upon.
+    As in kube-proxy, options with a field are taken only from the file, except `Option.over_file`. A remark
+    names the flags that are ignored.
 
-    Raises one ConfigError, with a line for each option that is wrong.
+    Raises one ConfigError, with a line for each invalid option.
     """
     path = OPTIONS["config"].parse(flags.get("config"))
     if path is None:
         return Loaded(Config.parse(flags), (), flags, flags, None)
-    from ebpfproxy.config import document, file  # only now: without a file, YAML is not needed
+    from ebpfproxy.config import document, file  # not at the top: YAML is needed only for a file
 
     content = document.read(path)
-    said = file.read_configuration(path, content)
-    texts, labels, idle = _combined(flags, said.texts, said.labels)
-    config = Config.parse(texts, labels, said.problems)
-    return Loaded(config, (*said.remarks, *_remarks(path, idle)), flags, texts, content)
+    reading = file.read_configuration(path, content)
+    texts, labels, ignored = _combined(flags, reading.texts, reading.labels)
+    config = Config.parse(texts, labels, reading.problems)
+    return Loaded(config, (*reading.remarks, *_remarks(path, ignored)), flags, texts, content)
 
 
 def _combined(
-    flags: Mapping[str, Any], said: Mapping[str, Any], labels_of_file: Mapping[str, str]
+    flags: Mapping[str, Any], file_texts: Mapping[str, Any], file_labels: Mapping[str, str]
 ) -> tuple[dict[str, Any], dict[str, str], list[str]]:
-    """The texts that count, what to call options in errors, and the flags that were given for nothing."""
-    texts, labels = dict(said), dict(labels_of_file)
-    idle = []
+    """Return the effective texts, the names of options in errors, and the flags that are ignored."""
+    texts, labels = dict(file_texts), dict(file_labels)
+    ignored = []
     for name, option in OPTIONS.items():
         given = flags.get(name)
         if given is None or given == ():
             continue
-        if (option.fields and not option.over_file) or name in _FOR_FLAGS_ALONE:
-            idle.append(option.flag)
+        if (option.fields and not option.over_file) or name in _FLAGS_WITHOUT_FILE:
+            ignored.append(option.flag)
         elif given != "" or not option.fields:
             texts[name] = given
             labels.pop(name, None)
-    return texts, labels, idle
+    return texts, labels, ignored
 
 
-def _remarks(path: Path, idle: list[str]) -> tuple[Remark, ...]:
-    if not idle:
+def _remarks(path: Path, ignored: list[str]) -> tuple[Remark, ...]:
+    if not ignored:
         return ()
-    values = {"flags": ", ".join(idle), "file": path}
-    return (Remark("flags are not looked at, since the configuration file counts", values),)
+    return (Remark(IGNORED_FLAGS, {"flags": ", ".join(ignored), "file": path}),)

@@ -1,4 +1,4 @@
-"""The declaration of one option: what stands beside a field of `Config`."""
+"""The declaration of one option: the metadata of a field of `Config`."""
 
 import dataclasses
 import enum
@@ -8,7 +8,7 @@ from ebpfproxy.config.flag_types import Kind
 
 
 class Group(enum.Enum):
-    """The headings of the help, in their order."""
+    """The headings of the help, in order."""
 
     FILE = "The configuration file"
     CLUSTER = "The cluster and this node"
@@ -22,14 +22,15 @@ class Group(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Option:
-    """`flags` as typed, ``--sync-period`` or ``-v`` and ``--v``; `default` in the flag's own text.
+    """One option.
 
-    A `default` of None means that not giving the flag differs from any text; `help` explains it then.
-
-    `fields`: where the option stands in a KubeProxyConfiguration; none where only the flag has it. Of
-    several, each is in the section of another mode: iptables, nftables, ipvs. `zero_is_unset`: a zero there
-    is the same as no field, since kube-proxy's type is no pointer. `over_file`: the flag wins over the
-    field; otherwise the flag is not looked at where there is a file.
+    - `flags`: as typed, for example ``--sync-period``, or ``-v`` and ``--v``;
+    - `default`: as the text of the flag. None if no text has the effect of leaving the flag out; then `help`
+      describes the default;
+    - `fields`: its fields in a KubeProxyConfiguration, empty if there is only the flag. Several fields are in
+      the sections of different modes: iptables, nftables, ipvs;
+    - `zero_is_unset`: a zero in the file means not given, because kube-proxy's type is not a pointer;
+    - `over_file`: the flag overrides the field. Other flags with a field are ignored if there is a file.
     """
 
     name: str
@@ -44,15 +45,13 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """The long form, by which messages name the option."""
+        """The long flag, which is the name of the option in messages."""
         return self.flags[-1]
 
     def parse(self, text: Any) -> Any:
-        """The value of `text`: a str, or of a kind that is many a sequence of them.
+        """Return the value of a text; for a kind that is `many`, of a sequence of texts.
 
-        None, or an empty sequence, takes the default.
-
-        Raises ValueError.
+        None and an empty sequence mean the default. Raises ValueError.
         """
         if text is not None and text != ():
             return self.kind.parse(text)
@@ -72,7 +71,7 @@ def option(
     zero_is_unset: bool = False,
     over_file: bool = False,
 ) -> Any:
-    """A field of `Config`; `flags` are separated by spaces, the long form last, and so are `fields`."""
+    """Return a field of `Config`. `flags` (the long form last) and `fields` are separated by spaces."""
     declared = Option(
         "",
         tuple(flags.split()),
@@ -88,7 +87,7 @@ def option(
 
 
 def declared_by(cls: type) -> dict[str, Option]:
-    """The options of a dataclass by the name of their field: by group, then in the order of writing."""
+    """Return the options of a dataclass by field name, sorted by group, then in order of declaration."""
     declared = [
         dataclasses.replace(field.metadata["option"], name=field.name) for field in dataclasses.fields(cls)
     ]

@@ -1,5 +1,17 @@
-"""The HTTP servers: health for load balancers and the kubelet, metrics for Prometheus.
+"""The agent's HTTP servers: health checks for the kubelet and load balancers, metrics for Prometheus.
 
-Their threads only read; the control thread gives them what they show, as whole values. Nothing
-here decides anything about the cluster, and only this package speaks Prometheus.
+- `server.py`: the HTTP server on which the others are built.
+- `healthz.py`: /healthz, /livez and /readyz on port 10256.
+- `health_check_node_port.py`: the healthCheckNodePorts of Services.
+- `metrics.py`: /metrics, /proxyMode and /healthz on port 10249, and the metrics that the agent updates.
+- `scrape.py`: the metrics that are read at each scrape.
+
+The servers run in their own threads and take no decisions. The control thread replaces the values that they
+show; a value is immutable or replaced as a unit, so no locks are needed.
+
+`agent`, `lab`, `bench` and `cli` may import this package; `backends` and `api` may not. This package may
+import `config` and the layers below it: `plan`, `linux`, `model`, `log` and `errors`. prometheus_client is
+imported only in this package.
+
+Read first: `server.py`, then `healthz.py`.
 """

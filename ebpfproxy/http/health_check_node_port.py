@@ -1,7 +1,8 @@
-"""healthCheckNodePort: what load balancers ask a node, to learn whether a Service has endpoints there.
+"""The server of healthCheckNodePorts, through which load balancers find nodes with endpoints of a Service.
 
-Codes, headers and bodies are those of kube-proxy (pkg/proxy/healthcheck/service_health.go): 200 where an
-endpoint on this node is ready and the proxy is healthy, whatever becomes of the node; else 503. Any path.
+Status codes, headers and bodies are those of kube-proxy (pkg/proxy/healthcheck/service_health.go). The status
+is 200 if an endpoint on this node is ready and the agent is healthy, whether or not the node is eligible for
+load balancers; else 503. Every path has the same response.
 """
 
 import json
@@ -15,56 +16,57 @@ from ebpfproxy.http.server import Response, Server, not_found
 from ebpfproxy.log import Logger
 from ebpfproxy.model.address import Address, Family, family, format_address, format_endpoint
 from ebpfproxy.model.service import NamespacedName
-from ebpfproxy.plan.health import HealthCheck
+from ebpfproxy.plan.health_check_node_port import HealthCheck
 
 log = Logger(__name__)
 
 CHECK_NOT_LISTENING = "Cannot listen for health checks, retrying"
-"""Another process has the healthCheckNodePort. Logged once."""
+"""Another process uses the healthCheckNodePort. Logged once."""
 CHECK_CONFLICT = "Services claim the same healthCheckNodePort"
-"""`served` has it."""
+"""The port is served for the Service `served`."""
 
 _FAMILIES = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
-_Place = tuple[Address, int]
-"""Where a socket listens."""
+_ListenAddress = tuple[Address, int]
+"""The address and port of a listening socket."""
 
 
 class ServiceHealthServer:
-    """One thread that waits at the ports of all Services, and one for each connection.
+    """Serves the ports of all Services in one thread, and each connection in a thread of its own.
 
-    Each family has sockets of its own. A port that is not to be had, since another process or another
-    Service has it, is named once, and tried again every `retry_seconds`. `healthy` is asked at each request.
+    Each family has separate sockets. A port that another process uses is logged once and retried every
+    `retry_seconds`. A port that several Services claim is logged once. `healthy` is called at each request.
     """
 
     def __init__(self, healthy: Callable[[], bool], retry_seconds: float = 5.0) -> None:
         self._healthy = healthy
         self._retry_seconds = retry_seconds
-        self._checks: Mapping[int, HealthCheck] = {}  # by port; replaced as a whole, as the next one is
-        self._wanted: frozenset[_Place] = frozenset()
-        self._servers: dict[_Place, Server] = {}
-        self._reported: dict[_Place, str] = {}
-        self._lost: frozenset[tuple[int, NamespacedName]] = frozenset()  # claims to ports that others have
+        self._checks: Mapping[int, HealthCheck] = {}  # by port; replaced as a unit, like _wanted
+        self._wanted: frozenset[_ListenAddress] = frozenset()
+        self._servers: dict[_ListenAddress, Server] = {}
+        self._reported: dict[_ListenAddress, str] = {}
+        self._lost: frozenset[tuple[int, NamespacedName]] = frozenset()  # ports that other Services have
         self._changed = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._stopping = False
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Wait in the background until `stop`."""
+        """Serve in the background until `stop`."""
         self._thread = threading.Thread(target=self._run, name="service-health", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop listening; answers under way end by themselves. Does nothing if it was not started."""
+        """Stop listening. Responses in progress are completed. Does nothing if it was not started."""
         if self._thread:
             self._stopping = True
             os.eventfd_write(self._changed, 1)
             self._thread.join()
             self._thread = None
 
-    def tell(self, checks: Iterable[HealthCheck], addresses: Collection[Address]) -> None:
-        """From now on these are asked about, at these addresses; unspecified ones are all of their family.
+    def update(self, checks: Iterable[HealthCheck], addresses: Collection[Address]) -> None:
+        """Serve exactly these checks at these addresses. An unspecified address means all of its family.
 
-        Of Services that have one port the first by name has it. For the thread that owns the state.
+        If several Services have the same port, it is served for the first of them by name. Call it in the
+        control thread.
         """
         by_port: dict[int, HealthCheck] = {}
         lost = set()
@@ -86,11 +88,11 @@ class ServiceHealthServer:
             os.eventfd_write(self._changed, 1)
 
     def _run(self) -> None:
-        with selectors.DefaultSelector() as waiting:
-            waiting.register(self._changed, selectors.EVENT_READ)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._changed, selectors.EVENT_READ)
             while not self._stopping:
-                complete = self._arrange(waiting)
-                for key, _ in waiting.select(None if complete else self._retry_seconds):
+                complete = self._update_sockets(selector)
+                for key, _ in selector.select(None if complete else self._retry_seconds):
                     if isinstance(key.fileobj, Server):
                         key.fileobj.handle_request()
                     else:
@@ -99,26 +101,26 @@ class ServiceHealthServer:
                 server.server_close()
             self._servers.clear()
 
-    def _arrange(self, waiting: selectors.BaseSelector) -> bool:
-        """Listen where it is wanted, and nowhere else; whether that could be done."""
+    def _update_sockets(self, selector: selectors.BaseSelector) -> bool:
+        """Listen at the wanted addresses only. Return whether all of them could be bound."""
         wanted = self._wanted
-        for place in self._servers.keys() - wanted:
-            waiting.unregister(self._servers[place])
-            self._servers.pop(place).server_close()
-        self._reported = {place: reason for place, reason in self._reported.items() if place in wanted}
-        for place in sorted(wanted - self._servers.keys()):
+        for listen_address in self._servers.keys() - wanted:
+            selector.unregister(self._servers[listen_address])
+            self._servers.pop(listen_address).server_close()
+        self._reported = {each: reason for each, reason in self._reported.items() if each in wanted}
+        for listen_address in sorted(wanted - self._servers.keys()):
             try:
-                self._servers[place] = self._listening(place)
+                self._servers[listen_address] = self._listen(listen_address)
             except OSError as failure:
-                self._tell_once(place, failure.strerror or str(failure))
+                self._log_once(listen_address, failure.strerror or str(failure))
             else:
-                self._reported.pop(place, None)
-                waiting.register(self._servers[place], selectors.EVENT_READ)
+                self._reported.pop(listen_address, None)
+                selector.register(self._servers[listen_address], selectors.EVENT_READ)
         return wanted <= self._servers.keys()
 
-    def _listening(self, place: _Place) -> Server:
+    def _listen(self, listen_address: _ListenAddress) -> Server:
         """Raises OSError."""
-        address, port = place
+        address, port = listen_address
         return Server(
             _FAMILIES[family(address)],
             (format_address(address), port),
@@ -128,7 +130,7 @@ class ServiceHealthServer:
 
     def _answer(self, port: int) -> Response:
         check = self._checks.get(port)
-        if check is None:  # a connection that was there before the port was closed
+        if check is None:  # a connection that is older than the removal of the port
             return not_found()
         healthy = self._healthy()
         body = {
@@ -144,11 +146,11 @@ class ServiceHealthServer:
         code = 200 if healthy and check.endpoints else 503
         return Response(code, json.dumps(body, indent="\t").encode(), headers)
 
-    def _tell_once(self, place: _Place, reason: str) -> None:
-        if self._reported.get(place) == reason:
+    def _log_once(self, listen_address: _ListenAddress, reason: str) -> None:
+        if self._reported.get(listen_address) == reason:
             return
-        self._reported[place] = reason
-        address, port = place
+        self._reported[listen_address] = reason
+        address, port = listen_address
         check = self._checks.get(port)
         log.error(
             CHECK_NOT_LISTENING,

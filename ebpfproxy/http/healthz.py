@@ -1,7 +1,7 @@
-"""Health of the proxier, and the server that shows it: /healthz, /livez and /readyz on port 10256.
+"""Health of the agent, and the server that reports it: /healthz, /livez and /readyz on port 10256.
 
-Codes, headers and bodies are those of kube-proxy (pkg/proxy/healthcheck/proxier_health.go, KEP-3836), which
-has no /readyz.
+Status codes, headers and bodies are those of kube-proxy (pkg/proxy/healthcheck/proxier_health.go, KEP-3836).
+kube-proxy has no /readyz.
 """
 
 import json
@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
-from ebpfproxy.http import go_time
 from ebpfproxy.http.metrics import Metrics
 from ebpfproxy.http.server import Listener, Request, Response, not_found
-from ebpfproxy.model.device_side import DeviceSide
+from ebpfproxy.model.device import DeviceSide
 
 _HEADERS = {"Content-Type": "application/json", "X-Content-Type-Options": "nosniff"}
+_NEVER = "0001-01-01 00:00:00 +0000 UTC"  # Go's zero time
 
 
 class _State(NamedTuple):
@@ -24,7 +24,7 @@ class _State(NamedTuple):
 
 
 class Health(NamedTuple):
-    """What is so at one moment; `updated` is when the last sync ended well, None before the first."""
+    """Health at one moment. `updated` is the time of the last successful sync, None before the first."""
 
     healthy: bool
     updated: float | None
@@ -32,48 +32,51 @@ class Health(NamedTuple):
 
 
 class ProxierHealth:
-    """Whether changes reach the kernel. Times are seconds of a clock that never goes back.
+    """Whether changes reach the kernel. Times are seconds of the monotonic clock.
 
-    Healthy means that no change has waited for twice `period` (the sync period) or longer; so a cluster
-    in which nothing changes is healthy, and so is a proxier that starts. The control thread writes,
-    any thread reads: the state is one value, replaced as a whole.
+    Healthy means that no change has waited for twice `period` (the sync period) or longer. So the agent is
+    healthy at its start, and while nothing changes. The control thread writes and any thread reads: the state
+    is one immutable value that is replaced.
     """
 
     def __init__(self, period: float) -> None:
-        self.keep_to(period)
+        self.set_period(period)
         self._state = _State()
 
-    def keep_to(self, period: float) -> None:
-        """From here on, this is the sync period."""
+    def set_period(self, period: float) -> None:
+        """Set the sync period, in seconds."""
         self._timeout = 2 * period
 
     def queued(self, now: float) -> None:
-        """A change waits to be synced; the oldest counts."""
+        """Record that a change waits for a sync. The oldest change counts."""
         if self._state.pending_since is None:
             self._state = self._state._replace(pending_since=now)
 
     def updated(self, now: float) -> None:
-        """A sync has ended well, with all changes queued so far."""
+        """Record a successful sync of all changes that were queued before."""
         self._state = self._state._replace(updated=now, pending_since=None)
 
     def node_eligible(self, eligible: bool) -> None:
-        """Whether load balancers may send to this node (`model.node.Node.eligible`)."""
+        """Record whether load balancers may send traffic to this node (`model.node.Node.eligible`)."""
         self._state = self._state._replace(eligible=eligible)
 
     def at(self, now: float) -> Health:
+        """Return the health at the time `now`."""
         state = self._state
         waited = 0.0 if state.pending_since is None else now - state.pending_since
         return Health(waited < self._timeout, state.updated, state.eligible)
 
 
 class HealthServer(Listener):
-    """Serves `health` on `address`; counts the answers in `metrics`.
+    """Serves `health` on `address`, and counts the responses in `metrics`.
 
-    /healthz is for load balancers and says no, too, where the node is to go away; /livez is for the
-    kubelet, which must not kill the proxy of a node that is being drained, nor one that still waits for the
-    API server. /readyz is for a rollout, which continues once this agent has brought something into the
-    kernel. It fails, too, while packets bypass the programs at a device; its body lists each device where
-    another program is first or packets do not reach the agent's.
+    - /healthz is for load balancers. It fails if changes do not reach the kernel, or if the node is not
+      eligible for load balancers.
+    - /livez is for the kubelet. It does not depend on the node: the kubelet must not restart the agent of a
+      node that is being drained, nor an agent that waits for the API server.
+    - /readyz is for rollouts. It succeeds after the first successful sync. It fails while packets bypass the
+      programs at a device. Its body lists each device where another program runs first, or where packets do
+      not reach ebpfproxy's program.
     """
 
     def __init__(
@@ -90,7 +93,7 @@ class HealthServer(Listener):
         super().__init__("healthz", "--healthz-bind-address", address, self._handle, hard_fail, retry_seconds)
         self._health = health
         self._bypassed = bypassed
-        self._counts: dict[str, Callable[[int], object]] = {  # kube-proxy counts two of them
+        self._counts: dict[str, Callable[[int], object]] = {  # kube-proxy counts only the first two
             "/healthz": metrics.healthz,
             "/livez": metrics.livez,
             "/readyz": lambda code: None,
@@ -109,25 +112,25 @@ class HealthServer(Listener):
         sides = self._bypassed() if request.path == "/readyz" else ()
         if request.path == "/readyz":
             healthy = healthy and health.updated is not None and not any(each.is_bypassed for each in sides)
-        # A healthy proxier was "updated" just now, even where nothing has changed for days.
-        updated = self._shown(now if healthy else health.updated, now, wall)
-        body = f'"lastUpdated": "{updated}","currentTime": "{self._shown(now, now, wall)}"'
+        # As in kube-proxy, a healthy agent was updated "now", even if nothing has changed for days.
+        updated = self._format(now if healthy else health.updated, now, wall)
+        body = f'"lastUpdated": "{updated}","currentTime": "{self._format(now, now, wall)}"'
         if request.path == "/healthz":
             body += f', "nodeEligible": {"true" if health.eligible else "false"}'
         if sides:
-            body += f', "devices": {json.dumps([_shown_side(each) for each in sides])}'
+            body += f', "devices": {json.dumps([_side_values(each) for each in sides])}'
         code = 200 if healthy else 503
         count(code)
         return Response(code, f"{{{body}}}".encode(), _HEADERS)
 
-    def _shown(self, moment: float | None, now: float, wall: int) -> str:
-        """A moment of the clock that never goes back, as wall time: `now` is `wall`."""
+    def _format(self, moment: float | None, now: float, wall: int) -> str:
+        """Return a time of the monotonic clock as wall time. `now` and `wall` are the same moment."""
         if moment is None:
-            return go_time.NEVER
-        return go_time.format_moment(wall - round((now - moment) * 1e9), moment - self._began)
+            return _NEVER
+        return format_go_time(wall - round((now - moment) * 1e9), moment - self._began)
 
 
-def _shown_side(side: DeviceSide) -> dict[str, Any]:
+def _side_values(side: DeviceSide) -> dict[str, Any]:
     return {
         "device": side.device,
         "side": side.side,
@@ -136,3 +139,20 @@ def _shown_side(side: DeviceSide) -> dict[str, Any]:
         "contested": side.contested,
         "unreached": side.unreached,
     }
+
+
+def format_go_time(wall: int, since_start: float) -> str:
+    """Return a time in the format of Go's time.Time.String(), which clients of kube-proxy's /healthz parse.
+
+    `wall` is in nanoseconds of Unix time; the result is in the local time zone. `since_start` is the same
+    moment in seconds of the monotonic clock since the process started.
+
+    >>> format_go_time(1_700_000_000_120_000_000, 12.3).endswith(" m=+12.300000000")
+    True
+    """
+    seconds, nanoseconds = divmod(wall, 1_000_000_000)
+    local = time.localtime(seconds)
+    fraction = f".{nanoseconds:09d}".rstrip("0").rstrip(".")
+    zone = time.strftime("%z", local)
+    monotonic = f"m={since_start:+.9f}"
+    return f"{time.strftime('%Y-%m-%d %H:%M:%S', local)}{fraction} {zone} {local.tm_zone} {monotonic}"

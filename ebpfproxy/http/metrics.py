@@ -1,9 +1,9 @@
-"""Metrics, and the server that shows them: /metrics, /proxyMode and /healthz on port 10249.
+"""Metrics that the agent updates, and their server: /metrics, /proxyMode and /healthz on port 10249.
 
-Names, labels and buckets that begin with ``kubeproxy_`` are kube-proxy's (pkg/proxy/metrics/metrics.go,
-Kubernetes 1.30: one series for both families), so that dashboards, alerts and clusterloader2 carry over.
-What is ours begins with ``ebpfproxy_``. There is no ``kubernetes_build_info`` on purpose: a common alert
-takes two values of its git_version in one cluster for an upgrade that got stuck.
+Metrics that begin with ``kubeproxy_`` have the names, labels and buckets of kube-proxy
+(pkg/proxy/metrics/metrics.go, Kubernetes 1.30: one series for both families). So dashboards, alerts and
+clusterloader2 work unchanged. Other metrics begin with ``ebpfproxy_``. ``kubernetes_build_info`` is missing
+on purpose: a common alert interprets two values of its git_version in a cluster as an upgrade that is stuck.
 """
 
 import gzip
@@ -20,26 +20,26 @@ from ebpfproxy.http.scrape import MapUse as MapUse
 from ebpfproxy.http.scrape import Readings
 from ebpfproxy.http.server import Listener, Request, Response, not_found, plain
 from ebpfproxy.model.address import Family
-from ebpfproxy.model.device_side import DeviceSide
-from ebpfproxy.model.socket_counts import SocketCounts
-from ebpfproxy.model.traffic import ServiceTraffic
+from ebpfproxy.model.counters import ServiceTraffic, SocketCounts
+from ebpfproxy.model.device import DeviceSide
 
 SYNC_BUCKETS = tuple(0.001 * 2**n for n in range(15))
 """Seconds: 0.001 to 16.384."""
 
 PROGRAMMING_BUCKETS = (0.25, 0.5, *range(1, 60), *range(60, 120, 5), *range(120, 301, 30))
-"""Seconds: fine up to a minute, coarse up to five."""
+"""Seconds: fine up to one minute, coarse up to five minutes."""
 
-# SyncHooks each counter the library would show when it was made: a series that kube-proxy has not.
+# Otherwise the library adds a `_created` series for each counter, which kube-proxy does not have.
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class State(NamedTuple):
-    """What is in force after a sync.
+    """Counts of what is in force after a sync.
 
-    `no_local_internal` and `no_local_external` count the ServicePorts whose policy is Local and which
-    have endpoints, but none on this node. `rejected` counts entries that the kernel did not take,
-    `conflicts` frontends that more than one ServicePort claims.
+    - `no_local_internal`, `no_local_external`: ServicePorts with traffic policy Local that have endpoints,
+      but none on this node.
+    - `rejected`: entries that the kernel rejected.
+    - `conflicts`: frontends that more than one ServicePort claims.
     """
 
     services: int = 0
@@ -51,11 +51,15 @@ class State(NamedTuple):
 
 
 class Metrics:
-    """Events of the control thread, counted.
+    """All metrics. The agent calls a method for each event.
 
-    `maps`, `events`, `traffic` and `bypassed` are called at each scrape, in the scraping thread: how full the
-    BPF maps are, what the programs did, what they carried, and where they are not first. They may raise
-    EbpfProxyError: the scrape shows all the rest then.
+    These functions are called at each scrape, in the thread of the scrape. They may raise EbpfProxyError; the
+    scrape then lacks only their metrics.
+
+    - `maps`: the sizes of the BPF maps, by name.
+    - `events`: the number of events in the BPF programs, by reason.
+    - `traffic`: the traffic of each ServicePort.
+    - `bypassed`: the device sides where another program runs first, or that packets pass without ebpfproxy.
     """
 
     def __init__(
@@ -69,10 +73,10 @@ class Metrics:
         prometheus_client.ProcessCollector(registry=self.registry)
         prometheus_client.PlatformCollector(registry=self.registry)
         self.registry.register(Readings(maps, events, traffic, bypassed))
-        self._make_kube_proxys()
-        self._make_own()
+        self._make_kube_proxy_metrics()
+        self._make_own_metrics()
 
-    def _make_kube_proxys(self) -> None:
+    def _make_kube_proxy_metrics(self) -> None:
         self._sync_seconds = self._histogram(
             "kubeproxy_sync_proxy_rules_duration_seconds", "SyncProxyRules latency in seconds", SYNC_BUCKETS
         )
@@ -112,7 +116,7 @@ class Metrics:
         self._livez = self._counter(
             "kubeproxy_proxy_livez_total", "Cumulative proxy livez HTTP status", "code"
         )
-        self._look_seconds = self._histogram(
+        self._search_seconds = self._histogram(
             "kubeproxy_conntrack_reconciler_sync_duration_seconds",
             "Conntrack reconciler sync latency in seconds",
             SYNC_BUCKETS,
@@ -124,13 +128,13 @@ class Metrics:
             "ip_family",
         )
 
-    def _make_own(self) -> None:
+    def _make_own_metrics(self) -> None:
         self._mode = self._gauge(
             "ebpfproxy_info", "1; the version and the proxy mode in force", "version", "mode"
         )
         build = self._gauge(
             "ebpfproxy_build_info",
-            "1; what this process runs on",
+            "1; the version, Python, kernel and architecture of this process",
             "version",
             "python_version",
             "kernel",
@@ -150,44 +154,50 @@ class Metrics:
         )
         self._invalid = self._counter(
             "ebpfproxy_invalid_objects_total",
-            "Objects that could not be served, each time one was seen",
+            "Invalid objects, counted each time one was read",
             "kind",
         )
         self._relists = self._counter(
             "ebpfproxy_source_relists_total",
-            "Times all objects of a kind were listed, the first included",
+            "Lists of all objects of a kind, including the first",
             "kind",
         )
         self._watch_errors = self._counter(
-            "ebpfproxy_source_watch_errors_total", "Lists and watches that ended with an error", "kind"
+            "ebpfproxy_source_watch_errors_total", "Lists and watches that failed", "kind"
         )
         self._repairs = self._counter(
-            "ebpfproxy_repairs_total", "What was found changed in the kernel by others, and put right", "what"
+            "ebpfproxy_repairs_total",
+            "Entries in the kernel that other programs had changed and that were restored",
+            "what",
         )
         self._reconnected = self._counter(
             "ebpfproxy_sockets_reconnected_total",
-            "Connected UDP sockets that got another endpoint when theirs was gone, or their first one",
+            "Connected UDP sockets that got another endpoint after theirs was removed, or their first one",
         )
         self._stale_sockets = self._gauge(
             "ebpfproxy_sockets_stale",
-            "Connected UDP sockets that send to an endpoint that is gone, and are not translated",
+            "Connected UDP sockets that send to a removed endpoint and are not translated",
         )
         self._translated_sockets = self._gauge(
             "ebpfproxy_sockets_translated",
-            "Connected UDP sockets whose endpoint is gone, and whose packets are sent to another one",
+            "Connected UDP sockets of removed endpoints whose packets are translated to another one",
         )
         self._destroyed = self._counter(
-            "ebpfproxy_sockets_destroyed_total", "Sockets closed because their endpoint is gone"
+            "ebpfproxy_sockets_destroyed_total",
+            "Stale sockets, or with kernel NAT stale flows, that were destroyed",
         )
         self._not_destroyed = self._counter(
-            "ebpfproxy_sockets_destroy_failed_total", "Sockets that should have been closed and could not be"
+            "ebpfproxy_sockets_destroy_failed_total",
+            "Stale sockets, or with kernel NAT stale flows, that could not be destroyed",
         )
 
         self._leftovers = self._counter(
-            "ebpfproxy_leftovers_removed_total", "What other modes, and kube-proxy, had left", "mode"
+            "ebpfproxy_leftovers_removed_total",
+            "Objects of other modes and of kube-proxy that were removed",
+            "mode",
         )
-        self._moves_failed = self._counter(
-            "ebpfproxy_mode_moves_failed_total", "Moves to this mode that failed", "mode"
+        self._switches_failed = self._counter(
+            "ebpfproxy_mode_moves_failed_total", "Failed switches to this mode", "mode"
         )
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
@@ -200,26 +210,26 @@ class Metrics:
         return Histogram(name, text, labels, buckets=buckets, registry=self.registry)
 
     def mode(self, name: str) -> None:
-        """The proxy mode that is in force from now on."""
+        """Set the current proxy mode."""
         self._mode.clear()
         self._mode.labels(__version__, name).set(1)
 
     def changes(self, services: int, slices: int) -> None:
-        """So many Services and EndpointSlices have changed, and wait for a sync."""
+        """Count changed Services and EndpointSlices, which now wait for a sync."""
         self._services_changed.inc(services)
         self._services_pending.inc(services)
         self._endpoints_changed.inc(slices)
         self._endpoints_pending.inc(slices)
 
     def queued(self, wall: float) -> None:
-        """A sync was asked for, at this Unix time in seconds."""
+        """Record that a sync was requested at the Unix time `wall`, in seconds."""
         self._last_queued.set(wall)
 
     def synced(self, duration: float, wall: float, triggers: Iterable[float], state: State) -> None:
-        """A sync has ended well: after `duration` seconds, at the Unix time `wall`.
+        """Record a successful sync that took `duration` seconds and ended at the Unix time `wall`.
 
-        `triggers` are the moments, in Unix seconds, at which the pods changed whose EndpointSlices this
-        sync brought into force.
+        `triggers` are the trigger times of the EndpointSlices that this sync programmed, in Unix seconds
+        (`EndpointSlice.trigger_time`).
         """
         self._sync_seconds.observe(duration)
         self._last_sync.set(wall)
@@ -236,61 +246,62 @@ class Metrics:
         self._conflicts.set(state.conflicts)
 
     def sync_failed(self, duration: float) -> None:
-        """A sync has ended badly, after `duration` seconds."""
+        """Record a sync that failed after `duration` seconds."""
         self._sync_seconds.observe(duration)
         self._failures.inc()
 
     def invalid(self, kind: str) -> None:
-        """An object of `kind` cannot be served."""
+        """Count an invalid object of `kind`."""
         self._invalid.labels(kind).inc()
 
     def relisted(self, kind: str) -> None:
-        """All objects of `kind` were listed; the first time included."""
+        """Count a list of all objects of `kind`, including the first."""
         self._relists.labels(kind).inc()
 
     def watch_failed(self, kind: str) -> None:
-        """A list or watch of `kind` ended with an error."""
+        """Count a failed list or watch of `kind`."""
         self._watch_errors.labels(kind).inc()
 
-    def repaired(self, what: str, count: int = 1) -> None:
-        """So many of `what` (entries, links, filters) were found changed by others, and put right."""
-        self._repairs.labels(what).inc(count)
+    def repaired(self, mode: str, count: int = 1) -> None:
+        """Count entries of `mode` that other programs had changed in the kernel and that were restored."""
+        self._repairs.labels(mode).inc(count)
 
     def sockets_destroyed(self, destroyed: int, failed: int) -> None:
+        """Count stale sockets, or with kernel NAT stale flows, that were destroyed or could not be."""
         self._destroyed.inc(destroyed)
         self._not_destroyed.inc(failed)
 
     def sockets_counted(self, counts: SocketCounts) -> None:
-        """A search of connected UDP sockets whose endpoint is gone has ended."""
+        """Record a search for connected UDP sockets of removed endpoints."""
         self._reconnected.inc(counts.reconnected)
         self._stale_sockets.set(counts.left)
         self._translated_sockets.set(counts.translated)
         self.sockets_destroyed(counts.destroyed, counts.not_destroyed)
 
-    def flows_looked_at(self, family: Family, ended: int, seconds: float) -> None:
-        """Tracked flows of a family were searched for stale ones, of which so many were ended."""
-        self._look_seconds.labels(family.value).observe(seconds)
+    def flows_searched(self, family: Family, ended: int, seconds: float) -> None:
+        """Record a search for stale conntrack flows of a family: how many were ended, and its duration."""
+        self._search_seconds.labels(family.value).observe(seconds)
         self._flows_ended.labels(family.value).inc(ended)
 
     def drained(self, mode: str, count: int) -> None:
-        """So many things that `mode` had left in the kernel were removed."""
+        """Count objects of another mode that were removed from the kernel."""
         self._leftovers.labels(mode).inc(count)
 
-    def move_failed(self, mode: str) -> None:
-        """Switching to `mode`, or starting with it, has failed, and another one serves."""
-        self._moves_failed.labels(mode).inc()
+    def switch_failed(self, mode: str) -> None:
+        """Count a failed switch to `mode`, or a failed start with it, after which another mode is current."""
+        self._switches_failed.labels(mode).inc()
 
     def healthz(self, code: int) -> None:
-        """/healthz has answered so."""
+        """Count a response of /healthz."""
         self._healthz.labels(str(code)).inc()
 
     def livez(self, code: int) -> None:
-        """/livez has answered so."""
+        """Count a response of /livez."""
         self._livez.labels(str(code)).inc()
 
 
 class MetricsServer(Listener):
-    """Serves `metrics` on `address`; `proxy_mode` is asked for the mode in force, in any thread."""
+    """Serves `metrics` on `address`. `proxy_mode` returns the current mode; it is called in any thread."""
 
     def __init__(
         self,

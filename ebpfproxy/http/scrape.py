@@ -1,7 +1,7 @@
-"""What is not counted here, but read where it is: at each scrape, in the scraping thread.
+"""The metrics that are read from the kernel at each scrape, in the thread of the scrape.
 
-Every reading may raise EbpfProxyError, since the kernel's state may go while it is read: a scrape then
-shows all the rest.
+A function that reads may raise EbpfProxyError, since kernel objects may be removed meanwhile. The scrape then
+lacks only the metrics of that function.
 """
 
 import heapq
@@ -14,28 +14,28 @@ from prometheus_client.registry import Collector
 
 from ebpfproxy import log
 from ebpfproxy.errors import EbpfProxyError
-from ebpfproxy.model.device_side import DeviceSide
-from ebpfproxy.model.traffic import ServiceTraffic
+from ebpfproxy.model.counters import ServiceTraffic
+from ebpfproxy.model.device import DeviceSide
 
 SCRAPE_FAILED = "Cannot read the maps for a scrape"
-"""A metric is missing in that scrape."""
+"""That scrape lacks some metrics; `error` names the cause."""
 
 _log = log.Logger(__name__)
 T = TypeVar("T")
 
 BUSIEST = 10_000
-"""Services that are shown: five series each, and a scrape of 50 000 takes about a second."""
+"""The maximum number of Services with series of their own: five each. 50 000 series take about a second."""
 
 
 class MapUse(NamedTuple):
-    """How full one BPF map is."""
+    """The number of entries in a BPF map, and its capacity."""
 
     entries: int
     capacity: int
 
 
 class Readings(Collector):
-    """Asks at each scrape how full the maps are, how often the programs did what, and what they carried."""
+    """The collector of map sizes, datapath events, traffic by Service and bypassed devices."""
 
     def __init__(
         self,
@@ -50,22 +50,22 @@ class Readings(Collector):
         self._bypassed = bypassed
 
     def collect(self) -> Iterator[Metric]:
-        yield from _maps(_asked(self._maps, {}))
-        yield _events(_asked(self._events, {}))
-        yield from _traffic(_asked(self._traffic, ()))
-        yield from _devices(_asked(self._bypassed, ()))
+        yield from _maps(_read(self._maps, {}))
+        yield _events(_read(self._events, {}))
+        yield from _traffic(_read(self._traffic, ()))
+        yield from _devices(_read(self._bypassed, ()))
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing: registering must not read the maps, which are not there yet."""
+        """Return nothing. The registry calls this before the maps exist."""
         return iter(())
 
 
-def _asked(reading: Callable[[], T], nothing: T) -> T:
+def _read(function: Callable[[], T], default: T) -> T:
     try:
-        return reading()
+        return function()
     except EbpfProxyError as error:
         _log.warning(SCRAPE_FAILED, error=error)
-        return nothing
+        return default
 
 
 def _maps(uses: Mapping[str, MapUse]) -> Iterator[Metric]:
@@ -80,7 +80,7 @@ def _maps(uses: Mapping[str, MapUse]) -> Iterator[Metric]:
 
 def _events(counts: Mapping[str, int]) -> Metric:
     family = CounterMetricFamily(
-        "ebpfproxy_datapath_events", "What the programs in the kernel did, by why", labels=["reason"]
+        "ebpfproxy_datapath_events", "Events in the BPF programs, by reason", labels=["reason"]
     )
     for reason, count in counts.items():
         family.add_metric([reason], count)
@@ -91,11 +91,13 @@ def _devices(sides: Collection[DeviceSide]) -> Iterator[Metric]:
     labels = ["device", "side"]
     position = GaugeMetricFamily(
         "ebpfproxy_device_position",
-        "The place of our program at a device where it is not the first: 2 or more",
+        "Position of ebpfproxy's program at a device where it is not the first: 2 or more",
         labels=labels,
     )
     unreached = GaugeMetricFamily(
-        "ebpfproxy_device_unreached", "1 where packets do not reach our program at a device", labels=labels
+        "ebpfproxy_device_unreached",
+        "1 if packets do not reach ebpfproxy's program at a device",
+        labels=labels,
     )
     for each in sides:
         if each.before:
@@ -104,18 +106,21 @@ def _devices(sides: Collection[DeviceSide]) -> Iterator[Metric]:
             unreached.add_metric([each.device, each.side], 1)
     yield from (position, unreached)
     bypassed = {(each.device, each.side) for each in sides if each.is_bypassed}
-    text = "Sides of devices where packets pass without our program"
+    text = "Sides of devices where packets bypass ebpfproxy's program"
     yield GaugeMetricFamily("ebpfproxy_bypassed_device_sides", text, len(bypassed))
 
 
-def _traffic(carried: Collection[ServiceTraffic]) -> Iterator[Metric]:
-    """Of the busiest services: those with the most packets since they are there, so that none flickers."""
-    shown: Iterable[ServiceTraffic] = carried
-    if len(carried) > BUSIEST:
-        shown = heapq.nlargest(BUSIEST, carried, key=lambda each: each.packets_in + each.packets_out)
+def _traffic(traffic: Collection[ServiceTraffic]) -> Iterator[Metric]:
+    """Yield the traffic of the busiest Services.
+
+    They are those with the most packets since they exist, so the set of series is stable between scrapes.
+    """
+    shown: Iterable[ServiceTraffic] = traffic
+    if len(traffic) > BUSIEST:
+        shown = heapq.nlargest(BUSIEST, traffic, key=lambda each: each.packets_in + each.packets_out)
     service = ["namespace", "service", "port", "protocol", "family"]
-    packets = _counter("packets", "Packets that the packet path carried", [*service, "direction"])
-    sizes = _counter("bytes", "Bytes of IP packets that the packet path carried", [*service, "direction"])
+    packets = _counter("packets", "Packets of the packet path", [*service, "direction"])
+    sizes = _counter("bytes", "Bytes of IP packets of the packet path", [*service, "direction"])
     flows = _counter("new_flows", "New flows of the packet path", service)
     for each in shown:
         labels = [*_split(each.service), each.protocol, each.family]
@@ -125,16 +130,16 @@ def _traffic(carried: Collection[ServiceTraffic]) -> Iterator[Metric]:
         sizes.add_metric([*labels, "out"], each.bytes_out)
         flows.add_metric(labels, each.new_flows)
     yield from (packets, sizes, flows)
-    left_out = "Services with traffic that are not shown by name, since others had more"
-    yield GaugeMetricFamily("ebpfproxy_services_left_out", left_out, max(0, len(carried) - BUSIEST))
+    left_out = "Services with traffic that have no series of their own, since others had more packets"
+    yield GaugeMetricFamily("ebpfproxy_services_left_out", left_out, max(0, len(traffic) - BUSIEST))
 
 
-def _counter(what: str, text: str, labels: list[str]) -> CounterMetricFamily:
-    return CounterMetricFamily(f"ebpfproxy_service_{what}", text, labels=labels)
+def _counter(name: str, text: str, labels: list[str]) -> CounterMetricFamily:
+    return CounterMetricFamily(f"ebpfproxy_service_{name}", text, labels=labels)
 
 
 def _split(service: str) -> tuple[str, str, str]:
-    """Namespace, name and port.
+    """Split into namespace, name and port.
 
     >>> _split("default/web:http"), _split("default/web")
     (('default', 'web', 'http'), ('default', 'web', ''))

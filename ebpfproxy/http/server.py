@@ -1,7 +1,7 @@
-"""An HTTP server in threads, with the manners of Go's net/http that kube-proxy's clients know.
+"""A threaded HTTP server that behaves like Go's net/http, as clients of kube-proxy expect.
 
-Any method is served, as Go's handlers do that never look at it; a HEAD is answered without the body. No
-TLS and no authentication: as in kube-proxy, what is served is public, and bound to loopback if it is not.
+Every method is served, as by Go handlers that ignore the method. The response to HEAD has no body. As in
+kube-proxy, there is no TLS and no authentication: the content is public, or the server listens on loopback.
 """
 
 import http.server
@@ -18,11 +18,11 @@ from ebpfproxy import log
 from ebpfproxy.errors import ConfigError
 
 LISTENING = "Listening"
-"""An HTTP server of the agent."""
+"""An HTTP server of the agent accepts connections."""
 NOT_LISTENING = "Cannot listen, retrying"
 """Another process has port 10256 or 10249: is kube-proxy still running?"""
 REQUEST_FAILED = "Failed to answer a request"
-"""An error in the agent; the client got status 500."""
+"""An error in the agent. The connection is closed without a response."""
 
 _log = log.Logger(__name__)
 
@@ -32,25 +32,27 @@ _QUEUE = 128
 
 
 class Request(NamedTuple):
-    """`path` is decoded and has no query. `headers` are looked up in any case."""
+    """A request. `path` is decoded and has no query. Names of `headers` are case-insensitive."""
 
     path: str
     headers: Message
 
 
 class Response(NamedTuple):
+    """A response: status code, body and headers."""
+
     code: int
     body: bytes
     headers: Mapping[str, str]
 
 
 def plain(code: int, text: str) -> Response:
-    """A short text, with the headers that Go gives one."""
+    """Return a short text with the headers that Go's http.Error sets."""
     return Response(code, text.encode(), _PLAIN)
 
 
 def not_found() -> Response:
-    """What Go's http.NotFound answers."""
+    """Return the response of Go's http.NotFound."""
     return plain(404, "404 page not found\n")
 
 
@@ -58,10 +60,10 @@ Handle = Callable[[Request], Response]
 
 
 class Listener:
-    """Serves `handle` on `address` (host, port) from `start` to `stop`; port 0 takes a free one.
+    """Serves `handle` on `address` (host, port) from `start` to `stop`. Port 0 selects a free port.
 
-    An unspecified address of either family is both families, as in Go. `handle` is called in a thread
-    for each connection. `name` and `flag` are for messages.
+    An unspecified address of either family means both families, as in Go. `handle` is called in a thread of
+    its own for each connection. `name` and `flag` appear in messages.
     """
 
     def __init__(
@@ -85,14 +87,14 @@ class Listener:
 
     @property
     def port(self) -> int | None:
-        """The port listened on; None while there is none."""
+        """The port on which the server listens, None while it does not."""
         server = self._server
         return server.server_address[1] if server else None
 
     def start(self) -> None:
         """Listen, and serve in the background.
 
-        Where the address is not to be had: ConfigError if `hard_fail`, else it is tried again every
+        If the address cannot be bound: raises ConfigError with `hard_fail`, else retries every
         `retry_seconds` until `stop`.
         """
         try:
@@ -100,18 +102,18 @@ class Listener:
         except OSError as error:
             if self._hard_fail:
                 raise ConfigError(
-                    f"{self._name}: cannot listen on {_joined(self._address)}: {error.strerror}",
-                    f"{self._flag} takes another address; --bind-address-hard-fail=false continues without",
+                    f"{self._name}: cannot listen on {_host_port(self._address)}: {error.strerror}",
+                    f"set {self._flag} to another address, or use --bind-address-hard-fail=false",
                 ) from error
-            self._failed(error)
+            self._log_failure(error)
         self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop listening; answers under way end by themselves. Does nothing if it is not listening."""
+        """Stop listening. Responses in progress are completed. Does nothing if it is not listening."""
         self._stopping.set()
         if self._server:
-            self._server.end()
+            self._server.wake()
         if self._thread:
             self._thread.join()
         self._server = None
@@ -123,21 +125,21 @@ class Listener:
             try:
                 self._server = _bind(self._address, self._handle)
             except OSError as error:
-                self._failed(error)
-        _log.info(LISTENING, server=self._name, address=_joined((self._address[0], self.port or 0)))
+                self._log_failure(error)
+        _log.info(LISTENING, server=self._name, address=_host_port((self._address[0], self.port or 0)))
         self._server.serve(self._stopping)
 
-    def _failed(self, error: OSError) -> None:
+    def _log_failure(self, error: OSError) -> None:
         _log.error(
             NOT_LISTENING,
             server=self._name,
-            address=_joined(self._address),
+            address=_host_port(self._address),
             error=error.strerror,
             after=f"{self._retry_seconds:g}s",
         )
 
 
-def _joined(address: tuple[str, int]) -> str:
+def _host_port(address: tuple[str, int]) -> str:
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -151,14 +153,14 @@ def _bind(address: tuple[str, int], handle: Handle) -> "Server":
         except OSError:
             if host == "::":
                 raise
-            # No IPv6 in this kernel, or the port is taken in IPv6 alone; IPv4 says which.
+            # The kernel has no IPv6, or only the IPv6 port is taken. IPv4 may still work.
     return Server(socket.AF_INET6 if ":" in host else socket.AF_INET, address, handle)
 
 
 class Server(socketserver.ThreadingTCPServer):
-    """A socket that listens, and a thread for each connection. To be made raises OSError.
+    """A listening socket, and a thread for each connection. The constructor raises OSError.
 
-    A socket of IPv6 is both families, where its address is unspecified and it is not `v6_only`.
+    An IPv6 socket with the unspecified address accepts both families unless `v6_only`.
     """
 
     allow_reuse_address = True
@@ -184,29 +186,29 @@ class Server(socketserver.ThreadingTCPServer):
         super().server_bind()
 
     def serve(self, stopping: threading.Event) -> None:
-        """Until `end`. Blocks in accept, so that an idle server never wakes."""
+        """Serve until `stopping` is set and `wake` is called. An idle server blocks in accept()."""
         while not stopping.is_set():
             self.handle_request()
         self.server_close()
 
-    def end(self) -> None:
-        """Wake `serve`, whose event is set, out of accept."""
+    def wake(self) -> None:
+        """Make accept() return in `serve`. The caller has set the event of `serve`."""
         try:
             self.socket.shutdown(socket.SHUT_RDWR)
         except OSError:
             return  # closed already
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """The connection is closed without an answer, as Go does where a handler panics."""
+        """Log the error. The connection is closed without a response, as in Go after a panic of a handler."""
         error = sys.exception()
-        if not isinstance(error, OSError):  # that is a client that went away
+        if not isinstance(error, OSError):  # OSError: the client closed the connection
             _log.error(REQUEST_FAILED, client=client_address[0], error=repr(error))
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = _IDLE_SECONDS
-    wbufsize = -1  # head and body leave in one segment
+    wbufsize = -1  # headers and body in one segment
     server: Server
 
     def __getattr__(self, name: str) -> Callable[[], None]:
@@ -223,10 +225,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("Date", self.date_time_string())
         self.send_header("Content-Length", str(len(response.body)))
         if "Content-Length" in self.headers or "Transfer-Encoding" in self.headers:
-            self.send_header("Connection", "close")  # an unread body would pass for the next request
+            self.send_header("Connection", "close")  # an unread body would be parsed as a request
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(response.body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Requests are not logged; kube-proxy does not either."""
+        """Do not log requests, as kube-proxy."""

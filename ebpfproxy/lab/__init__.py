@@ -1,7 +1,12 @@
-"""Nodes with their pods on this machine: network namespaces, cgroups and a bpffs of their own.
+"""A testbed on this machine: nodes and pods as network namespaces, with their own cgroups and bpffs.
 
-The demonstration, the benchmarks and the kernel's tests run the agent here, never on the machine's
-own devices, cgroup root or /sys/fs/bpf. Nothing here knows what the agent does with a Service.
+The demo, the benchmarks and the kernel tests run the agent in a lab, never on the machine's own devices,
+cgroup root or /sys/fs/bpf. This package does not depend on how the agent implements Services.
+
+Only `bench` and `cli` may import this package, besides tests. It imports `agent` (one log message), `linux`,
+`model` and `errors`.
+
+Read first: `lab.py`, then `node.py`.
 """
 
 from ebpfproxy.lab.agent import Agent, AgentFailed

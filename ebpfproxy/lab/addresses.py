@@ -1,9 +1,9 @@
-"""The addresses of a lab: which number stands for which network and host."""
+"""The addresses of a lab, derived from its number."""
 
 from typing import NamedTuple
 
 _TUNNEL = 254
-"""Within a node's pod network, the address of the node's tunnel device."""
+"""The host part of the address of the node's tunnel device, in the node's pod network."""
 
 
 class Pair(NamedTuple):
@@ -14,10 +14,10 @@ class Pair(NamedTuple):
 
 
 class Addresses(NamedTuple):
-    """Those of the lab with this number, 1 to 254. Nodes count from 0.
+    """The addresses of the lab with this number, 1 to 254. The index of the first node is 0.
 
-    The nodes' network is 172.18.N.0/24 and fd00:172:18:N::/64; the pods of the first node have
-    10.244.N.0/24 and fd00:10:244:N::/64, those of the second 10.245.N.0/24 and fd00:10:245:N::/64.
+    The nodes' network is 172.18.N.0/24 and fd00:172:18:N::/64. The pod network of the first node is
+    10.244.N.0/24 and fd00:10:244:N::/64, that of the second 10.245.N.0/24 and fd00:10:245:N::/64.
     """
 
     number: int
@@ -34,7 +34,7 @@ class Addresses(NamedTuple):
         return self._on_link(2 + index)
 
     def gateway(self, node: int) -> Pair:
-        """The node as its pods see it."""
+        """Return the node's addresses for its pods."""
         return self.pod(node, 1)
 
     def tunnel(self, node: int) -> Pair:
@@ -45,16 +45,16 @@ class Addresses(NamedTuple):
         return Pair(f"{four}.{host}", f"{six}:{host:x}")
 
     def pods(self, node: int) -> Pair:
-        """A node's pod network, as CIDRs."""
+        """Return a node's pod network, as CIDRs."""
         return Pair(f"10.{244 + node}.{self.number}.0/24", f"fd00:10:{244 + node}:{self.number}::/64")
 
     @property
     def all_pods(self) -> Pair:
-        """What holds the pod networks of all nodes of all labs, and nothing else: a cluster's CIDRs."""
+        """The cluster CIDRs: they contain exactly the pod networks of all nodes of all labs."""
         return Pair("10.244.0.0/15", "fd00:10:244::/47")
 
     def further(self, count: int) -> tuple[Pair, ...]:
-        """More addresses of the client outside, at most 16; they lead to it, but it does not have them."""
+        """Return up to 16 further addresses that are routed to the outside client but not assigned to it."""
         return tuple(self._on_link(16 + i) for i in range(min(count, 16)))
 
     @property

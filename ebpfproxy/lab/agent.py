@@ -1,4 +1,4 @@
-"""The agent as a process of its own on a lab's node, and what it logs."""
+"""The agent as a process on a node of the lab, and its log lines."""
 
 import json
 import re
@@ -16,21 +16,19 @@ from ebpfproxy.errors import EbpfProxyError
 from ebpfproxy.lab.netns import Netns
 
 _WORD = re.compile(r'([a-z_]+)=("(?:[^"\\]|\\.)*"|\S+)')
-
-
 _LAST_LINES = 20
 PROGRAM = (sys.executable, "-m", "ebpfproxy", "run")
 
 
 class LogLine(NamedTuple):
-    """`moment` is when the line was read, in seconds of time.monotonic()."""
+    """A log line. `moment` is when it was read, in seconds of time.monotonic()."""
 
     moment: float
     text: str
 
     @property
     def values(self) -> dict[str, str]:
-        """The key=value words.
+        """The key=value pairs.
 
         >>> LogLine(0.0, '2025-01-01T00:00:00.000Z INFO Synced services services=3 mode="a b"').values
         {'services': '3', 'mode': 'a b'}
@@ -40,7 +38,7 @@ class LogLine(NamedTuple):
 
 
 class AgentFailed(EbpfProxyError):
-    """The agent ended, or did not log in time what was awaited. Its last lines are the hint."""
+    """The agent ended, or did not log an expected line in time. The hint is its last log lines."""
 
     def __init__(self, message: str, lines: Sequence[LogLine]) -> None:
         super().__init__(message, "\n".join(line.text for line in lines[-_LAST_LINES:]))
@@ -48,35 +46,35 @@ class AgentFailed(EbpfProxyError):
 
 
 class Agent:
-    """`ebpfproxy run` on a node. `started` is the time of its start, in seconds of time.monotonic().
+    """The process of `ebpfproxy run` on a node. `started` is its start, in seconds of time.monotonic().
 
-    `program`: what runs it, where that is not this installation.
+    `program` is the command that runs the agent; the default is this installation.
     """
 
-    def __init__(self, place: Netns, flags: Sequence[str], program: Sequence[str] = PROGRAM) -> None:
+    def __init__(self, namespace: Netns, flags: Sequence[str], program: Sequence[str] = PROGRAM) -> None:
         self.lines: list[LogLine] = []
         self._changed = threading.Condition()
         self._open = True
         self.started = time.monotonic()
-        self.process: subprocess.Popen[bytes] = place.popen(
+        self.process: subprocess.Popen[bytes] = namespace.popen(
             [*program, *flags],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
         )
-        # Signals stay with the main thread, so that it can hold them back while it cleans up.
+        # Only the main thread receives signals, so that it can block them while it cleans up.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         threading.Thread(target=self._read, name="agent-log", daemon=True).start()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def log(self) -> str:
-        """All it has logged so far."""
+        """Return all lines logged so far."""
         return "\n".join(line.text for line in self.lines)
 
     def await_line(self, wanted: Callable[[LogLine], bool], since: int = 0, timeout: float = 30.0) -> LogLine:
-        """The first line that is `wanted`, from the index `since` in `lines`.
+        """Return the first line, from index `since` in `lines`, for which `wanted` is true. Wait for it.
 
-        Raises AgentFailed where the agent ends, or after `timeout` seconds.
+        Raises AgentFailed if the agent ends, or after `timeout` seconds.
         """
         deadline = time.monotonic() + timeout
         with self._changed:
@@ -88,28 +86,28 @@ class Agent:
                 if not self._open:
                     raise AgentFailed(f"the agent ended with status {self.process.wait()}", self.lines)
                 if not self._changed.wait(deadline - time.monotonic()):
-                    raise AgentFailed(f"the agent did not log it in {timeout} s", self.lines)
+                    raise AgentFailed(f"the agent did not log the expected line in {timeout} s", self.lines)
 
     def await_sync(self, since: int = 0, timeout: float = 30.0) -> LogLine:
-        """The first line, from the index `since`, of a sync that is in the kernel; as `await_line`."""
+        """Return the first line about a completed sync, from index `since`. Wait as `await_line` does."""
         return self.await_line(is_sync, since, timeout)
 
     def stop(self, timeout: float = 10.0) -> int:
-        """Ask it to end, and return its exit status. Raises subprocess.TimeoutExpired."""
+        """Send SIGTERM and return the exit status. Raises subprocess.TimeoutExpired."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout)
 
     def kill(self) -> None:
-        """End it at once, as a crash would."""
+        """Send SIGKILL, which has the effect of a crash."""
         self.process.kill()
         self.process.wait()
 
     def rss_mb(self) -> float:
-        """Its memory now, in MB of 10^6 bytes."""
+        """Return the resident memory, in MB of 10^6 bytes."""
         return self._memory("VmRSS")
 
     def peak_rss_mb(self) -> float:
-        """The most memory it ever had, in MB of 10^6 bytes."""
+        """Return the peak of the resident memory, in MB of 10^6 bytes."""
         return self._memory("VmHWM")
 
     def _memory(self, field: str) -> float:
@@ -131,7 +129,7 @@ class Agent:
 
 
 def is_sync(line: LogLine) -> bool:
-    """Whether the line is about a sync: its message is SYNCED.
+    """Whether the message of the line is SYNCED.
 
     >>> is_sync(LogLine(0.0, "2025-01-01T00:00:00.000Z INFO Synced services services=3 latency_ms=2"))
     True

@@ -1,4 +1,4 @@
-"""Nodes of their own: network namespaces for their hosts, for each pod, and for a client outside."""
+"""The lab: one or two nodes with their pods, and a client outside, each in a network namespace."""
 
 import atexit
 import contextlib
@@ -19,25 +19,25 @@ from ebpfproxy.lab.testbed import Testbed
 
 
 class Lab:
-    """A node, its pods and a client outside, from `with Lab() as lab:` to the end of the block.
+    """A node, its pods and a client outside, for the block of `with Lab() as lab:`.
 
-    - `lab.node`: the host's network namespace and a cgroup in which host processes run;
-    - `lab.outside`: a client on the node's network, whose default route is the node, and whose sockets
-      the node's cgroup does not hold, as those of another machine;
-    - `lab.pod(name)`: a pod, whose gateway is the node (veth pair, addresses of both families);
-    - `lab.cgroup`: the cgroup that stands for the root of the node's cgroups;
-    - `lab.bpffs`: an empty bpffs; `lab.folder`: an empty folder beside it.
+    - `lab.node`: the host's network namespace, and the cgroup of host processes;
+    - `lab.outside`: a client on the node's network. Its default route is the node. Its sockets are outside
+      the node's cgroup, as those of another machine;
+    - `lab.pod(name)`: a pod with a veth pair, addresses of both families and the node as gateway;
+    - `lab.cgroup`: the cgroup that replaces the root of the node's cgroups;
+    - `lab.bpffs`: an empty bpffs; `lab.folder`: an empty folder.
 
-    With `pods`, which says how pods of different nodes reach each other, there are two nodes:
-    `lab.nodes`, and all of the above is the first one's. Both of them and the client have a link of
-    their own to `lab.router`, whose ends are called node, node-2 and outside. `lab.backbone.join`
-    changes how pods reach each other.
+    With `pods`, there are two nodes: `lab.nodes`. `pods` is the pod network between them, which
+    `lab.backbone.join` changes. All attributes above are then those of the first node. Both nodes and the
+    client have a link to `lab.router`. The router's devices are node, node-2 and outside.
 
-    All are called ebpfproxy-<name>-<pid>, and `number` (1 to 254) is in all addresses, so that labs
-    can stand side by side. Everything is gone at the block's end, also after an exception, Ctrl-C,
-    SIGTERM or SIGHUP; what a killed process left goes when the next lab of that name starts.
+    The names of all objects begin with ebpfproxy-<name>-<pid>. `number` (1 to 254) is part of all addresses,
+    so that several labs can exist at the same time. Everything is removed at the end of the block, also
+    after an exception, Ctrl-C, SIGTERM or SIGHUP. The remains of a killed process are removed when the next
+    lab of the same name starts.
 
-    Entering raises ConfigError without root, KernelError where the machine lacks something.
+    Entering raises ConfigError without root, KernelError if the machine lacks a feature.
     """
 
     node: Pod
@@ -53,14 +53,14 @@ class Lab:
         self._pod_network = pods
         self._testbed = Testbed(name)
         self._owner = os.getpid()
-        self._heeded: list[signal.Signals] = []
+        self._handled_signals: list[signal.Signals] = []
 
     def __enter__(self) -> "Lab":
         if os.geteuid():
-            raise ConfigError("network namespaces and BPF need root", "run it with sudo")
+            raise ConfigError("cannot create network namespaces without root", "run the command with sudo")
         self._testbed.prepare()
         atexit.register(self._remove)
-        self._heed_signals()
+        self._handle_signals()
         try:
             self._build()
         except BaseException:
@@ -100,14 +100,14 @@ class Lab:
         """Add a pod to the first node: see `Node.pod`."""
         return self.nodes[0].pod(name, v4, v6)
 
-    def forget_pod(self, pod: Pod) -> None:
-        """Take a pod of the first node away: its processes, its devices, its addresses."""
-        self.nodes[0].forget_pod(pod)
+    def remove_pod(self, pod: Pod) -> None:
+        """Remove a pod of the first node: its processes, devices and addresses."""
+        self.nodes[0].remove_pod(pod)
 
     def bypassing(self, pod: Pod) -> Pod:
-        """The pod, as one whose sockets its node never sees, such as a virtual machine.
+        """Return the pod with a cgroup outside the node's, so that its sockets bypass the socket hooks.
 
-        It has the pod's network namespace, but a cgroup outside the node's.
+        It has the same network namespace. A virtual machine, for example, is such a pod.
         """
         return self._testbed.bypassing(pod)
 
@@ -115,27 +115,29 @@ class Lab:
         """Start the agent on the first node: see `Node.agent`."""
         return self.nodes[0].agent(manifests, *flags, wait=wait, before=before)
 
-    def ip(self, place: Pod, *commands: str) -> None:
-        """Run `ip` commands in a place, all in one batch. Raises KernelError with what ip said."""
-        devices.ip(place, *commands)
+    def ip(self, pod: Pod, *commands: str) -> None:
+        """Run `ip` commands in a network namespace, in one batch. Raises KernelError with the error of ip."""
+        devices.ip(pod, *commands)
 
     def _build(self) -> None:
         self.folder = self._testbed.folder("files")
         count = 2 if self._pod_network else 1
         self.nodes = tuple(Node(self._testbed, self.addresses, index) for index in range(count))
         self.node = self.nodes[0].host
-        self.outside = self._testbed.place("outside", self._testbed.cgroup, self.addresses.outside, "eth0")
+        self.outside = self._testbed.create_netns(
+            "outside", self._testbed.cgroup, self.addresses.outside, "eth0"
+        )
         if self._pod_network:
             self._route(self._pod_network)
         else:
-            devices.link(self.node, self.outside)
+            devices.connect_directly(self.node, self.outside)
 
     def _route(self, kind: PodNetwork) -> None:
         gateway, further = self.addresses.router, self.addresses.further_network
-        self.router = self._testbed.place("router", self._testbed.cgroup, gateway)
+        self.router = self._testbed.create_netns("router", self._testbed.cgroup, gateway)
         for node in self.nodes:
-            devices.lead(self.router, gateway, node.host, node.cgroup.name)
-        devices.lead(self.router, gateway, self.outside, "outside")
+            devices.connect_routed(self.router, gateway, node.host, node.cgroup.name)
+        devices.connect_routed(self.router, gateway, self.outside, "outside")
         devices.ip(
             self.router,
             "link set lo up",
@@ -145,25 +147,24 @@ class Lab:
         self.backbone = Backbone(self.addresses, self.router, self.nodes)
         self.backbone.join(kind)
 
-    def _heed_signals(self) -> None:
-        """Unless the process already does, let SIGTERM and a closed terminal unwind the stack as Ctrl-C
-        does."""
+    def _handle_signals(self) -> None:
+        """Let SIGTERM and SIGHUP unwind the stack as Ctrl-C does, unless the process handles them already."""
         for number in (signal.SIGTERM, signal.SIGHUP):
-            with contextlib.suppress(ValueError):  # not the main thread: its signals are not ours
+            with contextlib.suppress(ValueError):  # not the main thread, which alone can set handlers
                 if signal.getsignal(number) is signal.SIG_DFL:
                     signal.signal(number, _exit_by_signal)
-                    self._heeded.append(number)
+                    self._handled_signals.append(number)
 
     def _end(self) -> None:
-        """Remove everything, undisturbed by a second Ctrl-C."""
+        """Remove everything. A second Ctrl-C does not interrupt it."""
         if os.getpid() != self._owner:
             return
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
         try:
             self._remove()
             atexit.unregister(self._remove)
-            while self._heeded:
-                signal.signal(self._heeded.pop(), signal.SIG_DFL)
+            while self._handled_signals:
+                signal.signal(self._handled_signals.pop(), signal.SIG_DFL)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 

@@ -1,4 +1,4 @@
-"""Services and EndpointSlices as the API writes them, and folders of them."""
+"""Builders of API objects (Service, EndpointSlice, Node), and a writer of manifest files."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,7 @@ Object = dict[str, Any]
 def port(
     number: int, *, name: str = "", protocol: str = "TCP", target: int = 0, node_port: int = 0
 ) -> Object:
-    """One of a Service's ports; `target` is only for readers, since a proxy reads the slice's port."""
+    """Return a port of a Service. `target` is informational, because a proxy reads the slice's port."""
     entry: Object = {"port": number, "protocol": protocol}
     if name:
         entry["name"] = name
@@ -27,7 +27,7 @@ def port(
 def service(
     name: str, cluster_ips: Sequence[str], ports: Sequence[Object], *, namespace: str = "default", **spec: Any
 ) -> Object:
-    """A Service; `spec` is merged into its spec, and type is NodePort where a port has a nodePort."""
+    """Return a Service. `spec` is merged into its spec. Its type is NodePort if a port has a nodePort."""
     kind = "NodePort" if any("nodePort" in entry for entry in ports) else "ClusterIP"
     fields: Object = {
         "type": kind,
@@ -41,7 +41,7 @@ def service(
 
 
 def endpoint(address: str, *, node: str = "", zone: str = "", **conditions: bool) -> Object:
-    """One of a slice's endpoints, ready unless `conditions` (ready, serving, terminating) says otherwise."""
+    """Return an endpoint of a slice. It is ready unless `conditions` (ready, serving, terminating) differ."""
     entry: Object = {"addresses": [address], "conditions": {"ready": True} | conditions}
     if node:
         entry["nodeName"] = node
@@ -52,7 +52,7 @@ def endpoint(address: str, *, node: str = "", zone: str = "", **conditions: bool
 
 def endpoint_slice(
     name: str,
-    of: str,
+    service: str,
     endpoints: Sequence["str | Object"],
     ports: Sequence[Object],
     *,
@@ -60,16 +60,16 @@ def endpoint_slice(
     family: str = "",
     annotations: dict[str, str] | None = None,
 ) -> Object:
-    """A slice of the Service `of`. A text among `endpoints` is the address of one that is ready.
+    """Return a slice of a Service. A text among `endpoints` is the address of a ready endpoint.
 
-    `ports` as `port` makes them. `family` is IPv4 or IPv6; by default that of the first endpoint.
+    `ports` are those of `port`. `family` is IPv4 or IPv6; the default is that of the first endpoint.
     """
     entries = [endpoint(entry) if isinstance(entry, str) else entry for entry in endpoints]
-    six = bool(entries) and ":" in entries[0]["addresses"][0]
+    is_ipv6 = bool(entries) and ":" in entries[0]["addresses"][0]
     metadata: Object = {
         "name": name,
         "namespace": namespace,
-        "labels": {"kubernetes.io/service-name": of},
+        "labels": {"kubernetes.io/service-name": service},
     }
     if annotations:
         metadata["annotations"] = annotations
@@ -77,7 +77,7 @@ def endpoint_slice(
         "apiVersion": "discovery.k8s.io/v1",
         "kind": "EndpointSlice",
         "metadata": metadata,
-        "addressType": family or ("IPv6" if six else "IPv4"),
+        "addressType": family or ("IPv6" if is_ipv6 else "IPv4"),
         "endpoints": entries,
         "ports": [{"name": "", "protocol": "TCP"} | entry for entry in ports],
     }
@@ -93,14 +93,14 @@ def node(name: str, addresses: Sequence[str] = (), *, labels: dict[str, str] | N
 
 
 def listed(objects: Iterable[Object]) -> Object:
-    """Many objects as one."""
+    """Return a List of the objects."""
     return {"apiVersion": "v1", "kind": "List", "items": list(objects)}
 
 
 def write(path: Path, *objects: Object) -> None:
-    """Put the objects into one file, YAML or JSON by its name, replacing it in one step.
+    """Write the objects to a file, YAML or JSON by its suffix, and replace it atomically.
 
-    JSON takes one object: see `listed`.
+    A JSON file takes one object: see `listed`.
     """
     if path.suffix == ".json":
         (only,) = objects

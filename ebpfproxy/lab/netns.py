@@ -1,4 +1,4 @@
-"""Where a process runs: a network namespace and a cgroup. Commands and Python functions run there."""
+"""Run commands and Python functions in a network namespace and a cgroup."""
 
 import os
 import pickle
@@ -19,7 +19,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Call(Generic[T]):
-    """A function that runs in a forked child; `result` awaits it."""
+    """A function that runs in a forked child. `result` waits for its end."""
 
     def __init__(self, pid: int, outcome: int) -> None:
         self.pid = pid
@@ -27,9 +27,9 @@ class Call(Generic[T]):
         self._reaped = False
 
     def result(self, timeout: float = 60.0) -> T:
-        """What the function returned; what it raised is raised here, with its traceback as a note.
+        """Return the function's result, or raise its exception, with the child's traceback as a note.
 
-        Raises TimeoutError after `timeout` seconds, and ends the child. To be called once.
+        After `timeout` seconds, kill the child and raise TimeoutError. Call it only once.
         """
         raw = self._read(time.monotonic() + timeout)
         status = self._reap()
@@ -41,7 +41,7 @@ class Call(Generic[T]):
         raise value
 
     def kill(self) -> None:
-        """End it, whatever it does; once more does nothing."""
+        """Kill the child with SIGKILL. Does nothing if it was reaped."""
         if not self._reaped:
             os.kill(self.pid, signal.SIGKILL)
             self._reap()
@@ -65,7 +65,7 @@ class Call(Generic[T]):
 
 
 class Netns:
-    """A network namespace and a cgroup. `name` is what people call it."""
+    """A network namespace and a cgroup. `name` is the short name, without the lab's prefix."""
 
     def __init__(self, name: str, namespace: str, cgroup: Path) -> None:
         self.name = name
@@ -75,13 +75,14 @@ class Netns:
 
     @property
     def netns(self) -> Path:
-        """Where the network namespace is: /run/netns/..."""
+        """The path of the network namespace: /run/netns/..."""
         return netns.path(self.namespace)
 
     def popen(self, arguments: Sequence[str | Path], **options: Any) -> "subprocess.Popen[Any]":
-        """Start a command here. It is in a process group of its own: a Ctrl-C is ours alone.
+        """Start a command in the namespace and cgroup.
 
-        `options` are those of subprocess.Popen. The lab ends it at the latest.
+        It gets its own process group, so that a Ctrl-C reaches only this process. `options` are those of
+        subprocess.Popen. The command is killed when the lab ends.
         """
         child = subprocess.Popen(arguments, preexec_fn=self._move, process_group=0, **options)
         self._children.append(child)
@@ -90,10 +91,10 @@ class Netns:
     def run(
         self, arguments: Sequence[str | Path], *, timeout: float = 60.0, check: bool = True, stdin: str = ""
     ) -> "subprocess.CompletedProcess[str]":
-        """Run a command here to its end, and return what it wrote.
+        """Run a command in the namespace and cgroup to its end, and return its output.
 
-        Raises subprocess.CalledProcessError where `check`, with its standard error as a note, and
-        subprocess.TimeoutExpired.
+        Raises subprocess.TimeoutExpired. With `check`, also raises subprocess.CalledProcessError, with the
+        standard error as a note.
         """
         try:
             return subprocess.run(
@@ -111,8 +112,8 @@ class Netns:
             raise
 
     def start(self, function: Callable[[], T]) -> Call[T]:
-        """Run a Python function here in a forked child; closures are fine, the result is pickled."""
-        # Blocked around the fork: a Ctrl-C must not unwind the parent's stack in the child.
+        """Start a Python function in a forked child. It may be a closure; its result is pickled."""
+        # Blocked during the fork: a Ctrl-C must not unwind the parent's stack in the child.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         try:
             reading, writing = os.pipe()
@@ -127,9 +128,9 @@ class Netns:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def start_until_ready(self, function: Callable[[int], T]) -> Call[T]:
-        """As `start`, for what continues: returns once the function has written to its file descriptor.
+        """Start a function as `start` does, and return once it has written to its file descriptor.
 
-        Raises what it raises before that.
+        Raises the function's exception if it fails before.
         """
         waiting, ready = os.pipe()
 
@@ -147,11 +148,11 @@ class Netns:
         return call
 
     def call(self, function: Callable[[], T], timeout: float = 60.0) -> T:
-        """Run a Python function here to its end; see `Call.result`."""
+        """Run a Python function in a forked child to its end: see `Call.result`."""
         return self.start(function).result(timeout)
 
     def reap(self) -> None:
-        """Collect the children, which have ended."""
+        """Kill and reap all children."""
         for child in self._children:
             child.kill()
             if isinstance(child, subprocess.Popen):
@@ -159,7 +160,7 @@ class Netns:
         self._children.clear()
 
     def _move(self) -> None:
-        """In the child: into the cgroup first, since a socket belongs to the cgroup it was made in."""
+        """Enter the cgroup, then the namespace. A socket belongs to the cgroup of its creator."""
         (self.cgroup / "cgroup.procs").write_text("0")
         namespace = os.open(self.netns, os.O_RDONLY | os.O_CLOEXEC)
         netns.enter(namespace)
@@ -176,7 +177,7 @@ class Netns:
             self._move()
             _write(writing, _outcome(function))
         finally:
-            # Not sys.exit: the parent's buffers, handlers and context managers are not ours to close.
+            # Not sys.exit: the child must not run the parent's exit handlers or flush its buffers.
             os._exit(0)
 
 
@@ -184,7 +185,7 @@ def _outcome(function: Callable[[], object]) -> bytes:
     try:
         return pickle.dumps((True, function()))
     except BaseException as error:
-        # As a note: a traceback cannot be pickled.
+        # A note, because a traceback cannot be pickled.
         error.add_note("in the forked child:\n" + "".join(traceback.format_exception(error)))
         try:
             return pickle.dumps((False, error))

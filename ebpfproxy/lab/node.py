@@ -1,4 +1,4 @@
-"""A node: the host's place, the cgroup and the bpffs that are the node's, its pods and its agent."""
+"""A node of the lab: the host's network namespace, a cgroup, a bpffs, pods and the agent."""
 
 import contextlib
 import itertools
@@ -6,68 +6,70 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ebpfproxy.errors import AlreadyExists, ConfigError, KernelError
-from ebpfproxy.lab import devices, leftovers
+from ebpfproxy.lab import devices
 from ebpfproxy.lab.addresses import Addresses, Pair
 from ebpfproxy.lab.agent import PROGRAM, Agent
 from ebpfproxy.lab.pod import Pod
-from ebpfproxy.lab.testbed import Testbed
+from ebpfproxy.lab.testbed import Testbed, remove_cgroup
 from ebpfproxy.linux.netns import netns
 
-_POD_DEVICES = "veth"  # how the names of the host's ends begin
-_LONGEST_POD_NAME = 11  # with "veth" before it, a device's name: 15 characters
+_POD_DEVICES = "veth"  # the prefix of the names of pod devices on the host
+_LONGEST_POD_NAME = 11  # with the prefix "veth", this makes a device name of 15 characters
 
 
 class Node:
-    """- `host`: its network namespace, and a cgroup in which host processes run;
-    - `name`: what the API server would call it;
-    - `cgroup`: stands for the root of its cgroups; `bpffs`: empty at first;
-    - `pods`: by their names.
+    """A node.
+
+    - `host`: the host's network namespace, and the cgroup of host processes;
+    - `name`: the name of its Node object;
+    - `cgroup`: replaces the root of its cgroups; `bpffs`: its bpffs, empty at first;
+    - `pods`: its pods by name.
     """
 
     def __init__(self, testbed: Testbed, addresses: Addresses, index: int) -> None:
-        """The node with this index, joined to no other yet."""
+        """Create the node with this index. It is not connected yet."""
         suffix = f"-{index + 1}" if index else ""
         self.index = index
         self.name = f"node-{addresses.number}{suffix}"
         self.pods: dict[str, Pod] = {}
         self.cgroup = testbed.cgroup / f"node{suffix}"
         self.bpffs = testbed.bpffs(f"bpf{suffix}")
-        self.host = testbed.place(f"host{suffix}", self.cgroup, addresses.node(index))
+        self.host = testbed.create_netns(f"host{suffix}", self.cgroup, addresses.node(index))
         self._testbed = testbed
         self._addresses = addresses
         self._hosts = itertools.count(2)
 
     def pod(self, name: str, v4: str = "", v6: str = "") -> Pod:
-        """Add a pod: a veth pair, addresses of both families, by default the node's next free ones.
+        """Add a pod with a veth pair and addresses of both families; the default is the next free ones.
 
-        Raises AlreadyExists where the lab has a pod of that name, ConfigError for a name that is too long.
+        Raises AlreadyExists if the node has a pod of this name, ConfigError if the name is too long.
         """
         if name in self.pods:
-            raise AlreadyExists(f"there is a pod {name} already")
+            raise AlreadyExists(f"pod {name} already exists")
         if not 0 < len(name) <= _LONGEST_POD_NAME:
-            raise ConfigError(f"the pod name {name!r} is not of 1 to {_LONGEST_POD_NAME} characters")
+            raise ConfigError(f"pod name {name!r} must have 1 to {_LONGEST_POD_NAME} characters")
         free = self._addresses.pod(self.index, next(self._hosts))
-        pod = self._testbed.place(
+        pod = self._testbed.create_netns(
             name, self.cgroup, Pair(v4 or free.v4, v6 or free.v6), f"{_POD_DEVICES}{name}"
         )
-        devices.lead(self.host, self._addresses.gateway(self.index), pod, pod.device)
+        devices.connect_routed(self.host, self._addresses.gateway(self.index), pod, pod.device)
         self.pods[name] = pod
         return pod
 
-    def forget_pod(self, pod: Pod) -> None:
-        """Take a pod away: its processes, its devices, its addresses."""
-        leftovers.remove_cgroup(pod.cgroup)
+    def remove_pod(self, pod: Pod) -> None:
+        """Remove a pod: its processes, devices and addresses."""
+        remove_cgroup(pod.cgroup)
         pod.reap()
         netns.delete(pod.namespace)
-        with contextlib.suppress(KernelError):  # gone with the namespace, unless a socket keeps it
+        with contextlib.suppress(KernelError):  # deleted with the namespace, unless a socket keeps that
             devices.ip(self.host, f"link del {pod.device}")
         del self.pods[pod.name]
 
     def agent(self, manifests: Path, *flags: str, wait: float = 60.0, before: Sequence[str] = ()) -> Agent:
-        """Start the agent on this node with a folder of manifests, and await its first sync.
+        """Start the agent on this node with a folder of manifests, and wait for its first sync.
 
-        `flags` come last, and win. `wait` is the patience in seconds; 0 returns at once. `before`: a command
-        that starts what stands behind it, in another state. Raises AgentFailed.
+        `flags` come last and override the defaults. `wait` is the timeout in seconds; 0: do not wait.
+        `before` is a command that runs the agent, such as one that drops capabilities. Raises AgentFailed.
         """
         agent = Agent(
             self.host,

@@ -1,4 +1,4 @@
-"""A pod: a place with addresses of its own, and servers in it."""
+"""A pod of the lab: a network namespace with addresses, and its servers and clients."""
 
 import os
 import socket
@@ -11,9 +11,9 @@ from ebpfproxy.model.address import Protocol
 
 
 class Pod(Netns):
-    """A place with one address of each family. The node itself, and a client outside it, are such places too.
+    """A network namespace with one address of each family. The node and the outside client are Pods, too.
 
-    `device` is the node's end of the pod's veth pair: "" for the node, "eth0" for the client outside.
+    `device` is the node's end of the pod's veth pair: "" for the node, "eth0" for the outside client.
     """
 
     def __init__(self, name: str, namespace: str, cgroup: Path, v4: str, v6: str, device: str = "") -> None:
@@ -25,34 +25,34 @@ class Pod(Netns):
     def serve(
         self, protocol: Protocol, port: int, reply: str | sockets.Reply = "", address: str = "::"
     ) -> Call[None]:
-        """Answer every chunk or datagram on `port`, with the pod's name unless `reply` says otherwise.
+        """Answer every chunk or datagram on `port` with `reply`, by default the pod's name.
 
-        Returns once clients are answered; the server runs until it is killed, or the lab ends.
-        Raises OSError where the port is taken.
+        Returns once the server is ready. The server runs until it is killed or the lab ends.
+        Raises OSError if the port is in use.
         """
         text = reply or self.name
-        speak = text if callable(text) else lambda _address, _port: text
-        return self._serve(protocol, port, address, lambda listener: sockets.serve(listener, speak))
+        answer = text if callable(text) else lambda _address, _port: text
+        return self._serve(protocol, port, address, lambda listener: sockets.serve(listener, answer))
 
     def serve_http(self, port: int, body: str = "") -> Call[None]:
-        """Answer every GET on `port` with `body`, the pod's name by default; else as `serve`."""
+        """Answer every GET on `port` with `body`, by default the pod's name; otherwise as `serve`."""
         return self._serve(
             Protocol.TCP, port, "::", lambda listener: sockets.serve_http(listener, body or self.name)
         )
 
-    def tell(self, protocol: Protocol, port: int, address: str = "::") -> Call[None]:
-        """Answer "?" with the pod's name and the client's address, as seen here, and all else with itself.
+    def serve_echo(self, protocol: Protocol, port: int, address: str = "::") -> Call[None]:
+        """Answer "?" with the pod's name and the client's address as the pod sees it; echo everything else.
 
-        Else as `serve`.
+        Otherwise as `serve`.
         """
 
-        def speak(client: str, _port: int) -> str:
+        def answer(client: str, _port: int) -> str:
             return f"{self.name} {client}"
 
-        return self._serve(protocol, port, address, lambda listener: sockets.tell(listener, speak))
+        return self._serve(protocol, port, address, lambda listener: sockets.serve_echo(listener, answer))
 
     def ask(self, protocol: Protocol, address: str, port: int, timeout: float = sockets.ANSWERED) -> str:
-        """What the server there answers to a client here. Raises OSError."""
+        """Send a request from this pod and return the server's answer. Raises OSError."""
         return self.call(lambda: sockets.ask(protocol, address, port, timeout))
 
     def _serve(

@@ -1,4 +1,4 @@
-"""Small servers and clients over TCP and UDP of both families, to be run within a place."""
+"""Small servers and clients for TCP and UDP of both families. They run in the calling process' namespace."""
 
 import asyncio
 import errno
@@ -11,7 +11,7 @@ from typing import Any
 from ebpfproxy.model.address import Protocol
 
 Reply = Callable[[str, int], str]
-"""From a client's address and port, as its server sees them, to the answer."""
+"""Returns the answer for a client's address and port, as its server sees them."""
 
 _TYPES = {
     Protocol.TCP: socket.SOCK_STREAM,
@@ -21,11 +21,11 @@ _TYPES = {
 _BACKLOG = 4096
 
 ANSWERED = 20.0
-"""Seconds for what is sure to be answered, on however busy a machine. Who expects silence waits less."""
+"""The timeout in seconds for an answer that is expected, even on a busy machine."""
 
 
 def listening(protocol: Protocol, port: int, address: str = "::") -> socket.socket:
-    """A bound socket, listening where the protocol has that; "::" takes IPv4 too."""
+    """Return a bound socket, which listens unless the protocol is UDP. "::" accepts IPv4, too."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.socket(family, _TYPES[protocol], protocol)
     try:
@@ -42,10 +42,10 @@ def listening(protocol: Protocol, port: int, address: str = "::") -> socket.sock
 
 
 def serve(listener: socket.socket, reply: Reply) -> None:
-    """Answer every chunk or datagram with `reply`, until the process is ended.
+    """Answer every chunk or datagram with `reply`, until the process is killed.
 
-    A UDP reply leaves from the address that the route picks: on a place with several addresses of
-    one family, listen on the one that is meant.
+    The route determines the source address of a UDP reply. In a namespace with several addresses of one
+    family, listen on a specific address.
     """
     if listener.type == socket.SOCK_DGRAM:
         _serve_datagrams(listener, reply)
@@ -55,7 +55,7 @@ def serve(listener: socket.socket, reply: Reply) -> None:
 
 def _serve_datagrams(listener: socket.socket, reply: Reply) -> None:
     while True:
-        _question, peer = listener.recvfrom(1 << 16)
+        _request, peer = listener.recvfrom(1 << 16)
         listener.sendto(_answer(reply, peer), peer)
 
 
@@ -67,7 +67,7 @@ async def _serve_streams(listener: socket.socket, reply: Reply) -> None:
                 writer.write(answer)
                 await writer.drain()
         except ConnectionError:
-            pass  # the client's business
+            pass  # the client reports it
         finally:
             writer.close()
 
@@ -75,19 +75,19 @@ async def _serve_streams(listener: socket.socket, reply: Reply) -> None:
     await server.serve_forever()
 
 
-def tell(listener: socket.socket, reply: Reply) -> None:
-    """Answer "?" with `reply`, and everything else with itself, until the process is ended.
+def serve_echo(listener: socket.socket, reply: Reply) -> None:
+    """Answer "?" with `reply` and echo everything else, until the process is killed.
 
-    A stream is one or the other by its first chunk. Of UDP replies the same holds as of `serve`.
+    The first chunk of a stream decides for the complete stream. For UDP replies, see `serve`.
     """
     if listener.type == socket.SOCK_DGRAM:
         while True:
-            question, peer = listener.recvfrom(1 << 16)
-            listener.sendto(_answer(reply, peer) if question == b"?" else question, peer)
-    asyncio.run(_tell_streams(listener, reply))
+            request, peer = listener.recvfrom(1 << 16)
+            listener.sendto(_answer(reply, peer) if request == b"?" else request, peer)
+    asyncio.run(_serve_echo_streams(listener, reply))
 
 
-async def _tell_streams(listener: socket.socket, reply: Reply) -> None:
+async def _serve_echo_streams(listener: socket.socket, reply: Reply) -> None:
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             first = chunk = await reader.read(1 << 16)
@@ -97,7 +97,7 @@ async def _tell_streams(listener: socket.socket, reply: Reply) -> None:
                 await writer.drain()
                 chunk = await reader.read(1 << 16)
         except OSError:
-            pass  # the client's business; a way that is gone is none of ConnectionError
+            pass  # the client reports it; a missing route is not a ConnectionError
         finally:
             writer.close()
 
@@ -110,7 +110,7 @@ def _answer(reply: Reply, peer: Any) -> bytes:
 
 
 def serve_http(listener: socket.socket, body: str) -> None:
-    """Answer every GET with `body` and a line feed, until the process is ended."""
+    """Answer every GET with `body` and a line feed, until the process is killed."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -126,7 +126,7 @@ def serve_http(listener: socket.socket, body: str) -> None:
 
     class Server(http.server.ThreadingHTTPServer):
         def handle_error(self, request: Any, client_address: Any) -> None:
-            """A client that went away is its own business."""
+            """Ignore clients that disconnected."""
 
     server = Server(("::", 0), Handler, bind_and_activate=False)
     server.socket.close()
@@ -137,9 +137,9 @@ def serve_http(listener: socket.socket, body: str) -> None:
 def dial(
     protocol: Protocol, address: str, port: int, timeout: float = ANSWERED, source: tuple[str, int] = ("", 0)
 ) -> socket.socket:
-    """A connected socket; for UDP one that has a peer. Raises OSError, TimeoutError included.
+    """Return a connected socket. Raises OSError, including TimeoutError.
 
-    `source` is the address and the port to dial from, "" and 0 for any.
+    `source` is the local address and port to bind; "" and 0 mean any.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     client = socket.socket(family, _TYPES[protocol], protocol)
@@ -158,7 +158,7 @@ def dial(
 def ask(
     protocol: Protocol, address: str, port: int, timeout: float = ANSWERED, source: tuple[str, int] = ("", 0)
 ) -> str:
-    """Dial, say something, and return the answer. Raises OSError; ConnectionResetError for none."""
+    """Connect, send "?" and return the answer. Raises OSError; ConnectionResetError without an answer."""
     with dial(protocol, address, port, timeout, source) as client:
         client.sendall(b"?")
         answer = client.recv(1 << 16)
@@ -168,7 +168,7 @@ def ask(
 
 
 def ask_unconnected(address: str, port: int, timeout: float = ANSWERED) -> tuple[str, tuple[str, int]]:
-    """Ask by UDP from a socket without a peer; return the answer, and its source."""
+    """Send "?" from an unconnected UDP socket; return the answer and its source."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as client:
         client.settimeout(timeout)
@@ -178,9 +178,9 @@ def ask_unconnected(address: str, port: int, timeout: float = ANSWERED) -> tuple
 
 
 def exchange(client: socket.socket, payload: bytes) -> bytes:
-    """Send it by a connected TCP socket to a server that `tell`s, and return as many bytes as it was.
+    """Send the payload by a connected TCP socket to a `serve_echo` server; return as many received bytes.
 
-    Raises OSError; ConnectionResetError where the connection ends before.
+    Raises OSError; ConnectionResetError if the connection ends before.
     """
     sender = threading.Thread(target=client.sendall, args=(payload,), daemon=True)
     sender.start()
@@ -195,10 +195,10 @@ def exchange(client: socket.socket, payload: bytes) -> bytes:
 
 
 def exchange_datagram(client: socket.socket, payload: bytes, attempts: int = 5) -> bytes:
-    """Send it by a connected UDP socket to a server that `tell`s, and return what comes back.
+    """Send the payload by a connected UDP socket to a `serve_echo` server; return the answer.
 
-    Another attempt each time that nothing comes, or that it was too long: the first datagrams over a
-    narrow path are lost, and tell both ends how narrow it is. Raises TimeoutError after the last one.
+    Tries again without an answer, or after EMSGSIZE: the first datagrams on a path with a small MTU are
+    lost, and both ends learn the MTU from them. Raises TimeoutError after the last attempt.
     """
     for _ in range(attempts):
         try:

@@ -1,4 +1,4 @@
-"""What the API server and the kernel reported, at one moment."""
+"""The state of the cluster and of this node's network at one moment: the input of `plan`."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -14,13 +14,15 @@ NO_SLICES: Mapping[NamespacedName, EndpointSlice] = {}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ClusterState:
-    """A snapshot: its mappings are never changed once it is made.
+    """A snapshot whose mappings do not change after it is made.
 
-    `slices` is by Service, then by the slice's own name; a Service without slices has no entry, and
-    slices of a Service that does not (yet) exist are kept. `node` is None until our Node was seen.
-    `local_networks` is the kernel's local table: what this node would deliver to itself, mostly
-    single addresses, and whole networks such as 127.0.0.0/8. `devices` are all of this node, sorted by
-    ifindex; `bypassing` the indexes of those whose pods reach Services by no program of ours.
+    - `slices`: by Service, then by the name of the EndpointSlice. A Service without EndpointSlices has no
+      entry. EndpointSlices of a Service that does not (yet) exist are kept.
+    - `node`: the Node object of this node, None until it has been read.
+    - `local_networks`: the kernel's local routing table, which lists what this node delivers to itself. Most
+      entries are single addresses; some are networks such as 127.0.0.0/8.
+    - `devices`: all network devices of this node, sorted by ifindex.
+    - `bypassing`: the ifindexes of devices whose pods reach Services through no program of ebpfproxy.
     """
 
     services: Mapping[NamespacedName, Service]
@@ -31,4 +33,5 @@ class ClusterState:
     bypassing: frozenset[int] = frozenset()
 
     def slices_of(self, service: NamespacedName) -> Mapping[NamespacedName, EndpointSlice]:
+        """Return the EndpointSlices of `service` by name; empty if it has none."""
         return self.slices.get(service, NO_SLICES)

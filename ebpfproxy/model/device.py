@@ -1,24 +1,28 @@
-"""A network device of this node, as the kernel describes it."""
+"""Network devices of this node, and whether ebpfproxy's programs see their packets."""
 
 from typing import NamedTuple
 
 from ebpfproxy.model.address import Address
 
 ETHERNET, LOOPBACK = 1, 772
-"""ARPHRD_ETHER and ARPHRD_LOOPBACK of include/uapi/linux/if_arp.h; both have an Ethernet header."""
+"""ARPHRD_ETHER and ARPHRD_LOOPBACK of include/uapi/linux/if_arp.h. Both have an Ethernet header."""
 
 PAIRS = frozenset({"veth", "netkit"})
-"""Kinds of devices that are made in pairs, of which one end mostly is a pod's."""
+"""Kinds of devices that are created in pairs. Usually one end of a pair is in a pod's network namespace."""
 
 
 class Device(NamedTuple):
-    """`kind` is IFLA_INFO_KIND (veth, vxlan, bridge, tun, ...), "" for hardware and for loopback.
+    """A network device, as netlink describes it.
 
-    `link_type` is ARPHRD_*; `master` is the index of the bridge, bond or VRF that it is a part of, 0 for
-    none; `master_kind` that one's kind. `addresses` are of global scope, in the kernel's order, so the
-    first of each family is the one that the kernel would masquerade with. `default_route`: whether a
-    default route of the main table leads there, in either family. `peer_elsewhere`: it is one end of a pair,
-    and the other end is in another network namespace (IFLA_LINK_NETNSID).
+    - `kind`: IFLA_INFO_KIND (veth, vxlan, bridge, tun, ...), "" for hardware and loopback.
+    - `link_type`: ARPHRD_*.
+    - `master`: the ifindex of the bridge, bond or VRF of which the device is a port, 0 without one.
+    - `master_kind`: the `kind` of that bridge, bond or VRF.
+    - `addresses`: those of global scope, in the kernel's order. The kernel masquerades with the first of each
+      family.
+    - `default_route`: whether a default route of the main table, of either family, uses the device.
+    - `peer_elsewhere`: whether the device is one end of a pair whose other end is in another network
+      namespace (IFLA_LINK_NETNSID).
     """
 
     ifindex: int
@@ -31,3 +35,31 @@ class Device(NamedTuple):
     addresses: tuple[Address, ...] = ()
     default_route: bool = False
     peer_elsewhere: bool = False
+
+
+class DeviceSide(NamedTuple):
+    """A problem with ebpfproxy's program at one side of one device.
+
+    - `side`: "ingress" or "egress".
+    - `before`: programs and filters that run before ebpfproxy's program, in running order. What they do with
+      packets is unknown.
+    - `contested`: ebpfproxy moved its program to the first position, and a program of `before` took that
+      position again at once.
+    - `unreached`: packets pass the device, but none of them reach ebpfproxy's program.
+    """
+
+    device: str
+    side: str
+    before: tuple[str, ...] = ()
+    contested: bool = False
+    unreached: bool = False
+
+    @property
+    def position(self) -> int:
+        """The position of ebpfproxy's program; 1 is the first."""
+        return len(self.before) + 1
+
+    @property
+    def is_bypassed(self) -> bool:
+        """Whether packets are known to pass the device without ebpfproxy."""
+        return self.contested or self.unreached

@@ -1,4 +1,4 @@
-"""EndpointSlice (discovery.k8s.io/v1), as far as a proxy reads it."""
+"""EndpointSlice (discovery.k8s.io/v1): the fields that a service proxy reads."""
 
 import dataclasses
 from typing import NamedTuple
@@ -8,11 +8,13 @@ from ebpfproxy.model.service import NamespacedName
 
 
 class Endpoint(NamedTuple):
-    """One of endpoints: its first address, its conditions with the API's defaults filled in, and hints.
+    """One element of `endpoints`: its first address, its conditions and its hints.
 
-    `node` is "" where the slice names none. `zones` and `nodes` are hints.forZones and hints.forNodes,
-    empty where there is no hint. Never derive ready from serving and terminating: with
-    publishNotReadyAddresses an endpoint is ready and terminating at once.
+    Conditions that are missing have the API's defaults. `node` is "" if nodeName is missing. `zones` and
+    `nodes` are hints.forZones and hints.forNodes, empty without a hint.
+
+    Do not derive `ready` from `serving` and `terminating`: with publishNotReadyAddresses an endpoint can be
+    both ready and terminating.
     """
 
     address: Address
@@ -25,7 +27,7 @@ class Endpoint(NamedTuple):
 
 
 class EndpointPort(NamedTuple):
-    """One of ports; a port without a name or a number is no value."""
+    """One element of `ports`. A port without a name or a number is left out."""
 
     name: str
     protocol: Protocol
@@ -34,10 +36,11 @@ class EndpointPort(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EndpointSlice:
-    """`service` is the Service that the label kubernetes.io/service-name points to, in its own namespace.
+    """One EndpointSlice.
 
-    `trigger_time` is the annotation endpoints.kubernetes.io/last-change-trigger-time in Unix seconds,
-    None where it is missing or junk.
+    `service` is the Service of the label kubernetes.io/service-name, in the namespace of the EndpointSlice.
+    `trigger_time` is the annotation endpoints.kubernetes.io/last-change-trigger-time in Unix seconds, None
+    if it is missing or invalid.
     """
 
     name: NamespacedName

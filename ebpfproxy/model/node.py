@@ -1,4 +1,4 @@
-"""The Node we run on, and the addresses it has."""
+"""Node (core/v1): the object of the node on which the agent runs."""
 
 import dataclasses
 
@@ -7,12 +7,16 @@ from ebpfproxy.model.address import Address, Network
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Node:
-    """Our own Node object. `zone` is "" where topology.kubernetes.io/zone is missing.
+    """The Node object of this node.
 
-    `eligible` is whether load balancers may send to this node: not being deleted, and without the
-    taint ToBeDeletedByClusterAutoscaler (KEP-3836). `addresses` is status.addresses of type InternalIP,
-    `external_addresses` of type ExternalIP, in their order; `pod_cidrs` is spec.podCIDRs, where its pods have
-    their addresses. Each is empty as long as none are given.
+    - `zone`: the label topology.kubernetes.io/zone, "" if it is missing.
+    - `eligible`: whether load balancers may send traffic to this node. False if the Node is being deleted or
+      has the taint ToBeDeletedByClusterAutoscaler (KEP-3836).
+    - `addresses`: status.addresses of type InternalIP, in the API's order.
+    - `pod_cidrs`: spec.podCIDRs, the networks of this node's pods.
+    - `external_addresses`: status.addresses of type ExternalIP, in the API's order.
+
+    The last three are empty until the Node has such values.
     """
 
     name: str

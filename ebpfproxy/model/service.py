@@ -1,4 +1,4 @@
-"""Service, as far as a proxy reads it (KEP-independent fields of core/v1 Service)."""
+"""Service (core/v1): the fields that a service proxy reads."""
 
 import dataclasses
 import enum
@@ -8,6 +8,8 @@ from ebpfproxy.model.address import Address, Network, Protocol
 
 
 class NamespacedName(NamedTuple):
+    """The namespace and name of an object."""
+
     namespace: str
     name: str
 
@@ -16,7 +18,7 @@ class NamespacedName(NamedTuple):
 
 
 class ServicePortName(NamedTuple):
-    """What identifies a ServicePort: protocol is part of it, so 53/TCP and 53/UDP are two.
+    """The identity of a ServicePort. It includes the protocol, so 53/TCP and 53/UDP are two ServicePorts.
 
     >>> str(ServicePortName("default", "web", "http", Protocol.TCP))
     'default/web:http'
@@ -34,7 +36,7 @@ class ServicePortName(NamedTuple):
 
 
 class ServiceType(enum.Enum):
-    """spec.type, without ExternalName: such a Service never becomes a value."""
+    """spec.type. ExternalName is missing: a Service of that type is left out."""
 
     CLUSTER_IP = "ClusterIP"
     NODE_PORT = "NodePort"
@@ -42,12 +44,14 @@ class ServiceType(enum.Enum):
 
 
 class TrafficPolicy(enum.Enum):
+    """spec.internalTrafficPolicy or spec.externalTrafficPolicy."""
+
     CLUSTER = "Cluster"
     LOCAL = "Local"
 
 
 class ServicePort(NamedTuple):
-    """One of spec.ports. `name` is "" where the port is unnamed; `node_port` 0 where there is none."""
+    """One element of spec.ports. `name` is "" for an unnamed port. `node_port` is 0 without a NodePort."""
 
     name: str
     protocol: Protocol
@@ -57,11 +61,12 @@ class ServicePort(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Service:
-    """A Service that has addresses: headless ones and ExternalName are not values.
+    """A Service with a ClusterIP. Headless Services and those of type ExternalName are left out.
 
-    Addresses are of both families, in the API's order, junk and load balancer addresses of ipMode
-    Proxy left out. `affinity_timeout` is in seconds, 0 where sessionAffinity is None.
-    `source_ranges` holds both families; an empty tuple admits every source.
+    Addresses are of both families, in the API's order. Invalid addresses and load balancer addresses of
+    ipMode Proxy are left out. `source_ranges` is loadBalancerSourceRanges in both families; an empty tuple
+    admits every source. `affinity_timeout` is in seconds, 0 if sessionAffinity is None.
+    `health_check_node_port` is 0 if there is none.
     """
 
     name: NamespacedName

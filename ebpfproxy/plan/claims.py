@@ -1,10 +1,15 @@
-"""Who gets a frontend that more than one port of a Service asks for.
+"""Frontend conflicts: which ServicePort gets a frontend that several ServicePorts claim.
 
-Anybody who may write a Service may name any address in externalIPs, another Service's ClusterIP
-included (CVE-2020-8554). kube-proxy serves the first of two claims in the order of a Go map, which is
-random. Here the claim decides, never the order of events: a ClusterIP, which the API server allots,
-goes before a NodePort, which it allots too, before a load balancer's address, which a controller
-reports, before an external IP, which users write; among equals the smaller name wins.
+Every user who may write a Service may put any address into externalIPs, even the ClusterIP of another Service
+(CVE-2020-8554). kube-proxy serves one of two claims at random, in the order of a Go map. Here the kind of the
+frontend decides, never the order of events:
+
+1. ClusterIP, which the API server allocates;
+2. NodePort, which the API server allocates, too;
+3. load balancer IP, which a controller reports;
+4. external IP, which users write.
+
+Of two claims of the same kind, that of the smaller `namespace/name:port` wins.
 """
 
 import bisect
@@ -24,24 +29,24 @@ _RANKS = {
 }
 
 _Claim = tuple[int, ServicePortName]
-"""Rank of the kind and who claims; the smallest wins."""
+"""The rank of the frontend's kind, and the claiming ServicePort. The smallest claim wins."""
 
 _Plans = dict[PlanKey, ServicePortPlan]
 
 
 class LostClaim(NamedTuple):
-    """`loser` asked for `frontend`, which `winner` has."""
+    """`loser` claims `frontend`, but `winner` gets it."""
 
     frontend: Frontend
     loser: ServicePortName
     winner: ServicePortName
 
 
-class Settlement(NamedTuple):
-    """What an update changed: plans that are new or other than before, keys that are no more.
+class ClaimsUpdate(NamedTuple):
+    """The result of an update: new or changed plans, keys of deleted plans, and lost claims.
 
-    `plans` are as in `Claims.plans`: without the frontends that they lost. `lost` are the claims that
-    were lost by this very update; one that loses again to another winner is not reported again.
+    `plans` are as in `Claims.plans`: without the frontends that they lost. `lost` are the claims that this
+    update lost. A claim that was lost before and now loses to another winner is not reported again.
     """
 
     plans: tuple[ServicePortPlan, ...]
@@ -50,114 +55,116 @@ class Settlement(NamedTuple):
 
 
 class Claims:
-    """The book of all plans, each with the frontends that it has got; kept up to date Service by Service.
+    """All plans, each with the frontends that it gets; updated Service by Service.
 
-    What is in it depends on the plans that were given last for each Service, not on the order of the
-    updates. An update costs as much as the Service is large, whatever the size of the book.
+    The content depends only on the last plans of each Service, not on the order of updates. The cost of an
+    update depends on the size of the Service, not on the number of Services.
     """
 
     def __init__(self) -> None:
-        self._asked: dict[NamespacedName, _Plans] = {}
-        self._in_force: _Plans = {}
+        self._requested: dict[NamespacedName, _Plans] = {}
+        self._plans: _Plans = {}
         self._claims: dict[Frontend, list[_Claim]] = {}
         self.conflicts = 0
-        """How many frontends more than one port of a Service asks for."""
+        """The number of frontends that more than one ServicePort claims."""
 
     @property
     def plans(self) -> Mapping[PlanKey, ServicePortPlan]:
-        """All plans in force. Read only; it goes along with later updates."""
-        return self._in_force
+        """All plans with the frontends that they get. A read-only view: later updates change it."""
+        return self._plans
 
-    def update(self, service: NamespacedName, plans: Iterable[ServicePortPlan]) -> Settlement:
-        """`plans` are all those of `service` from now on, as `plan_service` made them; none: it is gone."""
-        before = self._asked.get(service, {})
+    def update(self, service: NamespacedName, plans: Iterable[ServicePortPlan]) -> ClaimsUpdate:
+        """Replace the plans of `service`, results of `plan_service`. No plans: the Service was deleted."""
+        before = self._requested.get(service, {})
         after = {plan.key: plan for plan in plans}
         if after:
-            self._asked[service] = after
+            self._requested[service] = after
         else:
-            self._asked.pop(service, None)
-        contest = self._exchange(before, after)
+            self._requested.pop(service, None)
+        conflicts = self._replace_claims(before, after)
         touched = before.keys() | after.keys()
-        if contest:
-            touched |= contest.touched(self._claims)
-        return self._settle(touched, contest.lost(self._claims) if contest else ())
+        if conflicts:
+            touched |= conflicts.touched(self._claims)
+        return self._update_plans(touched, conflicts.lost(self._claims) if conflicts else ())
 
-    def _exchange(self, before: _Plans, after: _Plans) -> "_Contest | None":
-        """Let go of claims no longer made, then make the new ones; None where no other Service is
-        concerned."""
-        contest = None
-        dropped, made = [], []
+    def _replace_claims(self, before: _Plans, after: _Plans) -> "_Conflicts | None":
+        """Drop the old claims, then add the new ones. Return the conflicts concerned, None without any."""
+        conflicts = None
+        dropped, added = [], []
         for key in before.keys() | after.keys():
             old, new = before.get(key), after.get(key)
             if old and new and _same_claims(old.frontends, new.frontends):
                 continue
-            was, is_now = _claims_of(old), _claims_of(new)
-            dropped += [each for each in was if each not in is_now]
-            made += [each for each in is_now if each not in was]
+            old_claims, new_claims = _claims_of(old), _claims_of(new)
+            dropped += [each for each in old_claims if each not in new_claims]
+            added += [each for each in new_claims if each not in old_claims]
         for frontend, claim in dropped:
             claims = self._claims[frontend]
             if len(claims) == 1:
                 del self._claims[frontend]
                 continue
-            contest = contest or _Contest()
-            contest.winners.setdefault(frontend, claims[0])
+            conflicts = conflicts or _Conflicts()
+            conflicts.winners.setdefault(frontend, claims[0])
             del claims[bisect.bisect_left(claims, claim)]
             self.conflicts -= len(claims) == 1
-        for frontend, claim in made:
+        for frontend, claim in added:
             claims = self._claims.setdefault(frontend, [])
             if claims:
-                contest = contest or _Contest()
-                contest.winners.setdefault(frontend, claims[0])
-                contest.made.append((frontend, claim))
+                conflicts = conflicts or _Conflicts()
+                conflicts.winners.setdefault(frontend, claims[0])
+                conflicts.added.append((frontend, claim))
             bisect.insort(claims, claim)
             self.conflicts += len(claims) == 2
-        return contest
+        return conflicts
 
-    def _settle(self, touched: Iterable[PlanKey], lost: tuple[LostClaim, ...]) -> Settlement:
-        """Bring `plans` up to date for the keys `touched`."""
+    def _update_plans(self, touched: Iterable[PlanKey], lost: tuple[LostClaim, ...]) -> ClaimsUpdate:
+        """Update `plans` for the keys `touched`."""
         changed, removed = [], []
         for key in touched:
-            plan = self._effective(key)
-            earlier = self._in_force.get(key)
+            plan = self._with_won_frontends(key)
+            previous = self._plans.get(key)
             if plan is None:
                 removed.append(key)
-                del self._in_force[key]
-            elif plan != earlier:
+                del self._plans[key]
+            elif plan != previous:
                 changed.append(plan)
-                self._in_force[key] = plan
+                self._plans[key] = plan
         if len(changed) > 1:
             changed.sort(key=lambda plan: _order(plan.key))
-        return Settlement(tuple(changed), tuple(sorted(removed, key=_order)), lost)
+        return ClaimsUpdate(tuple(changed), tuple(sorted(removed, key=_order)), lost)
 
-    def _effective(self, key: PlanKey) -> ServicePortPlan | None:
+    def _with_won_frontends(self, key: PlanKey) -> ServicePortPlan | None:
         name = key[0]
-        plan = self._asked.get(NamespacedName(name.namespace, name.name), {}).get(key)
+        plan = self._requested.get(NamespacedName(name.namespace, name.name), {}).get(key)
         if plan is None:
             return None
         kept = tuple(each for each in plan.frontends if self._claims[each.frontend][0][1] == name)
         return plan if len(kept) == len(plan.frontends) else dataclasses.replace(plan, frontends=kept)
 
 
-class _Contest:
-    """The frontends of one update that more than one claims: who had them before, who is new to them."""
+class _Conflicts:
+    """The frontends with several claims that one update concerns.
+
+    `winners` are their winners before the update; `added` are the claims that the update adds.
+    """
 
     def __init__(self) -> None:
         self.winners: dict[Frontend, _Claim] = {}
-        self.made: list[tuple[Frontend, _Claim]] = []
+        self.added: list[tuple[Frontend, _Claim]] = []
 
     def touched(self, claims: Mapping[Frontend, list[_Claim]]) -> set[PlanKey]:
-        """The ports that had such a frontend before, or have it now."""
+        """Return the keys of the plans that got such a frontend before the update, or get it now."""
         names = {(claim[1], frontend) for frontend, claim in self.winners.items()}
         names |= {(claims[frontend][0][1], frontend) for frontend in self.winners if frontend in claims}
         return {(name, family(frontend.address)) for name, frontend in names}
 
     def lost(self, claims: Mapping[Frontend, list[_Claim]]) -> tuple[LostClaim, ...]:
-        """Claims made now, or successful before, that stand and do not succeed."""
+        """Return the claims that exist and do not win, if they are new or won before the update."""
         lost = set()
-        for frontend, claim in [*self.made, *self.winners.items()]:
-            standing = claims.get(frontend, [])
-            if claim in standing and claim != standing[0]:
-                lost.add(LostClaim(frontend, claim[1], standing[0][1]))
+        for frontend, claim in [*self.added, *self.winners.items()]:
+            current = claims.get(frontend, [])
+            if claim in current and claim != current[0]:
+                lost.add(LostClaim(frontend, claim[1], current[0][1]))
         return tuple(sorted(lost))
 
 
@@ -166,7 +173,7 @@ def _claims_of(plan: ServicePortPlan | None) -> list[tuple[Frontend, _Claim]]:
 
 
 def _same_claims(old: tuple[FrontendPlan, ...], new: tuple[FrontendPlan, ...]) -> bool:
-    """Whether only what is done with the frontends differs, if anything does."""
+    """Return whether both have the same frontends of the same kinds, whatever their policies."""
     if old == new:
         return True
     return [(each.frontend, each.kind) for each in old] == [(each.frontend, each.kind) for each in new]

@@ -1,30 +1,39 @@
-"""On which devices packets have to be looked at, by what each of them is.
+"""Network devices: which of them get programs of the packet path, and in which role.
 
-A socket path that serves pods leaves their veths alone until something needs them: programs there
-cost every packet between pods, and would have nothing to do. Once they are there they stay, since
-connections may depend on them.
+While the socket path serves pods, their veth devices get no programs until a ServicePort or a pod needs them,
+since programs there cost time for every packet between pods. Attached programs stay, since connections may
+depend on them.
 """
 
 from collections.abc import Collection, Iterable
 from fnmatch import fnmatchcase
 
-from ebpfproxy.model.address import Address, Family, family
+from ebpfproxy.model.address import Address, Family, Protocol, family
 from ebpfproxy.model.device import ETHERNET, LOOPBACK, PAIRS, Device
 from ebpfproxy.model.node import Node
-from ebpfproxy.plan.service_plan import DevicePlan, DeviceRole, PlanContext, SocketLb
+from ebpfproxy.plan.service_plan import (
+    DevicePlan,
+    DeviceRole,
+    FrontendPlan,
+    NoEndpointAction,
+    PlanContext,
+    Scope,
+    ServicePortPlan,
+    SocketLb,
+)
 
-INLET_PAIR = frozenset({"ebpfproxy0", "ebpfproxy1"})
-"""Our own veth pair; the backend cares for it."""
+REINJECTION_PAIR = frozenset({"ebpfproxy0", "ebpfproxy1"})
+"""The reinjection veth pair, which the backend manages."""
 
 NO_DEVICES = ("none",)
-"""Device patterns by which nothing is looked at on any device, loopback included."""
+"""Device patterns with which no device gets programs, not even loopback."""
 
-# IFLA_INFO_KIND, as the modules of drivers/net, net/ipv4 and net/ipv6 register it (rtnl_link_ops.kind).
+# IFLA_INFO_KIND: rtnl_link_ops.kind of the modules in drivers/net, net/ipv4 and net/ipv6.
 _TUNNELS = frozenset({"vxlan", "geneve", "wireguard", "ipip", "sit", "ip6tnl"}) | frozenset(
     {"gre", "gretap", "erspan", "ip6gre", "ip6gretap", "ip6erspan"}
 )
-_NOWHERE = frozenset({"dummy", "ifb", "nlmon", "vrf"})  # a VRF's packets are seen on its ports
-_TUN = "tun"  # of tap devices, too: those are recognized by their link type
+_WITHOUT_ROLE = frozenset({"dummy", "ifb", "nlmon", "vrf"})  # packets of a VRF are seen on its ports
+_TUN = "tun"  # the kind of tap devices, too, which have link type ETHERNET
 
 
 def plan_devices(
@@ -34,15 +43,20 @@ def plan_devices(
     pods: bool,
     bypassing: Collection[int],
 ) -> tuple[DevicePlan, ...]:
-    """The devices that get our programs, sorted by ifindex; the order of `devices` is of no matter.
+    """Return the devices that get programs, sorted by ifindex. The order of `devices` does not matter.
 
-    `pods`: whether something needs the packets of pods, `bypassing` the indexes of devices whose pods
-    were seen to need it, or have been served so far. A tap device leads to a guest with a kernel of its
-    own, whose sockets this node never sees, so it always gets them. Loopback does where no socket is
-    looked at.
+    - Uplinks, and tunnels that are up, always get programs.
+    - Loopback gets them if no socket is load balanced (`SocketLb.OFF`).
+    - A pod's veth or netkit device gets them if sockets of pods are not load balanced, with
+      `context.redirect`, if `pods` is set, or if it is in `bypassing`.
+    - A tap device always gets them. It leads to a guest with its own kernel, whose sockets are invisible to
+      this node.
 
-    With `context.device_patterns` it is exactly those that match, whatever they are, and loopback as
-    ever; what is no uplink, tunnel or pod's device counts as an uplink then. With NO_DEVICES none.
+    `pods`: whether any ServicePort needs the packets of pods. `bypassing`: the ifindexes of devices whose
+    pods were seen to need programs, or whose devices have had programs so far.
+
+    With `context.device_patterns`, exactly the matching devices get programs, and loopback as above. A
+    matching device without a role counts as an uplink. With `NO_DEVICES` no device gets programs.
     """
     if context.device_patterns == NO_DEVICES:
         return ()
@@ -53,11 +67,12 @@ def plan_devices(
         if role is DeviceRole.LOOPBACK:
             wanted = context.socket_lb is SocketLb.OFF
         elif context.device_patterns:
-            wanted = device.name not in INLET_PAIR and _matches(device.name, context.device_patterns)
+            wanted = device.name not in REINJECTION_PAIR and _matches(device.name, context.device_patterns)
         elif role is DeviceRole.POD and device.kind in PAIRS:
-            # A bridge passes its ports' packets up as its own (skb_iif), so only that much is seen.
-            seen = device.ifindex in bypassing or device.master in bypassing
-            wanted = context.socket_lb is not SocketLb.ON or context.redirect or pods or seen
+            # Packets of a bridge port have the bridge as their ingress device (skb_iif), so `bypassing` may
+            # have the bridge instead of the port.
+            is_bypassing = device.ifindex in bypassing or device.master in bypassing
+            wanted = context.socket_lb is not SocketLb.ON or context.redirect or pods or is_bypassing
         else:
             wanted = role is not None
         if wanted:
@@ -66,10 +81,31 @@ def plan_devices(
 
 
 def uplinks(devices: Collection[Device]) -> tuple[Device, ...]:
-    """Those of `devices` that are up and lead to the node's network, sorted by ifindex."""
+    """Return the devices that are up and lead to the node's network, sorted by ifindex."""
     host = _Host(devices, None)
     ordered = sorted(devices, key=lambda each: each.ifindex)
     return tuple(each for each in ordered if each.up and host.role_of(each) is DeviceRole.UPLINK)
+
+
+def needs_packets_of_pods(plan: ServicePortPlan) -> bool:
+    """Return whether pods reach the frontends of `plan` correctly only if their devices have programs.
+
+    - Source ranges apply to the source address, which a socket may not have yet.
+    - SCTP sockets run no program at connect() or sendmsg(); only TCP and UDP sockets do.
+    - The connect() hook can reject a connection, but it cannot drop packets, which `NoEndpointAction.DROP`
+      requires.
+    """
+    if plan.name.protocol is Protocol.SCTP and plan.frontends:
+        return True
+    return any(each.restricted or _is_dropped(plan, each) for each in plan.frontends)
+
+
+def _is_dropped(plan: ServicePortPlan, frontend: FrontendPlan) -> bool:
+    """Return whether a connection of a pod to `frontend` has no endpoint and is dropped."""
+    if plan.no_endpoint_action is not NoEndpointAction.DROP:
+        return False
+    is_local = frontend.pod.scope is Scope.LOCAL
+    return not any(each.local if is_local else each.cluster for each in plan.endpoints)
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:
@@ -77,36 +113,37 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
 
 
 class _Host:
-    """All devices of a node together: what one of them is shows in the others."""
+    """All devices of a node. The role of a device may depend on the others."""
 
     def __init__(self, devices: Iterable[Device], node: Node | None) -> None:
         ordered = sorted(devices, key=lambda each: each.ifindex)
         self._devices = {each.ifindex: each for each in ordered}
-        held = {address for each in ordered for address in each.addresses}
-        self._node = tuple(address for address in (node.addresses if node else ()) if address in held)
+        local = {address for each in ordered for address in each.addresses}
+        self._node = tuple(address for address in (node.addresses if node else ()) if address in local)
         self._routed = tuple(a for each in ordered if each.default_route for a in each.addresses)
-        self._bridges_out = {
-            each.master for each in ordered if each.master_kind == "bridge" and _leads_out(each)
+        self._uplink_bridges = {
+            each.master for each in ordered if each.master_kind == "bridge" and _is_uplink_port(each)
         }
 
     def role_of(self, device: Device) -> DeviceRole | None:
-        """None where nothing of ours belongs there."""
+        """Return the role of a device; None if the device gets no programs."""
         if device.link_type == LOOPBACK:
             return DeviceRole.LOOPBACK
-        if device.name in INLET_PAIR or device.kind in _NOWHERE:
+        if device.name in REINJECTION_PAIR or device.kind in _WITHOUT_ROLE:
             return None
         if device.kind in _TUNNELS:
-            # Each of these modules makes a device of its own, tunl0 or sit0, which is mostly unused.
+            # Modules such as ipip and sit create a device (tunl0, sit0) that is down and usually unused.
             return DeviceRole.TUNNEL if device.up else None
         if self._is_uplink(device):
             return DeviceRole.UPLINK
         return DeviceRole.POD if _is_of_pod(device) else None
 
     def _is_uplink(self, device: Device) -> bool:
-        """Whether the node's network is there, be it up or not: it may come up at any time.
+        """Return whether the device leads to the node's network. A device that is down counts, too.
 
-        What is part of a bond, a team or a bridge hands its packets over to that; a part of a VRF
-        keeps them. A bridge of pods has an address, too, but nothing that leads out of the node.
+        A port of a bond, team or bridge is no uplink, since packets are processed on its master; a port of a
+        VRF may be one. A bridge of pods may have an address, but it is no uplink without a port that leads
+        out of the node.
         """
         if device.master and device.master_kind != "vrf":
             return False
@@ -114,11 +151,12 @@ class _Host:
             return True
         if not device.kind:
             return device.link_type == ETHERNET
-        if device.kind == "bridge" and device.ifindex not in self._bridges_out:
+        if device.kind == "bridge" and device.ifindex not in self._uplink_bridges:
             return False
         return bool(device.addresses) and not _is_of_pod(device)
 
     def plan(self, device: Device, role: DeviceRole) -> DevicePlan:
+        """Return the plan of a device, with the addresses to masquerade with."""
         return DevicePlan(
             device.ifindex,
             device.name,
@@ -129,8 +167,8 @@ class _Host:
             role is DeviceRole.POD and device.peer_elsewhere,
         )
 
-    def _masquerade(self, device: Device, of: Family) -> Address | None:
-        """The device's own address; else the one that the node is best known by from there."""
+    def _masquerade(self, device: Device, ip_family: Family) -> Address | None:
+        """Return an address of the device; else of its master, the Node, or a device with a default route."""
         master = self._devices.get(device.master)
         for addresses in (
             device.addresses,
@@ -139,16 +177,16 @@ class _Host:
             self._routed,
         ):
             for address in addresses:
-                if family(address) is of:
+                if family(address) is ip_family:
                     return address
         return None
 
 
 def _is_of_pod(device: Device) -> bool:
-    """A tun device without Ethernet header leads to a VPN rather than to a guest."""
+    """Return whether the device leads to a pod or guest. A tun device (layer 3) usually leads to a VPN."""
     return device.kind in PAIRS or (device.kind == _TUN and device.link_type == ETHERNET)
 
 
-def _leads_out(port: Device) -> bool:
-    """Whether a port of a bridge leads out of this node as hardware, a bond or a VLAN does."""
-    return not _is_of_pod(port) and port.kind not in _TUNNELS | _NOWHERE
+def _is_uplink_port(port: Device) -> bool:
+    """Return whether a port of a bridge leads out of this node, as hardware, a bond or a VLAN does."""
+    return not _is_of_pod(port) and port.kind not in _TUNNELS | _WITHOUT_ROLE

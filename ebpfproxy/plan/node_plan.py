@@ -1,4 +1,4 @@
-"""What this node must do beside its Services: where NodePorts are answered, on which devices packets are."""
+"""The plan of this node: what all Services share, such as NodePort addresses and devices."""
 
 from ebpfproxy.model.address import Family
 from ebpfproxy.model.cluster import ClusterState
@@ -11,23 +11,27 @@ from ebpfproxy.plan.service_plan import DeviceRole, NodePlan, PlanContext
 def plan_node(
     state: ClusterState, context: PlanContext, pods: bool, previous: NodePlan | None = None
 ) -> NodePlan:
-    """`pods`: whether the plan of any Service needs packets of pods (`needs_packets_of_pods`).
+    """Return the plan of this node.
 
-    `previous`: the plan before this one. A pod's device that is in it stays one as long as it exists: what
-    was translated there continues only where it is translated.
+    `pods`: whether any ServicePort needs the packets of pods (`needs_packets_of_pods`). `previous`: the plan
+    before this one. A pod's device in `previous` keeps its programs as long as it exists, since its
+    established connections are translated there.
     """
-    kept = _kept(state, previous) if previous else frozenset()
+    kept = _pod_devices(previous, state) if previous else frozenset()
     return NodePlan(
         state.local_networks,
         plan_node_ports(state.local_networks, state.node, context),
         plan_devices(state.devices, state.node, context, pods, state.bypassing | kept),
         node_ports_everywhere(context),
-        {of: traffic for of in Family if (traffic := local_traffic(context, of, state.node))},
+        {each: traffic for each in Family if (traffic := local_traffic(context, each, state.node))},
     )
 
 
-def _kept(state: ClusterState, previous: NodePlan) -> frozenset[int]:
-    """Devices of pods, by ifindex, that `previous` has. By name, too: an index may be given once more."""
-    present = {(each.ifindex, each.name) for each in state.devices}
+def _pod_devices(previous: NodePlan, state: ClusterState) -> frozenset[int]:
+    """Return the ifindexes of pods' devices in `previous` that still exist.
+
+    The name is compared, too, since the kernel may reuse an ifindex.
+    """
+    existing = {(each.ifindex, each.name) for each in state.devices}
     pods = (each for each in previous.devices if each.role is DeviceRole.POD)
-    return frozenset(each.ifindex for each in pods if (each.ifindex, each.name) in present)
+    return frozenset(each.ifindex for each in pods if (each.ifindex, each.name) in existing)

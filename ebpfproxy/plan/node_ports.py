@@ -1,4 +1,4 @@
-"""On which of this node's addresses NodePorts are answered (kube-proxy's --nodeport-addresses)."""
+"""The addresses of this node: its primary ones, and those that accept NodePorts (--nodeport-addresses)."""
 
 from collections.abc import Iterable, Iterator
 
@@ -9,47 +9,70 @@ from ebpfproxy.model.address import (
     Family,
     Network,
     contains,
+    family,
     network,
     network_family,
 )
 from ebpfproxy.model.node import Node
-from ebpfproxy.plan.host_ips import host_ips
 from ebpfproxy.plan.service_plan import PlanContext
 
 LOOPBACK = (
     Network(Address(V4_PREFIX + bytes((127, 0, 0, 0))), V4_BITS + 8),
     Network(Address(bytes(15) + b"\x01"), 128),
 )
+"""127.0.0.0/8 and ::1/128."""
+
+
+def host_ips(node: Node | None, context: PlanContext) -> tuple[Address, ...]:
+    """Return the node's primary addresses, at most one of each family.
+
+    It is `context.bind_address`, else the Node's first InternalIP, else its first ExternalIP (GetNodeHostIPs
+    in pkg/util/node/node.go, detectNodeIPs in cmd/kube-proxy/app/server.go). Without any of them the family
+    has no address; kube-proxy uses loopback then, which serves no client.
+    """
+    bind_addresses = (context.bind_address,) if context.bind_address else ()
+    node_addresses = (*node.addresses, *node.external_addresses) if node else ()
+    primary: dict[Family, Address] = {}
+    for address in (*bind_addresses, *node_addresses):
+        primary.setdefault(family(address), address)
+    return tuple(primary.values())
 
 
 def plan_node_ports(
     local_networks: frozenset[Network], node: Node | None, context: PlanContext
 ) -> frozenset[Network]:
-    """What NodePorts are answered on, out of `local_networks`, the kernel's local table.
+    """Return the part of `local_networks`, the kernel's local table, that accepts NodePorts.
 
-    - `node_port_primary`: the node's own address in each family, as far as it is local (see `host_ips`); as
-      long as the Node was not seen, none but a bind address.
-    - `node_port_cidrs`: what lies in them, too. Without `node_port_primary` a family that has none has
-      all (NewNodePortAddresses in pkg/proxy/util/nodeport_addresses.go).
-    - Loopback, of both families, only where `localhost_node_ports` lets it.
+    - `node_port_primary`: the node's primary addresses (`host_ips`), if they are local. While the Node is
+      unknown, that is only the bind address.
+    - `node_port_cidrs`: additionally, all local addresses in these networks.
+    - Without `node_port_primary`, a family without a CIDR accepts NodePorts on all local addresses
+      (NewNodePortAddresses in pkg/proxy/util/nodeport_addresses.go).
+    - Loopback of both families is included only with `localhost_node_ports`.
     """
-    chosen = {net for of in Family for net in _matching(local_networks, of, context)}
+    accepting = {net for each in Family for net in _matching(local_networks, each, context)}
     if context.node_port_primary:
-        chosen |= _primary(local_networks, host_ips(node, context))
+        accepting |= _primary(local_networks, host_ips(node, context))
     if not context.localhost_node_ports:
-        for hole in LOOPBACK:
-            chosen = {part for net in chosen for part in _without(net, hole)}
-    return frozenset(chosen)
+        for loopback in LOOPBACK:
+            accepting = {part for net in accepting for part in _without(net, loopback)}
+    return frozenset(accepting)
 
 
 def node_ports_everywhere(context: PlanContext) -> frozenset[Family]:
-    """The families in which no option restricts NodePorts to some addresses; loopback does not count."""
-    of_family = {of: [c for c in context.node_port_cidrs if network_family(c) is of] for of in Family}
-    everything = {Family.IPV4: V4_BITS, Family.IPV6: 0}
+    """Return the families in which no option restricts NodePorts to some addresses.
+
+    Whether loopback accepts NodePorts makes no difference.
+    """
+    cidrs_by_family = {
+        each: [cidr for cidr in context.node_port_cidrs if network_family(cidr) is each] for each in Family
+    }
+    prefix_bits = {Family.IPV4: V4_BITS, Family.IPV6: 0}
     return frozenset(
-        of
-        for of, cidrs in of_family.items()
-        if any(cidr.length == everything[of] for cidr in cidrs) or not (cidrs or context.node_port_primary)
+        ip_family
+        for ip_family, cidrs in cidrs_by_family.items()
+        if any(cidr.length == prefix_bits[ip_family] for cidr in cidrs)
+        or not (cidrs or context.node_port_primary)
     )
 
 
@@ -57,39 +80,41 @@ def _primary(local_networks: frozenset[Network], addresses: Iterable[Address]) -
     return {
         Network(address, 128)
         for address in addresses
-        if any(_overlap(Network(address, 128), net) for net in local_networks)
+        if any(_intersection(Network(address, 128), net) for net in local_networks)
     }
 
 
-def _matching(local_networks: frozenset[Network], of: Family, context: PlanContext) -> Iterable[Network]:
-    ours = [net for net in local_networks if network_family(net) is of]
-    cidrs = [cidr for cidr in context.node_port_cidrs if network_family(cidr) is of]
+def _matching(
+    local_networks: frozenset[Network], ip_family: Family, context: PlanContext
+) -> Iterable[Network]:
+    local = [net for net in local_networks if network_family(net) is ip_family]
+    cidrs = [cidr for cidr in context.node_port_cidrs if network_family(cidr) is ip_family]
     if not cidrs and not context.node_port_primary:
-        return ours
-    return [part for net in ours for cidr in cidrs if (part := _overlap(net, cidr))]
+        return local
+    return [part for net in local for cidr in cidrs if (part := _intersection(net, cidr))]
 
 
-def _overlap(one: Network, other: Network) -> Network | None:
-    """What two networks of one family share: the smaller of them, or nothing."""
-    large, small = (one, other) if one.length <= other.length else (other, one)
+def _intersection(first: Network, second: Network) -> Network | None:
+    """Return the smaller network if the other one contains it, None if they are disjoint."""
+    large, small = (first, second) if first.length <= second.length else (second, first)
     if network_family(large) is not network_family(small):
         return None
     return small if contains(large, small.address) else None
 
 
-def _without(net: Network, hole: Network) -> Iterator[Network]:
-    """The parts of `net` that are not in `hole`.
+def _without(net: Network, excluded: Network) -> Iterator[Network]:
+    """Yield the parts of `net` that are not in `excluded`.
 
-    A local table may say that all of a family is local (AnyIP), loopback being a part of it.
+    `net` may contain `excluded`: a local table may list all addresses of a family as local (AnyIP).
     """
-    shared = _overlap(net, hole)
+    shared = _intersection(net, excluded)
     if shared is None:
         yield net
     elif shared != net:
-        for length in range(net.length + 1, hole.length + 1):
-            yield network(_flipped(hole.address, length - 1), length)
+        for length in range(net.length + 1, excluded.length + 1):
+            yield network(_with_inverted_bit(excluded.address, length - 1), length)
 
 
-def _flipped(address: Address, bit: int) -> Address:
-    """`address` with one bit turned over; bit 0 is the first on the wire."""
+def _with_inverted_bit(address: Address, bit: int) -> Address:
+    """Return `address` with one bit inverted; bit 0 is the most significant."""
     return Address((int.from_bytes(address) ^ 1 << (127 - bit)).to_bytes(16))

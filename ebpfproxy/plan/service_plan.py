@@ -1,4 +1,7 @@
-"""The values that a plan is made of: neutral about backends, complete about Kubernetes."""
+"""The types of a plan: `ServicePortPlan` for Services, `NodePlan` for this node, `PlanContext` for options.
+
+A plan contains every rule of Kubernetes, and nothing that is specific to a backend.
+"""
 
 import dataclasses
 import enum
@@ -10,7 +13,10 @@ from ebpfproxy.model.service import ServicePortName
 
 
 class Frontend(NamedTuple):
-    """What a client dials. A NodePort has the unspecified address of its family: any local address."""
+    """The address, port and protocol to which a client connects.
+
+    A NodePort has the unspecified address of its family: any local address that accepts NodePorts.
+    """
 
     address: Address
     port: int
@@ -21,6 +27,8 @@ class Frontend(NamedTuple):
 
 
 class FrontendKind(enum.Enum):
+    """The field of the Service that the frontend comes from."""
+
     CLUSTER_IP = "ClusterIP"
     NODE_PORT = "NodePort"
     EXTERNAL_IP = "ExternalIP"
@@ -28,36 +36,40 @@ class FrontendKind(enum.Enum):
 
 
 PlanKey = tuple[ServicePortName, Family]
-"""What identifies a `ServicePortPlan`: a port of a Service is planned once for each of its families."""
+"""The identity of a `ServicePortPlan`: each ServicePort has one plan per family."""
 
 
 class Scope(enum.Enum):
-    """Which list of endpoints a new connection may use: that of policy Cluster, or that of Local."""
+    """Which endpoints a new connection may use: those of traffic policy Cluster, or those of Local."""
 
     CLUSTER = "cluster"
     LOCAL = "local"
 
 
 class NoEndpointAction(enum.Enum):
-    """What a new connection gets where its scope has no endpoint."""
+    """What happens to a new connection if its scope has no endpoint."""
 
     REJECT = "reject"
     DROP = "drop"
 
 
 class PolicyResult(NamedTuple):
-    """What happens to a new connection from one class of sources."""
+    """What happens to a new connection from one class of clients."""
 
     scope: Scope
     masquerade: bool
 
 
 class FrontendPlan(NamedTuple):
-    """One frontend, for the three classes of sources: pods of this node, the node itself, all others.
+    """One frontend, with the traffic policy results for three classes of clients.
 
-    A connection of an endpoint to itself (hairpin) is masqueraded whatever `masquerade` says.
-    `source_ranges` are this family's; where `restricted`, a source outside them is dropped, and the
-    node itself is admitted only where `node_admitted`.
+    - `pod`: pods, as local traffic detection recognizes them.
+    - `node`: this node itself.
+    - `outside`: all other clients.
+
+    A connection of an endpoint to itself (hairpin) is always masqueraded. If `restricted`, packets of clients
+    outside `source_ranges`, which are of this family, are dropped. The node itself is then admitted only if
+    `node_admitted`.
     """
 
     frontend: Frontend
@@ -73,10 +85,10 @@ class FrontendPlan(NamedTuple):
 class PlannedEndpoint(NamedTuple):
     """An endpoint of a ServicePort.
 
-    `cluster` and `local`: whether new connections of that scope may use it. One that is in neither is
-    listed as long as it serves, since established UDP flows to it may continue (kube-proxy's conntrack
-    reconciler keeps flows to every serving endpoint, pkg/proxy/conntrack/cleanup.go).
-    `on_node`: whether it runs on this node; None where the slice does not say on which node it runs.
+    - `cluster`, `local`: whether new connections with that scope may use it. An endpoint in neither scope is
+      listed as long as it serves, since established UDP flows to it may continue (kube-proxy's conntrack
+      reconciler keeps flows to every serving endpoint, pkg/proxy/conntrack/cleanup.go).
+    - `on_node`: whether it runs on this node, None if its EndpointSlice names no node.
     """
 
     address: Address
@@ -87,8 +99,9 @@ class PlannedEndpoint(NamedTuple):
 
 
 class LocalTraffic(NamedTuple):
-    """What identifies the packets of pods: where they come from, or the device that they come
-    in by; one of the two is set. `prefix`: `interface` is only how the device's name begins.
+    """What identifies the packets of pods: their source network or their ingress device.
+
+    Either `network` or `interface` is set. If `prefix`, `interface` is the beginning of the device's name.
     """
 
     network: Network | None = None
@@ -98,16 +111,18 @@ class LocalTraffic(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ServicePortPlan:
-    """One port of one Service in one family.
+    """The plan of one ServicePort in one family.
 
-    `frontends` in the order ClusterIP, ExternalIP, LoadBalancer, NodePort; `endpoints` sorted by
-    address and port, without duplicates. `no_endpoint_action` is REJECT where no endpoint could be used
-    anywhere, DROP where only this node's policy leaves none (a load balancer shall see silence then,
-    not a rejection). `affinity_timeout` in seconds, 0 for none. `local_traffic` is None where a backend
-    knows the devices of pods by itself (`DetectLocal.DEVICES`), or without local traffic detection;
-    then no result differs between `pod` and the others. `health_check_node_port`: what load balancers
-    ask, 0 for none. `terse`: when this was planned the cluster was `large`, so what is there for readers only
-    may be left out; a plan that nothing else changes stays as it is.
+    - `frontends`: in the order ClusterIP, ExternalIP, LoadBalancer, NodePort.
+    - `endpoints`: sorted by address and port, without duplicates.
+    - `no_endpoint_action`: REJECT if no node has a usable endpoint. DROP if only the policy excludes the
+      endpoints: a load balancer then gets no answer instead of a rejection.
+    - `affinity_timeout`: in seconds, 0 without session affinity.
+    - `local_traffic`: what identifies packets of pods. None if the backend recognizes the devices of pods
+      (`DetectLocal.DEVICES`), or without local traffic detection, where `pod` equals the other results.
+    - `health_check_node_port`: 0 without one.
+    - `terse`: the cluster was large (`ClusterSize.large`) at the time of planning, so text for readers, such
+      as comments of rules, may be left out. A plan without other changes keeps its value.
     """
 
     name: ServicePortName
@@ -122,24 +137,25 @@ class ServicePortPlan:
 
     @property
     def key(self) -> PlanKey:
+        """The identity of the plan."""
         return self.name, self.family
 
 
 class DeviceRole(enum.Enum):
-    """What a device leads to, and so whose packets come in by it."""
+    """What a device leads to, and so the class of the clients whose packets enter through it."""
 
-    UPLINK = "uplink"  # the node's network: everybody outside
+    UPLINK = "uplink"  # the node's network: clients outside
     TUNNEL = "tunnel"  # other nodes and their pods
     POD = "pod"  # a pod of this node
     LOOPBACK = "loopback"  # the node itself
 
 
 class DevicePlan(NamedTuple):
-    """A device that packets have to be looked at on.
+    """A device that gets programs of the packet path.
 
-    `layer3`: they begin with the IP header there. `v4` and `v6`: what is masqueraded there gets; None
-    where this node has no such address. `peer_elsewhere`: the device is one end of a pair, whose other end
-    is in a pod's network namespace.
+    - `layer3`: packets begin with the IP header; there is no Ethernet header.
+    - `v4`, `v6`: the addresses that masqueraded packets get, None if this node has no such address.
+    - `peer_elsewhere`: the device is one end of a pair whose other end is in a pod's network namespace.
     """
 
     ifindex: int
@@ -153,13 +169,15 @@ class DevicePlan(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodePlan:
-    """What all Services share on this node: where NodePorts are answered, where packets come and go.
+    """The plan of this node: what all Services share, in both families.
 
-    `local_networks` is the kernel's local table; `node_port_networks` the part of it on which
-    NodePorts answer. Both families; loopback is in the latter only where localhost NodePorts are on.
-    `node_ports_everywhere`: in which families no option restricts them to some addresses; loopback does
-    not count here. `devices` sorted by ifindex. `local_traffic` as in `ServicePortPlan`; a family where that
-    is None is missing.
+    - `local_networks`: the kernel's local routing table.
+    - `node_port_networks`: the part of it that accepts NodePorts. Loopback is included only if NodePorts on
+      localhost are enabled.
+    - `devices`: those that get programs, sorted by ifindex.
+    - `node_ports_everywhere`: the families in which no option restricts NodePorts to some addresses. Whether
+      loopback accepts them makes no difference.
+    - `local_traffic`: as in `ServicePortPlan`. A family in which it is None is missing.
     """
 
     local_networks: frozenset[Network] = frozenset()
@@ -170,18 +188,18 @@ class NodePlan:
 
 
 class SocketLb(enum.Enum):
-    """Whose sockets are sent to an endpoint when they connect; all others' packets are translated."""
+    """Whose connections are redirected in the connect() hook. Packets of all others are translated."""
 
     OFF = "off"
-    HOST = "host"  # the node's own
-    ON = "on"  # and its pods'
+    HOST = "host"  # sockets of the node
+    ON = "on"  # sockets of the node and of its pods
 
 
 class DetectLocal(enum.Enum):
-    """How the packets of pods are distinguished from others: kube-proxy's --detect-local-mode, and DEVICES:
-    by the role of the device that they come in by, whatever its name, as the eBPF backend does.
+    """How packets of pods are recognized: kube-proxy's --detect-local-mode, and DEVICES.
 
-    Pods are all of the cluster with CLUSTER_CIDR, those of this node with the others.
+    DEVICES recognizes them by the role of their ingress device (`DeviceRole`), as the eBPF backend does. Pods
+    are those of the cluster with CLUSTER_CIDR, and those of this node with the other modes.
     """
 
     DEVICES = "Devices"
@@ -193,16 +211,17 @@ class DetectLocal(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PlanContext:
-    """What plan needs to know beside the cluster's objects.
+    """The options on which plans depend.
 
-    `node_port_cidrs` empty means every local address, unless `node_port_primary`. `node_name` as endpoints
-    name it.
-    `bind_address`: kube-proxy's, None where it is no address in particular; of its family, it is the node's
-    own address whatever the Node says. `redirect`: flows of clients outside skip the node's stack, and so do
-    replies of pods. `device_patterns` as of the shell; empty means that devices are
-    found by what they are.
-    `cluster_cidrs`: for `DetectLocal.CLUSTER_CIDR`; the first of a family counts. `pod_interface`, a name
-    or how names begin: for the two modes that go by it.
+    - `node_name`: as in EndpointSlices.
+    - `node_port_cidrs`: empty means every local address, unless `node_port_primary`.
+    - `bind_address`: kube-proxy's --bind-address, None if it is unspecified. In its family it is the node's
+      primary address, whatever the Node object has.
+    - `cluster_cidrs`: for `DetectLocal.CLUSTER_CIDR`. The first of each family counts.
+    - `pod_interface`: a device name, or the beginning of device names, for the two modes that use it.
+    - `redirect`: packets of flows from outside, and replies of pods, bypass the node's stack.
+    - `device_patterns`: shell patterns of device names. Empty means that devices are found by their
+      properties.
     """
 
     node_name: str

@@ -1,27 +1,28 @@
-"""Which tracked UDP flows no plan wants, where the kernel's own NAT serves (conntrack).
+"""Stale UDP flows: which conntrack entries the kernel's NAT must not continue to use.
 
-A client that keeps sending keeps its entry, and so its endpoint, for ever: to a Pod that is gone, to one
-that has got that Pod's address since, or to no Pod, where there was no endpoint when it began (kubernetes
-issues 19029, 42473, 139628). What is stale follows from the kernel's entry and the plans in force, never from
-a history of events (issues 112604, 126130), so that nothing is lost by an error, and a start ends no flow
-that is right (issue 122740).
+A UDP client that keeps sending keeps its conntrack entry, and so its endpoint, forever. The endpoint may be a
+Pod that was removed, or another Pod that got the same address. If there was no endpoint when the flow began,
+the flow is not translated at all (kubernetes issues 19029, 42473, 139628). Staleness is computed from the
+conntrack entry and the plans in force, never from a history of events (issues 112604, 126130). So an error
+loses nothing, and a start of the agent ends no correct flow (issue 122740).
 
-- UDP only. A TCP connection ends by itself, and SCTP's has a state at both ends.
-- A flow to a frontend is right where it continues to one of the plan's endpoints, port included: those are
-  all that serve. Which of them policies would choose now is of no matter. All else is stale: where the
-  endpoint went, where there is none left, where nothing was translated.
-- A flow to a frontend that is gone is stale if it was translated. Who else translates? A container's
-  published port, a hostPort, a DNS interceptor, another proxy: an entry does not tell whose it is. So only
-  frontends count that we had ourselves since the start, or that the rules of an earlier run had when this one
-  began (`inherit`); and these only until one look has ended their flows, since no mode makes such any more.
-  A flow of a Service that was deleted between two runs, rules included, stays until it falls silent.
-- A NodePort is meant only where it answers: not on other addresses of this node, nor in what passes through
-  to another node's (kube-proxy compares the port alone).
-- In a conntrack zone of others (Open vSwitch, a VRF) an entry beside ours may stand for the same
-  packets, and is not translated rightly. There only translated flows count.
+- Only UDP flows can be stale. TCP connections end by themselves, and SCTP has state at both ends.
+- A flow to a frontend is correct if it goes to one of the plan's endpoints, port included. Those are all
+  endpoints that serve; which of them policies would select now does not matter. Every other flow to a
+  frontend is stale: to another address, to a frontend without endpoints, or not translated.
+- A flow to a removed frontend is stale if it is translated. A conntrack entry does not show which program
+  made it: a container's published port, a hostPort, a DNS interceptor or another proxy may also translate.
+  So only frontends count that this agent has had since its start, or that the rules of a previous run had
+  at the start (`inherit`). They count until one search has ended their flows, since no rule creates such
+  flows any more. If a Service and its rules were deleted between two runs, its flows stay until they time
+  out.
+- A NodePort counts only on addresses that accept it: not on other addresses of this node, nor in flows that
+  are forwarded to a NodePort of another node (kube-proxy compares only the port).
+- In a conntrack zone of another program (Open vSwitch, a VRF), a second entry may exist for the same packets
+  and is legitimately not translated. In such a zone only translated flows can be stale.
 
-The rules are those of pkg/proxy/conntrack/cleanup.go of Kubernetes, with what pull requests 139629 and 141371
-mend in them, and the port.
+The rules are those of pkg/proxy/conntrack/cleanup.go of Kubernetes with the corrections of pull requests
+139629 and 141371, and with the comparison of the endpoint's port.
 """
 
 import typing
@@ -39,19 +40,17 @@ from ebpfproxy.model.address import (
     network_family,
     unspecified,
 )
+from ebpfproxy.plan.endpoints import EndpointAddress
 from ebpfproxy.plan.service_plan import Frontend, PlanKey, ServicePortPlan
 
-Netns = tuple[Address, int]
-"""Address and port of a frontend; of a NodePort, as there, the unspecified address."""
+FrontendAddress = tuple[Address, int]
+"""Address and port of a frontend. The address of a NodePort is unspecified, as in `Frontend`."""
 
-Target = tuple[Address, int]
-"""Address and port of an endpoint."""
-
-_SINGLE = 128
+_ADDRESS_BITS = 128
 
 
 class TrackedFlow(typing.Protocol):
-    """What has to be known of a flow: where the client sent it, and who answers."""
+    """A conntrack entry: where the client sends its packets, and which address and port answers."""
 
     @property
     def protocol(self) -> int: ...
@@ -69,149 +68,159 @@ class TrackedFlow(typing.Protocol):
     def zone(self) -> int: ...
 
 
-class _Served(NamedTuple):
-    places: frozenset[Netns]
-    targets: frozenset[Target]
+class _UdpPlan(NamedTuple):
+    frontends: frozenset[FrontendAddress]
+    endpoints: frozenset[EndpointAddress]
 
 
-_NOTHING: frozenset[Target] = frozenset()
+_NO_ENDPOINTS: frozenset[EndpointAddress] = frozenset()
 
 
 class StaleFlows:
-    """What the plans in force say of UDP flows; kept up to date plan by plan.
+    """The UDP frontends and endpoints of the plans in force, updated plan by plan.
 
-    A plan is expected before its rules are brought into the kernel: from then on a flow to one of its
-    endpoints may be there, and is not stale. It is in force, and ends what it does not want, once the caller
-    says that the rules are. All costs are those of what changed.
+    A plan is first expected, then in force. The caller calls `expect` before it writes the rules of the plan:
+    from then on a flow to an endpoint of the plan may exist and is not stale. The caller calls `in_force`
+    after it has written the rules: from then on flows that do not match the plan are stale. The cost of a
+    call depends on the number of changed plans.
     """
 
     def __init__(self) -> None:
-        self._plans: dict[PlanKey, _Served] = {}
-        self._owners: dict[Netns, PlanKey] = {}
-        self._gone: set[Netns] = set()
-        self._expected: dict[PlanKey, _Served | None] = {}
-        self._allowed: dict[Netns, frozenset[Target]] = {}
-        self._local: frozenset[Network] = frozenset()
-        self._local_expected: frozenset[Network] | None = None
-        self._local_singles: frozenset[Address] = frozenset()
-        self._local_ranges: tuple[Network, ...] = ()
+        self._plans: dict[PlanKey, _UdpPlan] = {}
+        self._owners: dict[FrontendAddress, PlanKey] = {}
+        self._removed: set[FrontendAddress] = set()
+        self._expected: dict[PlanKey, _UdpPlan | None] = {}
+        self._expected_endpoints: dict[FrontendAddress, frozenset[EndpointAddress]] = {}
+        self._node_ports: frozenset[Network] = frozenset()
+        self._expected_node_ports: frozenset[Network] | None = None
+        self._local_addresses: frozenset[Address] = frozenset()
+        self._local_networks: tuple[Network, ...] = ()
 
     def expect(self, changed: Mapping[PlanKey, ServicePortPlan | None]) -> None:
-        """These plans are about to come into force, None for one that goes; what is not UDP is left out.
+        """Take in plans whose rules are about to be written, None for a deleted one. Only UDP plans count.
 
-        May be called again before `in_force` is, as after a sync that failed.
+        It may be called several times before `in_force`, for example after a failed sync.
         """
         for key, plan in changed.items():
             if key[0].protocol is Protocol.UDP:
-                served = _served(plan) if plan else None
-                self._expected[key] = served
-                self._allow(served)
+                udp_plan = _udp_plan(plan) if plan else None
+                self._expected[key] = udp_plan
+                self._expect_endpoints(udp_plan)
 
     def expect_node_ports(self, networks: frozenset[Network]) -> None:
-        """NodePorts are about to answer here: `NodePlan.node_port_networks`; before, they do nowhere."""
-        self._local_expected = networks
+        """Take in `NodePlan.node_port_networks`, which is about to be written. Initially it is empty."""
+        self._expected_node_ports = networks
 
     def in_force(self, rejected: Collection[PlanKey] = ()) -> frozenset[Family]:
-        """What was expected is in the kernel, but for plans that it `rejected`: these are expected further.
+        """Put the expected plans in force, except those that the kernel `rejected`, which remain expected.
 
-        Returns the families in which flows may be stale now that were not before. Empty where endpoints were
-        added to others, or only policies changed.
+        Return the families in which more flows may be stale than before. Empty if endpoints were only added
+        to existing ones, or if only policies changed.
         """
         arrived = {key: self._expected[key] for key in self._expected if key not in rejected}
-        look = {key[1] for key, served in arrived.items() if _strands(self._plans.get(key), served)}
+        families = {
+            key[1] for key, udp_plan in arrived.items() if _may_make_stale(self._plans.get(key), udp_plan)
+        }
         for key in arrived:
-            self._withdraw(key)
-        for key, served in arrived.items():
-            if served:
-                self._serve(key, served)
+            self._remove(key)
+        for key, udp_plan in arrived.items():
+            if udp_plan:
+                self._add(key, udp_plan)
         self._expected = {key: self._expected[key] for key in self._expected if key in rejected}
-        self._allowed = {}
-        for served in self._expected.values():
-            self._allow(served)
-        look |= self._move_node_ports()
-        look |= {family(address) for address, _ in self._gone}
-        return frozenset(look)
+        self._expected_endpoints = {}
+        for udp_plan in self._expected.values():
+            self._expect_endpoints(udp_plan)
+        families |= self._replace_node_ports()
+        families |= {family(address) for address, _ in self._removed}
+        return frozenset(families)
 
     def inherit(self, frontends: Iterable[Frontend]) -> None:
-        """What the rules in the kernel serve that an earlier run left; before the first `in_force`.
+        """Take in the frontends in the kernel's rules that a previous run left. Call it before `in_force`.
 
-        Those that no plan has by then are treated as gone since the start.
+        Frontends that no plan has at the first `in_force` count as removed.
         """
-        places = {(each.address, each.port) for each in frontends if each.protocol is Protocol.UDP}
-        self._gone |= places
+        self._removed |= {(each.address, each.port) for each in frontends if each.protocol is Protocol.UDP}
 
-    def forget_gone(self, of: Family) -> None:
-        """No stale flow of this family to a frontend that is gone is left; nothing came into force meanwhile.
+    def forget_gone(self, ip_family: Family) -> None:
+        """Forget the removed frontends of a family after a search has ended all their flows.
 
-        Not forgotten is a frontend that is expected back: its flows are not stale yet, and are again if it
-        does not come, as where the sync fails and the next one is to be without it.
+        Call it only if `in_force` was not called during the search. A frontend that is expected back is kept:
+        its flows are not stale now. They are stale again if the sync fails and the next plan lacks it.
         """
-        self._gone = {place for place in self._gone if family(place[0]) is not of or place in self._allowed}
+        self._removed = {
+            frontend
+            for frontend in self._removed
+            if family(frontend[0]) is not ip_family or frontend in self._expected_endpoints
+        }
 
     def is_stale(self, flow: TrackedFlow) -> bool:
-        """Whether the flow is to be ended, so that its next packet is treated as the plans in force say."""
+        """Return whether the flow must be ended, so that the plans in force apply to its next packet."""
         if flow.protocol != Protocol.UDP:
             return False
-        places = self._places(flow)
-        target = flow.reply_source, flow.reply_source_port
-        if any(target in self._allowed.get(place, _NOTHING) for place in places):
+        frontends = self._frontends(flow)
+        endpoint = flow.reply_source, flow.reply_source_port
+        if any(endpoint in self._expected_endpoints.get(each, _NO_ENDPOINTS) for each in frontends):
             return False
-        for place in places:
-            if owner := self._owners.get(place):
-                return target not in self._plans[owner].targets and (flow.is_dnated or not flow.zone)
-        return flow.is_dnated and not self._gone.isdisjoint(places)
+        for frontend in frontends:
+            if owner := self._owners.get(frontend):
+                return endpoint not in self._plans[owner].endpoints and (flow.is_dnated or not flow.zone)
+        return flow.is_dnated and not self._removed.isdisjoint(frontends)
 
-    def _places(self, flow: TrackedFlow) -> tuple[Netns, ...]:
-        """The frontends by which the flow may have been served, the likelier first."""
+    def _frontends(self, flow: TrackedFlow) -> tuple[FrontendAddress, ...]:
+        """Return the frontends to which the flow may belong: the exact address before the NodePort."""
         address, port = flow.destination, flow.destination_port
         node_port = unspecified(family(address)), port
-        known = node_port in self._owners or node_port in self._gone or node_port in self._allowed
-        if known and self._answers_node_ports(address):
+        is_known = (
+            node_port in self._owners or node_port in self._removed or node_port in self._expected_endpoints
+        )
+        if is_known and self._accepts_node_ports(address):
             return (address, port), node_port
         return ((address, port),)
 
-    def _answers_node_ports(self, address: Address) -> bool:
-        return address in self._local_singles or any(contains(net, address) for net in self._local_ranges)
+    def _accepts_node_ports(self, address: Address) -> bool:
+        return address in self._local_addresses or any(contains(net, address) for net in self._local_networks)
 
-    def _allow(self, served: _Served | None) -> None:
-        if served:
-            for place in served.places:
-                self._allowed[place] = self._allowed.get(place, _NOTHING) | served.targets
+    def _expect_endpoints(self, udp_plan: _UdpPlan | None) -> None:
+        if udp_plan:
+            for frontend in udp_plan.frontends:
+                endpoints = self._expected_endpoints.get(frontend, _NO_ENDPOINTS)
+                self._expected_endpoints[frontend] = endpoints | udp_plan.endpoints
 
-    def _withdraw(self, key: PlanKey) -> None:
+    def _remove(self, key: PlanKey) -> None:
         previous = self._plans.pop(key, None)
-        for place in previous.places if previous else ():
-            if self._owners.get(place) == key:
-                del self._owners[place]
-                self._gone.add(place)
+        for frontend in previous.frontends if previous else ():
+            if self._owners.get(frontend) == key:
+                del self._owners[frontend]
+                self._removed.add(frontend)
 
-    def _serve(self, key: PlanKey, served: _Served) -> None:
-        self._plans[key] = served
-        self._gone -= served.places
-        self._owners.update(dict.fromkeys(served.places, key))
+    def _add(self, key: PlanKey, udp_plan: _UdpPlan) -> None:
+        self._plans[key] = udp_plan
+        self._removed -= udp_plan.frontends
+        self._owners.update(dict.fromkeys(udp_plan.frontends, key))
 
-    def _move_node_ports(self) -> set[Family]:
-        """NodePorts answer where they were expected to; the families that have them on more addresses now."""
-        networks, self._local_expected = self._local_expected, None
-        if networks is None or networks == self._local:
+    def _replace_node_ports(self) -> set[Family]:
+        """Put the expected networks in force. Return the families in which NodePorts get more addresses."""
+        networks, self._expected_node_ports = self._expected_node_ports, None
+        if networks is None or networks == self._node_ports:
             return set()
-        more = {network_family(net) for net in networks - self._local}
-        self._local = networks
-        self._local_singles = frozenset(net.address for net in networks if net.length == _SINGLE)
-        self._local_ranges = tuple(net for net in networks if net.length != _SINGLE)
-        return {family(address) for address, _ in self._owners if is_unspecified(address)} & more
+        extended = {network_family(net) for net in networks - self._node_ports}
+        self._node_ports = networks
+        self._local_addresses = frozenset(net.address for net in networks if net.length == _ADDRESS_BITS)
+        self._local_networks = tuple(net for net in networks if net.length != _ADDRESS_BITS)
+        return {family(address) for address, _ in self._owners if is_unspecified(address)} & extended
 
 
-def _served(plan: ServicePortPlan) -> _Served:
-    return _Served(
+def _udp_plan(plan: ServicePortPlan) -> _UdpPlan:
+    return _UdpPlan(
         frozenset((each.frontend.address, each.frontend.port) for each in plan.frontends),
         frozenset((endpoint.address, endpoint.port) for endpoint in plan.endpoints),
     )
 
 
-def _strands(old: _Served | None, new: _Served | None) -> bool:
-    """Whether a flow can have become stale by the step from one to the other."""
+def _may_make_stale(old: _UdpPlan | None, new: _UdpPlan | None) -> bool:
+    """Return whether a flow can become stale when `new` replaces `old`."""
     if old is None or new is None:
         return old is not new
-    begins = bool(new.targets) and not old.targets  # what was not translated now can be
-    return old.places != new.places or not old.targets <= new.targets or begins
+    # Flows that began without an endpoint are not translated, and the first endpoint makes them stale.
+    has_first_endpoint = bool(new.endpoints) and not old.endpoints
+    return old.frontends != new.frontends or not old.endpoints <= new.endpoints or has_first_endpoint

@@ -57,7 +57,7 @@ def test_the_pod_has_all_that_the_mode_ebpf_can_use(installed: Installed) -> Non
     container = one(installed.objects, "DaemonSet")["spec"]["template"]["spec"]["containers"][0]
     done = installed.run("doctor", *container["args"][1:])
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "mode: ebpf (the first that has all it needs)" in done.stdout
+    assert "mode: ebpf (the first that works on this node)" in done.stdout
 
 
 def test_commands_in_the_pod_show_what_the_kernel_holds(installed: Installed) -> None:

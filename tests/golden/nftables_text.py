@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 
+from ebpfproxy.backends.nftables.backend import render
 from ebpfproxy.backends.nftables.entries import ChainEntry, Element, ElementEntry, Entry, Key, nft_family
 from ebpfproxy.backends.nftables.node_objects import node_objects
-from ebpfproxy.backends.nftables.rendering import render
 from ebpfproxy.backends.nftables.settings import NftablesSettings
 from ebpfproxy.model.address import Family
 from ebpfproxy.plan.service_plan import NodePlan

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from ebpfproxy.model.address import format_address, format_endpoint, format_network
-from ebpfproxy.plan.health import local_endpoints, needs_health_check
+from ebpfproxy.plan.counts import no_local_endpoints
+from ebpfproxy.plan.health_check_node_port import local_endpoints, needs_health_check
 from ebpfproxy.plan.service_plan import (
     DevicePlan,
     Frontend,
@@ -14,7 +15,6 @@ from ebpfproxy.plan.service_plan import (
     Scope,
     ServicePortPlan,
 )
-from ebpfproxy.plan.summary import no_local_endpoints
 from tests.golden.situation import Situation
 
 _SOURCES = ("pod", "node", "outside")

@@ -23,8 +23,8 @@ from ebpfproxy.model.address import Network, parse_address, parse_network
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.device import ETHERNET, Device
 from ebpfproxy.plan.claims import Claims, LostClaim
-from ebpfproxy.plan.exposure import plan_service
-from ebpfproxy.plan.needs import needs_packets_of_pods
+from ebpfproxy.plan.devices import needs_packets_of_pods
+from ebpfproxy.plan.frontends import plan_service
 from ebpfproxy.plan.node_plan import plan_node
 from ebpfproxy.plan.service_plan import DetectLocal, NodePlan, PlanContext, ServicePortPlan, SocketLb
 from tests.golden.case_file import parse_case, section_text

@@ -15,7 +15,7 @@ from ebpfproxy.linux.xtables.iptables import ToolBackend
 from ebpfproxy.model.address import parse_network
 from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.service import Service
-from ebpfproxy.plan.exposure import plan_service
+from ebpfproxy.plan.frontends import plan_service
 from ebpfproxy.plan.service_plan import DetectLocal, NodePlan, PlanContext, ServicePortPlan
 from tests.support.build import HERE, endpoint, networks, slice_of
 

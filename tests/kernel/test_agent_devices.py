@@ -41,7 +41,7 @@ def newcomer(rough: Cluster) -> Iterator[Pod]:
     try:
         yield pod
     finally:
-        rough.lab.forget_pod(pod)
+        rough.lab.remove_pod(pod)
 
 
 @pytest.fixture

@@ -298,13 +298,13 @@ def test_a_pods_device_that_is_made_anew_has_its_classifiers_again(
     try:
         assert set(answers(place, TCP, web.v4, 80, 5)) == {"a"}
         rough.lab.ip(rough.node, f"link del {place.device}")
-        devices.lead(rough.node, rough.lab.addresses.gateway(0), place, place.device)
+        devices.connect_routed(rough.node, rough.lab.addresses.gateway(0), place, place.device)
         began = time.monotonic()
         targets = load.targets("again", [(web.v4, 80)])
         eventually(lambda: not load.churn(place, targets, count=5)["failed"], "served again", PATIENCE)
         record_property("repaired_s", round(time.monotonic() - began, 2))
     finally:
-        rough.lab.forget_pod(place)
+        rough.lab.remove_pod(place)
 
 
 @pytest.mark.parametrize("disturb", [flush_ruleset, reload_nft_firewall])

@@ -10,8 +10,8 @@ import pytest
 
 from ebpfproxy.agent.mode_cleanup import ALONE, NOT_REMOVED
 from ebpfproxy.agent.mode_switch import UNAVAILABLE
-from ebpfproxy.backends.ebpf import load_check
-from ebpfproxy.backends.nftables.old_nft import SKIP
+from ebpfproxy.backends.ebpf import mode as ebpf_mode
+from ebpfproxy.backends.nftables.coexistence import SKIP
 from ebpfproxy.lab import Lab
 from ebpfproxy.lab.agent import AgentFailed, LogLine
 from ebpfproxy.linux.bpf import bpf
@@ -55,7 +55,7 @@ LACKS = {
     ),
     "bpffs": Lack(
         without("sys_admin"),
-        "bpffs: none is mounted for {folder}/none, nor may we mount one (EPERM)",
+        "bpffs: none is mounted for {folder}/none, and mounting one is not permitted (EPERM)",
         "mount the host's /sys/fs/bpf into the container, or run it with CAP_SYS_ADMIN",
         ("--bpffs-root={folder}/none",),
     ),
@@ -146,7 +146,7 @@ def test_a_node_that_lacks_what_bpf_needs_is_served_by_nftables_and_told_why(nod
     assert node.filled(lack.missing) in reason.values["reason"]
     assert lack.remedy in reason.values["hint"]
     assert troubles(agent.lines) == []
-    assert "mode: nftables (the first that has all it needs)" in node.doctor(lack)
+    assert "mode: nftables (the first that works on this node)" in node.doctor(lack)
 
 
 @pytest.mark.parametrize("lack", [LACKS["capabilities"], LACKS["seccomp"]], ids=["capabilities", "seccomp"])
@@ -161,7 +161,7 @@ def test_a_node_without_nftables_too_is_served_by_iptables(node: Node, lack: Lac
     assert lack.missing in why["ebpf"].values["reason"]
     assert "Protocol not supported (EPROTONOSUPPORT)" in why["nftables"].values["reason"]
     assert "modprobe nf_tables" in why["nftables"].values["hint"]
-    assert "mode: iptables (the first that has all it needs)" in node.doctor(both)
+    assert "mode: iptables (the first that works on this node)" in node.doctor(both)
 
 
 def test_a_kernel_whose_distribution_may_have_an_old_nft_is_served_by_iptables(
@@ -292,10 +292,10 @@ def test_doctor_says_which_program_is_rejected(node: Node, rejected: Lack) -> No
     before = sorted(node.cluster.lab.bpffs.rglob("*"))
     said = node.doctor(rejected)
     (line,) = (line for line in said.splitlines() if altered.REJECTED in line)
-    assert f"{load_check.FEATURE} " in line
+    assert f"{ebpf_mode.PROGRAMS} " in line
     assert " NO " in line
     assert f"cannot load BPF program {altered.REJECTED}: Permission denied: " in line
     assert altered.REASON in line
     assert "; use another --proxy-mode" in line, "and what to do"
-    assert "mode: nftables (the first that has all it needs)" in said
+    assert "mode: nftables (the first that works on this node)" in said
     assert sorted(node.cluster.lab.bpffs.rglob("*")) == before

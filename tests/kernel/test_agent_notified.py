@@ -21,9 +21,9 @@ pytestmark = pytest.mark.kernel
 _SELDOM = """
 import runpy, sys
 from ebpfproxy.linux.bpf import tcx
-from ebpfproxy.agent.pacing import Looks
+from ebpfproxy.agent.pacing import CheckTimer
 tcx.is_supported = lambda: False
-Looks.LOOK = 3600.0
+CheckTimer.INTERVAL = 3600.0
 sys.argv = sys.argv[3:]
 runpy.run_module("ebpfproxy", run_name="__main__", alter_sys=True)
 """

@@ -38,12 +38,12 @@ def silent(text: str) -> None:
 def test_connections_are_measured_in_every_mode_and_beside_none(modes: list[str]) -> None:
     found = by_key(connect.run([connect.Size(2, 1, 20, 1)], modes, silent))
     for mode in modes:
-        for place in connect.PLACES:
+        for suffix in connect.CLIENT_SUFFIXES:
             for metric in connect.METRICS.values():
-                service = found[mode, f"clusterip{place}", metric]
+                service = found[mode, f"clusterip{suffix}", metric]
                 assert service.n == 20
                 assert service.of_direct
-                assert found[mode, f"direct{place}", metric].of_first
+                assert found[mode, f"direct{suffix}", metric].of_first
     assert {path for mode, path, _ in found if mode == "none"} == {"direct", "direct-host"}
 
 
@@ -97,13 +97,13 @@ def received(pod: Pod) -> int:
     return udp["InDatagrams"] + udp["InErrors"]
 
 
-def test_overhead_is_measured_in_every_mode_on_both_ways(modes: list[str]) -> None:
+def test_overhead_is_measured_in_every_mode_on_both_paths(modes: list[str]) -> None:
     found = by_key(overhead.run(overhead.Size(10, 2, 1, 2, 320), [*modes, "ebpf-host"], silent))
-    for way in overhead.WAYS:
+    for path in overhead.PATHS:
         for metric in ("tcp_mbit_s", "udp_per_s", "rr_per_s"):
-            assert found["none", way, metric].p50 > 0
+            assert found["none", path, metric].p50 > 0
             for mode in (*modes, "ebpf-host"):
-                assert found[mode, way, metric].of_first
+                assert found[mode, path, metric].of_first
 
 
 def test_a_start_and_changes_are_measured_in_every_mode(modes: list[str]) -> None:

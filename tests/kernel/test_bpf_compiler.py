@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from ebpfproxy.backends.ebpf import abi, features, load_check
+from ebpfproxy.backends.ebpf import abi, features
 from ebpfproxy.backends.ebpf.hooks import CLASSIFIERS, SCHED_CLS
 from ebpfproxy.backends.ebpf.maps import COMPILED_SIZES, MapSizes
+from ebpfproxy.backends.ebpf.mode import load_programs
 from ebpfproxy.backends.ebpf.programs import object_file
 from ebpfproxy.errors import KernelError, ProgramRejected, Rejected
 from ebpfproxy.linux.bpf import compiler
@@ -177,10 +178,10 @@ def test_a_program_that_is_not_in_the_source_is_named(place: BpfPlace) -> None:
 
 
 def test_a_trial_finds_what_the_verifier_rejects(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert load_check.try_out().present
+    assert load_programs().present
     altered.reject(sources)
     monkeypatch.setattr(abi, "source_directory", lambda: sources)
-    finding = load_check.try_out()
+    finding = load_programs()
     assert (finding.failure, finding.needed) == (errno.EACCES, True)
     assert altered.REJECTED in finding.missing
     assert altered.REASON in finding.missing
@@ -235,4 +236,4 @@ def test_an_object_file_has_no_sizes_of_maps_in_its_programs() -> None:
 def test_an_agent_without_bcc_uses_the_object_file(monkeypatch: pytest.MonkeyPatch) -> None:
     object_file()
     monkeypatch.setattr(compiler, "compile_sources", lambda *_: pytest.fail("it has to be in the cache"))
-    assert load_check.try_out().present
+    assert load_programs().present

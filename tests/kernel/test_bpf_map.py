@@ -141,7 +141,7 @@ def without_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a kernel before 5.6, for reading."""
 
     def reject(*_: object) -> int:
-        raise Unsupported("batch on map test: Invalid argument")
+        raise Unsupported("cannot access map test in batches: Invalid argument")
 
     monkeypatch.setattr(Map, "_batch", reject)
 
@@ -288,11 +288,11 @@ def test_what_is_pinned_and_is_no_map_is_rejected(place: BpfPlace) -> None:
     program = load_program()
     program.pin(path)
     program.close()
-    with pytest.raises(Rejected, match="a_program is no map"):
+    with pytest.raises(Rejected, match="a_program is not a map"):
         Map.pinned(path)
     with contextlib.closing(Program.pinned(path)) as again:
         assert again.id
-    with pytest.raises(Rejected, match="a_program is no link"):
+    with pytest.raises(Rejected, match="a_program is not a link"):
         Link.pinned(path)
     path.unlink()
 

@@ -147,7 +147,7 @@ def test_settings_of_the_node_are_made_and_those_of_the_machine_are_warned_of(
         if (sysctl.ROOT / size).stat().st_mode & 0o222:
             pytest.skip("this kernel lets a namespace set the machine's limit")
         sysctl.ensure(established, "432000")
-        wish = sysctls.wanted(NetfilterSettings(max_per_core=0), 2)
+        wish = sysctls.desired_sysctls(NetfilterSettings(max_per_core=0), 2)
         sysctls.apply([Sysctl(size, 1 << 30, at_least=True), *wish])
         assert sysctl.read(established) == "86400"
     (warning,) = [record.__dict__["values"] for record in caplog.records if record.levelname == "WARNING"]

@@ -67,7 +67,7 @@ def remains(pair: TwoNodes) -> list[object]:
         clsacts = [f"clsact of {name}" for ifindex, name in names.items() if tc.has_clsact(ifindex)]
         return [
             *clsacts,
-            *(name for name in names.values() if name in (reinjection.INNER, reinjection.OUTER)),
+            *(name for name in names.values() if name in (reinjection.DEVICE, reinjection.PEER)),
         ]
 
     # The kernel itself may put maps.debug and the like there (bpf_preload); nobody else may have dots.
@@ -303,7 +303,7 @@ def test_a_pod_that_goes_meanwhile_is_no_error(pair: TwoNodes) -> None:
     with connected(newcomer, TCP, web.v4, 80) as gone, connected(pair.q, TCP, web.v4, 80) as sock:
         assert (says(gone), says(sock)) == ("a", "a")
         step(pair)
-        pair.lab.forget_pod(newcomer)
+        pair.lab.remove_pod(newcomer)
         assert step(pair)[1]
         assert says(sock) == "a"
 
@@ -411,7 +411,7 @@ def test_a_dry_run_beside_an_agent_lists_what_is_removed_then(pair: TwoNodes) ->
     pair.end()
     assert pair.node.call(lambda: cleanup.remove(lab.bpffs, lab.cgroup)) == wanted
     assert ("link at ingress of eth0" if tcx.is_supported() else "clsact of eth0") in wanted
-    assert f"devices {reinjection.INNER} and {reinjection.OUTER}" in wanted
+    assert f"devices {reinjection.DEVICE} and {reinjection.PEER}" in wanted
     assert remains(pair) == []
 
 

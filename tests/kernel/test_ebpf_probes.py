@@ -126,7 +126,7 @@ def test_without_sys_admin_it_works_where_a_bpffs_is_mounted(tmp_path: Path) -> 
         found = look(*without("sys_admin"), root=place.bpffs / "agent")
         assert missing(found) == {CLSACT}
         assert not found[CLSACT].needed
-        assert "cannot be tried" in found[CLSACT].missing
+        assert "cannot be tested" in found[CLSACT].missing
     found = look(*without("sys_admin"), root=tmp_path / "agent")
     assert missing(found) == {CLSACT, "bpffs"}
     assert found["bpffs"].failure == errno.EPERM
@@ -145,7 +145,7 @@ def test_who_is_in_a_user_namespace_is_told_so() -> None:
     """All capabilities, and none that is worth anything here."""
     found = look("unshare", "--user", "--map-root-user")
     assert found[BPF].failure == errno.EPERM
-    assert "in spite of our capabilities" in found[BPF].missing
+    assert "in spite of the required capabilities" in found[BPF].missing
     assert "user namespaces" in found[BPF].remedy
 
 
@@ -363,7 +363,7 @@ def test_reconnecting_sockets_needs_system_calls() -> None:
 
 def test_a_kernel_without_batches_is_of_no_use(monkeypatch: pytest.MonkeyPatch) -> None:
     def reject(*_: object) -> None:
-        raise Rejected("batch on map unnamed: Invalid argument") from OSError(
+        raise Rejected("cannot access map unnamed in batches: Invalid argument") from OSError(
             errno.EINVAL, "Invalid argument"
         )
 

@@ -184,7 +184,7 @@ def test_an_end_does_not_wait_for_the_walk(
     maps: Maps, started: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It rests after every batch: all of them together would take hours here."""
-    monkeypatch.setattr(flow_collector, "_SHARE", 10**9)
+    monkeypatch.setattr(flow_collector, "_REST_FACTOR", 10**9)
     monkeypatch.setattr(flow_collector, "_LONGEST_REST", 60.0)
     monkeypatch.setattr(flow_collector, "_PATIENCE", 50.0)
     now = time.monotonic_ns()

@@ -12,7 +12,7 @@ import pytest
 
 from ebpfproxy.errors import NotFound, Rejected
 from ebpfproxy.linux.netns import namespaces
-from ebpfproxy.linux.sockets import duplicates, holders, pidfd, sockets
+from ebpfproxy.linux.sockets import duplicates, holders, sockets
 from ebpfproxy.linux.sockets.sockets import DiagSocket
 from ebpfproxy.model.address import Family, loopback
 
@@ -61,12 +61,12 @@ class Child:
 
     @contextlib.contextmanager
     def duplicated(self, found: DiagSocket | None = None) -> Iterator[socket.socket]:
-        process = pidfd.open_process(self.process.pid)
+        process = duplicates.open_process(self.process.pid)
         try:
             with duplicates.duplicated(process, self.fd, found or self.found) as sock:
                 yield sock
         finally:
-            pidfd.close(process)
+            duplicates.close(process)
 
 
 def server() -> socket.socket:
@@ -149,20 +149,21 @@ def test_a_descriptor_or_a_process_that_is_gone(child: Child) -> None:
     with pytest.raises(NotFound), child.duplicated():
         pass
     with pytest.raises(NotFound):
-        pidfd.open_process(NO_PROCESS)
+        duplicates.open_process(NO_PROCESS)
 
 
 def test_the_calls_are_there() -> None:
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
-    pidfd.try_out()
+    duplicates.try_out()
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
 
 
 def test_without_the_capability_it_is_not_permitted(child: Child) -> None:
     code = (
-        "import sys\nfrom ebpfproxy.linux.sockets import pidfd\nfrom ebpfproxy.errors import Unsupported\n"
-        "process = pidfd.open_process(int(sys.argv[1]))\n"
-        "try:\n    pidfd.duplicate(process, int(sys.argv[2]))\n"
+        "import sys\nfrom ebpfproxy.linux.sockets import duplicates\n"
+        "from ebpfproxy.errors import Unsupported\n"
+        "process = duplicates.open_process(int(sys.argv[1]))\n"
+        "try:\n    duplicates.duplicate(process, int(sys.argv[2]))\n"
         "except Unsupported as failure:\n    print(failure.hint)\n"
     )
     drop = ["setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace", sys.executable, "-c", code]

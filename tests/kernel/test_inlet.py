@@ -35,7 +35,7 @@ def shown(node: Namespace) -> dict[str, dict[str, Any]]:
     return {device["ifname"]: device for device in devices if device["ifname"] != "lo"}
 
 
-def settings(device: str = reinjection.INNER) -> dict[str, str]:
+def settings(device: str = reinjection.DEVICE) -> dict[str, str]:
     return {name: sysctl.read(f"net/ipv4/conf/{device}/{name}") for name in reinjection.SYSCTLS}
 
 

@@ -79,7 +79,7 @@ def test_a_machine_that_lacks_both_cannot_be_served(
     plane: IptablesBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without(monkeypatch, *Family)
-    with pytest.raises(Unsupported, match="serves no family here"):
+    with pytest.raises(Unsupported, match="cannot serve any address family"):
         plane.open()
 
 

@@ -190,7 +190,7 @@ def test_changes_of_others_do_not_count(family: Family, changes: Changes) -> Non
 
 
 def test_more_changes_than_there_is_room_for_count(monkeypatch: pytest.MonkeyPatch, family: Family) -> None:
-    monkeypatch.setattr(nft_changes, "_ROOM", 4096)
+    monkeypatch.setattr(nft_changes, "_BUFFER_BYTES", 4096)
     changes = Changes(frozenset({"nat"}), own_change)
     try:
         rules = "".join(f"-A THEIRS -p tcp -m tcp --dport {port} -j ACCEPT\n" for port in range(1, 2000))

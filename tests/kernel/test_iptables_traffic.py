@@ -28,7 +28,7 @@ def lab() -> Iterator[Lab]:
         for name in ("one", "two"):
             pod = made.pod(name)
             for protocol in (TCP, UDP):
-                pod.tell(protocol, TARGET)
+                pod.serve_echo(protocol, TARGET)
         yield made
 
 

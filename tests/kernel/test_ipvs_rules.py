@@ -11,7 +11,7 @@ from ebpfproxy.backends.delta import diff
 from ebpfproxy.backends.iptables import cleanup as removal_of_iptables
 from ebpfproxy.backends.ipvs import cleanup
 from ebpfproxy.backends.ipvs.entries import Member
-from ebpfproxy.backends.ipvs.ip_sets import IpSets, make_all
+from ebpfproxy.backends.ipvs.ip_sets import IpSets, create_all
 from ebpfproxy.backends.ipvs.layout import LAYOUT
 from ebpfproxy.backends.ipvs.node_entries import node_entries
 from ebpfproxy.backends.ipvs.sets import (
@@ -66,7 +66,7 @@ def rules(plan: NodePlan, settings: IpvsSettings) -> dict[Key, Entry]:
 
 
 def opened(tool_backend: ToolBackend) -> TwoFamilies:
-    families = TwoFamilies(LAYOUT, (FILTER, NAT, MANGLE), cleanup.leftovers, make_all)
+    families = TwoFamilies(LAYOUT, (FILTER, NAT, MANGLE), cleanup.leftovers, create_all)
     families.open(tool_backend)
     return families
 
@@ -79,7 +79,7 @@ def test_what_is_written_is_read_back_as_it_was(
     tool_backend: ToolBackend, pods: str, masquerade_all: bool
 ) -> None:
     for of in Family:
-        make_all(of)
+        create_all(of)
     wanted = rules(NodePlan(local_traffic=PODS[pods]), IpvsSettings(masquerade_all=masquerade_all))
     families = opened(tool_backend)
     assert not families.apply(diff(families.read(), wanted))
@@ -93,7 +93,7 @@ def test_a_rule_for_each_load_balancer_that_kube_proxy_has_in_the_table_filter_g
     tool_backend: ToolBackend,
 ) -> None:
     for of in Family:
-        make_all(of)
+        create_all(of)
     tool = iptables.find(Family.IPV4, tool_backend)
     tool.restore(
         "*filter\n:KUBE-IPVS-OUT-FILTER - [0:0]\n"
@@ -113,7 +113,7 @@ def test_source_ranges_keep_the_nodes_own_connections_out(tool_backend: ToolBack
     """Here without IPVS: somebody on the node listens at the load balancer's address."""
     vip, own = {Family.IPV4: ("203.0.113.5", "192.0.2.1"), Family.IPV6: ("2001:db8::5", "2001:db8:1::1")}[of]
     for each in Family:
-        make_all(each)
+        create_all(each)
     for address in (vip, own):
         subprocess.run(["ip", "addr", "add", address, "dev", "lo", "nodad"], check=True)
     families = opened(tool_backend)
@@ -148,7 +148,7 @@ def test_source_ranges_keep_the_nodes_own_connections_out(tool_backend: ToolBack
 def test_all_sets_are_made_and_read_back_and_those_of_others_are_left_alone() -> None:
     ipset.create(IpSet("mine", "hash:ip", Family.IPV4))
     for of in Family:
-        make_all(of)
+        create_all(of)
     sets = IpSets()
     assert {key.name for key in sets.read(Family)} == set(NAMES)  # type: ignore[union-attr]
     assert cleanup.remove(()) == ["ipsets: 40"]
@@ -165,7 +165,7 @@ def test_the_modes_iptables_and_ipvs_take_each_others_common_chains_over(tool_ba
         )
         assert not testbed.bring(served)
         for of in Family:
-            make_all(of)
+            create_all(of)
         wanted = rules(NodePlan(), IpvsSettings())
         families = opened(tool_backend)
         assert not families.apply(diff(families.read(), wanted))

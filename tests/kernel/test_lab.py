@@ -13,7 +13,7 @@ import pytest
 
 from ebpfproxy.bench.load import Load, LoadFailed
 from ebpfproxy.errors import AlreadyExists, ConfigError, NotFound, Unsupported
-from ebpfproxy.lab import Lab, PodNetwork, leftovers, offloads, sockets
+from ebpfproxy.lab import Lab, PodNetwork, devices, sockets, testbed
 from ebpfproxy.linux.netns import netns
 from ebpfproxy.model.address import Protocol
 
@@ -32,7 +32,7 @@ def lab() -> Iterator[Lab]:
 
 def _traces(identity: str) -> list[Path]:
     """Everything that a lab of this identity has on the machine."""
-    folders = [leftovers.cgroup_mount(), leftovers.RUN, netns.FOLDER]
+    folders = [testbed.cgroup_mount(), testbed.RUN, netns.FOLDER]
     found = [path for folder in folders for path in folder.glob(f"{identity}*")]
     mounts = [Path(line.split(" ")[1]) for line in Path("/proc/mounts").read_text().splitlines()]
     return found + [path for path in mounts if identity in str(path)]
@@ -105,7 +105,7 @@ def test_a_second_pod_of_the_same_name_is_rejected(lab: Lab) -> None:
 def test_a_pod_that_is_forgotten_leaves_nothing(lab: Lab) -> None:
     pod = lab.pod("brief")
     server = pod.serve_http(80)
-    lab.forget_pod(pod)
+    lab.remove_pod(pod)
     with pytest.raises(ProcessLookupError):
         os.kill(server.pid, 0)
     assert not pod.cgroup.exists()
@@ -179,7 +179,7 @@ def test_what_a_killed_lab_left_goes_when_the_next_one_starts() -> None:
 
 def test_a_lab_whose_process_lives_is_not_swept() -> None:
     with Lab("test-alive") as lab:
-        leftovers.sweep("test-alive")
+        testbed.remove_stale_labs("test-alive")
         assert _traces(lab.identity)
 
 
@@ -191,7 +191,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Lab]:
             lab.pod("client")
             server = lab.nodes[1].pod("server")
             for protocol in (Protocol.TCP, Protocol.UDP):
-                server.tell(protocol, 80)
+                server.serve_echo(protocol, 80)
             yield lab
     except Unsupported as lack:
         pytest.skip(f"{request.param.name}: {lack.message.splitlines()[0]}")
@@ -224,7 +224,7 @@ def test_what_is_larger_than_a_packet_reaches_a_pod_of_another_node(pair: Lab, f
 @pytest.mark.parametrize("family", ["v4", "v6"])
 def test_a_client_outside_reaches_both_nodes_through_the_router(pair: Lab, family: str) -> None:
     for node in pair.nodes:
-        server = node.host.tell(Protocol.TCP, 81)
+        server = node.host.serve_echo(Protocol.TCP, 81)
         assert pair.outside.ask(Protocol.TCP, getattr(node.host, family), 81) == (
             f"{node.host.name} {getattr(pair.outside, family)}"
         )
@@ -248,9 +248,9 @@ def _device(route: str) -> str:
 def test_offloads_can_be_taken_away_and_given_back(pair: Lab) -> None:
     seen = []
     for on in (False, True):
-        offloads.set_offloads(pair.node, "eth0", on)
-        seen.append(offloads.enabled(pair.node, "eth0"))
-    assert seen == [set(), set(offloads.NAMES)]
+        devices.set_offloads(pair.node, "eth0", on)
+        seen.append(devices.enabled_offloads(pair.node, "eth0"))
+    assert seen == [set(), set(devices.OFFLOADS)]
 
 
 def test_every_namespace_has_a_cookie_of_its_own(lab: Lab) -> None:

@@ -257,7 +257,7 @@ def test_a_read_that_fails_once_does_not_end_the_watch(node: Node, monkeypatch: 
     def failing_once() -> frozenset[Network]:
         if armed.is_set() and not failures:
             failures.append(1)
-            raise Rejected("the table changed during each of the dumps")
+            raise Rejected("the table changed during each of 10 dumps")
         return real()
 
     monkeypatch.setattr(local_addresses, "read", failing_once)

@@ -72,7 +72,7 @@ def test_what_an_agent_left_that_was_killed_meanwhile_is_cleaned_up(group: Path)
 
 @pytest.mark.usefixtures("untold")
 def test_a_cgroup_root_that_is_not_there_is_named(group: Path) -> None:
-    with pytest.raises(Rejected, match=f"no cgroup can be made below {group}/none") as caught:
+    with pytest.raises(Rejected, match=f"cannot create a cgroup below {group}/none") as caught:
         netns_cookie.own(group / "none")
     assert "--cgroup-root" in caught.value.hint
 
@@ -81,7 +81,7 @@ def test_an_error_of_another_kind_is_not_taken_for_an_older_kernel(
     group: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cookie() -> int:
-        raise Rejected("SO_NETNS_COOKIE: Operation not permitted")
+        raise Rejected("cannot read SO_NETNS_COOKIE: Operation not permitted")
 
     monkeypatch.setattr(netns, "cookie", cookie)
     with pytest.raises(Rejected):

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from ebpfproxy.backends.nftables.backend import render
 from ebpfproxy.backends.nftables.entries import (
     TABLE,
     ChainEntry,
@@ -23,7 +24,6 @@ from ebpfproxy.backends.nftables.entries import (
     Set,
     nft_family,
 )
-from ebpfproxy.backends.nftables.rendering import render
 from ebpfproxy.backends.nftables.settings import NftablesSettings
 from ebpfproxy.model.address import (
     Address,

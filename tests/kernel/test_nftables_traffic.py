@@ -59,7 +59,7 @@ class Testbed:
         self.a.serve(Protocol.TCP, TARGET)
         for pod in (self.a, self.p):
             for protocol in (TCP, UDP):
-                pod.tell(protocol, TELLING)
+                pod.serve_echo(protocol, TELLING)
         lab.ip(lab.outside, *(f"route add blackhole {network}" for network in SERVICE_NETWORKS))
 
     def within(self) -> contextlib.AbstractContextManager[None]:

@@ -22,7 +22,7 @@ from ebpfproxy.errors import ConfigError, NotFound
 from ebpfproxy.linux.bpf import tc
 from ebpfproxy.linux.bpf.bpf import possible_cpus
 from ebpfproxy.model.address import format_address, parse_address
-from ebpfproxy.model.traffic import ServiceTraffic
+from ebpfproxy.model.counters import ServiceTraffic
 from tests.support.bpf_place import BpfPlace, bpf_place, build_maps, load_program
 from tests.support.flows import NS, SERVICE, a_flow, entries, reply_entries, seen, write
 from tests.support.namespace import namespace

@@ -223,7 +223,7 @@ def test_a_node_port_that_the_node_has_a_connection_from(
     connection may be older than the Service: what comes back to it is no call for the Service."""
     pair, web = two_nodes, two_nodes.everywhere()
     taken = protocol is UDP and DIFFERENCES[pair.mode].takes_answers
-    server = pair.x.tell(protocol, 7070, getattr(pair.x, family))
+    server = pair.x.serve_echo(protocol, 7070, getattr(pair.x, family))
     source, to = (getattr(pair.node, family), web.node_port), (getattr(pair.x, family), 7070)
     try:
         with dialed_from(pair.node, protocol, source, to) as own:

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpfproxy.backends.netfilter.stale_conntrack import Look, StaleConntrack
+from ebpfproxy.backends.netfilter.stale_conntrack import SearchResult, StaleConntrack
 from ebpfproxy.linux import sysctl
 from ebpfproxy.linux.netlink import conntrack, local_addresses, netlink
 from ebpfproxy.model.address import Address, Family, Protocol, parse_address
 from ebpfproxy.model.endpoint import EndpointPort
 from ebpfproxy.model.service import ServiceType
-from ebpfproxy.plan.exposure import plan_service
+from ebpfproxy.plan.frontends import plan_service
 from ebpfproxy.plan.service_plan import Frontend, NodePlan, PlanKey, ServicePortPlan
 from tests.kernel.nat_testbed import DNS, PATIENCE, TARGET, TCP, UDP, Testbed, answers, forget
 from tests.support import build
@@ -40,7 +40,7 @@ class Watched:
     """The thread in the node's namespace, and the looks that it told of."""
 
     def __init__(self, testbed: Testbed) -> None:
-        self._looks: queue.SimpleQueue[Look] = queue.SimpleQueue()
+        self._looks: queue.SimpleQueue[SearchResult] = queue.SimpleQueue()
         with testbed.node.entered():
             self.stale = StaleConntrack(self._looks.put)
             networks = local_addresses.read()

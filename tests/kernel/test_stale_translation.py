@@ -50,7 +50,7 @@ def test_a_socket_whose_endpoint_is_gone_from_the_node(unable: Cluster, family: 
     dns = unable.service().to(gone)
     with connected(unable.p, UDP, dns.address(family), 53) as sock:
         assert converse(sock) == gone.name
-        unable.lab.forget_pod(gone)
+        unable.lab.remove_pod(gone)
         dns.to(unable.b)
         reaches(sock, "b")
 
@@ -74,7 +74,7 @@ def test_a_socket_that_needs_its_endpoint_as_a_neighbor_is_not_counted(unable: C
     unable.lab.ip(unable.p, f"route add {getattr(gone, family)} dev eth0")
     dns = unable.service().to(gone)
     with connected(unable.p, UDP, dns.address(family), 53) as sock:
-        unable.lab.forget_pod(gone)
+        unable.lab.remove_pod(gone)
         dns.to(unable.b)
         unable.agent.await_line(lambda line: NOT_RECONNECTED in line.text)
         eventually(lambda: unable.metric(_STALE) == 1, "it is counted")

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ebpfproxy.lab import Agent, Lab, Netns, Node, Pod, manifests, sockets
-from ebpfproxy.lab.offloads import set_offloads
+from ebpfproxy.lab.devices import set_offloads
 from ebpfproxy.model.address import Protocol
 from tests.kernel import clients
 from tests.kernel.clients import TCP, Dial
@@ -95,8 +95,8 @@ class TwoNodes(Cluster):
 
     @staticmethod
     def serve(pod: Pod, address: str = "::") -> None:
-        pod.tell(Protocol.TCP, TCP_TARGET, address)
-        pod.tell(Protocol.UDP, UDP_TARGET, address)
+        pod.serve_echo(Protocol.TCP, TCP_TARGET, address)
+        pod.serve_echo(Protocol.UDP, UDP_TARGET, address)
 
     def route(self) -> None:
         """By the router: what comes from outside to the first node, all else nowhere."""

@@ -13,7 +13,7 @@ from ebpfproxy.api.tracker import Tracker
 from ebpfproxy.lab import Lab, Pod
 from ebpfproxy.lab.manifests import Object
 from ebpfproxy.model.address import Family, parse_network
-from ebpfproxy.plan.exposure import plan_service
+from ebpfproxy.plan.frontends import plan_service
 from ebpfproxy.plan.service_plan import DetectLocal, PlanContext, ServicePortPlan
 
 CAPTURED = Path(__file__).with_name("captured")

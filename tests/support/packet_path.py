@@ -40,7 +40,7 @@ from ebpfproxy.linux.netns import netns
 from ebpfproxy.model.address import parse_address, parse_network
 from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.service import Service
-from ebpfproxy.plan.exposure import plan_service
+from ebpfproxy.plan.frontends import plan_service
 from ebpfproxy.plan.service_plan import PlanContext
 from tests.support.bpf_place import BpfPlace, build_maps
 from tests.support.build import CONTEXT, node

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from ebpfproxy.backends.selection import MODES, choose, look
+from ebpfproxy.backends.selection import MODES, choose, probe
 from ebpfproxy.config import Config
 
 
@@ -21,7 +21,7 @@ class Features(NamedTuple):
 
 def features() -> Features:
     config = Config()
-    found = {mode.name: [f.feature for f in look(mode, config) if not f.present] for mode in MODES}
+    found = {mode.name: [f.feature for f in probe(mode, config) if not f.present] for mode in MODES}
     return Features(choose(config).mode.name, found)
 
 

@@ -1,4 +1,4 @@
-"""The tables of docs/kernels.md, measured anew on every kernel of kernels.toml:
+"""Measure every kernel of kernels.toml, and write the tables of docs/kernels.md:
 
 python -m tests.vm.table docs/kernels.md
 """
@@ -23,12 +23,10 @@ Costs = Mapping[str, Mapping[str, Any]]
 def written(costs: Mapping[str, Costs], features: Mapping[str, Mapping[str, Any]]) -> str:
     """The text between BEGIN and END; both by the kernel's release."""
     parts = [
-        _table("what it lacks for mode `ebpf`", features, _lacking),
-        _programs(
-            "Instructions that the verifier went through, of the million that it allows:", costs, _verified
-        ),
-        _programs("Instructions of the program as loaded:", costs, lambda cost: str(cost["instructions"])),
-        _programs("Milliseconds to load it, in software emulation (to compare):", costs, _load_ms),
+        _table("missing features of mode `ebpf`", features, _lacking),
+        _programs("Instructions that the verifier processed (limit: 1,000,000):", costs, _verified),
+        _programs("Instructions of the loaded program:", costs, lambda cost: f"{cost['instructions']:,}"),
+        _programs("Load time in milliseconds, in software emulation (only for comparison):", costs, _load_ms),
     ]
     return "\n\n".join(parts)
 
@@ -38,7 +36,7 @@ def _lacking(found: Mapping[str, Any]) -> str:
 
 
 def _verified(cost: Mapping[str, Any]) -> str:
-    return "rejected" if cost["rejection"] else f"{cost['verified']:,}".replace(",", " ")
+    return "rejected" if cost["rejection"] else f"{cost['verified']:,}"
 
 
 def _load_ms(cost: Mapping[str, Any]) -> str:
@@ -46,7 +44,7 @@ def _load_ms(cost: Mapping[str, Any]) -> str:
 
 
 def _table(title: str, rows: Mapping[str, Mapping[str, Any]], cell: Any) -> str:
-    lines = [f"| kernel | mode of `auto` | {title} |", "|---|---|---|"]
+    lines = [f"| kernel | mode that `auto` selects | {title} |", "|---|---|---|"]
     lines += [f"| {release} | `{found['mode']}` | {cell(found)} |" for release, found in rows.items()]
     return "\n".join(lines)
 

@@ -20,7 +20,7 @@ _ROW: int = abi.CONSTANTS["HALF_OPEN_ROW"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MapSizes:
-    """How many entries the maps have room for. Each field has an option --ebpf-NAME-max."""
+    """The capacities of the maps, in entries. Each field has an option --ebpf-NAME-max."""
 
     services: int = 65536
     slots: int = 1048576
@@ -46,7 +46,7 @@ class MapSizes:
 
     @property
     def half_open(self) -> int:
-        """How many flows may be half-open."""
+        """The maximum number of half-open flows."""
         return max(self.flows // _HALF_OPEN_PART, _HALF_OPEN_MIN) // _ROW * _ROW
 
 

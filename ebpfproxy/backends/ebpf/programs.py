@@ -23,7 +23,7 @@ log = Logger(__name__)
 COMPILED = "Compiled BPF programs"
 """There was no object file for this version and this kernel's features. The next start uses the new one."""
 LOADED = "Loaded BPF programs"
-"""Logged at a start unless pinned programs of the same version are used."""
+"""Logged at a start, unless pinned programs of the same version are used."""
 REPLACED = "Removed pins of another version"
 """Programs or maps that are no longer in force."""
 
@@ -41,7 +41,7 @@ def available_hooks() -> tuple[Hook, ...]:
             found.append(hook)
         elif not hook.optional:
             raise Unsupported(
-                f"this kernel has no cgroup hook {hook.name} (Linux has it since {hook.since})",
+                f"this kernel has no cgroup hook {hook.name} (since Linux {hook.since})",
                 "use a newer kernel, or one built with CONFIG_CGROUP_BPF and CONFIG_IPV6",
             )
     return tuple(found)
@@ -84,7 +84,7 @@ class Programs:
         self.maps = self.directory / "maps"
         if not self.is_pinned():
             file = object_file()
-            links = self._make_room(sizes)
+            links = self._provide_maps(sizes)
             load_and_pin(file, self._specs, sizes.numbers(), links, self.directory, TAIL_CALLS)
             log.info(LOADED, programs=len(self._specs), folder=self.directory.name)
         self._programs = {spec.name: Program.pinned(self.directory / spec.name) for spec in self._specs}
@@ -93,15 +93,15 @@ class Programs:
         self._links: bool | None = None
 
     def is_pinned(self) -> bool:
-        """Whether all pins that `__init__` made or found still exist."""
+        """Whether all pins that `__init__` created or found still exist."""
         pinned = ((self.directory / spec.name).exists() for spec in self._specs)
         return is_complete(self.maps) and all(pinned)
 
-    def _make_room(self, sizes: MapSizes) -> Path:
+    def _provide_maps(self, sizes: MapSizes) -> Path:
         """Provide the maps, and a folder of links to them, to which the loader adds the programs.
 
-        If a pin of a map in force is missing, all maps are made again. The attached programs continue to use
-        the unpinned map, while this agent would write to a new one beside it.
+        If a pin of a map in force is missing, all maps are created again. Otherwise the attached programs
+        would continue to use the unpinned map, while this agent writes to a new one.
         """
         partial = self.directory.with_name(f"{self.directory.name}_partial")
         try:
@@ -216,7 +216,7 @@ class Programs:
         return None
 
     def settle(self) -> None:
-        """To be called once everything is attached. Record these programs as in force; unpin all others."""
+        """Record these programs as in force; unpin all others. Call it once everything is attached."""
         self._pins.set_current(self.directory)
         for path in self._pins.remove_others(self.directory):
             log.info(REPLACED, what=path.relative_to(self._pins.root))
@@ -269,12 +269,15 @@ def detach_all(
 
 
 def _link_pins(pins: Pins, hook: Hook) -> tuple[Path, Path]:
-    """The pin of a hook's link, and its pin while the link is made."""
+    """The pin of a hook's link, and the pin of a new link until it replaces that one."""
     return pins.links / hook.name, pins.links / f"{hook.name}_new"
 
 
 def _detach(hook: Hook, pins: Pins, cgroup_root: Path | None, dry_run: bool = False) -> list[str]:
-    """Returns what was detached. `cgroup_root` is only needed where the kernel has no cgroup links."""
+    """Detach a hook's programs; return what was detached.
+
+    `cgroup_root` is only needed if the kernel has no cgroup links.
+    """
     removed = []
     for path in _link_pins(pins, hook):
         if path.exists():

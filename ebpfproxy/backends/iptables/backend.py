@@ -1,4 +1,4 @@
-"""The iptables backend: kube-proxy's chains and rules, by the tools of either backend."""
+"""The iptables backend: kube-proxy's chains and rules, written by the tools of one iptables backend."""
 
 import contextlib
 import dataclasses
@@ -17,13 +17,13 @@ from ebpfproxy.errors import KernelError
 from ebpfproxy.linux import sysctl
 from ebpfproxy.plan.service_plan import NodePlan, ServicePortPlan
 
-_LIBERAL = "net/netfilter/nf_conntrack_tcp_be_liberal"
+_TCP_BE_LIBERAL = "net/netfilter/nf_conntrack_tcp_be_liberal"
 
 
 class IptablesBackend:
-    """See `Backend` for the contract. It acts in the calling thread's network namespace.
+    """Implements `Backend` in the calling thread's network namespace.
 
-    A family that this machine has no iptables for is left out: its plans render to nothing.
+    If this machine has no iptables tool for a family, that family is not served: its plans render to nothing.
     """
 
     name = "iptables"
@@ -39,8 +39,8 @@ class IptablesBackend:
         tools = self._families.open(self._wanted)
         liberal = self._settings.tcp_be_liberal
         with contextlib.suppress(KernelError):
-            liberal = liberal or sysctl.read(_LIBERAL) != "0"
-        self._reported = dataclasses.replace(
+            liberal = liberal or sysctl.read(_TCP_BE_LIBERAL) != "0"
+        self._effective_settings = dataclasses.replace(
             self._settings,
             random_fully=self._settings.random_fully and all(tool.has_random_fully() for tool in tools),
             tcp_be_liberal=liberal,
@@ -51,7 +51,7 @@ class IptablesBackend:
         entries: dict[Key, Entry] = {}
         if node is not None:
             for family in served:
-                entries.update(node_entries(node, family, self._reported))
+                entries.update(node_entries(node, family, self._effective_settings))
         for plan in plans:
             if plan.family in served:
                 entries.update(service_entries(plan))

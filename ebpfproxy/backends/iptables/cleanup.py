@@ -1,10 +1,10 @@
-"""Removing everything that this mode ever left, be it kube-proxy's.
+"""Removes everything that mode iptables ever left, including the chains and rules of kube-proxy.
 
-What stays on purpose, beside what `xtables.removal` leaves:
+Besides the objects that `xtables.cleanup` keeps, these stay on purpose:
 
-- KUBE-FIREWALL with its rules and the jumps to it, since they are the kubelet's as well, and keep neighbors
-  off 127.0.0.1 where route_localnet is on, which is never turned off;
-- the kubelet's own chains (KUBE-IPTABLES-HINT, KUBE-KUBELET-CANARY, KUBE-MARK-DROP).
+- KUBE-FIREWALL with its rules and the jumps to it. They also belong to the kubelet. They keep neighbors off
+  127.0.0.1 while route_localnet is on, which is never reset.
+- The kubelet's own chains (KUBE-IPTABLES-HINT, KUBE-KUBELET-CANARY, KUBE-MARK-DROP).
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ from ebpfproxy.backends.xtables.entries import FILTER, MANGLE, NAT
 from ebpfproxy.backends.xtables.layout import TableAndName
 from ebpfproxy.model.address import Family
 
-_OF_IPVS = {
+_IPVS_CHAINS = {
     (NAT, names.LOAD_BALANCER),
     (NAT, names.NODE_PORT),
     (FILTER, names.NODE_PORT),
@@ -25,22 +25,24 @@ _OF_IPVS = {
     (MANGLE, names.IPVS_OUT_FILTER),
 }
 
-_NAMES = (LAYOUT.shared | LAYOUT.whole | _OF_IPVS) - LAYOUT.partly.keys()
+_ALL_CHAINS = (LAYOUT.shared | LAYOUT.exclusive | _IPVS_CHAINS) - LAYOUT.partly_owned.keys()
 
 
 def leftovers(chains: Mapping[TableAndName, list[str]]) -> set[TableAndName]:
-    """Those of the mode ipvs, too, unless that mode has its rules in the chains that are of both; but for
-    KUBE-IPVS-FILTER, which that mode needs for as long as it has connections.
+    """Return the chains to remove, including those of mode ipvs unless that mode has rules in the common
+    chains.
+
+    KUBE-IPVS-FILTER always stays, since mode ipvs needs it as long as it has connections.
     """
-    own = _NAMES - COMMON_CHAINS - _OF_IPVS if are_of_ipvs(chains) else _NAMES
+    own = _ALL_CHAINS - COMMON_CHAINS - _IPVS_CHAINS if are_of_ipvs(chains) else _ALL_CHAINS
     return {each for each in chains if each in own or LAYOUT.is_of_service(*each)}
 
 
 def remove(dry_run: bool = False) -> list[str]:
-    """See `xtables.removal.remove`."""
+    """See `xtables.cleanup.remove`."""
     return cleanup.remove(leftovers, dry_run)
 
 
 def drain(translates: Callable[[Family], bool]) -> tuple[list[str], bool]:
-    """See `xtables.removal.drain`."""
+    """See `xtables.cleanup.drain`."""
     return cleanup.drain(leftovers, translates)

@@ -1,8 +1,13 @@
-"""Which chains the mode iptables has, and what in them is ours. Pure."""
+"""The chains of mode iptables: their names, and which chains and rules belong to the mode. Pure."""
+
+import base64
+import hashlib
+from typing import NamedTuple
 
 from ebpfproxy.backends.xtables import names
 from ebpfproxy.backends.xtables.entries import FILTER, MANGLE, NAT
 from ebpfproxy.backends.xtables.layout import Layout
+from ebpfproxy.model.service import ServicePortName
 
 SHARED_CHAINS = (
     (FILTER, names.EXTERNAL_SERVICES),
@@ -13,7 +18,7 @@ SHARED_CHAINS = (
     (NAT, names.SERVICES),
     (NAT, names.NODE_PORTS),
 )
-"""Table and name of every shared chain."""
+"""Table and name of each shared chain."""
 
 NODE_CHAINS = (
     (FILTER, names.FORWARD),
@@ -23,7 +28,7 @@ NODE_CHAINS = (
     (NAT, names.CANARY),
     (FILTER, names.CANARY),
 )
-"""Table and name of every chain whose rules all come from the node."""
+"""Table and name of each chain whose rules all belong to the node."""
 
 JUMP_TARGETS = {
     FILTER: (
@@ -36,22 +41,71 @@ JUMP_TARGETS = {
     ),
     NAT: (names.SERVICES, names.POSTROUTING),
 }
-"""Which chains built-in ones jump to, by table, in the order in which kube-proxy prepends the jumps."""
+"""The chains that built-in chains jump to, by table, in the order in which kube-proxy prepends the jumps."""
 
 LOCALNET_GUARD = (
     "! -s 127.0.0.0/8 -d 127.0.0.0/8"
     ' -m comment --comment "block incoming localnet connections"'
     " -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP"
 )
-"""The rule in KUBE-FIREWALL, IPv4 alone, that has to be in force before route_localnet is set: otherwise
-neighbors reach what listens on 127.0.0.1 only (CVE-2020-8558). `modes.netfilter` waits for it and
-for the jumps to it (`node_rules.LOOPBACK_GUARD`). The rule is there also where the sysctl is not set."""
+"""The IPv4 rule in KUBE-FIREWALL that must be in force before route_localnet is set. Otherwise neighbors
+reach sockets that listen only on 127.0.0.1 (CVE-2020-8558).
+
+`netfilter.sync_hooks` waits for it and for the jumps to it (`node_rules.LOOPBACK_GUARD`). The rule exists
+even if the sysctl is not set.
+"""
 
 LAYOUT = Layout(
     shared=frozenset(SHARED_CHAINS),
-    whole=frozenset(NODE_CHAINS),
+    exclusive=frozenset(NODE_CHAINS),
     service_prefixes=names.SERVICE_PREFIXES,
     jump_targets=JUMP_TARGETS,
     last={(NAT, names.SERVICES): names.NODE_PORTS},
-    partly={(FILTER, names.FIREWALL): frozenset({LOCALNET_GUARD})},
+    partly_owned={(FILTER, names.FIREWALL): frozenset({LOCALNET_GUARD})},
 )
+
+
+class ServiceChains(NamedTuple):
+    """The names of the chains of one ServicePort, all in the table nat.
+
+    - `cluster`, `local`: the chains of each scope of endpoints.
+    - `external`: the first chain for frontends other than the ClusterIP.
+    - `firewall`: the chain that checks source ranges.
+    """
+
+    cluster: str
+    local: str
+    external: str
+    firewall: str
+
+
+def service_chains(name: ServicePortName) -> ServiceChains:
+    """Return the names of the chains of a ServicePort, as kube-proxy computes them
+    (pkg/proxy/iptables/proxier.go).
+
+    They contain a hash of the port's name ("namespace/name:port") and the protocol in lower case.
+
+    >>> from ebpfproxy.model.address import Protocol
+    >>> service_chains(ServicePortName("ns1", "svc1", "p80", Protocol.TCP)).firewall
+    'KUBE-FW-XPGD46QRK7WJZT7O'
+    """
+    hashed = _hash(_hashed_name(name))
+    return ServiceChains(
+        names.CLUSTER + hashed, names.LOCAL + hashed, names.EXTERNAL + hashed, names.SOURCES + hashed
+    )
+
+
+def endpoint_chain(name: ServicePortName, endpoint: str) -> str:
+    """Return the name of the chain of an endpoint, "address:port" with IPv6 in brackets. Its hash also covers
+    the endpoint.
+    """
+    return names.ENDPOINT + _hash(_hashed_name(name) + endpoint)
+
+
+def _hashed_name(name: ServicePortName) -> str:
+    return f"{name}{name.protocol.name.lower()}"
+
+
+def _hash(text: str) -> str:
+    """Return 16 characters, so that no name is longer than the 28 characters that the kernel allows."""
+    return base64.b32encode(hashlib.sha256(text.encode()).digest()[:10]).decode()

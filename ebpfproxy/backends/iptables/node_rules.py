@@ -1,5 +1,7 @@
-"""The chains and rules that all Services share on this node. Pure. In the words of kube-proxy
-(iptablesJumpChains and syncProxyRules in pkg/proxy/iptables/proxier.go of kubernetes).
+"""The chains and rules that all Services of this node share. Pure.
+
+The wording is kube-proxy's (iptablesJumpChains and syncProxyRules in pkg/proxy/iptables/proxier.go of
+kubernetes).
 """
 
 from collections.abc import Iterator
@@ -34,7 +36,7 @@ _LOOPBACK = {network_family(net): net for net in LOOPBACK}
 
 
 class _Jump(NamedTuple):
-    """From a built-in chain, `source`, to one of ours. Where `new`, only what conntrack has not seen yet."""
+    """A jump from a built-in chain, `source`, to a chain of the mode. `new`: only for new connections."""
 
     table: str
     source: str
@@ -69,7 +71,7 @@ _JUMPS = (
     _Jump(FILTER, "INPUT", names.FIREWALL),
     _Jump(FILTER, "OUTPUT", names.FIREWALL),
 )
-"""In the order in which kube-proxy prepends them; the last two are the kubelet's as well."""
+"""In the order in which kube-proxy prepends them. The last two also belong to the kubelet."""
 
 LOOPBACK_GUARD: frozenset[Key] = frozenset(
     Rule(Family.IPV4, FILTER, chain, text)
@@ -78,17 +80,17 @@ LOOPBACK_GUARD: frozenset[Key] = frozenset(
         *((jump.source, jump.text) for jump in _JUMPS if jump.target == names.FIREWALL),
     )
 )
-"""The rules that keep neighbors from 127.0.0.0/8: the guard, and the jumps that lead packets to it."""
+"""The rules that keep neighbors off 127.0.0.0/8: the guard, and the jumps to its chain."""
 
-_NODE_PORTS_LAST = comment("kubernetes service nodeports; NOTE: this must be the last rule in this chain")
+_NODE_PORTS_COMMENT = comment("kubernetes service nodeports; NOTE: this must be the last rule in this chain")
 
 
 def node_entries(plan: NodePlan, family: Family, settings: IptablesSettings) -> dict[Key, Entry]:
-    """What is there once for each family, whatever Services there are.
+    """Return the entries of the node for one family.
 
-    The guard of 127.0.0.0/8 is always in it for IPv4, not only where NodePorts answer on loopback as with
-    kube-proxy: the kubelet has the same rule in the same chain, so it must never be taken away, and
-    route_localnet stays on for good where it was ever turned on.
+    For IPv4 they always include the guard of 127.0.0.0/8. kube-proxy has it only if NodePorts answer on
+    loopback. The kubelet has the same rule in the same chain, so it must never be removed. Once set,
+    route_localnet is never reset.
     """
     entries: dict[Key, Entry] = {SharedChain(family, *chain): () for chain in SHARED_CHAINS}
     for table in (MANGLE, NAT, FILTER):
@@ -108,36 +110,39 @@ def node_entries(plan: NodePlan, family: Family, settings: IptablesSettings) -> 
 
 
 def answers_on_loopback(plan: NodePlan) -> bool:
-    """Whether NodePorts answer on any of 127.0.0.0/8, for which the kernel needs route_localnet."""
+    """Return whether NodePorts answer on an address in 127.0.0.0/8, which requires route_localnet."""
     own = (net for net in plan.node_port_networks if network_family(net) is Family.IPV4)
     return any(_overlap(net, _LOOPBACK[Family.IPV4]) for net in own)
 
 
 def _forward(settings: IptablesSettings) -> Iterator[str]:
-    """What conntrack calls INVALID would reach the client with the endpoint's address, and end in a reset
-    (kubernetes issue 74839)."""
+    """Yield the rules of KUBE-FORWARD.
+
+    A packet that conntrack marks INVALID would reach the client with the endpoint's address, which causes a
+    TCP reset (kubernetes issue 74839).
+    """
     if not settings.tcp_be_liberal:
         yield "-m conntrack --ctstate INVALID -j DROP"
     yield from forwarding_rules(settings.masquerade_mark)
 
 
 def _node_ports(plan: NodePlan, family: Family) -> Iterator[str]:
-    """What is looked up in KUBE-NODEPORTS: what is sent to any address of this node, or to some of them.
+    """Yield the jumps to KUBE-NODEPORTS, for all local addresses or for some of them.
 
-    On ::1 NodePorts never work, since nothing leaves the node from there; nor on 127.0.0.0/8 unless
-    route_localnet is on.
+    NodePorts never work on ::1, since the kernel does not route packets from there off the node. On
+    127.0.0.0/8 they require route_localnet.
     """
     own = sorted(net for net in plan.node_port_networks if network_family(net) is family)
     loopback = _LOOPBACK[family]
     if family in plan.node_ports_everywhere:
-        answered = family is Family.IPV4 and answers_on_loopback(plan)
-        but = "" if answered else f"! -d {format_network(loopback)} "
-        yield f"{but}{_NODE_PORTS_LAST} -m addrtype --dst-type LOCAL -j {names.NODE_PORTS}"
+        loopback_served = family is Family.IPV4 and answers_on_loopback(plan)
+        exclusion = "" if loopback_served else f"! -d {format_network(loopback)} "
+        yield f"{exclusion}{_NODE_PORTS_COMMENT} -m addrtype --dst-type LOCAL -j {names.NODE_PORTS}"
         return
     for net in own:
         if family is Family.IPV4 or net != loopback:
-            where = "" if is_everything(net) else f"-d {format_network(net)} "
-            yield f"{where}{_NODE_PORTS_LAST} -j {names.NODE_PORTS}"
+            destination = "" if is_everything(net) else f"-d {format_network(net)} "
+            yield f"{destination}{_NODE_PORTS_COMMENT} -j {names.NODE_PORTS}"
 
 
 def _overlap(one: Network, other: Network) -> bool:

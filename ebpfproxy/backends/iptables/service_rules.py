@@ -1,19 +1,19 @@
-"""The rules that the plan of one port of a Service becomes. Pure.
+"""Converts the plan of a ServicePort into rules. Pure.
 
-They are those of syncProxyRules in pkg/proxy/iptables/proxier.go of kubernetes: what is dialled leads from
-KUBE-SERVICES or KUBE-NODEPORTS in the nat table
+The rules are those of syncProxyRules in pkg/proxy/iptables/proxier.go of kubernetes. In the table nat,
+packets to a frontend jump from KUBE-SERVICES or KUBE-NODEPORTS:
 
-- by the ClusterIP straight to the chain of its scope: KUBE-SVC (policy Cluster) or KUBE-SVL (Local);
-- by anything else to KUBE-EXT, which distinguishes the three classes of sources; to a load balancer's address
-  through KUBE-FW where source ranges restrict it;
+- For the ClusterIP, to the chain of its scope: KUBE-SVC (policy Cluster) or KUBE-SVL (policy Local).
+- For other frontends, to KUBE-EXT, which distinguishes three classes of sources. If source ranges restrict a
+  load balancer's address, KUBE-FW comes first.
 
-and from the chain of the scope at random to the KUBE-SEP chain of an endpoint. What finds no endpoint is
-still addressed to the Service when it comes to the filter table, and rejected or dropped there.
+The chain of the scope jumps at random to the KUBE-SEP chain of an endpoint. A packet without an endpoint
+still has the frontend address in the table filter, which rejects or drops it.
 """
 
 from collections.abc import Iterator
 
-from ebpfproxy.backends.iptables.names import endpoint_chain, service_chains
+from ebpfproxy.backends.iptables.layout import endpoint_chain, service_chains
 from ebpfproxy.backends.xtables import names
 from ebpfproxy.backends.xtables.entries import FILTER, NAT, Chain, Entry, Key, Rule, RulePosition
 from ebpfproxy.backends.xtables.rule_text import (
@@ -39,7 +39,7 @@ _MARK = f"-j {names.MARK_MASQ}"
 _FROM_NODE = "-m addrtype --src-type LOCAL"
 _TO_NODE = "-m addrtype --dst-type LOCAL"
 
-_DIALLED_AS = {
+_FRONTEND_LABELS = {
     FrontendKind.CLUSTER_IP: "cluster IP",
     FrontendKind.EXTERNAL_IP: "external IP",
     FrontendKind.LOAD_BALANCER: "loadbalancer IP",
@@ -51,13 +51,15 @@ _RECENT_MASK = {
 
 
 def service_entries(plan: ServicePortPlan) -> dict[Key, Entry]:
-    """What one port of a Service needs in its family, of chains no more than are jumped to.
+    """Return the entries of one ServicePort in its family. Only chains that are jumped to are included.
 
-    Without a usable endpoint anywhere there is nothing in the nat table at all. `plan.local_traffic` None:
-    pods count as others, and the ClusterIP masquerades all or none. `plan.terse`: no comments on the rules
-    of endpoints, which are two fifths of the table (appendServiceCommentLocked() of kube-proxy).
+    - Without a usable endpoint in the cluster, there is nothing in the table nat.
+    - `plan.local_traffic` is None: pods count as external clients, and connections to the ClusterIP are
+      masqueraded all or not at all.
+    - `plan.terse`: rules of endpoints have no comments, which otherwise are two fifths of the table
+      (appendServiceCommentLocked() of kube-proxy).
     """
-    port = _Port(plan)
+    port = _PortRules(plan)
     entries: dict[Key, Entry] = dict.fromkeys(port.shared_rules(), RulePosition.ANYWHERE)
     for name, rules in port.chains():
         entries[Chain(plan.family, NAT, name)] = tuple(rules)
@@ -65,18 +67,18 @@ def service_entries(plan: ServicePortPlan) -> dict[Key, Entry]:
 
 
 class _Endpoint:
-    """One that new connections may get. `place` is "address:port"."""
+    """An endpoint that may get new connections. `target` is "address:port"."""
 
-    __slots__ = ("chain", "host", "place")
+    __slots__ = ("chain", "host", "target")
 
     def __init__(self, plan: ServicePortPlan, endpoint: PlannedEndpoint) -> None:
-        self.place = format_endpoint(endpoint.address, endpoint.port)
+        self.target = format_endpoint(endpoint.address, endpoint.port)
         self.host = host(endpoint.address)
-        self.chain = endpoint_chain(plan.name, self.place)
+        self.chain = endpoint_chain(plan.name, self.target)
 
 
-class _Port:
-    """A plan, and what more than one of its rules needs to know."""
+class _PortRules:
+    """The rules of one plan, with the values that several of them share."""
 
     def __init__(self, plan: ServicePortPlan) -> None:
         self.plan = plan
@@ -88,70 +90,70 @@ class _Port:
         self.external = [each for each in plan.frontends if each.kind is not FrontendKind.CLUSTER_IP]
         self.comment = "" if plan.terse else f"{comment(self.name)} "
         self.chain_of = {Scope.CLUSTER: self.names.cluster, Scope.LOCAL: self.names.local}
-        asked_for = {t.scope for each in plan.frontends for t in (each.pod, each.node, each.outside)}
-        cluster, local = Scope.CLUSTER in asked_for, Scope.LOCAL in asked_for
+        scopes = {t.scope for each in plan.frontends for t in (each.pod, each.node, each.outside)}
+        cluster, local = Scope.CLUSTER in scopes, Scope.LOCAL in scopes
         reachable = [
             (each, _Endpoint(plan, each))
             for each in plan.endpoints
             if (each.cluster and cluster) or (each.local and local)
         ]
-        # kube-proxy sorts endpoints as text, and their order is that of the rules.
-        reachable.sort(key=lambda pair: pair[1].place)
+        # Rules are in the order of endpoints, which kube-proxy sorts as text.
+        reachable.sort(key=lambda pair: pair[1].target)
         self.endpoints = [endpoint for _, endpoint in reachable]
         self.usable = {
             Scope.CLUSTER: [endpoint for each, endpoint in reachable if each.cluster and cluster],
             Scope.LOCAL: [endpoint for each, endpoint in reachable if each.local and local],
         }
 
-    # --- Rules in chains that all Services share ---
+    # --- Rules in shared chains ---
 
     def shared_rules(self) -> Iterator[Rule]:
         plan = self.plan
         for each in self.internal:
             if self.usable[each.outside.scope]:
-                yield self._captured(each, names.SERVICES, self.chain_of[each.outside.scope])
+                yield self._dispatch_rule(each, names.SERVICES, self.chain_of[each.outside.scope])
             else:
                 yield Rule(plan.family, FILTER, names.SERVICES, self._without_endpoints(each))
         for each in self.external:
             if self.has_any:
                 node_port = each.kind is FrontendKind.NODE_PORT
                 target = self.names.firewall if each.restricted else self.names.external
-                yield self._captured(each, names.NODE_PORTS if node_port else names.SERVICES, target)
+                yield self._dispatch_rule(each, names.NODE_PORTS if node_port else names.SERVICES, target)
                 if each.restricted:
-                    text = f"{self.name} traffic not accepted by {self.names.firewall}"
-                    yield Rule(
-                        plan.family, FILTER, names.PROXY_FIREWALL, self._to(each, comment(text), "DROP")
-                    )
+                    note = comment(f"{self.name} traffic not accepted by {self.names.firewall}")
+                    drop = self._frontend_rule(each, note, "DROP")
+                    yield Rule(plan.family, FILTER, names.PROXY_FIREWALL, drop)
             if not self.usable[each.outside.scope]:
                 yield Rule(plan.family, FILTER, names.EXTERNAL_SERVICES, self._without_endpoints(each))
         if plan.health_check_node_port:
             note = comment(f"{self.name} health check node port")
-            dialled = f"-m tcp --dport {plan.health_check_node_port}"
-            yield Rule(plan.family, FILTER, names.NODE_PORTS, f"-p tcp {note} {dialled} -j ACCEPT")
+            match = f"-m tcp --dport {plan.health_check_node_port}"
+            yield Rule(plan.family, FILTER, names.NODE_PORTS, f"-p tcp {note} {match} -j ACCEPT")
 
-    def _captured(self, frontend: FrontendPlan, chain: str, target: str) -> Rule:
-        kind = _DIALLED_AS.get(frontend.kind)
+    def _dispatch_rule(self, frontend: FrontendPlan, chain: str, target: str) -> Rule:
+        kind = _FRONTEND_LABELS.get(frontend.kind)
         note = comment(f"{self.name} {kind}" if kind else self.name)
-        return Rule(self.plan.family, NAT, chain, self._to(frontend, note, target))
+        return Rule(self.plan.family, NAT, chain, self._frontend_rule(frontend, note, target))
 
     def _without_endpoints(self, frontend: FrontendPlan) -> str:
-        """Packets to `frontend` that no rule took: rejected, or dropped where other clients have an
-        endpoint."""
+        """Return the rule for packets to `frontend` that were not translated: reject them, or drop them if
+        other clients have an endpoint.
+        """
         if not self.has_any:
             text, target = f"{self.name} has no endpoints", REJECT[self.plan.family]
         else:
             text, target = f"{self.name} has no local endpoints", "DROP"
         if frontend.kind is FrontendKind.NODE_PORT:
-            return self._to(frontend, f"{comment(text)} {_TO_NODE}", target)
-        return self._to(frontend, comment(text), target)
+            return self._frontend_rule(frontend, f"{comment(text)} {_TO_NODE}", target)
+        return self._frontend_rule(frontend, comment(text), target)
 
-    def _to(self, frontend: FrontendPlan, matches: str, target: str) -> str:
-        """A rule for what is sent to `frontend`; a NodePort's has no address."""
-        dialled, port, _ = frontend.frontend
-        address = "" if frontend.kind is FrontendKind.NODE_PORT else f"-d {host(dialled)} "
+    def _frontend_rule(self, frontend: FrontendPlan, matches: str, target: str) -> str:
+        """Return a rule for packets to `frontend`. A NodePort's rule matches no address."""
+        destination, port, _ = frontend.frontend
+        address = "" if frontend.kind is FrontendKind.NODE_PORT else f"-d {host(destination)} "
         return f"{address}-p {self.protocol} {matches} -m {self.protocol} --dport {port} -j {target}"
 
-    # --- The Service's own chains, of the nat table ---
+    # --- The Service's own chains in the table nat ---
 
     def chains(self) -> Iterator[tuple[str, list[str]]]:
         if self.has_any and self.external:
@@ -166,8 +168,11 @@ class _Port:
             yield endpoint.chain, self._endpoint_rules(endpoint)
 
     def _internal_rules(self, scope: Scope) -> Iterator[str]:
-        """Who is masqueraded on the way to the ClusterIP. Others come through this chain, too, by KUBE-EXT,
-        so what was dialled is said again."""
+        """Yield the rules that mark connections to the ClusterIP for masquerading.
+
+        The destination is matched again, since connections to other frontends also pass this chain, through
+        KUBE-EXT.
+        """
         for each in self.internal:
             if each.outside.scope is not scope or not each.outside.masquerade:
                 continue
@@ -183,7 +188,9 @@ class _Port:
                 yield f"{sources} -p {self.protocol} {note} -m {self.protocol} --dport {port} {_MARK}"
 
     def _external_rules(self, frontend: FrontendPlan) -> Iterator[str]:
-        """`frontend` is any external one: all of a Service treat sources alike."""
+        """Yield the rules of KUBE-EXT. `frontend` is any external one: all of a Service have the same policy
+        results.
+        """
         pod, node, outside = frontend.pod, frontend.node, frontend.outside
         destinations = f"{self.name} external destinations"
         if node == outside:
@@ -202,40 +209,47 @@ class _Port:
             yield f"-j {self.chain_of[outside.scope]}"
 
     def _source_ranges(self, restricted: list[FrontendPlan]) -> Iterator[str]:
-        """The ranges, which all of a Service's frontends have in common; then the node, whose packets to a
-        load balancer's address that is local have that address as their source."""
-        admitted = f"{comment(f'{self.name} loadbalancer IP')} -j {self.names.external}"
+        """Yield the rules of KUBE-FW: the source ranges, which are the same for all frontends of a Service,
+        then the node.
+
+        A host-originated packet to a load balancer's address that is local has that address as its source.
+        """
+        accept = f"{comment(f'{self.name} loadbalancer IP')} -j {self.names.external}"
         for net in restricted[0].source_ranges:
-            yield f"{source(net)}{admitted}"
+            yield f"{source(net)}{accept}"
         for each in restricted:
             if each.node_admitted:
-                yield f"-s {host(each.frontend.address)} {admitted}"
+                yield f"-s {host(each.frontend.address)} {accept}"
         yield comment(f"other traffic to {self.name} will be dropped by {names.PROXY_FIREWALL}")
 
     def _balanced(self, usable: list[_Endpoint]) -> Iterator[str]:
-        """First the endpoint that a client had before, then any, each with the same chance."""
+        """Yield the rules that select an endpoint: first the previous one of a client, then any with equal
+        probability.
+        """
         timeout = self.plan.affinity_timeout
         notes = [self._endpoint_comment(each) for each in usable]
         if timeout:
             for note, each in zip(notes, usable, strict=True):
-                seen = f"--rcheck --seconds {timeout} --reap {self._clients(each)}"
-                yield f"{note}-m recent {seen} -j {each.chain}"
-        for left, note, each in zip(range(len(usable), 1, -1), notes, usable, strict=False):
-            yield f"{note}{one_of(left)} -j {each.chain}"
+                recent = f"--rcheck --seconds {timeout} --reap {self._recent_list(each)}"
+                yield f"{note}-m recent {recent} -j {each.chain}"
+        for count, note, each in zip(range(len(usable), 1, -1), notes, usable, strict=False):
+            yield f"{note}{one_of(count)} -j {each.chain}"
         yield f"{notes[-1]}-j {usable[-1].chain}"
 
     def _endpoint_rules(self, endpoint: _Endpoint) -> list[str]:
-        """The hairpin first: an endpoint that came upon itself would answer itself past this node."""
-        remember = f"-m recent --set {self._clients(endpoint)} " if self.plan.affinity_timeout else ""
+        """Return the rules of KUBE-SEP. The first one masquerades hairpin connections: otherwise the endpoint
+        would answer itself directly, past the node.
+        """
+        recent = f"-m recent --set {self._recent_list(endpoint)} " if self.plan.affinity_timeout else ""
         protocol = self.protocol
         return [
             f"-s {endpoint.host} {self.comment}{_MARK}",
-            f"-p {protocol} {self.comment}{remember}-m {protocol} -j DNAT --to-destination {endpoint.place}",
+            f"-p {protocol} {self.comment}{recent}-m {protocol} -j DNAT --to-destination {endpoint.target}",
         ]
 
-    def _clients(self, endpoint: _Endpoint) -> str:
-        """The list of an endpoint's clients, which has the name of its chain."""
+    def _recent_list(self, endpoint: _Endpoint) -> str:
+        """Return the options for the list of an endpoint's clients, which has the name of its chain."""
         return f"--name {endpoint.chain} --mask {_RECENT_MASK[self.plan.family]} --rsource"
 
     def _endpoint_comment(self, endpoint: _Endpoint) -> str:
-        return "" if self.plan.terse else f"{comment(f'{self.name} -> {endpoint.place}')} "
+        return "" if self.plan.terse else f"{comment(f'{self.name} -> {endpoint.target}')} "

@@ -5,13 +5,15 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class IptablesSettings:
-    """`masquerade_bit`: which bit of the packet mark says that the packet is to be masqueraded, 0 to 31.
+    """Settings of the iptables backend.
 
-    `random_fully`: source ports of what is masqueraded are random (needs iptables 1.6.2, as MASQUERADE
-    has no such option before). `tcp_be_liberal`: the sysctl nf_conntrack_tcp_be_liberal is on, so nothing
-    that conntrack calls INVALID is dropped. Both are found out, not chosen.
+    - `masquerade_bit`: the bit of the packet mark that requests masquerading, 0 to 31.
+    - `random_fully`: source ports of masqueraded connections are random. Requires iptables 1.6.2: MASQUERADE
+      has no such option before. Detected, not configured.
+    - `tcp_be_liberal`: the sysctl nf_conntrack_tcp_be_liberal is on, so packets that conntrack marks INVALID
+      are not dropped. Configured or detected.
 
-    Whether NodePorts answer on loopback is no setting: the plan of the node says so.
+    The plan of the node defines whether NodePorts answer on loopback.
     """
 
     masquerade_bit: int = 14

@@ -1,9 +1,11 @@
-"""Addresses of Services that the node takes for its own, so that packets to them come to IPVS.
+"""The addresses of Services that the node must treat as local, so that their packets reach IPVS.
 
-They are on kube-ipvs0, which is a dummy and stays down: no packet ever leaves or comes by it. An address that
-another device has is local anyway, and stays off kube-ipvs0: a node that lost it there, while it is still the
-node's, would be cut off (kubernetes issue 114815). What is on kube-ipvs0 is in the set KUBE-IPVS-IPS, too, by
-which ports of it that no Service has are rejected.
+They are on kube-ipvs0, a dummy device that stays down: no packet ever passes it. An address that another
+device has is local anyway and is not put on kube-ipvs0: its removal from there, while the node still needs
+it, would cut the node off (kubernetes issue 114815).
+
+The addresses on kube-ipvs0 are also members of the set KUBE-IPVS-IPS. Rules with this set reject packets to
+ports that no Service has.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -21,7 +23,7 @@ _SINGLE = 128
 
 
 def on_device() -> frozenset[Address]:
-    """What kube-ipvs0 has; nothing where there is none. Raises KernelError."""
+    """Return the addresses on kube-ipvs0, empty if there is no such device. Raises KernelError."""
     try:
         return dummy.addresses(KUBE_IPVS0)
     except NotFound:
@@ -29,17 +31,21 @@ def on_device() -> frozenset[Address]:
 
 
 class Addresses:
-    """In the calling thread's network namespace. Whether another device has one is known as of the last
-    reading: then what changed since is put right."""
+    """Reads and changes these addresses, in the calling thread's network namespace.
+
+    The addresses of other devices are those of the last read. The next read finds changes since then.
+    """
 
     def __init__(self, ip_sets: IpSets) -> None:
         self._sets = ip_sets
         self._wanted: set[Address] = set()
-        self._elsewhere: frozenset[Network] = frozenset()
+        self._other_devices: frozenset[Network] = frozenset()
 
     def read(self, found: Mapping[Key, Entry], families: Collection[Family]) -> dict[Key, Entry]:
-        """`found`: what the sets have; what is said here for an address is left out of it."""
-        device, self._elsewhere = on_device(), local_addresses.read()
+        """Return the entries of the addresses, and those of `found` that are not derived from addresses.
+        `found`: the entries of the sets.
+        """
+        device, self._other_devices = on_device(), local_addresses.read()
         members = set()
         entries = {}
         for key, entry in found.items():
@@ -48,35 +54,35 @@ class Addresses:
             else:
                 entries[key] = entry
         for address in device | members | self._wanted:
-            of = family(address)
-            if of not in families:
+            address_family = family(address)
+            if address_family not in families:
                 continue
-            if self._is_elsewhere(address):
-                right = address not in device and address not in members
-                known = address in self._wanted or not right
+            if self._is_on_other_device(address):
+                correct = address not in device and address not in members
+                relevant = address in self._wanted or not correct
             else:
-                right = address in device and address in members
-                known = address in device or address in members
-            if known:
-                entries[Local(of, address)] = right
+                correct = address in device and address in members
+                relevant = address in device or address in members
+            if relevant:
+                entries[Local(address_family, address)] = correct
         return entries
 
     def shared(self) -> frozenset[Address]:
-        """Those of Services that another device has as well, now. Raises KernelError."""
+        """Return the addresses of Services that another device currently has as well. Raises KernelError."""
         local = local_addresses.read()
-        known = on_device() | self._wanted
-        return frozenset(each for each in known if Network(each, _SINGLE) in local)
+        service_addresses = on_device() | self._wanted
+        return frozenset(each for each in service_addresses if Network(each, _SINGLE) in local)
 
     def put(self, keys: Iterable[Local]) -> Rejections:
         keys = list(keys)
         self._wanted |= {key.address for key in keys}
-        here = [key for key in keys if not self._is_elsewhere(key.address)]
-        rejected = self._drop([key for key in keys if self._is_elsewhere(key.address)])
-        if here:
+        on_kube_ipvs0 = [key for key in keys if not self._is_on_other_device(key.address)]
+        rejected = self._drop([key for key in keys if self._is_on_other_device(key.address)])
+        if on_kube_ipvs0:
             dummy.ensure(KUBE_IPVS0)
-            rejected |= self._as_local(self._sets.change(map(_member, here), ()))
-            rejected |= self._moved(
-                here, dummy.change_addresses(KUBE_IPVS0, {key.address for key in here}, ())
+            rejected |= self._set_rejections(self._sets.change(map(_member, on_kube_ipvs0), ()))
+            rejected |= self._device_rejections(
+                on_kube_ipvs0, dummy.change_addresses(KUBE_IPVS0, {key.address for key in on_kube_ipvs0}, ())
             )
         return rejected
 
@@ -91,21 +97,21 @@ class Addresses:
         failed: Mapping[Address, KernelError] = {}
         if dummy.exists(KUBE_IPVS0):
             failed = dummy.change_addresses(KUBE_IPVS0, (), {key.address for key in keys})
-        rejected = self._moved(keys, failed)
-        return rejected | self._as_local(self._sets.change((), map(_member, keys)))
+        rejected = self._device_rejections(keys, failed)
+        return rejected | self._set_rejections(self._sets.change((), map(_member, keys)))
 
-    def _is_elsewhere(self, address: Address) -> bool:
-        return Network(address, _SINGLE) in self._elsewhere
+    def _is_on_other_device(self, address: Address) -> bool:
+        return Network(address, _SINGLE) in self._other_devices
 
     @staticmethod
-    def _moved(keys: Iterable[Local], failed: Mapping[Address, KernelError]) -> Rejections:
+    def _device_rejections(keys: Iterable[Local], failed: Mapping[Address, KernelError]) -> Rejections:
         return {key: failed[key.address] for key in keys if key.address in failed}
 
     @staticmethod
-    def _as_local(rejected: Rejections) -> Rejections:
+    def _set_rejections(rejected: Rejections) -> Rejections:
         return {
-            Local(key.family, parse_address(key.text)): why
-            for key, why in rejected.items()
+            Local(key.family, parse_address(key.text)): failure
+            for key, failure in rejected.items()
             if isinstance(key, Member) and key.text
         }
 

@@ -1,17 +1,17 @@
-"""The IPVS backend: the six methods, over virtual servers, kube-ipvs0, ipsets and rules."""
+"""The IPVS backend: virtual servers, addresses on kube-ipvs0, ipsets and rules."""
 
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, cast
 
 from ebpfproxy.backends.generation import Generation
 from ebpfproxy.backends.interface import Delta
-from ebpfproxy.backends.ipvs import addresses, cleanup, schedulers, sysctls
+from ebpfproxy.backends.ipvs import addresses, cleanup, prerequisites
 from ebpfproxy.backends.ipvs.addresses import Addresses
 from ebpfproxy.backends.ipvs.entries import Entry, Key, Local, Member, Server, ServerEntry, Set
-from ebpfproxy.backends.ipvs.ip_sets import IpSets, make_all
+from ebpfproxy.backends.ipvs.ip_sets import IpSets, create_all
 from ebpfproxy.backends.ipvs.layout import LAYOUT
 from ebpfproxy.backends.ipvs.node_entries import node_entries
-from ebpfproxy.backends.ipvs.node_port_expansion import Product
+from ebpfproxy.backends.ipvs.node_port_expansion import NodePortExpansion
 from ebpfproxy.backends.ipvs.ownership import ownership
 from ebpfproxy.backends.ipvs.servers import Servers
 from ebpfproxy.backends.ipvs.service_entries import service_entries
@@ -34,15 +34,15 @@ from ebpfproxy.plan.service_plan import NodePlan, ServicePortPlan
 log = Logger(__name__)
 
 _FEW = 2000
-"""Real servers that are looked at in a few milliseconds."""
+"""Up to this number, all real servers can be read in a few milliseconds."""
 
 
 class IpvsBackend:
-    """See `Backend` for the contract. It acts in the calling thread's network namespace.
+    """Implements `Backend` in the calling thread's network namespace.
 
-    What kube-proxy left is taken over as it is, and brought in step by the first sync. Virtual servers of
-    others are neither read nor changed: see `ownership`. A family that this machine has no iptables for is
-    left out.
+    The objects of kube-proxy are taken over, and the first sync brings them in sync. Virtual servers of other
+    programs are neither read nor changed: see `ownership`. If this machine has no iptables tool for a family,
+    that family is not served.
     """
 
     name = "ipvs"
@@ -51,42 +51,44 @@ class IpvsBackend:
         """`tool_backend`: see `tool_backends.choose`."""
         self._settings = settings
         self._wanted = tool_backend
-        self._families = TwoFamilies(LAYOUT, (FILTER, NAT, MANGLE), cleanup.leftovers, make_all)
-        self._generation = Generation(self._look)
-        self._forget()
+        self._families = TwoFamilies(LAYOUT, (FILTER, NAT, MANGLE), cleanup.leftovers, create_all)
+        self._generation = Generation(self._observe)
+        self._reset()
 
     def open(self) -> None:
-        """Sysctls and IPVS' timeouts are set; of what serves, nothing is written but by `TwoFamilies.open`.
+        """Set sysctls and the timeouts of IPVS. Nothing else is written, except by `TwoFamilies.open`.
 
-        Raises Unsupported where the kernel lacks IPVS, ipset, the scheduler or a sysctl that is needed, or no
+        Raises Unsupported if the kernel lacks IPVS, ipset, the scheduler or a required sysctl, or if no
         family can be served.
         """
         self.close()
-        schedulers.check(self._settings.scheduler)
+        prerequisites.check_scheduler(self._settings.scheduler)
         ipset.available()
         ipvs.available()
-        sysctls.apply(self._settings.strict_arp)
+        prerequisites.apply_sysctls(self._settings.strict_arp)
         self._set_timeouts()
         tools = self._families.open(self._wanted)
         self._random_fully = all(tool.has_random_fully() for tool in tools)
-        self._forget()
+        self._reset()
 
     def _set_timeouts(self) -> None:
-        """What is too long for the kernel depends on its HZ; as with kube-proxy it serves all the same."""
+        """Set the timeouts of IPVS. The longest possible timeout depends on the HZ of the kernel. Like
+        kube-proxy, the agent serves even if a timeout is too long.
+        """
         settings = self._settings
         timeouts = Timeouts(settings.tcp_timeout, settings.tcp_fin_timeout, settings.udp_timeout)
         try:
             if any(timeouts):
                 ipvs.set_timeouts(timeouts)
         except Rejected as failure:
-            hint = "give shorter ones: --ipvs-tcp-timeout, --ipvs-tcpfin-timeout, --ipvs-udp-timeout"
+            hint = "set shorter timeouts: --ipvs-tcp-timeout, --ipvs-tcpfin-timeout, --ipvs-udp-timeout"
             log.warning(SETTING_FAILED, reason=failure.message, hint=hint)
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._sets = IpSets()
         self._addresses = Addresses(self._sets)
         self._servers = Servers()
-        self._product = Product()
+        self._expansion = NodePortExpansion()
 
     def render(self, plans: Iterable[ServicePortPlan], node: NodePlan | None) -> dict[Key, Entry]:
         served = self._families.served
@@ -109,18 +111,20 @@ class IpvsBackend:
         servers = self._servers.read(owned.is_own)
         found: dict[Key, Entry] = {**self._addresses.read(in_sets, served)}
         found.update((key, entry) for key, entry in servers.items() if key.family in served)
-        return self._product.collapsed(found) | self._families.read()
+        return self._expansion.collapse(found) | self._families.read()
 
     def apply(self, delta: Delta[Key, Entry]) -> Mapping[Key, KernelError]:
-        """Sets (see `Order`) and virtual servers first, then addresses, then all rules in one go, and what is
-        not wanted any more in the opposite order. So no packet comes to an address before there is what it
-        leads to, and while another mode serves, it does until the rules are in force.
+        """Write sets (see `Order`) and virtual servers, then addresses, then all rules at once. Remove
+        objects in the reverse order.
+
+        So no packet reaches an address before its virtual server exists. While another mode serves, it
+        continues to do so until the rules are in force.
         """
         with self._generation.own_change():
             return self._apply(delta)
 
     def _apply(self, delta: Delta[Key, Entry]) -> Mapping[Key, KernelError]:
-        kernel = self._product.expanded(_part(delta, (Set, Member, Server, Local)))
+        kernel = self._expansion.expand(_part(delta, (Set, Member, Server, Local)))
         puts, drops = kernel.puts, kernel.drops
         servers = cast(dict[Server, ServerEntry], {k: e for k, e in puts.items() if isinstance(k, Server)})
         rejected: list[Mapping[Any, KernelError]] = [
@@ -137,16 +141,20 @@ class IpvsBackend:
             self._sets.change((), _members(drops, Order.FIRST)),
             self._sets.destroy(k for k in drops if isinstance(k, Set)),
         ]
-        self._servers.let_go()
-        return {self._product.asked_for(key): why for each in rejected for key, why in each.items()}
+        self._servers.delete_drained()
+        return {self._expansion.entry_of(key): error for each in rejected for key, error in each.items()}
 
     def generation(self) -> Hashable:
         return self._generation.value()
 
-    def _look(self) -> Hashable:
-        """Of sets it notices how many members they have. Of very many real servers nothing, and of kube-ipvs0
-        whether it is there; of fewer all but flags of virtual servers, all its addresses, and which of these
-        another device has."""
+    def _observe(self) -> Hashable:
+        """Return a value that differs after changes.
+
+        - Sets: only the number of members is observed.
+        - Up to _FEW real servers: everything but the flags of virtual servers, and the addresses on
+          kube-ipvs0 and which of them another device has.
+        - More real servers: only whether kube-ipvs0 exists.
+        """
         few = self._servers.reals <= _FEW
         return (
             self._families.generation(),

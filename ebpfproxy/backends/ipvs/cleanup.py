@@ -1,8 +1,7 @@
-"""Removing what this mode left, or kube-proxy in its mode ipvs: at once, or where another mode serves by
-then.
+"""Removes what mode ipvs or kube-proxy's mode ipvs left, either at once or while another mode serves.
 
-Never IPVS' whole table, as kube-proxy --cleanup does: of virtual servers those that are ours, as
-`ownership` has it, and none of another program's, with or without --ipvs-exclude-cidrs.
+Unlike kube-proxy --cleanup, this never removes the complete IPVS table. It removes only the virtual servers
+of Services (see `ownership`), and none of another program's, with or without --ipvs-exclude-cidrs.
 """
 
 import contextlib
@@ -39,9 +38,9 @@ NOT_ENDED = "Failed to end a flow of IPVS"
 """It ends by its timeout."""
 
 _GUARDS = frozenset({(FILTER, names.IPVS_FILTER), (NAT, names.IPVS_POSTROUTING)})
-"""What addresses on kube-ipvs0 need, whichever mode is in force."""
+"""The chains that addresses on kube-ipvs0 require, whichever mode is in force."""
 
-_OPEN = {
+_CONNECTED = {
     Protocol.TCP: (
         State.ESTABLISHED,
         State.SYN_SENT,
@@ -53,62 +52,71 @@ _OPEN = {
     ),
     Protocol.UDP: (State.ESTABLISHED,),
 }
-"""States in which a socket has a peer to send to."""
+"""The states in which a socket has a peer."""
 
 
 def leftovers(chains: Mapping[TableAndName, list[str]]) -> set[TableAndName]:
-    """Those that the mode iptables has, too, only where rules of this mode are in them."""
+    """Return the chains to remove. Chains that mode iptables also has are included only if they contain rules
+    of mode ipvs.
+    """
     own = OWN_CHAINS | COMMON_CHAINS if are_of_ipvs(chains) else OWN_CHAINS
     return {each for each in chains if each in own}
 
 
 def remove(excluded: tuple[Network, ...], dry_run: bool = False) -> list[str]:
-    """All of it, in the calling thread's network namespace; what was removed, or with `dry_run` would be, a
-    line each. Connections by it end. Raises KernelError."""
-    left = _Left(excluded)
-    lines = cleanup.remove(leftovers, dry_run) if cleanup.is_anything_of(OWN_CHAINS) else []
-    lines += left.described()
+    """Remove everything, in the calling thread's network namespace. Return one line for each removed object;
+    with `dry_run`, for each that would be removed.
+
+    Connections through IPVS end. Raises KernelError.
+    """
+    found_objects = _Leftovers(excluded)
+    lines = cleanup.remove(leftovers, dry_run) if cleanup.any_chain_exists(OWN_CHAINS) else []
+    lines += found_objects.described()
     if not dry_run:
-        left.remove()
-        left.end_flows()
+        found_objects.remove()
+        found_objects.end_flows()
     return lines
 
 
 def drain(excluded: tuple[Network, ...], translates: Callable[[Family], bool]) -> tuple[list[str], bool]:
-    """What new connections may need, at once: all but virtual servers that have connections, and their
-    addresses, which stay until those are gone. What was removed, and whether something is left.
+    """Remove everything that new connections may use. Return the removed objects, and whether another call is
+    required.
 
-    Addresses also stay as long as a TCP or connected UDP socket of the node has them as its own: as long as
-    an address is there, the kernel chooses it for any client, also where the mode that serves sends
-    that somewhere. Such a socket could neither send nor hear without it.
+    Virtual servers that have connections stay, and so do their addresses, until these connections end. Also,
+    addresses stay as long as a TCP or connected UDP socket of the node uses one as its source: without the
+    address, that socket can neither send nor receive. As long as an address exists, the kernel may select it
+    as the source for any client, even if the serving mode translates the destination.
 
-    With them stay two chains. KUBE-IPVS-FILTER keeps new connections to these addresses off what listens on
-    all of the node's, and asks for connection tracking. KUBE-IPVS-POSTROUTING masquerades what the node sends
-    to these addresses, and so from them, which the mode that serves need not do.
+    Two chains stay with the addresses:
 
-    No client reaches those again: the mode that serves translates what they are sent before IPVS sees it.
-    UDP flows do not keep a virtual server. They end first, while the virtual servers tell which they are: the
-    next datagram is the other mode's. What the rules translated: see `xtables.removal.drain`, also for
-    `translates`.
+    - KUBE-IPVS-FILTER keeps new connections to these addresses off sockets that listen on all local
+      addresses. It also requests connection tracking.
+    - KUBE-IPVS-POSTROUTING masquerades host-originated connections to these addresses, which have them as
+      their source. The serving mode need not do that.
+
+    No client reaches the remaining virtual servers, since the serving mode translates packets before IPVS
+    sees them. UDP flows do not keep a virtual server. They end first, while the virtual servers still show
+    which flows these are. The next datagram is the serving mode's. For connections that rules translated, and
+    for `translates`, see `xtables.cleanup.drain`.
 
     Raises KernelError.
     """
-    left = _Left(excluded)
-    busy = {key for key, listed in left.servers.items() if _is_busy(listed)}
-    left.end_flows()
-    stay = left.release({key.address for key in busy})
-    kept = _GUARDS if stay else frozenset()
+    leftover = _Leftovers(excluded)
+    busy = {key for key, listed in leftover.servers.items() if _is_busy(listed)}
+    leftover.end_flows()
+    stay = leftover.release({key.address for key in busy})
+    kept_chains = _GUARDS if stay else frozenset()
     lines: list[str] = []
-    held = False
-    if cleanup.is_anything_of(OWN_CHAINS - kept):
-        lines, held = cleanup.drain(lambda chains: leftovers(chains) - kept, translates)
-    lines += left.described(busy, stay)
-    left.remove(busy, stay)
-    return lines, held or bool(stay)
+    needs_next_call = False
+    if cleanup.any_chain_exists(OWN_CHAINS - kept_chains):
+        lines, needs_next_call = cleanup.drain(lambda chains: leftovers(chains) - kept_chains, translates)
+    lines += leftover.described(busy, stay)
+    leftover.remove(busy, stay)
+    return lines, needs_next_call or bool(stay)
 
 
-class _Left:
-    """What there is, of both families."""
+class _Leftovers:
+    """The objects of the mode that exist, of both families."""
 
     def __init__(self, excluded: tuple[Network, ...]) -> None:
         self._sets = IpSets()
@@ -122,64 +130,66 @@ class _Left:
         self.has_device = dummy.exists(KUBE_IPVS0)
         self.servers: dict[ServerKey, Listed] = {}
         if (found or self.has_device) and proc_table.read():
-            owned = ownership(found, self.device, local_addresses.read(), excluded)
+            ownership_ = ownership(found, self.device, local_addresses.read(), excluded)
             self.servers = {
-                key: listed for key, listed in ipvs.read().items() if owned.is_own(Frontend(*key))
+                key: listed for key, listed in ipvs.read().items() if ownership_.is_own(Frontend(*key))
             }
 
     def described(
         self, busy: Collection[ServerKey] = (), stay: AbstractSet[Address] = frozenset()
     ) -> list[str]:
-        """What `remove` removes, with what `release` has."""
+        """Return one line for each kind of object that `remove` removes with the same arguments."""
         lines = []
-        if gone := [key for key in self.servers if key not in busy]:
-            lines.append(f"virtual servers: {len(gone)}, such as {min(gone)}")
+        if removed := [key for key in self.servers if key not in busy]:
+            lines.append(f"virtual servers: {len(removed)}, such as {min(removed)}")
         if self.has_device and not stay:
             lines.append(f"device {KUBE_IPVS0} with {len(self.device)} addresses")
-        elif loose := self.device - stay:
-            lines.append(f"addresses on {KUBE_IPVS0}: {len(loose)}")
+        elif unused := self.device - stay:
+            lines.append(f"addresses on {KUBE_IPVS0}: {len(unused)}")
         if self.sets and not stay:
             lines.append(f"ipsets: {len(self.sets)}")
         return lines
 
     def end_flows(self) -> None:
-        """Of UDP. To the kernel such a flow is one to the Service's address, which no other program
-        translates as long as it lasts. Those that another mode translates by now continue.
+        """End the UDP flows of IPVS. In conntrack, they are flows to the frontend address without DNAT. Flows
+        that another mode already translates continue.
 
-        Where the kernel reports of no flows, or does not give one up, it ends by its timeout: nothing else
-        waits for that. Raises Rejected where the flows cannot be read this time.
+        A flow that the kernel does not list or delete ends by its timeout, since no later step depends on it.
+        Raises Rejected if the flows cannot be read this time.
         """
         keys = {key for key in self.servers if key.protocol is Protocol.UDP}
         if not keys:
             return
         with contextlib.suppress(Unsupported):
             for flow in conntrack.flows(Protocol.UDP):
-                to = ServerKey(flow.destination, flow.destination_port, flow.protocol)
-                if to in keys and not flow.is_dnated:
+                frontend = ServerKey(flow.destination, flow.destination_port, flow.protocol)
+                if frontend in keys and not flow.is_dnated:
                     _end(flow)
 
     def release(self, wanted: AbstractSet[Address]) -> AbstractSet[Address]:
-        """Take off kube-ipvs0 what is not wanted, and what no socket has as its own; the addresses that stay.
+        """Remove from kube-ipvs0 the addresses that are neither in `wanted` nor used by a socket. Return the
+        remaining addresses.
 
-        As long as an address is there, a socket may get it. So the sockets are looked at again when it is
-        off, and what one has got meanwhile is there again at once.
+        A socket may select an address as long as it exists. So the sockets are read again after the removal,
+        and addresses that one selected in between are added back at once.
         """
-        stay = wanted | _of_open_sockets(self.device)
-        if loose := self.device - stay:
-            rejected = dummy.change_addresses(KUBE_IPVS0, (), loose)
-            if taken := _of_open_sockets(loose):
-                _raise_first(dummy.change_addresses(KUBE_IPVS0, taken, ()))
-                stay |= taken
+        stay = wanted | _source_addresses(self.device)
+        if unused := self.device - stay:
+            rejected = dummy.change_addresses(KUBE_IPVS0, (), unused)
+            if selected := _source_addresses(unused):
+                _raise_first(dummy.change_addresses(KUBE_IPVS0, selected, ()))
+                stay |= selected
             _raise_first(rejected)
         return stay
 
     def remove(self, busy: Collection[ServerKey] = (), stay: AbstractSet[Address] = frozenset()) -> None:
-        """All but virtual servers that are `busy`, and the addresses that `stay`, which theirs are among.
+        """Remove everything but the `busy` virtual servers and the addresses in `stay`, which include those
+        of the `busy` ones.
 
-        As long as one stays, the sets do, too, since they tell that it is ours; but for members that reject
-        what comes to it, as nothing keeps them up to date.
+        As long as an address stays, the sets stay as well, since they mark it as the mode's own. Only members
+        that reject packets are removed, as they are no longer updated.
         """
-        rejections = ipvs.apply([*_let_go(self.servers, busy)])
+        rejections = ipvs.apply([*_delete_or_drain(self.servers, busy)])
         _raise_first({rejection.position: rejection.error for rejection in rejections})
         if stay:
             _raise_first(self._sets.change((), [key for key in self._members if _rejects(key, stay)]))
@@ -189,8 +199,10 @@ class _Left:
         _raise_first(self._sets.destroy(self.sets))
 
 
-def _let_go(servers: Mapping[ServerKey, Listed], stay: Collection[ServerKey]) -> Iterator[Operation]:
-    """What stays gets no new connections."""
+def _delete_or_drain(servers: Mapping[ServerKey, Listed], stay: Collection[ServerKey]) -> Iterator[Operation]:
+    """Yield the operations that delete virtual servers, and keep those in `stay` from getting new
+    connections.
+    """
     for key, listed in servers.items():
         if key not in stay:
             yield ipvs.delete_server(key)
@@ -201,8 +213,9 @@ def _let_go(servers: Mapping[ServerKey, Listed], stay: Collection[ServerKey]) ->
 
 
 def _rejects(key: Member, stay: Collection[Address]) -> bool:
-    """Whether rules that stay drop or reject what is sent to this member, of policy Local, or of no address
-    that is there any more."""
+    """Return whether the remaining rules reject or drop packets for this member: one for policy Local, or for
+    an address that no longer exists.
+    """
     base, _ = NAMES[key.set]
     if base == IPVS_IPS:
         return parse_address(key.text) not in stay
@@ -213,11 +226,12 @@ def _is_busy(listed: Listed) -> bool:
     return listed.server.key.protocol is not Protocol.UDP and listed.connections > 0
 
 
-def _of_open_sockets(addresses: AbstractSet[Address]) -> set[Address]:
-    """Which of these some socket of the node has as its own. Where the kernel lists no sockets, none is known
-    of."""
+def _source_addresses(addresses: AbstractSet[Address]) -> set[Address]:
+    """Return the addresses that a socket of the node has as its source. If the kernel lists no sockets of a
+    protocol, none of it counts.
+    """
     found: set[Address] = set()
-    for protocol, states in _OPEN.items() if addresses else ():
+    for protocol, states in _CONNECTED.items() if addresses else ():
         with contextlib.suppress(Unsupported):
             found |= {sock.source for sock in sockets.read(protocol, states)} & addresses
     return found

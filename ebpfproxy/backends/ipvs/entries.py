@@ -1,23 +1,23 @@
-"""What the IPVS backend holds, by key. Pure.
+"""The entries of the IPVS backend, by key. Pure.
 
-SyncHooks chains and rules, which are those of `xtables.entries`, there are four kinds of entries:
+Besides the chains and rules of `xtables.entries`, there are four kinds of entries:
 
-- `Server`: a virtual server with its real servers, by the frontend that is dialled. Both come from one plan,
-  so they are one entry. A real server of weight 0 is none: it is on its way out, by itself.
-- `Local`: an address of Services that the node takes for its own. It is on kube-ipvs0, and in the set
-  KUBE-IPVS-IPS, unless another device has it anyway.
-- `Set`: an ipset of the node's, empty or not. The node renders all of them, so they are made before any rule
-  that refers to them, and before any member.
+- `Server`: a virtual server with its real servers, by frontend. Both come from one plan, so they are one
+  entry. A real server of weight 0 is not part of it: it is draining.
+- `Local`: an address of Services that the node treats as local. It is on kube-ipvs0 and in the set
+  KUBE-IPVS-IPS, unless another device has it.
+- `Set`: an ipset of the node, with or without members. The node renders all of them, so they are created
+  before their members and before the rules that refer to them.
 - `Member`: one member of an ipset, as text.
 
-**NodePorts** answer on many addresses, and neither the plan of a Service nor the node's knows both. So the
-first renders the `Server` with the unspecified address, and likewise a `Member` that begins with it
-(`sets.ANYWHERE`); the latter renders the addresses, as members of KUBE-NODE-PORT-IP. What is in the kernel is
-their product, made and taken apart again in `product`: so each entry depends on one plan alone, and a new
-address of the node, or a new NodePort, is one entry.
+**NodePorts** answer on many addresses, but no plan has both the NodePort and these addresses. So the plan of
+a Service renders the `Server` with the unspecified address, and each `Member` in the same way
+(`sets.ANYWHERE`). The node renders the addresses as members of KUBE-NODE-PORT-IP. The kernel has all
+combinations of both, which `node_port_expansion` computes and reverts. So each entry depends on one plan
+alone, and a new address of the node or a new NodePort is one entry.
 
-No two keys of different kinds are equal, though they are tuples: an address is bytes, the name of a set no
-table's, and what stands behind the family of a `Server` is itself a tuple.
+Keys of different kinds are never equal, although all are tuples: an address is bytes, no table has the name
+of a set, and the second field of a `Server` is itself a tuple.
 """
 
 from typing import NamedTuple
@@ -37,8 +37,10 @@ class Server(NamedTuple):
 
 
 class ServerEntry(NamedTuple):
-    """`persistence_s`: of a client, 0 for none; `prefix`: of which clients count as one, None for the usual.
-    `reals` sorted."""
+    """- `persistence_s`: the session affinity timeout of a client in seconds, 0 for none.
+    - `prefix`: the prefix length that identifies a client, None for the default.
+    - `reals`: the real servers, sorted.
+    """
 
     scheduler: str
     flags: Flag
@@ -64,7 +66,7 @@ class Set(NamedTuple):
 
 
 class Member(NamedTuple):
-    """`text` as ``ipset list`` prints it."""
+    """`text` is in the format of ``ipset list``."""
 
     family: Family
     set: str
@@ -76,4 +78,4 @@ class Member(NamedTuple):
 
 Key = Server | Local | Set | Member | Chain | SharedChain | Rule
 Entry = ServerEntry | str | bool | tuple[str, ...] | RulePosition
-"""For a Set its type, for a Local and a Member True; False for what is there but not as it should be."""
+"""The type for a Set, True for a Local and a Member; False for an object that exists in a wrong form."""

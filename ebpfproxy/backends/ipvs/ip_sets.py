@@ -1,4 +1,4 @@
-"""The ipsets in the kernel, of both families."""
+"""Reads and changes the ipsets in the kernel, for both families."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -13,71 +13,77 @@ from ebpfproxy.model.address import Family
 Rejections = dict[Key, KernelError]
 
 
-def make_all(of: Family) -> None:
-    """Where there is none yet. Raises KernelError."""
+def create_all(family: Family) -> None:
+    """Create the sets that do not exist. Raises KernelError."""
     for base in SETS:
-        ipset.create(ip_set(base, of))
+        ipset.create(ip_set(base, family))
 
 
 class IpSets:
-    """In the calling thread's network namespace. Sets of other names are ignored."""
+    """The ipsets in the calling thread's network namespace. Sets with other names are ignored."""
 
     def __init__(self) -> None:
-        self._held: dict[str, IpSet] = {}
+        self._known: dict[str, IpSet] = {}
 
     def read(self, families: Iterable[Family]) -> dict[Key, Entry]:
-        """Of a set that is there as another type, or for the other family, nothing but that. Raises
-        KernelError."""
+        """Return the entries of the sets and their members. A set of another type or family has the entry
+        False and no members.
+
+        Raises KernelError.
+        """
         served = tuple(families)
-        self._held = {}
+        self._known = {}
         found: dict[Key, Entry] = {}
         for name, listed in ipset.sets().items():
-            base, of = NAMES.get(name, ("", None))
-            if of in served and of is not None:
-                self._held[name] = listed.set
-                alike = _is_alike(listed.set, ip_set(base, of))
-                found[Set(of, name)] = listed.set.type if alike else False
-                found.update(dict.fromkeys(self._members(of, name) if alike else (), True))
+            base, family = NAMES.get(name, ("", None))
+            if family in served and family is not None:
+                self._known[name] = listed.set
+                matches = _accept_same_members(listed.set, ip_set(base, family))
+                found[Set(family, name)] = listed.set.type if matches else False
+                found.update(dict.fromkeys(self._members(family, name) if matches else (), True))
         return found
 
     def create(self, keys: Iterable[Set]) -> Rejections:
-        """Those that there are not. One of another type is rejected: no rule would follow a change."""
+        """Create the sets that do not exist. A set of another type is rejected, since rules would still refer
+        to the old one.
+        """
         rejected: Rejections = {}
         for key in keys:
-            made = ip_set(*NAMES[key.name])
-            held = self._held.get(key.name)
-            if held is None:
+            desired = ip_set(*NAMES[key.name])
+            existing = self._known.get(key.name)
+            if existing is None:
                 try:
-                    ipset.create(made)
+                    ipset.create(desired)
                 except AlreadyExists as failure:
                     listed = ipset.sets().get(key.name)
-                    if listed is None:  # its owner destroyed it just now
+                    if listed is None:  # another program has destroyed it since
                         rejected[key] = failure
                         continue
-                    held = listed.set
+                    existing = listed.set
                 except KernelError as failure:
                     rejected[key] = failure
                     continue
-                self._held[key.name] = held or made
-            if held and not _is_alike(held, made):
-                hint = f"see who refers to it by iptables-save, remove that, then: ipset destroy {key.name}"
-                there, wanted = map(_described, (held, made))
-                rejected[key] = Rejected(f"ipset {key.name} is there as {there}, not {wanted}", hint)
+                self._known[key.name] = existing or desired
+            if existing and not _accept_same_members(existing, desired):
+                hint = f"remove the rules that iptables-save shows with it, then: ipset destroy {key.name}"
+                actual, wanted = map(_described, (existing, desired))
+                reason = f"cannot create ipset {key.name}: it exists as {actual}, not {wanted}"
+                rejected[key] = Rejected(reason, hint)
         return rejected
 
     def change(self, puts: Iterable[Member], drops: Iterable[Member]) -> Rejections:
-        """Members, of all sets at a time."""
+        """Add and remove members of several sets at once."""
         by_set: dict[tuple[Family, str], tuple[list[str], list[str]]] = {}
         for key in puts:
             by_set.setdefault((key.family, key.set), ([], []))[0].append(key.text)
         for key in drops:
-            if key.set in self._held:
+            if key.set in self._known:
                 by_set.setdefault((key.family, key.set), ([], []))[1].append(key.text)
-        families = {name: of for of, name in by_set}
+        families = {name: family for family, name in by_set}
         failed = ipset.change(
             Change(ip_set(*NAMES[name]), add, drop) for (_, name), (add, drop) in by_set.items()
         )
-        return {Member(families[name], name, text): why for (name, text), why in failed.items()}
+        return {Member(families[name], name, text): error for (name, text), error in failed.items()}
 
     def destroy(self, keys: Iterable[Set]) -> Rejections:
         rejected: Rejections = {}
@@ -89,25 +95,25 @@ class IpSets:
             except KernelError as failure:
                 rejected[key] = failure
                 continue
-            self._held.pop(key.name, None)
+            self._known.pop(key.name, None)
         return rejected
 
     def generation(self) -> Mapping[str, int]:
-        """How many members each set has."""
+        """Return the number of members of each set."""
         return {name: listed.elements for name, listed in ipset.sets().items() if name in NAMES}
 
     @staticmethod
-    def _members(of: Family, name: str) -> Iterator[Member]:
+    def _members(family: Family, name: str) -> Iterator[Member]:
         try:
             texts = ipset.members(name)
         except (NotFound, Unsupported):
-            return  # it is gone, or was made again meanwhile: then its own entry differs
+            return  # it was removed or recreated since: then the entry of the set differs
         for text in texts:
-            yield Member(of, name, text)
+            yield Member(family, name, text)
 
 
-def _is_alike(one: IpSet, other: IpSet) -> bool:
-    """Whether the same members can be said of both."""
+def _accept_same_members(one: IpSet, other: IpSet) -> bool:
+    """Return whether both sets accept the same members."""
     return (one.type, one.family) == (other.type, other.family)
 
 

@@ -1,4 +1,4 @@
-"""Which chains the mode ipvs has, and what in them is ours. Pure."""
+"""Defines which chains and rules belong to mode ipvs. Pure."""
 
 from ebpfproxy.backends.xtables import names
 from ebpfproxy.backends.xtables.cleanup import COMMON_CHAINS
@@ -17,11 +17,11 @@ OWN_CHAINS = frozenset(
         (MANGLE, names.IPVS_OUT_FILTER),
     }
 )
-"""Table and name of those that no other mode has."""
+"""Table and name of the chains that no other mode has."""
 
 LAYOUT = Layout(
     shared=frozenset(),
-    whole=OWN_CHAINS | COMMON_CHAINS,
+    exclusive=OWN_CHAINS | COMMON_CHAINS,
     jump_targets={
         NAT: (names.SERVICES, names.POSTROUTING, names.IPVS_POSTROUTING),
         FILTER: (
@@ -34,4 +34,4 @@ LAYOUT = Layout(
         MANGLE: (names.IPVS_OUT_FILTER,),
     },
 )
-"""Jumps are prepended as kube-proxy does it, so the last one of a built-in chain comes to stand first."""
+"""Jumps are prepended as in kube-proxy, so the last one of a built-in chain ends up first."""

@@ -1,22 +1,23 @@
-"""Mode ipvs."""
+"""The definition of mode ipvs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 from ebpfproxy.backends.findings import Finding
 from ebpfproxy.backends.ipvs import cleanup, probes
 from ebpfproxy.backends.ipvs.backend import IpvsBackend
-from ebpfproxy.backends.ipvs.frontends import frontends
+from ebpfproxy.backends.ipvs.entries import Key, Server
 from ebpfproxy.backends.ipvs.settings import DEFAULT_SCHEDULER, IpvsSettings
 from ebpfproxy.backends.mode import Callbacks, Parts
 from ebpfproxy.backends.netfilter import families_used
-from ebpfproxy.backends.netfilter.sync_hooks import Netfilter, netfilter_settings
+from ebpfproxy.backends.netfilter.sync_hooks import NetfilterHooks, netfilter_settings
 from ebpfproxy.config import Config
 from ebpfproxy.config.derived import plan_context
 from ebpfproxy.model.address import Family
+from ebpfproxy.plan.service_plan import Frontend
 
 
 class IpvsMode:
-    """See `Mode`."""
+    """Implements `Mode`."""
 
     name = "ipvs"
     uses_kernel_nat = True
@@ -31,8 +32,8 @@ class IpvsMode:
 
     def prepare(self, config: Config, callbacks: Callbacks) -> Parts:
         backend = IpvsBackend(ipvs_settings(config), config.iptables_backend)
-        beside = Netfilter(netfilter_settings(config, self.name), callbacks, frontends)
-        return Parts(backend, plan_context(config, self.name), beside=beside)
+        sync_hooks = NetfilterHooks(netfilter_settings(config, self.name), callbacks, frontends)
+        return Parts(backend, plan_context(config, self.name), sync_hooks=sync_hooks)
 
     def remove(self, config: Config, dry_run: bool = False) -> list[str]:
         return cleanup.remove(config.ipvs_exclude_cidrs, dry_run)
@@ -52,3 +53,16 @@ def ipvs_settings(config: Config) -> IpvsSettings:
         tcp_fin_timeout=config.ipvs_tcpfin_timeout,
         udp_timeout=config.ipvs_udp_timeout,
     )
+
+
+def frontends(keys: Iterable[Key]) -> Iterator[Frontend]:
+    """Return the frontends that IPVS translates.
+
+    >>> from ebpfproxy.backends.ipvs.entries import Local
+    >>> from ebpfproxy.model.address import Family, Protocol, parse_address
+    >>> address = parse_address("10.96.0.1")
+    >>> dns = Server(Family.IPV4, Frontend(address, 53, Protocol.UDP))
+    >>> [str(each) for each in frontends([dns, Local(Family.IPV4, address)])]
+    ['10.96.0.1:53/UDP']
+    """
+    return (key.frontend for key in keys if isinstance(key, Server))

@@ -1,20 +1,21 @@
-"""What all Services share on this node: ipsets, the addresses that NodePorts answer on, chains, jumps. Pure.
+"""The objects that all Services of this node share: ipsets, addresses for NodePorts, chains and jumps. Pure.
 
 Chains and their order are kube-proxy's (syncProxyRules and writeIptablesRules in pkg/proxy/ipvs/proxier.go of
-kubernetes). What differs:
+kubernetes). The differences are:
 
-- rules are there also where a set is empty, so that none of them depends on a Service;
-- to KUBE-NODE-PORT goes what addresses in KUBE-NODE-PORT-IP are sent, and not any address of the node; nor
-  what a Service has that very address and port for, which would be masqueraded as the NodePort is;
-- the node's own connections are masqueraded with policy Local, too;
-- what external addresses are sent is accepted wherever it came in, since they all are local;
-- only new connections are held against source ranges;
-- KUBE-IPVS-OUT-FILTER is in the table mangle, and drops of the node's own connections what the other filters
-  drop of others'. There a packet still has the address that was dialed, which sets know; kube-proxy has a
-  rule for each load balancer in the table filter;
-- what leaves this node with a Service's address as its source is masqueraded in a chain of its own,
-  KUBE-IPVS-POSTROUTING, which stays with the addresses when another mode takes over (see `removal.drain`);
-- pings of a Service's address are answered.
+- Rules exist even if a set is empty, so that no rule depends on a Service.
+- Only packets to addresses in KUBE-NODE-PORT-IP jump to KUBE-NODE-PORT, not those to any local address.
+  Packets to an address and port that another frontend has do not jump there either. Otherwise they would be
+  masqueraded like those to the NodePort.
+- Host-originated connections are also masqueraded with policy Local.
+- Packets to external addresses are accepted on any device, since all these addresses are local.
+- Source ranges apply only to new connections.
+- KUBE-IPVS-OUT-FILTER is in the table mangle. It drops those host-originated connections that the other
+  filters drop for other sources. In that table, a packet still has its original destination, which is in the
+  sets. kube-proxy has a rule for each load balancer in the table filter.
+- Packets that leave the node with a Service's address as their source are masqueraded in a separate chain,
+  KUBE-IPVS-POSTROUTING. It stays with the addresses when another mode takes over (see `cleanup.drain`).
+- Pings to a Service's address are answered.
 """
 
 from collections.abc import Iterator
@@ -58,11 +59,11 @@ _MARK = f"-j {names.MARK_MASQ}"
 _NEW = "-m conntrack --ctstate NEW"
 _FROM_NODE = "-m addrtype --src-type LOCAL"
 _TO_NODE = "-m addrtype --dst-type LOCAL"
-_ADMITTED = (sets.LOAD_BALANCER_SOURCE_CIDR, sets.LOAD_BALANCER_SOURCE_IP)
+_ALLOWED = (sets.LOAD_BALANCER_SOURCE_CIDR, sets.LOAD_BALANCER_SOURCE_IP)
 
 
 class _Jump(NamedTuple):
-    """From a built-in chain, `source`, to one of ours."""
+    """A jump from a built-in chain, `source`, to a chain of the mode."""
 
     table: str
     source: str
@@ -87,15 +88,16 @@ _JUMPS = (
 def node_entries(
     plan: NodePlan, family: Family, settings: IpvsSettings, random_fully: bool = True
 ) -> dict[Key, Entry]:
-    """What is there once for each family, whatever Services there are. `random_fully`: source ports of what
-    is masqueraded are random (needs iptables 1.6.2)."""
+    """Return the entries of the node for one family. `random_fully`: source ports of masqueraded connections
+    are random (requires iptables 1.6.2).
+    """
     entries: dict[Key, Entry] = {
         Set(family, set_name(base, family)): declared.type for base, declared in SETS.items()
     }
     for address in node_port_addresses(plan, family):
         entries[Member(family, set_name(sets.NODE_PORT_IP, family), format_address(address))] = True
     chains = _Chains(plan, family, settings, random_fully)
-    entries |= {Chain(family, *place): tuple(rules) for place, rules in chains.by_place().items()}
+    entries |= {Chain(family, *chain): tuple(rules) for chain, rules in chains.by_chain().items()}
     for jump in _JUMPS:
         text = f"{comment(jump.comment)} -j {jump.target}"
         entries[Rule(family, jump.table, jump.source, text)] = RulePosition.FIRST
@@ -103,26 +105,31 @@ def node_entries(
 
 
 def node_port_addresses(plan: NodePlan, family: Family) -> list[Address]:
-    """Sorted. Virtual servers have one address each, so of local networks with more than one none is served;
-    nor are loopback, from where nothing leaves the node, and addresses of a single link."""
+    """Return the addresses that NodePorts answer on, sorted.
+
+    A virtual server has one address, so local networks with more than one are not served. Loopback is not
+    served, since packets from there do not leave the node, and neither are link-local addresses.
+    """
     return sorted(
         net.address
         for net in plan.node_port_networks
         if net.length == _SINGLE
         and network_family(net) is family
-        and not any(contains(other, net.address) for other in (*LOOPBACK, _LINK_LOCAL))
+        and not any(contains(unserved, net.address) for unserved in (*LOOPBACK, _LINK_LOCAL))
     )
 
 
 class _Chains:
+    """The chains of the mode for one family."""
+
     def __init__(self, plan: NodePlan, family: Family, settings: IpvsSettings, random_fully: bool) -> None:
         self._random_fully = random_fully
         self._family = family
         self._settings = settings
         self._pods = plan.local_traffic.get(family)
 
-    def by_place(self) -> dict[tuple[str, str], Iterator[str]]:
-        """By table and name: the rules of each chain in order."""
+    def by_chain(self) -> dict[tuple[str, str], Iterator[str]]:
+        """Return the rules of each chain in order, by table and name."""
         mark = self._settings.masquerade_mark
         return {
             (NAT, names.SERVICES): self._services(),
@@ -142,16 +149,18 @@ class _Chains:
     def _match(self, base: str, fields: str) -> str:
         return f"-m set --match-set {set_name(base, self._family)} {fields}"
 
-    def _noted(self, base: str, fields: str) -> str:
+    def _commented(self, base: str, fields: str) -> str:
         return f"{comment(SETS[base].comment)} {self._match(base, fields)}"
 
     def _services(self) -> Iterator[str]:
-        """Who is masqueraded; and that no rule of others behind this one translates what IPVS is to."""
+        """Yield the rules of KUBE-SERVICES. They mark connections for masquerading, and accept them so that
+        no later rule of another program translates packets for IPVS.
+        """
         yield f"-s {format_network(_LOOPBACK[self._family])} -j RETURN"
-        yield f"{self._noted(sets.LOAD_BALANCER, 'dst,dst')} -j {names.LOAD_BALANCER}"
+        yield f"{self._commented(sets.LOAD_BALANCER, 'dst,dst')} -j {names.LOAD_BALANCER}"
         yield from self._cluster_ip()
         for base in (sets.EXTERNAL_IP, sets.EXTERNAL_IP_LOCAL):
-            external = self._noted(base, "dst,dst")
+            external = self._commented(base, "dst,dst")
             yield f"{external} {_MARK}" if base == sets.EXTERNAL_IP else f"{external} {_FROM_NODE} {_MARK}"
             yield f"{external} {_TO_NODE} -j ACCEPT"
         for base in (sets.CLUSTER_IP, sets.LOAD_BALANCER):
@@ -159,17 +168,20 @@ class _Chains:
         yield f"{self._match(sets.NODE_PORT_IP, 'dst')} -j {names.NODE_PORT}"
 
     def _cluster_ip(self) -> Iterator[str]:
-        """The node's own packets to an address on kube-ipvs0 have that address as their source, too: so they
-        are known even without local traffic detection."""
+        """Yield the rule that marks connections to ClusterIPs for masquerading.
+
+        A host-originated packet to an address on kube-ipvs0 also has that address as its source. So it is
+        recognized even without local traffic detection.
+        """
         if self._settings.masquerade_all:
-            yield f"{self._noted(sets.CLUSTER_IP, 'dst,dst')} {_MARK}"
+            yield f"{self._commented(sets.CLUSTER_IP, 'dst,dst')} {_MARK}"
         elif self._pods is None:
-            yield f"{self._noted(sets.CLUSTER_IP, 'src,dst')} {_MARK}"
+            yield f"{self._commented(sets.CLUSTER_IP, 'src,dst')} {_MARK}"
         elif others := not_from_pods(self._pods):
-            yield f"{others} {self._noted(sets.CLUSTER_IP, 'dst,dst')} {_MARK}"
+            yield f"{others} {self._commented(sets.CLUSTER_IP, 'dst,dst')} {_MARK}"
 
     def _load_balancer(self) -> Iterator[str]:
-        local = self._noted(sets.LOAD_BALANCER_LOCAL, "dst,dst")
+        local = self._commented(sets.LOAD_BALANCER_LOCAL, "dst,dst")
         yield f"{local} {_FROM_NODE} {_MARK}"
         yield f"{local} -j RETURN"
         yield _MARK
@@ -177,53 +189,64 @@ class _Chains:
     def _node_port(self) -> Iterator[str]:
         for protocol, base in sets.NODE_PORT.items():
             fields = "dst" if SETS[base].type == sets.BITMAP else "dst,dst"
-            of = f"-p {protocol.name.lower()}"
-            local = f"{of} {self._noted(sets.NODE_PORT_LOCAL[Protocol(protocol)], fields)}"
+            match = f"-p {protocol.name.lower()}"
+            local = f"{match} {self._commented(sets.NODE_PORT_LOCAL[Protocol(protocol)], fields)}"
             yield f"{local} {_FROM_NODE} {_MARK}"
             yield f"{local} -j RETURN"
-            yield f"{of} {self._noted(base, fields)} {_MARK}"
+            yield f"{match} {self._commented(base, fields)} {_MARK}"
 
     def _postrouting(self, mark: int) -> Iterator[str]:
-        """An endpoint that came upon itself would answer itself past this node."""
-        yield f"{self._noted(sets.LOOP_BACK, 'dst,dst,src')} -j MASQUERADE"
+        """Yield the rules of KUBE-POSTROUTING. The first one masquerades hairpin connections: otherwise the
+        endpoint would answer itself directly, past the node.
+        """
+        yield f"{self._commented(sets.LOOP_BACK, 'dst,dst,src')} -j MASQUERADE"
         yield from masquerading_rules(mark, self._random_fully)
 
     def _own_addresses(self, mark: int) -> Iterator[str]:
-        """The node dials an address on kube-ipvs0 from that very address, by which no answer would come.
-        The mark is cleared first, as in `masquerading_rules`, where one is set."""
-        ours = self._noted(sets.IPVS_IPS, "src")
-        yield f"{ours} -j MARK --set-xmark 0x0/{mark:#x}"
-        yield f"{ours} -j MASQUERADE{' --random-fully' * self._random_fully}"
+        """Yield the rules of KUBE-IPVS-POSTROUTING.
+
+        A host-originated connection to an address on kube-ipvs0 has that address as its source, and no reply
+        would reach the node. As in `masquerading_rules`, the mark is cleared first.
+        """
+        own = self._commented(sets.IPVS_IPS, "src")
+        yield f"{own} -j MARK --set-xmark 0x0/{mark:#x}"
+        yield f"{own} -j MASQUERADE{' --random-fully' * self._random_fully}"
 
     def _health_checks(self) -> Iterator[str]:
-        yield f"{self._noted(sets.HEALTH_CHECK_NODE_PORT, 'dst')} -j ACCEPT"
+        yield f"{self._commented(sets.HEALTH_CHECK_NODE_PORT, 'dst')} -j ACCEPT"
 
     def _proxy_firewall(self) -> Iterator[str]:
-        yield f"{_NEW} {self._noted(sets.LOAD_BALANCER_FW, 'dst,dst')} -j {names.SOURCE_RANGES_FIREWALL}"
+        yield f"{_NEW} {self._commented(sets.LOAD_BALANCER_FW, 'dst,dst')} -j {names.SOURCE_RANGES_FIREWALL}"
 
     def _source_ranges(self) -> Iterator[str]:
-        for base in _ADMITTED:
-            yield f"{self._noted(base, 'dst,dst,src')} -j RETURN"
+        for base in _ALLOWED:
+            yield f"{self._commented(base, 'dst,dst,src')} -j RETURN"
         yield "-j DROP"
 
     def _ipvs_out_filter(self) -> Iterator[str]:
-        """The node's own connections, which pass neither INPUT nor FORWARD. At an address on kube-ipvs0 they
-        come from that very address, unless they are bound to another."""
-        others = (f"-m set ! --match-set {set_name(base, self._family)} dst,dst,src" for base in _ADMITTED)
-        yield " ".join([_NEW, self._noted(sets.LOAD_BALANCER_FW, "dst,dst"), *others, "-j DROP"])
+        """Yield the rules for host-originated connections, which pass neither INPUT nor FORWARD.
+
+        Connections to an address on kube-ipvs0 have that address as their source, unless their socket is
+        bound to another one.
+        """
+        others = (f"-m set ! --match-set {set_name(base, self._family)} dst,dst,src" for base in _ALLOWED)
+        yield " ".join([_NEW, self._commented(sets.LOAD_BALANCER_FW, "dst,dst"), *others, "-j DROP"])
         yield self._no_local()
 
     def _no_local(self) -> str:
-        return f"{_NEW} {self._noted(sets.NO_LOCAL, 'dst,dst')} -j DROP"
+        return f"{_NEW} {self._commented(sets.NO_LOCAL, 'dst,dst')} -j DROP"
 
     def _ipvs_filter(self) -> Iterator[str]:
-        """What policy Local leaves without an endpoint; then what is sent to addresses of Services, and to
-        none of their ports: it would come to whatever listens on all addresses of this node (kubernetes
-        issue 72236)."""
+        """Yield the rules of KUBE-IPVS-FILTER. They drop packets to frontends that have no endpoint with
+        policy Local.
+
+        They reject packets to addresses of Services on ports that no Service has. Otherwise these would reach
+        sockets that listen on all local addresses (kubernetes issue 72236).
+        """
         yield self._no_local()
         others = not_from_pods(self._pods) if self._pods else ""
         if others is not None:
-            no_pods = f"{_NEW} {self._noted(sets.NO_LOCAL_BUT_PODS, 'dst,dst')} -j DROP"
+            no_pods = f"{_NEW} {self._commented(sets.NO_LOCAL_BUT_PODS, 'dst,dst')} -j DROP"
             yield f"{others} {no_pods}" if others else no_pods
         for base in (sets.LOAD_BALANCER, sets.CLUSTER_IP, sets.EXTERNAL_IP, sets.EXTERNAL_IP_LOCAL):
             yield f"{self._match(base, 'dst,dst')} -j RETURN"

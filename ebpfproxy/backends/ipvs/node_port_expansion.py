@@ -1,9 +1,9 @@
-"""NodePorts: what Services have on every address of a node, and the addresses, as what the kernel holds.
-Pure.
+"""Expands NodePorts to virtual servers and members on each address of the node, and reverts it. Pure.
 
-See `entries` for why they are apart. `general` is what stands for all addresses, `special` what is on one. A
-special virtual server takes the place of all that is general there, of members, too: what is said of the
-NodePort is not said of who else has the port on that address.
+See `entries` for the reason. A *general* key has the unspecified address and applies to all addresses that
+NodePorts answer on. A *specific* key has one address. A specific virtual server replaces everything general
+at its address and port, including members: the members of a NodePort do not apply to another frontend with
+the same port on that address.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,142 +22,147 @@ from ebpfproxy.model.address import (
 )
 from ebpfproxy.plan.service_plan import Frontend
 
-Spread = Server | Member
-"""What there may be a general one of."""
+Expandable = Server | Member
+"""The keys that may be general."""
 
 
-class Product:
-    """What of it is in force. An external IP that is also an address of the node wins for its port."""
+class NodePortExpansion:
+    """The general and specific keys in force. An external IP that is also an address of the node takes
+    precedence for its port.
+    """
 
     def __init__(self) -> None:
         self._addresses: set[Address] = set()
-        self._general: dict[Spread, Entry] = {}
-        self._special: set[Spread] = set()  # those that are asked for by themselves
+        self._general: dict[Expandable, Entry] = {}
+        self._specific: set[Expandable] = set()  # specific keys that a plan rendered
 
-    def collapsed(self, found: Mapping[Key, Entry]) -> dict[Key, Entry]:
-        """What the kernel holds, as entries. What is not there as it should be on every address is False.
+    def collapse(self, found: Mapping[Key, Entry]) -> dict[Key, Entry]:
+        """Convert kernel objects into entries. A general entry that is incomplete or not equal on all
+        addresses becomes False.
 
-        Of a fresh run, what is alike on all addresses is taken for a general one.
+        In a fresh run, objects that are equal on all addresses become a general entry.
         """
         self._addresses = set(_addresses_in(found))
         result: dict[Key, Entry] = {}
-        groups: dict[Spread, dict[Key, Entry]] = {}
+        groups: dict[Expandable, dict[Key, Entry]] = {}
         for key, entry in found.items():
-            general = self._generalised(key)
-            if general is None or key in self._special:
+            general = self._general_key(key)
+            if general is None or key in self._specific:
                 result[key] = entry
             else:
                 groups.setdefault(general, {})[key] = entry
         for general, parts in groups.items():
             entries = list(parts.values())
-            complete = parts.keys() == self._places(general) and entries.count(entries[0]) == len(entries)
-            if complete:
+            equal = entries.count(entries[0]) == len(entries)
+            if equal and parts.keys() == self._expansion_of(general):
                 result[general] = entries[0]
             elif general in self._general:
                 result[general] = False
             else:
                 result.update(parts)
         for general, entry in self._general.items():
-            if not self._places(general):
-                result[general] = entry  # indistinguishable
+            if not self._expansion_of(general):
+                result[general] = entry  # without addresses, the kernel has nothing that could differ
         self._remember(result)
         return result
 
-    def expanded(self, delta: Delta[Key, Entry]) -> Delta[Key, Entry]:
-        """The same change as what is to be put and dropped in the kernel; it is taken for done then."""
+    def expand(self, delta: Delta[Key, Entry]) -> Delta[Key, Entry]:
+        """Convert a delta of entries into a delta of kernel objects, and record it as applied."""
         before, self._addresses = self._addresses, self._addresses_after(delta)
         puts: dict[Key, Entry] = {}
         drops: set[Key] = set()
         for key in delta.drops:
-            if isinstance(key, Spread) and is_general(key):
+            if isinstance(key, Expandable) and is_general(key):
                 self._general.pop(key, None)
-                drops |= _specials(key, before)
+                drops |= _specific_keys(key, before)
             else:
-                if isinstance(key, Spread):
-                    self._special.discard(key)
+                if isinstance(key, Expandable):
+                    self._specific.discard(key)
                 drops.add(key)
         for key, entry in delta.puts.items():
-            if isinstance(key, Spread) and is_general(key):
+            if isinstance(key, Expandable) and is_general(key):
                 self._general[key] = entry
-            elif isinstance(key, Spread):
-                self._special.add(key)
-        moved = self._addresses != before
-        for general in self._general if moved else delta.puts.keys() & self._general.keys():
-            assert isinstance(general, Spread)
-            drops |= _specials(general, before - self._addresses)
+            elif isinstance(key, Expandable):
+                self._specific.add(key)
+        addresses_changed = self._addresses != before
+        for general in self._general if addresses_changed else delta.puts.keys() & self._general.keys():
+            assert isinstance(general, Expandable)
+            drops |= _specific_keys(general, before - self._addresses)
             new = self._addresses if general in delta.puts else self._addresses - before
-            puts.update(dict.fromkeys(self._spread(general, new), self._general[general]))
+            puts.update(dict.fromkeys(self._expand_to(general, new), self._general[general]))
         puts.update((key, entry) for key, entry in delta.puts.items() if not _is_general(key))
-        drops |= self._members_beside(delta.puts.keys() | delta.drops) - puts.keys()
+        drops |= self._affected_members(delta.puts.keys() | delta.drops) - puts.keys()
         for key in list(drops):
-            if key in self._special:
+            if key in self._specific:
                 drops.discard(key)
-            elif not self._gives_way(key) and (covering := self._generalised(key)) in self._general:
-                assert covering is not None
+            elif not self._is_replaced(key) and (replacement := self._general_key(key)) in self._general:
+                assert replacement is not None
                 drops.discard(key)
-                puts.setdefault(key, self._general[covering])
+                puts.setdefault(key, self._general[replacement])
         return Delta(puts, frozenset(drops))
 
-    def asked_for(self, key: Key) -> Key:
-        """Because of which entry something is in the kernel, or should be."""
-        general = self._generalised(key)
-        return general if general in self._general and key not in self._special and general else key
+    def entry_of(self, key: Key) -> Key:
+        """Return the key of the entry that a kernel object belongs to."""
+        general = self._general_key(key)
+        return general if general in self._general and key not in self._specific and general else key
 
     def _remember(self, entries: Mapping[Key, Entry]) -> None:
-        spread = {key: entry for key, entry in entries.items() if isinstance(key, Spread)}
-        self._general = {key: entry for key, entry in spread.items() if is_general(key)}
-        self._special = spread.keys() - self._general.keys()
+        expandable = {key: entry for key, entry in entries.items() if isinstance(key, Expandable)}
+        self._general = {key: entry for key, entry in expandable.items() if is_general(key)}
+        self._specific = expandable.keys() - self._general.keys()
 
-    def _generalised(self, key: Key) -> Spread | None:
-        """The general one of what is on an address of ours; None for all else."""
+    def _general_key(self, key: Key) -> Expandable | None:
+        """Return the general key of an object on a NodePort address; None for all others."""
         if isinstance(key, Server):
             if key.frontend.address in self._addresses:
                 return key._replace(frontend=key.frontend._replace(address=unspecified(key.family)))
-        elif isinstance(key, Member) and sets.NAMES[key.set][0] in sets.BY_PLACE:
+        elif isinstance(key, Member) and sets.NAMES[key.set][0] in sets.WITH_PORT:
             address, _, port = key.text.partition(",")
             if parse_address(address) in self._addresses:
                 return key._replace(text=sets.ANYWHERE[key.family] + port)
         return None
 
-    def _places(self, general: Spread) -> set[Key]:
-        """Where it stands."""
-        return self._spread(general, self._addresses)
+    def _expansion_of(self, general: Expandable) -> set[Key]:
+        """Return the specific keys of a general key on all addresses."""
+        return self._expand_to(general, self._addresses)
 
-    def _spread(self, general: Spread, addresses: Iterable[Address]) -> set[Key]:
-        expanded = _specials(general, addresses) - self._special
-        return {key for key in expanded if not self._gives_way(key)}
+    def _expand_to(self, general: Expandable, addresses: Iterable[Address]) -> set[Key]:
+        keys = _specific_keys(general, addresses) - self._specific
+        return {key for key in keys if not self._is_replaced(key)}
 
-    def _gives_way(self, key: Key) -> bool:
-        """Whether a member of a general one stands where a special virtual server does."""
-        return isinstance(key, Member) and key not in self._special and _server_at(key) in self._special
+    def _is_replaced(self, key: Key) -> bool:
+        """Return whether a general key's member is at the address and port of a specific virtual server."""
+        return isinstance(key, Member) and key not in self._specific and _server_at(key) in self._specific
 
-    def _members_beside(self, changed: Iterable[Key]) -> set[Key]:
-        """Those of general ones where a special virtual server has come or gone."""
-        places = {
-            sets.place(*key.frontend)
+    def _affected_members(self, changed: Iterable[Key]) -> set[Key]:
+        """Return the members of general keys where a specific virtual server was added or removed."""
+        texts = {
+            sets.member_text(*key.frontend)
             for key in changed
             if isinstance(key, Server) and key.frontend.address in self._addresses
         }
-        if not places:
+        if not texts:
             return set()
         general = (key for key in self._general if isinstance(key, Member))
-        found = (each for key in general for each in _specials(key, self._addresses))
-        return {key for key in found if isinstance(key, Member) and key.text in places}
+        found = (each for key in general for each in _specific_keys(key, self._addresses))
+        return {key for key in found if isinstance(key, Member) and key.text in texts}
 
     def _addresses_after(self, delta: Delta[Key, Entry]) -> set[Address]:
         return (self._addresses - set(_addresses_in(delta.drops))) | set(_addresses_in(delta.puts))
 
 
-def is_general(key: Spread) -> bool:
+def is_general(key: Expandable) -> bool:
     if isinstance(key, Server):
         return is_unspecified(key.frontend.address)
     return key.text.startswith(sets.ANYWHERE[key.family])
 
 
 def _server_at(member: Member) -> Server | None:
-    """The inverse of `sets.place`; None for a member of a set that has no ports, or of a protocol that no
-    Service has, which another program has put there."""
-    if sets.NAMES[member.set][0] not in sets.BY_PLACE:
+    """Return the server key of a member: the inverse of `sets.member_text`.
+
+    None for a set without ports, or for a protocol that no Service has, which another program has added.
+    """
+    if sets.NAMES[member.set][0] not in sets.WITH_PORT:
         return None
     address, _, rest = member.text.partition(",")
     name, _, port = rest.partition(":")
@@ -166,17 +171,17 @@ def _server_at(member: Member) -> Server | None:
 
 
 def _is_general(key: Key) -> bool:
-    return isinstance(key, Spread) and is_general(key)
+    return isinstance(key, Expandable) and is_general(key)
 
 
 def _addresses_in(keys: Iterable[Key]) -> Iterator[Address]:
-    """Those that NodePorts answer on."""
+    """Yield the addresses that NodePorts answer on."""
     for key in keys:
         if isinstance(key, Member) and sets.NAMES[key.set][0] == sets.NODE_PORT_IP:
             yield parse_address(key.text)
 
 
-def _specials(general: Spread, addresses: Iterable[Address]) -> set[Key]:
+def _specific_keys(general: Expandable, addresses: Iterable[Address]) -> set[Key]:
     own = [address for address in addresses if family(address) is general.family]
     if isinstance(general, Server):
         return {general._replace(frontend=general.frontend._replace(address=each)) for each in own}

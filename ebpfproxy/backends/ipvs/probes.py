@@ -1,17 +1,16 @@
-"""What the IPVS backend needs of this machine, found by trying it in a network namespace that goes
-again."""
+"""Probes what mode ipvs requires of this machine, by trying it in a temporary network namespace."""
 
 import contextlib
 import errno
 from collections.abc import Callable, Collection, Iterator
 
 from ebpfproxy.backends.findings import Finding
-from ebpfproxy.backends.ipvs import schedulers, sysctls
-from ebpfproxy.backends.ipvs.ip_sets import make_all
+from ebpfproxy.backends.ipvs import prerequisites
+from ebpfproxy.backends.ipvs.ip_sets import create_all
 from ebpfproxy.backends.ipvs.settings import DEFAULT_SCHEDULER
 from ebpfproxy.backends.xtables import probing, tool_backends
 from ebpfproxy.backends.xtables.entries import NAT
-from ebpfproxy.backends.xtables.probing import Sort
+from ebpfproxy.backends.xtables.probing import RuleKind
 from ebpfproxy.errors import AlreadyExists, KernelError
 from ebpfproxy.linux.ipset import ipset
 from ebpfproxy.linux.ipset.messages import IpSet
@@ -23,14 +22,14 @@ from ebpfproxy.model.address import Family
 
 _SET = "ebpfproxy-tried"
 
-_SORTS = (
-    Sort("matching ipsets", NAT, f"-m set --match-set {_SET} dst,dst -j RETURN", "xt_set"),
+_RULE_KINDS = (
+    RuleKind("matching ipsets", NAT, f"-m set --match-set {_SET} dst,dst -j RETURN", "xt_set"),
     probing.MASQUERADING,
     probing.MARKS,
     probing.COMMENTS,
     probing.ADDRESS_TYPES,
     probing.STATES,
-    probing.REFUSING,
+    probing.REJECTING,
     probing.MANGLING,
     probing.RANDOM_PORTS,
 )
@@ -39,29 +38,29 @@ _SORTS = (
 def probe(
     scheduler: str = DEFAULT_SCHEDULER, tool_backend: str = tool_backends.AUTO, used: Collection[Family] = ()
 ) -> tuple[Finding, ...]:
-    """What is needed comes first. Raises KernelError where nothing can be tried at all."""
-    own = tuple(_own(scheduler))
-    if any(not each.present for each in own):
-        return own  # rules would be rejected for the same reason
-    return own + probing.probe(tool_backend, _SORTS, _make_set, used)
+    """Return the findings, needed features first. Raises KernelError if nothing can be tried at all."""
+    prerequisites = tuple(_prerequisites(scheduler))
+    if any(not each.present for each in prerequisites):
+        return prerequisites  # rules would be rejected for the same reason
+    return prerequisites + probing.probe(tool_backend, _RULE_KINDS, _make_set, used)
 
 
-def _own(scheduler: str) -> Iterator[Finding]:
+def _prerequisites(scheduler: str) -> Iterator[Finding]:
     with netns.throw_away():
-        yield _tried("IPVS", ipvs.available)
-        yield _tried(f"IPVS: the scheduler {scheduler}", lambda: schedulers.check(scheduler))
-        yield _tried("dummy devices", lambda: dummy.ensure(KUBE_IPVS0))
-        for of in Family:
-            yield _tried(f"ipset for {of.value}", lambda of=of: make_all(of))  # type: ignore[misc]
-    yield _tried("the sysctls of IPVS", sysctls.check)  # of the node's own namespace
+        yield _attempt("IPVS", ipvs.available)
+        yield _attempt(f"IPVS: the scheduler {scheduler}", lambda: prerequisites.check_scheduler(scheduler))
+        yield _attempt("dummy devices", lambda: dummy.ensure(KUBE_IPVS0))
+        for family in Family:
+            yield _attempt(f"ipset for {family.value}", lambda family=family: create_all(family))  # type: ignore[misc]
+    yield _attempt("sysctls of IPVS", prerequisites.check_sysctls)  # in the agent's own network namespace
 
 
-def _make_set(of: Family) -> None:
+def _make_set(family: Family) -> None:
     with contextlib.suppress(AlreadyExists):
-        ipset.create(IpSet(_SET, "hash:ip,port", of, 1024))
+        ipset.create(IpSet(_SET, "hash:ip,port", family, 1024))
 
 
-def _tried(feature: str, action: Callable[[], object]) -> Finding:
+def _attempt(feature: str, action: Callable[[], object]) -> Finding:
     try:
         action()
     except KernelError as failure:

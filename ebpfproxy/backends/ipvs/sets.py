@@ -1,6 +1,7 @@
-"""The ipsets: kube-proxy's by its names (pkg/proxy/ipvs/ipset.go and proxier.go), and three of our own.
+"""The ipsets: those of kube-proxy with its names (pkg/proxy/ipvs/ipset.go and proxier.go), and three more.
+Pure.
 
-Those of IPv6 have "6-" behind "KUBE-". Pure.
+The names for IPv6 have "6-" after "KUBE-".
 """
 
 import enum
@@ -31,29 +32,29 @@ NODE_PORT_LOCAL = {
     Protocol.SCTP: "KUBE-NODE-PORT-LOCAL-SCTP-HASH",
 }
 
-# Our own:
+# The agent's own:
 NODE_PORT_IP = "KUBE-NODE-PORT-IP"
 NO_LOCAL = "KUBE-NO-LOCAL"
 NO_LOCAL_BUT_PODS = "KUBE-NO-LOCAL-BUT-PODS"
 
 BITMAP = "bitmap:port"
-_PLACES, _ADDRESSES = "hash:ip,port", "hash:ip"
+_IP_PORT, _IP = "hash:ip,port", "hash:ip"
 
 
 class Order(enum.Enum):
-    """When members are put; they are dropped the other way round.
+    """When members are put. They are dropped in the reverse order.
 
-    LAST are those that spare a client's address the masquerade, by which only endpoints of this node can
-    answer: put when a virtual server has no others any more, dropped before it gets some.
+    LAST are the members that exempt a client's address from masquerading, so that only endpoints of this node
+    can reply. They are put after a virtual server lost its other endpoints, and dropped before it gets any.
     """
 
     FIRST = enum.auto()
-    SECOND = enum.auto()  # yet before virtual servers: what rejects all but members that are FIRST
+    SECOND = enum.auto()  # before virtual servers: rules reject all but members that are FIRST
     LAST = enum.auto()
 
 
 class _Declared(NamedTuple):
-    """`comment` is that of rules which match it."""
+    """The type of a set. `comment` is the comment of the rules that match it."""
 
     type: str
     comment: str
@@ -64,19 +65,21 @@ SETS: dict[str, _Declared] = {
     LOOP_BACK: _Declared(
         "hash:ip,port,ip", "Kubernetes endpoints dst ip:port, source ip for solving hairpin purpose"
     ),
-    CLUSTER_IP: _Declared(_PLACES, "Kubernetes service cluster ip + port for masquerade purpose"),
+    CLUSTER_IP: _Declared(_IP_PORT, "Kubernetes service cluster ip + port for masquerade purpose"),
     EXTERNAL_IP: _Declared(
-        _PLACES, "Kubernetes service external ip + port for masquerade and filter purpose"
+        _IP_PORT, "Kubernetes service external ip + port for masquerade and filter purpose"
     ),
     EXTERNAL_IP_LOCAL: _Declared(
-        _PLACES, "Kubernetes service external ip + port with externalTrafficPolicy=local"
+        _IP_PORT, "Kubernetes service external ip + port with externalTrafficPolicy=local"
     ),
-    LOAD_BALANCER: _Declared(_PLACES, "Kubernetes service lb portal"),
+    LOAD_BALANCER: _Declared(_IP_PORT, "Kubernetes service lb portal"),
     LOAD_BALANCER_LOCAL: _Declared(
-        _PLACES, "Kubernetes service load balancer ip + port with externalTrafficPolicy=local", Order.LAST
+        _IP_PORT,
+        "Kubernetes service load balancer ip + port with externalTrafficPolicy=local",
+        Order.LAST,
     ),
     LOAD_BALANCER_FW: _Declared(
-        _PLACES,
+        _IP_PORT,
         "Kubernetes service load balancer ip + port for load balancer with sourceRange",
         Order.SECOND,
     ),
@@ -95,59 +98,63 @@ SETS: dict[str, _Declared] = {
     NODE_PORT_LOCAL[Protocol.UDP]: _Declared(
         BITMAP, "Kubernetes nodeport UDP port with externalTrafficPolicy=local", Order.LAST
     ),
-    NODE_PORT[Protocol.SCTP]: _Declared(_PLACES, "Kubernetes nodeport SCTP port for masquerade purpose"),
+    NODE_PORT[Protocol.SCTP]: _Declared(_IP_PORT, "Kubernetes nodeport SCTP port for masquerade purpose"),
     NODE_PORT_LOCAL[Protocol.SCTP]: _Declared(
-        _PLACES, "Kubernetes nodeport SCTP port with externalTrafficPolicy=local", Order.LAST
+        _IP_PORT, "Kubernetes nodeport SCTP port with externalTrafficPolicy=local", Order.LAST
     ),
     HEALTH_CHECK_NODE_PORT: _Declared(BITMAP, "Kubernetes health check node port"),
-    IPVS_IPS: _Declared(_ADDRESSES, "Kubernetes ipvs service ips"),
-    NODE_PORT_IP: _Declared(_ADDRESSES, "addresses of this node that NodePorts answer on"),
-    NO_LOCAL: _Declared(_PLACES, "no endpoint on this node"),
-    NO_LOCAL_BUT_PODS: _Declared(_PLACES, "no endpoint on this node, pods of this cluster have all"),
+    IPVS_IPS: _Declared(_IP, "Kubernetes ipvs service ips"),
+    NODE_PORT_IP: _Declared(_IP, "addresses of this node that NodePorts answer on"),
+    NO_LOCAL: _Declared(_IP_PORT, "no endpoint on this node"),
+    NO_LOCAL_BUT_PODS: _Declared(_IP_PORT, "no endpoint on this node, pods of this cluster have all"),
 }
-"""By the names for IPv4: what each is."""
+"""The declaration of each set, by its name for IPv4."""
 
 MAX_ELEMENTS = 1 << 20
-"""Room in each that we make; the kernel takes memory for what is in it. kube-proxy's have 65 536."""
+"""The capacity of the sets that the agent creates. The kernel allocates memory for actual members only.
+kube-proxy's sets have 65 536.
+"""
 
-_LONGEST = 31
+_MAX_NAME = 31
 """IPSET_MAXNAMELEN without the zero byte."""
 
 _PREFIX = {Family.IPV4: "KUBE-", Family.IPV6: "KUBE-6-"}
 
 
-def set_name(base: str, of: Family) -> str:
-    """Cut where it is longer than the kernel allows, as kube-proxy does it.
+def set_name(base: str, family: Family) -> str:
+    """Return the name of a set for a family. Like kube-proxy, truncate it to the kernel's maximum length.
 
     >>> set_name("KUBE-LOAD-BALANCER-SOURCE-CIDR", Family.IPV6)
     'KUBE-6-LOAD-BALANCER-SOURCE-CID'
     """
-    return (_PREFIX[of] + base.removeprefix("KUBE-"))[:_LONGEST]
+    return (_PREFIX[family] + base.removeprefix("KUBE-"))[:_MAX_NAME]
 
 
-def ip_set(base: str, of: Family) -> IpSet:
-    """As we make it."""
+def ip_set(base: str, family: Family) -> IpSet:
+    """Return the set with the parameters that the agent creates it with."""
     kind = SETS[base].type
     bitmap = kind == BITMAP
-    return IpSet(set_name(base, of), kind, None if bitmap else of, 0 if bitmap else MAX_ELEMENTS)
+    return IpSet(set_name(base, family), kind, None if bitmap else family, 0 if bitmap else MAX_ELEMENTS)
 
 
-NAMES: dict[str, tuple[str, Family]] = {set_name(base, of): (base, of) for base in SETS for of in Family}
-"""By the name of each set: which it is, and of which family."""
+NAMES: dict[str, tuple[str, Family]] = {
+    set_name(base, family): (base, family) for base in SETS for family in Family
+}
+"""The base name and the family of each set, by its name."""
 
-BY_PLACE = tuple(base for base, declared in SETS.items() if declared.type == _PLACES)
+WITH_PORT = tuple(base for base, declared in SETS.items() if declared.type == _IP_PORT)
 """The sets of addresses with ports."""
 
 
-def place(address: Address, port: int, protocol: Protocol) -> str:
-    """A member of a set of addresses with ports.
+def member_text(address: Address, port: int, protocol: Protocol) -> str:
+    """Return the text of a member of a set of addresses with ports.
 
     >>> from ebpfproxy.model.address import parse_address
-    >>> place(parse_address("10.96.0.1"), 53, Protocol.UDP)
+    >>> member_text(parse_address("10.96.0.1"), 53, Protocol.UDP)
     '10.96.0.1,udp:53'
     """
     return f"{format_address(address)},{protocol.name.lower()}:{port}"
 
 
-ANYWHERE = {of: f"{format_address(unspecified(of))}," for of in Family}
-"""How a member begins that stands for one with each address that NodePorts answer on."""
+ANYWHERE = {family: f"{format_address(unspecified(family))}," for family in Family}
+"""How the text of a general member begins: it applies to each address that NodePorts answer on."""

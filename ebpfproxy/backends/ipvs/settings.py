@@ -9,16 +9,17 @@ DEFAULT_SCHEDULER = "rr"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class IpvsSettings:
-    """`scheduler`: one that the kernel has (rr, wrr, lc, wlc, lblc, lblcr, sh, dh, sed, nq, mh, …).
+    """Settings of the IPVS backend.
 
-    `exclude_cidrs`: virtual servers there are another program's, unless a Service has the very same.
-
-    `masquerade_all`: also what pods send to ClusterIPs. `masquerade_bit`: which bit of the packet mark says
-    that the packet is to be masqueraded, 0 to 31.
-
-    `strict_arp`: the node answers ARP for an address only on the device that has it, and so not for those of
-    Services. Timeouts of IPVS's own table in whole seconds, 0 leaves one as it is: connections, those that
-    have ended, and UDP flows.
+    - `scheduler`: a scheduler that the kernel has (rr, wrr, lc, wlc, lblc, lblcr, sh, dh, sed, nq, mh, …).
+    - `exclude_cidrs`: virtual servers in these networks belong to another program, unless a Service has the
+      same frontend.
+    - `masquerade_all`: also masquerade connections of pods to ClusterIPs.
+    - `masquerade_bit`: the bit of the packet mark that requests masquerading, 0 to 31.
+    - `strict_arp`: the node answers ARP for an address only on the device that has it, so not for addresses
+      of Services.
+    - Timeouts of IPVS in seconds, for TCP connections, closed TCP connections and UDP flows. 0 leaves one
+      unchanged.
     """
 
     scheduler: str = DEFAULT_SCHEDULER

@@ -1,8 +1,8 @@
-"""Tracked UDP flows that no plan wants, in the node's own network namespace: they are ended.
+"""Ends stale UDP flows of conntrack in the agent's network namespace, for modes that use the kernel's NAT.
 
-For every backend that leaves translating to the kernel's NAT. Which flows are stale is settled in
-`plan.stale_flows`; here is when they are looked for: after the rules are in force, never before, else a
-client's next packet makes the entry again by the old rules (kubernetes pull request 98305).
+`plan.stale_flows` decides which flows are stale. This module decides when to search: only after the rules are
+in force. An earlier search is useless, because the client's next packet recreates the entry by the old rules
+(kubernetes pull request 98305).
 """
 
 import contextlib
@@ -30,16 +30,17 @@ SEARCH_FAILED = "Failed to search stale UDP flows, retrying"
 NOT_ENDED = "Failed to end a stale flow"
 """One conntrack entry; it ends by its timeout, or at the next search."""
 
-_RETRY = 30.0  # seconds after a look that failed, or left some; a change brings the next one earlier
-_PATIENCE = 5.0  # seconds that an agent's end waits for a look
+_RETRY_S = 30.0  # seconds after an incomplete search; a change causes an earlier one
+_CLOSE_TIMEOUT_S = 5.0  # seconds that the end of the agent waits for a search
 
 _Job = Callable[[StaleFlows], Collection[Family] | None]
-"""Something to tell the book of flows; it returns where to look, if anywhere."""
+"""A change of the expected flows. Returns the families to search, if any."""
 
 
-class Look(NamedTuple):
-    """One search through the flows of a family: how many were ended, how many could not be ended, how long it
-    took."""
+class SearchResult(NamedTuple):
+    """The result of one search through the flows of a family: how many flows were ended, how many could not
+    be ended, and the duration.
+    """
 
     family: Family
     deleted: int
@@ -48,35 +49,38 @@ class Look(NamedTuple):
 
 
 class StaleConntrack:
-    """A thread of its own, so that no sync waits for it, in the network namespace of its maker.
+    """A thread that searches for stale flows, so that no sync waits for it. It uses the network namespace of
+    the thread that creates it.
 
-    Around each sync `expect` is called before, and `in_force` after it has succeeded. What comes in while the
-    thread is looking is looked for in one go. Where nothing that matters to UDP flows changed, the kernel is
-    not asked. `counted` is called in the thread after each look.
+    Call `expect` before each sync, and `in_force` after it succeeded. Requests that arrive during a search
+    are combined into one. If no change affects UDP flows, the kernel is not queried. `counted` is called in
+    this thread after each search.
     """
 
-    def __init__(self, counted: Callable[[Look], object]) -> None:
+    def __init__(self, counted: Callable[[SearchResult], object]) -> None:
         self._counted = counted
         self._flows = StaleFlows()
         self._due: set[Family] = set()
         self._failed: set[Family] = set()
         self._retry_at = 0.0
-        self._reported = ""
-        self._ends = False
+        self._last_reason = ""
+        self._closing = False
         self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="stale-conntrack", daemon=True)
         self._thread.start()
 
     def inherit(self, frontends: Iterable[Frontend]) -> None:
-        """What the rules that an earlier run left in the kernel serve; before the first sync."""
-        left = tuple(frontends)
-        self._jobs.put(lambda flows: flows.inherit(left))
+        """Add the frontends of the rules that a previous run left in the kernel. Call it before the first
+        sync.
+        """
+        frontends_left = tuple(frontends)
+        self._jobs.put(lambda flows: flows.inherit(frontends_left))
 
     def expect(self, changed: Mapping[PlanKey, ServicePortPlan | None], node: NodePlan | None = None) -> None:
-        """The sync to come brings in these plans, None for one that goes; `node` where that is another one.
+        """Announce the next sync: its plans (None for a plan that is removed), and the node if it changed.
 
-        Said before the first rule is changed: then no flow that such a rule makes is taken for stale. After a
-        sync that failed, the next one needs only what changed since.
+        Call it before the first rule changes, so that no flow that a new rule creates counts as stale. After
+        a failed sync, announce only the changes since then.
         """
         plans = dict(changed)
         self._jobs.put(lambda flows: flows.expect(plans))
@@ -85,55 +89,57 @@ class StaleConntrack:
             self._jobs.put(lambda flows: flows.expect_node_ports(networks))
 
     def in_force(self, rejected: Collection[PlanKey] = ()) -> None:
-        """The sync succeeded: all that was expected is in the kernel, but for the plans that it `rejected`.
+        """Report that the sync succeeded: everything expected is in the kernel, except the plans in
+        `rejected`.
 
-        Those are in force once this is called without them.
+        The rejected plans count as in force once this is called without them.
         """
-        kept_out = frozenset(rejected)
-        self._jobs.put(lambda flows: flows.in_force(kept_out))
+        not_in_force = frozenset(rejected)
+        self._jobs.put(lambda flows: flows.in_force(not_in_force))
 
-    def look(self) -> None:
-        """Look in any case: the rules were not in force for a while, since another program had removed
-        them."""
+    def search(self) -> None:
+        """Search all families unconditionally: the rules were not in force for a while, because another
+        program had removed them.
+        """
         self._jobs.put(lambda flows: frozenset(Family))
 
     def close(self) -> None:
-        """Finish what was asked for, and end. Where that takes longer than 5 s, it is not waited for."""
+        """Finish the requested searches and end the thread. Wait at most 5 s."""
         self._jobs.put(self._end)
-        self._thread.join(_PATIENCE)
+        self._thread.join(_CLOSE_TIMEOUT_S)
         if self._thread.is_alive():
-            log.warning(STILL_SEARCHING, seconds=_PATIENCE)
+            log.warning(STILL_SEARCHING, seconds=_CLOSE_TIMEOUT_S)
 
     def _end(self, flows: StaleFlows) -> None:
-        self._ends = True
+        self._closing = True
 
     def _run(self) -> None:
-        while not self._ends:
+        while not self._closing:
             self._wait()
             while self._due:
                 family = self._due.pop()
                 try:
-                    self._look(family)
-                except Unsupported as failure:  # it will not do better next time
+                    self._search(family)
+                except Unsupported as failure:  # a retry cannot succeed
                     self._report(failure.message, failure.hint)
                 except KernelError as failure:
                     self._report(failure.message, failure.hint)
                     self._retry(family)
-                except Exception as failure:  # the thread continues: no other program looks for later ones
+                except Exception as failure:  # the thread must continue: nothing else ends later stale flows
                     self._report(repr(failure), "")
                     self._retry(family)
 
     def _wait(self) -> None:
-        """For something to do, or for the time at which what failed is tried again."""
-        rest = max(0.0, self._retry_at - time.monotonic()) if self._failed else None
+        """Wait for a job, or for the time at which failed searches are retried."""
+        timeout = max(0.0, self._retry_at - time.monotonic()) if self._failed else None
         with contextlib.suppress(queue.Empty):
-            self._do(self._jobs.get(timeout=rest))
-        self._do_waiting()
+            self._do(self._jobs.get(timeout=timeout))
+        self._do_queued()
         if self._due or time.monotonic() >= self._retry_at:
             self._due |= self._failed
             self._failed.clear()
 
-    def _do_waiting(self) -> None:
+    def _do_queued(self) -> None:
         with contextlib.suppress(queue.Empty):
             while True:
                 self._do(self._jobs.get_nowait())
@@ -143,14 +149,14 @@ class StaleConntrack:
 
     def _retry(self, family: Family) -> None:
         self._failed.add(family)
-        self._retry_at = time.monotonic() + _RETRY
+        self._retry_at = time.monotonic() + _RETRY_S
 
-    def _look(self, family: Family) -> None:
+    def _search(self, family: Family) -> None:
         began = time.monotonic()
         found = [flow for flow in conntrack.flows(Protocol.UDP, family) if self._flows.is_stale(flow)]
-        # A sync that began meanwhile has said so before it changed a rule. So all flows in `found` that a
-        # newer rule made are known as such from here on, and what begins from here on is not in `found`.
-        self._do_waiting()
+        # A sync that began during the search called `expect` before it changed a rule. Its job is processed
+        # now, so flows in `found` that its rules created no longer count as stale.
+        self._do_queued()
         deleted = failed = 0
         for flow in filter(self._flows.is_stale, found):
             try:
@@ -162,22 +168,22 @@ class StaleConntrack:
             self._retry(family)
         elif family not in self._due:
             self._flows.forget_gone(family)
-        self._reported = ""
-        self._count(Look(family, deleted, failed, time.monotonic() - began))
+        self._last_reason = ""
+        self._count(SearchResult(family, deleted, failed, time.monotonic() - began))
 
-    def _count(self, look: Look) -> None:
-        if look.deleted or look.failed:
+    def _count(self, result: SearchResult) -> None:
+        if result.deleted or result.failed:
             log.info(
                 ENDED,
-                family=look.family.value,
-                deleted=look.deleted,
-                failed=look.failed,
-                duration_ms=round(1000 * look.seconds, 3),
+                family=result.family.value,
+                deleted=result.deleted,
+                failed=result.failed,
+                duration_ms=round(1000 * result.seconds, 3),
             )
-        self._counted(look)
+        self._counted(result)
 
     def _report(self, reason: str, hint: str) -> None:
-        """Once, until there is another reason."""
-        if reason != self._reported:
+        """Log an error once, until the reason changes."""
+        if reason != self._last_reason:
             log.error(SEARCH_FAILED, reason=reason, hint=hint)
-        self._reported = reason
+        self._last_reason = reason

@@ -1,9 +1,8 @@
-"""The kernel's settings that go with its own NAT: how many connections it tracks, for how long, and whether
-127.0.0.1 can be translated. kube-proxy makes the same ones at its start.
+"""Sysctls for the kernel's NAT: the size of the conntrack table, timeouts, and route_localnet.
 
-Nothing is set back at the end: other connections than ours live by them by then. None of it is worth not to
-serve for: from a network namespace that is not the initial one the size of the table cannot be set, and in a
-container /proc/sys may be read-only (kubernetes issue 141943).
+kube-proxy sets the same ones at its start. They are not reset when the agent ends, since other connections
+depend on them by then. A failure is only logged. Outside the initial network namespace the size of the table
+cannot be set, and in a container /proc/sys may be read-only (kubernetes issue 141943).
 
 Sources: pkg/proxy/conntrack/sysctls.go and cmd/kube-proxy/app/server_linux.go of Kubernetes;
 Documentation/networking/nf_conntrack-sysctl.rst; 3183ab8997a4 ("netfilter: conntrack: allow increasing bucket
@@ -38,12 +37,14 @@ _PER_BUCKET = 4
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NetfilterSettings:
-    """What is wished for. 0 leaves a setting as it is.
+    """The desired settings. 0 leaves a setting unchanged.
 
-    The table of connections: `max_per_core` for each CPU of the node, but no less than `min_entries`; 0 for
-    the first leaves it alone, whatever the second. Timeouts in seconds. `tcp_be_liberal`: packets outside of
-    the TCP window are not invalid. `route_localnet`: set ROUTE_LOCALNET, for IPv4 and the mode iptables
-    (`answers_on_loopback`). That is not among what `wanted` gives, since it comes later.
+    - `max_per_core`, `min_entries`: the conntrack table holds `max_per_core` entries for each CPU of the
+      node, but at least `min_entries`. If `max_per_core` is 0, the table stays unchanged.
+    - Timeouts in seconds.
+    - `tcp_be_liberal`: packets outside the TCP window are not invalid.
+    - `route_localnet`: set ROUTE_LOCALNET, for IPv4 in mode iptables (`answers_on_loopback`).
+      `desired_sysctls` does not include it, since it is set later.
     """
 
     max_per_core: int = 32768
@@ -57,23 +58,24 @@ class NetfilterSettings:
 
 
 class Sysctl(NamedTuple):
-    """One setting below /proc/sys; `at_least`: a larger value is right, too."""
+    """One setting below /proc/sys. `at_least`: a larger value is also correct."""
 
     name: str
     value: int
     at_least: bool = False
 
 
-def wanted(settings: NetfilterSettings, cpus: int) -> tuple[Sysctl, ...]:
-    """What is to be set on a node with that many CPUs.
+def desired_sysctls(settings: NetfilterSettings, cpus: int) -> tuple[Sysctl, ...]:
+    """Return the sysctls to set on a node with that many CPUs.
 
-    The table grows and never shrinks: a node that was given more needs it (kubernetes pull request 142035).
-    It has no upper limit either, as kube-proxy's has since 1.36: entries take memory when they are in use.
+    The conntrack table grows and never shrinks: a node with a larger table needs it (kubernetes pull request
+    142035). There is no upper limit, unlike in kube-proxy since 1.36: an entry takes memory only while it is
+    in use.
     """
-    return tuple(_wanted(settings, cpus))
+    return tuple(_desired_sysctls(settings, cpus))
 
 
-def _wanted(settings: NetfilterSettings, cpus: int) -> Iterator[Sysctl]:
+def _desired_sysctls(settings: NetfilterSettings, cpus: int) -> Iterator[Sysctl]:
     if settings.max_per_core:
         entries = max(settings.max_per_core * cpus, settings.min_entries)
         yield Sysctl(f"{_CONNTRACK}max", entries, at_least=True)
@@ -91,20 +93,20 @@ def _wanted(settings: NetfilterSettings, cpus: int) -> Iterator[Sysctl]:
 
 
 ROUTE_LOCALNET = Sysctl("net/ipv4/conf/all/route_localnet", 1)
-"""Has the kernel route packets from and to 127.0.0.0/8. It opens the node's loopback services to neighbors
-(CVE-2020-8558), so it is set only once the rules that drop such packets are in force."""
+"""Makes the kernel route packets from and to 127.0.0.0/8. This exposes the node's loopback services to
+neighbors (CVE-2020-8558), so it is set only after the rules that drop such packets are in force.
+"""
 
 
 def answers_on_loopback(context: PlanContext) -> bool:
-    """Whether NodePorts are to answer on 127.0.0.1."""
+    """Return whether NodePorts must answer on 127.0.0.1."""
     return bool(plan_node_ports(frozenset(LOOPBACK[:1]), None, context))
 
 
 def apply(settings: Iterable[Sysctl]) -> None:
-    """Set what is not right yet, in the calling thread's network namespace; what fails is warned of and left.
+    """Set the sysctls that differ, in the calling thread's network namespace. Log a warning for each failure.
 
-    Once the kernel tracks connections at all: before, it has none of these settings. So after the backend
-    was opened.
+    Call it after the backend is open: these sysctls exist only while the kernel tracks connections.
     """
     for each in settings:
         try:
@@ -127,7 +129,9 @@ def apply(settings: Iterable[Sysctl]) -> None:
 
 
 def online_cpus() -> int:
-    """The CPUs of the node, be the agent restricted to some of them (kubernetes issue 99225)."""
+    """Return the number of CPUs of the node, even if the agent may use only some of them (kubernetes issue
+    99225).
+    """
     try:
         return count_cpus(ONLINE_CPUS.read_text())
     except (OSError, ValueError):
@@ -135,7 +139,7 @@ def online_cpus() -> int:
 
 
 def count_cpus(text: str) -> int:
-    """How many there are in a list as the kernel writes it.
+    """Return the number of CPUs in a list in the kernel's format.
 
     >>> count_cpus("0-3,5,8-9")
     7

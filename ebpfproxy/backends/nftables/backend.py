@@ -1,4 +1,4 @@
-"""The nftables backend: the six methods, over the tables `kube-proxy` of both families."""
+"""The nftables backend: the tables `kube-proxy` of both families."""
 
 import contextlib
 import time
@@ -8,12 +8,13 @@ from ebpfproxy.backends.findings import FAMILY_NOT_SERVED
 from ebpfproxy.backends.interface import Delta
 from ebpfproxy.backends.nftables import probes
 from ebpfproxy.backends.nftables.entries import TABLE, Entry, Key
-from ebpfproxy.backends.nftables.rendering import render
+from ebpfproxy.backends.nftables.node_objects import node_objects
+from ebpfproxy.backends.nftables.service_objects import service_objects
 from ebpfproxy.backends.nftables.settings import NftablesSettings as NftablesSettings
 from ebpfproxy.backends.nftables.table import KernelTable
 from ebpfproxy.errors import KernelError, NotFound, Rejected, Unsupported
 from ebpfproxy.linux.nft.nft import Session
-from ebpfproxy.linux.nft.watch import TableWatch
+from ebpfproxy.linux.nft.notifications import TableWatch
 from ebpfproxy.log import Logger
 from ebpfproxy.model.address import Family
 from ebpfproxy.plan.service_plan import NodePlan, ServicePortPlan
@@ -24,10 +25,10 @@ _ATTEMPTS = 3
 
 
 class NftablesBackend:
-    """See `Backend` for the contract. The calling thread's network namespace counts as the node.
+    """Implements `Backend` in the calling thread's network namespace.
 
-    What is in tables of that name is taken over as it is, be it kube-proxy's, and brought in step by the
-    first sync. A family that the kernel has no nftables for is not served.
+    The contents of existing tables of that name, including kube-proxy's, are taken over, and the first sync
+    brings them in sync. A family that the kernel has no nftables for is not served.
     """
 
     name = "nftables"
@@ -38,22 +39,27 @@ class NftablesBackend:
         self._settings = settings or NftablesSettings()
         self._clock = clock
         self._families: tuple[Family, ...] = tuple(Family)
-        self._opened: contextlib.ExitStack | None = None  # what `close` closes
+        self._opened: contextlib.ExitStack | None = None  # closed by `close`
         self._generation = 0
 
     def open(self) -> None:
-        """Nothing is written. Raises Unsupported where no family has nftables, or we may not change it."""
+        """Open a netlink session. Nothing is written.
+
+        Raises Unsupported if no family has nftables, or if the agent may not change it.
+        """
         with contextlib.ExitStack() as opened:
             self._session = opened.enter_context(Session())
-            self._families = self._served()
+            self._families = self._served_families()
             self._watch = TableWatch(TABLE)
             opened.callback(self._watch.close)
-            self._tables = {of: KernelTable(of, self._session, self._clock) for of in self._families}
+            self._tables = {
+                family: KernelTable(family, self._session, self._clock) for family in self._families
+            }
             self._opened = opened.pop_all()
 
-    def _served(self) -> tuple[Family, ...]:
-        found = {of: probes.serves(self._session, of) for of in Family}
-        served = tuple(of for of in Family if found[of].present)
+    def _served_families(self) -> tuple[Family, ...]:
+        found = {family: probes.serves(self._session, family) for family in Family}
+        served = tuple(family for family in Family if found[family].present)
         for finding in found.values():
             if not served:
                 raise Unsupported(f"mode nftables: {finding}", finding.remedy)
@@ -65,7 +71,7 @@ class NftablesBackend:
         return render(plans, node, self._settings, self._families)
 
     def read(self) -> dict[Key, Entry]:
-        """Where another program changes the tables meanwhile, they are read again."""
+        """Return the entries. If another program changes the tables during the read, read them again."""
         self._check_open()
         for _ in range(_ATTEMPTS):
             self._watch.settle()
@@ -79,31 +85,33 @@ class NftablesBackend:
             if not self._watch.is_disturbed():
                 return found
         raise Rejected(
-            f"nftables: the tables {TABLE} changed while they were read, {_ATTEMPTS} times over",
-            "if kube-proxy is running on this node, stop it: two cannot have the same tables",
+            f"cannot read the nftables tables {TABLE}: they changed during each of {_ATTEMPTS} reads",
+            "stop kube-proxy on this node: it uses the same tables",
         )
 
     def apply(self, delta: Delta[Key, Entry]) -> Mapping[Key, KernelError]:
-        """One transaction for each family; see `KernelTable.apply`."""
+        """Commit one transaction for each family; see `KernelTable.apply`."""
         self._check_open()
         rejected: dict[Key, KernelError] = {}
         with self._watch.own_change(self._session):
-            for of, table in self._tables.items():
-                puts = {key: entry for key, entry in delta.puts.items() if key.family is of}
-                drops = [key for key in delta.drops if key.family is of]
+            for family, table in self._tables.items():
+                puts = {key: entry for key, entry in delta.puts.items() if key.family is family}
+                drops = [key for key in delta.drops if key.family is family]
                 rejected |= table.apply(puts, drops)
         self._generation += 1
         return rejected
 
     def generation(self) -> Hashable:
-        """Another one each time, from another program's change on, until all is read."""
+        """Return a value that differs at each call after a change by another program, until everything is
+        read.
+        """
         self._check_open()
-        if self._watch.is_disturbed() or any(table.is_doubtful for table in self._tables.values()):
+        if self._watch.is_disturbed() or any(table.must_read for table in self._tables.values()):
             self._generation += 1
         return self._generation
 
     def close(self) -> None:
-        """Nothing happens where it is not open."""
+        """Do nothing if not open."""
         if self._opened:
             self._opened.close()
             self._opened = None
@@ -111,3 +119,27 @@ class NftablesBackend:
     def _check_open(self) -> None:
         if not self._opened:
             raise KernelError("the nftables backend is not open")
+
+
+def render(
+    plans: Iterable[ServicePortPlan],
+    node: NodePlan | None,
+    settings: NftablesSettings,
+    families: Iterable[Family] = tuple(Family),
+) -> dict[Key, Entry]:
+    """Return the entries of the plans, and of the node if given. Only for `families`.
+
+    Several plans may render the same key with equal entries. Ports of one Service share the element of its
+    ClusterIP in `cluster-ips`. Services with a common endpoint on this node share its element in
+    `hairpin-connections`.
+    """
+    served = frozenset(families)
+    entries: dict[Key, Entry] = {}
+    for plan in plans:
+        if plan.family in served:
+            entries.update(service_objects(plan))
+    if node is not None:
+        for family in Family:
+            if family in served:
+                entries.update(node_objects(node, family, settings))
+    return entries

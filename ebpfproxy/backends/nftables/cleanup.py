@@ -1,4 +1,4 @@
-"""Taking away what this mode left: ours and kube-proxy's own, the same table of each family."""
+"""Removes what mode nftables left. kube-proxy uses the same table in each family."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -15,16 +15,14 @@ from ebpfproxy.model.address import Family
 
 _FAMILIES = {"ip": Family.IPV4, "ip6": Family.IPV6}
 
-_HOLDING = "ct state new return"
-"""A rule that does nothing, and asks for connection tracking."""
+_CONNTRACK_RULE = "ct state new return"
+"""A rule without effect that requests connection tracking."""
 
 
 def remove(dry_run: bool = False) -> list[str]:
-    """All of it, at once; what it was, a line each. Empty where nothing is there, or no nf_tables either.
+    """Remove the tables at once and return one line for each. Empty if there is none, or no nf_tables.
 
-    Connections that were translated end where nothing else has the kernel translate: see `drain`.
-
-    Raises KernelError.
+    Translated connections end unless other NAT exists: see `drain`. Raises KernelError.
     """
     removed = []
     with Session() as session:
@@ -36,25 +34,26 @@ def remove(dry_run: bool = False) -> list[str]:
 
 
 def drain(translates: Callable[[Family], bool]) -> tuple[list[str], bool]:
-    """In two steps, so that open connections continue; what was removed, and whether another step is to come.
+    """Remove the tables in two steps, to keep open connections. Return the removed objects, and whether
+    another call is required.
 
-    What acts on new connections goes at once. But without any nat chain, and without any rule that asks for
-    connection tracking, the kernel lets go of its hooks, and of the connections that it has translated so far
-    (nf_nat_unregister_fn(), nf_ct_netns_put()). So a chain that does nothing stays, in a table of that name,
-    in a family and as long as `translates` says that anything is translated there that needs it. It is asked
-    at each call.
+    Everything that affects new connections is removed at once. But without any nat chain, and without any
+    rule that requests connection tracking, the kernel unregisters its hooks and discards all NAT state
+    (nf_nat_unregister_fn(), nf_ct_netns_put()). So one chain without effect stays, in a table of the same
+    name, as long as `translates(family)` returns that translated connections need it. `translates` is called
+    each time.
 
     Raises KernelError.
     """
     removed: list[str] = []
-    left = False
+    again = False
     with Session() as session:
         for table in _found(session):
             needed = functools.partial(translates, _FAMILIES[table.family])
-            done, stays = _step(session, table, needed)
+            done, needs_next_call = _step(session, table, needed)
             removed += done
-            left = left or stays
-    return removed, left
+            again = again or needs_next_call
+    return removed, again
 
 
 def _step(session: Session, table: Table, translates: Callable[[], bool]) -> tuple[list[str], bool]:
@@ -64,17 +63,17 @@ def _step(session: Session, table: Table, translates: Callable[[], bool]) -> tup
     if not nat or not translates():
         _commit(session, table, [messages.delete_table(table)])
         return [described], False
-    if len(chains) == 1 and not session.sets(table) and _rules(session, table, nat[0]) == [_HOLDING]:
+    if len(chains) == 1 and not session.sets(table) and _rules(session, table, nat[0]) == [_CONNTRACK_RULE]:
         return [], True
-    # In one transaction: the kernel takes hold for the new chain before it lets go of what the old ones had.
-    again = [
+    # In one transaction, the kernel registers the hooks of the new chain before it unregisters the old ones.
+    operations = [
         messages.delete_table(table),
         messages.add_table(table),
         messages.add_chain(table, nat[0].name, nat[0].hook),
-        *messages.add_rule(table, nat[0].name, compile_rule(_HOLDING, table.family), SetNames()),
+        *messages.add_rule(table, nat[0].name, compile_rule(_CONNTRACK_RULE, table.family), SetNames()),
     ]
-    _commit(session, table, again)
-    return [f"{described}, but for one that the open connections need"], True
+    _commit(session, table, operations)
+    return [f"{described}, except one chain that open connections need"], True
 
 
 def _found(session: Session) -> list[Table]:
@@ -98,6 +97,6 @@ def _rules(session: Session, table: Table, chain: ListedChain) -> list[str]:
 
 
 def _commit(session: Session, table: Table, operations: Sequence[Operation]) -> None:
-    """Raises NotFound where another program has removed it meanwhile, and Rejected."""
+    """Raises Rejected, and NotFound if another program has removed the table since."""
     for each in session.commit(operations):
-        raise nft.failure(f"nftables: table {table} cannot be removed", each.errno, each.reason)
+        raise nft.failure(f"nftables: cannot remove table {table}", each.errno, each.reason)

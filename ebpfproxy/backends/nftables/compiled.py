@@ -1,4 +1,4 @@
-"""Entries as the kernel takes them: the text of rules, declarations and elements is understood here. Pure."""
+"""Compiles entries into kernel objects: parses the text of rules, declarations and elements. Pure."""
 
 import functools
 import re
@@ -17,19 +17,20 @@ from ebpfproxy.linux.nft.sets import Declaration, SetElement, SetFlag, interval_
 _HOOK = re.compile(r"type (\w+) hook (\w+) priority (-?[0-9]+); policy accept;")
 
 Elements = tuple[SetElement, ...]
-"""What one entry is in a set: one, or the two ends of an interval."""
+"""The elements of one entry: one, or the two ends of an interval."""
 
 
-class Held(NamedTuple):
-    """What the kernel is known to have of a table: chains with their hooks, sets and maps with their
-    declarations, and the keys of elements."""
+class KnownObjects(NamedTuple):
+    """The objects of a table that the kernel is known to have: chains with their hooks, sets and maps with
+    their declarations, and the keys of elements.
+    """
 
     chains: dict[str, str]
     containers: dict[str, str]
     elements: set[Element]
 
-    def take(self, puts: Mapping[Key, Entry], drops: Iterable[Key]) -> None:
-        """This was brought into the kernel."""
+    def update(self, puts: Mapping[Key, Entry], drops: Iterable[Key]) -> None:
+        """Record that these puts and drops were committed."""
         for key in drops:
             if isinstance(key, Chain):
                 self.chains.pop(key.name, None)
@@ -47,7 +48,7 @@ class Held(NamedTuple):
 
 
 class CompiledChain(NamedTuple):
-    """`hook` is None for a regular chain. `is_rehooked`: it is there, but called from elsewhere."""
+    """`hook` is None for a regular chain. `is_rehooked`: the chain exists with another hook."""
 
     hook: Hook | None
     rules: tuple[Rule, ...]
@@ -55,56 +56,58 @@ class CompiledChain(NamedTuple):
 
 
 class CompiledContainer(NamedTuple):
-    """`is_other`: one of this name is there, into which other elements fit."""
+    """`is_other`: a set or map of this name exists with another declaration."""
 
     declaration: Declaration
     is_other: bool
 
 
 class Compiled(NamedTuple):
-    """The puts and drops of one table. `gone` are the elements that are there, and go or become others."""
+    """The puts and drops of one table. `removed`: existing elements that are dropped or replaced."""
 
     chains: dict[Chain, CompiledChain]
     containers: dict[Set | Map, CompiledContainer]
     elements: dict[Element, Elements]
-    gone: dict[Element, Elements]
+    removed: dict[Element, Elements]
     drops: frozenset[Key]
 
 
-def compiled(
-    family: str, puts: Mapping[Key, Entry], drops: Collection[Key], held: Held
+def compile_entries(
+    family: str, puts: Mapping[Key, Entry], drops: Collection[Key], known: KnownObjects
 ) -> tuple[Compiled, dict[Key, KernelError]]:
-    """And what is not understood, by key. `family` is "ip" or "ip6"."""
-    put = {
+    """Compile puts and drops, and return also the entries that cannot be parsed, by key. `family` is "ip" or
+    "ip6".
+    """
+    put_containers = {
         key.name: entry
         for key, entry in puts.items()
         if isinstance(key, Set | Map) and isinstance(entry, str)
     }
-    # A set whose name a map gets goes before that comes: with `is_other`.
-    really = (key for key in drops if not (isinstance(key, Set | Map) and key.name in put))
-    done = Compiled({}, {}, {}, {}, frozenset(really))
+    # A set that a map of the same name replaces is not dropped: `is_other` deletes it first.
+    final_drops = (key for key in drops if not (isinstance(key, Set | Map) and key.name in put_containers))
+    result = Compiled({}, {}, {}, {}, frozenset(final_drops))
     rejected: dict[Key, KernelError] = {}
-    declared = ChainMap(put, held.containers)
+    declared = ChainMap(put_containers, known.containers)
     for key, entry in puts.items():
         try:
             if isinstance(key, Element) and isinstance(entry, ElementEntry):
-                done.elements[key] = _elements(key, entry, declared)
+                result.elements[key] = _elements(key, entry, declared)
             elif isinstance(key, Chain) and isinstance(entry, ChainEntry):
-                done.chains[key] = _chain(entry, family, held.chains.get(key.name, entry.hook))
+                result.chains[key] = _chain(entry, family, known.chains.get(key.name, entry.hook))
             elif isinstance(key, Set | Map) and isinstance(entry, str):
-                is_other = held.containers.get(key.name, entry) != entry
-                done.containers[key] = CompiledContainer(_declaration(entry), is_other)
+                is_other = known.containers.get(key.name, entry) != entry
+                result.containers[key] = CompiledContainer(_declaration(entry), is_other)
         except ValueError as failure:
             rejected[key] = Rejected(f"nftables: {key}: {failure}")
-    for key in (*done.elements, *drops):
-        if isinstance(key, Element) and key in held.elements:
-            done.gone[key] = _elements(key, ElementEntry(), held.containers)
-    return done, rejected
+    for key in (*result.elements, *drops):
+        if isinstance(key, Element) and key in known.elements:
+            result.removed[key] = _elements(key, ElementEntry(), known.containers)
+    return result, rejected
 
 
-def _chain(entry: ChainEntry, family: str, held: str) -> CompiledChain:
+def _chain(entry: ChainEntry, family: str, known: str) -> CompiledChain:
     rules = tuple(compile_rule(text, family) for text in entry.rules)
-    return CompiledChain(_hook(entry.hook), rules, held != entry.hook)
+    return CompiledChain(_hook(entry.hook), rules, known != entry.hook)
 
 
 def _hook(text: str) -> Hook | None:
@@ -112,13 +115,13 @@ def _hook(text: str) -> Hook | None:
         return None
     found = _HOOK.fullmatch(text)
     if not found:
-        raise ValueError(f"{text!r} is not understood")
+        raise ValueError(f"cannot parse {text!r}")
     return Hook(found[1], found[2], int(found[3]))
 
 
 def _elements(key: Element, entry: ElementEntry, declared: Mapping[str, str]) -> Elements:
     if key.container not in declared:
-        raise ValueError("there is no such set or map")
+        raise ValueError(f"set or map {key.container} does not exist")
     declaration = _declaration(declared[key.container])
     if SetFlag.INTERVAL in declaration.flags:
         return tuple(interval_elements(declaration.key[0], key.key))

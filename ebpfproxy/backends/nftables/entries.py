@@ -1,21 +1,20 @@
-"""What the nftables backend holds, by key: the objects of our table, as text that `nft` takes and gives.
+"""The entries of the nftables backend, by key: the objects of the table as text of `nft`.
 
-All text is in the form that `nft -y -T list table` prints (1.0.6; priorities are numbers then, and times are
-seconds), so that what was written and read back is equal. It is also what `nft -f` takes:
+All text is in the form that `nft -y -T list table` prints (1.0.6; priorities as numbers, times in seconds).
+So an object that was written and read back is equal. It is also the input of `nft -f`:
 
-    add chain F kube-proxy NAME { HOOK }             a base chain; without the braces where `hook` is ""
+    add chain F kube-proxy NAME { HOOK }             a base chain; without the braces if `hook` is ""
     add rule F kube-proxy NAME RULE                  each of `rules`, in order
     add set|map F kube-proxy NAME { DECLARATION }
     add element F kube-proxy CONTAINER { KEY comment "COMMENT" : VERDICT }
 
-What refers to what: verdicts of elements and rules name chains, rules name sets and maps. All of a plan's
-own objects (names with a "/" in them, and its elements in the shared containers) are entries of that plan;
-shared containers and chains are entries of the node. Elements of a dynamic set are the kernel's business
-and no entries.
+Verdicts of elements and rules refer to chains, and rules refer to sets and maps. A plan renders its own
+objects (names with a "/") and its elements in the shared containers. The node renders shared containers and
+chains. Elements of a dynamic set are added by the kernel and are not entries.
 
-A declaration is the same for all time: all that a plan may change stands in rules and elements, so a set
-or a map that is there need never be made again, be it ours or kube-proxy's. Not so a base chain: older
-versions of kube-proxy have some at other priorities, and a priority cannot be changed in place.
+A declaration never changes, since everything that a plan may change is in rules and elements. So an existing
+set or map, including kube-proxy's, is never recreated. A base chain may be: older versions of kube-proxy use
+other priorities, and a priority cannot be changed in place.
 """
 
 from typing import Literal, NamedTuple
@@ -51,7 +50,9 @@ class Map(NamedTuple):
 
 
 class Element(NamedTuple):
-    """`container` is the name of a set or a map; `key` such as "10.96.0.10 . udp . 53" or "10.96.0.10"."""
+    """An element of a set or map. `container` is its name; `key` is for example "10.96.0.10 . udp . 53" or
+    "10.96.0.10".
+    """
 
     family: Family
     container: str
@@ -62,14 +63,16 @@ class Element(NamedTuple):
 
 
 class ChainEntry(NamedTuple):
-    """`hook` such as "type filter hook input priority 0; policy accept;", "" for a regular chain."""
+    """`hook` is for example "type filter hook input priority 0; policy accept;", "" for a regular chain."""
 
     hook: str
     rules: tuple[str, ...]
 
 
 class ElementEntry(NamedTuple):
-    """`verdict` such as "drop" or "goto reject-chain", "" in a set; `comment` without quotes, "" for none."""
+    """`verdict` is for example "drop" or "goto reject-chain", and "" in a set. `comment` has no quotes; ""
+    for none.
+    """
 
     verdict: str = ""
     comment: str = ""
@@ -77,12 +80,12 @@ class ElementEntry(NamedTuple):
 
 Key = Chain | Set | Map | Element
 Entry = ChainEntry | ElementEntry | str
-"""For a Set or a Map its declaration, such as "type ipv4_addr; size 65535; flags dynamic,timeout;"."""
+"""For a Set or a Map, its declaration, for example "type ipv4_addr; size 65535; flags dynamic,timeout;"."""
 
 TABLE = "kube-proxy"
 
 _NFT_FAMILIES = {Family.IPV4: "ip", Family.IPV6: "ip6"}
 
 
-def nft_family(of: Family) -> str:
-    return _NFT_FAMILIES[of]
+def nft_family(family: Family) -> str:
+    return _NFT_FAMILIES[family]

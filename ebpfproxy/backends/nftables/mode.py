@@ -1,22 +1,29 @@
-"""Mode nftables."""
+"""The definition of mode nftables."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 from ebpfproxy.backends.findings import Finding
 from ebpfproxy.backends.mode import Callbacks, Parts
 from ebpfproxy.backends.netfilter import families_used
-from ebpfproxy.backends.netfilter.sync_hooks import Netfilter, netfilter_settings
+from ebpfproxy.backends.netfilter.sync_hooks import NetfilterHooks, netfilter_settings
 from ebpfproxy.backends.nftables import cleanup, probes
 from ebpfproxy.backends.nftables.backend import NftablesBackend
-from ebpfproxy.backends.nftables.frontends import frontends
+from ebpfproxy.backends.nftables.entries import Element, Key
+from ebpfproxy.backends.nftables.node_objects import (
+    NO_ENDPOINT_NODE_PORTS,
+    NO_ENDPOINT_SERVICES,
+    SERVICE_IPS,
+    SERVICE_NODE_PORTS,
+)
 from ebpfproxy.backends.nftables.settings import NftablesSettings
 from ebpfproxy.config import Config
 from ebpfproxy.config.derived import plan_context
-from ebpfproxy.model.address import Family
+from ebpfproxy.model.address import Family, Protocol, parse_address, unspecified
+from ebpfproxy.plan.service_plan import Frontend
 
 
 class NftablesMode:
-    """See `Mode`."""
+    """Implements `Mode`."""
 
     name = "nftables"
     uses_kernel_nat = True
@@ -29,8 +36,8 @@ class NftablesMode:
 
     def prepare(self, config: Config, callbacks: Callbacks) -> Parts:
         backend = NftablesBackend(nftables_settings(config))
-        beside = Netfilter(netfilter_settings(config, self.name), callbacks, frontends)
-        return Parts(backend, plan_context(config, self.name), beside=beside)
+        sync_hooks = NetfilterHooks(netfilter_settings(config, self.name), callbacks, frontends)
+        return Parts(backend, plan_context(config, self.name), sync_hooks=sync_hooks)
 
     def remove(self, config: Config, dry_run: bool = False) -> list[str]:
         return cleanup.remove(dry_run)
@@ -41,3 +48,35 @@ class NftablesMode:
 
 def nftables_settings(config: Config) -> NftablesSettings:
     return NftablesSettings(masquerade_bit=config.iptables_masquerade_bit)
+
+
+_WITH_ADDRESS = {SERVICE_IPS, NO_ENDPOINT_SERVICES}
+_WITHOUT_ADDRESS = {SERVICE_NODE_PORTS, NO_ENDPOINT_NODE_PORTS}
+
+
+def frontends(keys: Iterable[Key]) -> Iterator[Frontend]:
+    """Yield the frontends that elements translate, reject or drop, including those of a previous run or of
+    kube-proxy.
+
+    >>> from ebpfproxy.model.address import Family
+    >>> keys = (
+    ...     Element(Family.IPV4, "service-ips", "10.96.0.1 . udp . 53"),
+    ...     Element(Family.IPV6, "no-endpoint-nodeports", "udp . 30053"),
+    ...     Element(Family.IPV4, "cluster-ips", "10.96.0.1"),
+    ... )
+    >>> [str(each) for each in frontends(keys)]
+    ['10.96.0.1:53/UDP', '[::]:30053/UDP']
+    """
+    for key in keys:
+        if not isinstance(key, Element):
+            continue
+        words = key.key.split(" . ")
+        if key.container in _WITHOUT_ADDRESS:
+            words.insert(0, "")
+        elif key.container not in _WITH_ADDRESS:
+            continue
+        address, name, port = words
+        protocol = Protocol.__members__.get(name.upper())
+        if protocol:
+            destination = parse_address(address) if address else unspecified(key.family)
+            yield Frontend(destination, int(port), protocol)

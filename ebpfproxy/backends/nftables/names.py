@@ -1,6 +1,6 @@
-"""The names of a ServicePort's own objects: those that kube-proxy's nftables mode gives them.
+"""The names of a ServicePort's objects, as kube-proxy's mode nftables computes them.
 
-servicePortChainNameBase and servicePortEndpointChainNameBase in pkg/proxy/nftables/proxier.go.
+Source: servicePortChainNameBase and servicePortEndpointChainNameBase in pkg/proxy/nftables/proxier.go.
 """
 
 import base64
@@ -10,13 +10,13 @@ import re
 from ebpfproxy.model.address import Address, format_address
 from ebpfproxy.model.service import ServicePortName
 
-_LONGEST = 240  # of the kernel's 255 (NFT_NAME_MAXLEN with the final zero) as much as kube-proxy uses
-_COMMENT = 128  # NFTNL_UDATA_COMMENT_MAXLEN
-_FOREIGN = re.compile(r"[^A-Za-z0-9_./-]")
+_MAX_NAME = 240  # as in kube-proxy; the kernel allows 255 (NFT_NAME_MAXLEN without the zero byte)
+_MAX_COMMENT = 128  # NFTNL_UDATA_COMMENT_MAXLEN
+_INVALID = re.compile(r"[^A-Za-z0-9_./-]")
 
 
 def port_name(name: ServicePortName) -> str:
-    """What follows "service-", "local-", "external-" or "firewall-".
+    """Return the part of a name after "service-", "local-", "external-" or "firewall-".
 
     >>> from ebpfproxy.model.address import Protocol
     >>> port_name(ServicePortName("ns1", "svc1", "p80", Protocol.TCP))
@@ -26,19 +26,19 @@ def port_name(name: ServicePortName) -> str:
 
 
 def endpoint_name(name: ServicePortName, address: Address, port: int) -> str:
-    """What follows "endpoint-" or "affinity-".
+    """Return the part of a name after "endpoint-" or "affinity-".
 
     >>> from ebpfproxy.model.address import Protocol, parse_address
     >>> endpoint_name(ServicePortName("ns1", "svc1", "p80", Protocol.TCP), parse_address("10.180.0.1"), 80)
     '5OJB2KTY-ns1/svc1/tcp/p80__10.180.0.1/80'
     """
-    place = format_address(address).replace(":", ".")  # a name cannot have colons
-    return _hashed(f"{_base(name)}__{place}/{port}")
+    address_text = format_address(address).replace(":", ".")  # a name cannot have colons
+    return _hashed(f"{_base(name)}__{address_text}/{port}")
 
 
 def comment(name: ServicePortName) -> str:
-    """Shows an operator which Service has the element. Cut where it is longer than the kernel keeps."""
-    return re.sub(r"[^A-Za-z0-9_./:-]", "_", str(name))[:_COMMENT]
+    """Return the comment that shows the Service of an element, truncated to the kernel's maximum."""
+    return re.sub(r"[^A-Za-z0-9_./:-]", "_", str(name))[:_MAX_COMMENT]
 
 
 def _base(name: ServicePortName) -> str:
@@ -46,11 +46,11 @@ def _base(name: ServicePortName) -> str:
 
 
 def _hashed(text: str) -> str:
-    """`text` behind a hash of it, so that it may be cut, and that names that are much alike differ early.
+    """Prefix `text` with its hash. So it may be truncated, and similar names differ early.
 
-    What the API server admits has no other letters than a name of nftables may have. A manifest in a
-    folder may: they are replaced, and the hash still distinguishes such names.
+    The API server only admits characters that nftables also accepts in a name. A manifest file may have
+    others: they are replaced, and the hash still distinguishes such names.
     """
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
-    whole = f"{base64.b32encode(digest[:5]).decode()}-{_FOREIGN.sub('_', text)}"
-    return whole if len(whole) <= _LONGEST else whole[: _LONGEST - 3] + "..."
+    full = f"{base64.b32encode(digest[:5]).decode()}-{_INVALID.sub('_', text)}"
+    return full if len(full) <= _MAX_NAME else full[: _MAX_NAME - 3] + "..."

@@ -1,14 +1,14 @@
-"""What all Services share in our tables: the base chains, the containers, and what leads to them.
+"""The objects that all Services share: base chains, containers, and the chains that look them up.
 
-As kube-proxy's nftables mode has it since 1.34: only the source ranges of load balancers are looked at
-before DNAT. Who has no endpoint, and unused ports of ClusterIPs, are refused after it, at priority 0: what
-was sent to an endpoint in spite of policy Local (a pod's or the node's own connection) is no longer for the
-Service's address then, and goes through (kubernetes/kubernetes#131765, #132456). What an endpoint sends to
-itself is found in a set, as in later versions (kubernetes/kubernetes#136499).
+They follow kube-proxy's mode nftables since 1.34. Only source ranges of load balancers are checked before
+DNAT. Connections without an endpoint, and unused ports of ClusterIPs, are rejected after DNAT, at priority 0.
+A connection of a pod or the node that was translated in spite of policy Local no longer has the Service's
+address then, and passes (kubernetes/kubernetes#131765, #132456). Hairpin connections are looked up in a set,
+as in later versions (kubernetes/kubernetes#136499).
 
-127.0.0.1:nodePort is not served, as in that mode: it would need the sysctl route_localnet, which lets
-neighbors reach what only listens on loopback (CVE-2020-8558). NodePorts answer on all other addresses that
-the plan names, where kube-proxy's default is the node's primary ones alone.
+As in that mode, 127.0.0.1:nodePort is not served: it requires the sysctl route_localnet, which exposes the
+node's loopback services to neighbors (CVE-2020-8558). NodePorts answer on all other addresses in the plan,
+while kube-proxy's default is only the node's primary addresses.
 """
 
 from collections.abc import Iterator
@@ -40,7 +40,9 @@ FIREWALL_IPS = "firewall-ips"
 HAIRPIN_CONNECTIONS = "hairpin-connections"
 NODE_PORT_IPS = "nodeport-ips"
 NODE_PORT_NETWORKS = "nodeport-networks"
-"""Ours alone: kube-proxy's `nodeport-ips` holds single addresses, and its type cannot be changed in place."""
+"""Not in kube-proxy: its `nodeport-ips` has single addresses, and the type of a set cannot be changed in
+place.
+"""
 
 REJECT_CHAIN = "reject-chain"
 MARK_FOR_MASQUERADE = "mark-for-masquerade"
@@ -85,32 +87,32 @@ _BASE_CHAINS = {
 }
 
 
-def node_objects(node: NodePlan, of: Family, settings: NftablesSettings) -> Iterator[tuple[Key, Entry]]:
-    """All entries of the node in one family."""
+def node_objects(node: NodePlan, family: Family, settings: NftablesSettings) -> Iterator[tuple[Key, Entry]]:
+    """Yield all entries of the node in one family."""
     for name, base in _BASE_CHAINS.items():
         hook = f"type {base.type} hook {base.hook} priority {base.priority}; policy accept;"
-        yield Chain(of, name), ChainEntry(hook, base.rules)
-    for name, rules in (_dispatch(node, of) | _masquerade(of, settings.masquerade_mark)).items():
-        yield Chain(of, name), ChainEntry("", rules)
-    yield from _containers(of)
-    yield from _node_port_sets(node, of)
+        yield Chain(family, name), ChainEntry(hook, base.rules)
+    for name, rules in (_dispatch(node, family) | _masquerade(family, settings.masquerade_mark)).items():
+        yield Chain(family, name), ChainEntry("", rules)
+    yield from _containers(family)
+    yield from _node_port_sets(node, family)
 
 
-def _dispatch(node: NodePlan, of: Family) -> dict[str, tuple[str, ...]]:
-    ip = nft_family(of)
+def _dispatch(node: NodePlan, family: Family) -> dict[str, tuple[str, ...]]:
+    ip = nft_family(family)
     frontend = f"{ip} daddr . meta l4proto . th dport"
     node_port = "meta l4proto . th dport"
-    here = _node_port_matches(node, of)
-    local = "fib daddr type local " if of in node.node_ports_everywhere else ""
+    matches = _node_port_matches(node, family)
+    local_match = "fib daddr type local " if family in node.node_ports_everywhere else ""
     rejection = "Reject traffic to invalid ports of ClusterIPs"
     return {
         "services": (
             f"{frontend} vmap @{SERVICE_IPS}",
-            *(f"{local}{match} {node_port} vmap @{SERVICE_NODE_PORTS}" for match in here),
+            *(f"{local_match}{match} {node_port} vmap @{SERVICE_NODE_PORTS}" for match in matches),
         ),
         "service-endpoints-check": (f"{frontend} vmap @{NO_ENDPOINT_SERVICES}",),
         "nodeport-endpoints-check": tuple(
-            f"{match} {node_port} vmap @{NO_ENDPOINT_NODE_PORTS}" for match in here
+            f"{match} {node_port} vmap @{NO_ENDPOINT_NODE_PORTS}" for match in matches
         ),
         "firewall-check": (f"{frontend} vmap @{FIREWALL_IPS}",),
         "cluster-ips-check": (f'{ip} daddr @{CLUSTER_IPS} reject comment "{rejection}"',),
@@ -118,15 +120,15 @@ def _dispatch(node: NodePlan, of: Family) -> dict[str, tuple[str, ...]]:
     }
 
 
-def _masquerade(of: Family, mark: int) -> dict[str, tuple[str, ...]]:
-    """What is marked, and what an endpoint of this node sends to itself by way of a Service.
+def _masquerade(family: Family, mark: int) -> dict[str, tuple[str, ...]]:
+    """Return the rules for marked packets, and for hairpin connections of local endpoints.
 
-    The mark is taken away again, since the packet may come by once more when it has been encapsulated. Where
-    the packet goes to is known only after DNAT, and no rule can compare two addresses; so there is a set of
-    all that an endpoint may send to itself. `ct status dnat`: the node's own connections to its own address
-    are none of a Service.
+    The mark is cleared, since an encapsulated packet may pass again. The destination is known only after
+    DNAT, and no rule can compare two addresses. So a set has all connections that an endpoint may open to
+    itself. `ct status dnat` excludes host-originated connections to a local address that belong to no
+    Service.
     """
-    ip = nft_family(of)
+    ip = nft_family(family)
     connection = f"{ip} saddr . {ip} daddr . meta l4proto . th dport"
     bit = f"0x{mark:08x}"
     return {
@@ -138,53 +140,56 @@ def _masquerade(of: Family, mark: int) -> dict[str, tuple[str, ...]]:
     }
 
 
-def _containers(of: Family) -> Iterator[tuple[Key, Entry]]:
-    address = _ADDRESS_TYPE[of]
-    yield Set(of, CLUSTER_IPS), f"type {address};"
-    yield Set(of, HAIRPIN_CONNECTIONS), f"type {address} . {address} . inet_proto . inet_service;"
+def _containers(family: Family) -> Iterator[tuple[Key, Entry]]:
+    address = _ADDRESS_TYPE[family]
+    yield Set(family, CLUSTER_IPS), f"type {address};"
+    yield Set(family, HAIRPIN_CONNECTIONS), f"type {address} . {address} . inet_proto . inet_service;"
     for name in (SERVICE_IPS, NO_ENDPOINT_SERVICES, FIREWALL_IPS):
-        yield Map(of, name), f"type {address} . inet_proto . inet_service : verdict;"
+        yield Map(family, name), f"type {address} . inet_proto . inet_service : verdict;"
     for name in (SERVICE_NODE_PORTS, NO_ENDPOINT_NODE_PORTS):
-        yield Map(of, name), "type inet_proto . inet_service : verdict;"
+        yield Map(family, name), "type inet_proto . inet_service : verdict;"
 
 
-def affinity_set(of: Family) -> str:
-    """The declaration of a set of clients. Without a timeout: each rule that adds to it has one."""
-    return f"type {_ADDRESS_TYPE[of]}; size 65535; flags dynamic,timeout;"
+def affinity_set(family: Family) -> str:
+    """Return the declaration of a set of clients. It has no timeout: each rule that adds to it has one."""
+    return f"type {_ADDRESS_TYPE[family]}; size 65535; flags dynamic,timeout;"
 
 
-def _node_port_matches(node: NodePlan, of: Family) -> list[str]:
-    ip = nft_family(of)
-    if of in node.node_ports_everywhere:
-        return [f"{ip} daddr != {_LOOPBACK_TEXT[of]}"]
-    names = [NODE_PORT_IPS, NODE_PORT_NETWORKS] if _networks(node, of) else [NODE_PORT_IPS]
+def _node_port_matches(node: NodePlan, family: Family) -> list[str]:
+    ip = nft_family(family)
+    if family in node.node_ports_everywhere:
+        return [f"{ip} daddr != {_LOOPBACK_TEXT[family]}"]
+    names = [NODE_PORT_IPS, NODE_PORT_NETWORKS] if _networks(node, family) else [NODE_PORT_IPS]
     return [f"{ip} daddr @{name}" for name in names]
 
 
-def _node_port_sets(node: NodePlan, of: Family) -> Iterator[tuple[Key, Entry]]:
-    if of in node.node_ports_everywhere:
+def _node_port_sets(node: NodePlan, family: Family) -> Iterator[tuple[Key, Entry]]:
+    if family in node.node_ports_everywhere:
         return
-    yield Set(of, NODE_PORT_IPS), f"type {_ADDRESS_TYPE[of]};"
-    for host in _node_port_networks(node, of):
+    yield Set(family, NODE_PORT_IPS), f"type {_ADDRESS_TYPE[family]};"
+    for host in _node_port_networks(node, family):
         if host.length == 128:
-            yield Element(of, NODE_PORT_IPS, range_text(network_range(host))), ElementEntry()
-    networks = merged(map(network_range, _networks(node, of)))
+            yield Element(family, NODE_PORT_IPS, range_text(network_range(host))), ElementEntry()
+    networks = merged(map(network_range, _networks(node, family)))
     if networks:
-        yield Set(of, NODE_PORT_NETWORKS), f"type {_ADDRESS_TYPE[of]}; flags interval;"
+        yield Set(family, NODE_PORT_NETWORKS), f"type {_ADDRESS_TYPE[family]}; flags interval;"
     for each in networks:
-        yield Element(of, NODE_PORT_NETWORKS, range_text(each)), ElementEntry()
+        yield Element(family, NODE_PORT_NETWORKS, range_text(each)), ElementEntry()
 
 
-def _networks(node: NodePlan, of: Family) -> list[Network]:
-    """Those of more than one address: the kernel's local table has such where another program put AnyIP
-    routes."""
-    return [net for net in _node_port_networks(node, of) if net.length < 128]
+def _networks(node: NodePlan, family: Family) -> list[Network]:
+    """Return the networks with more than one address. The kernel's local table has such networks if another
+    program added AnyIP routes.
+    """
+    return [net for net in _node_port_networks(node, family) if net.length < 128]
 
 
-def _node_port_networks(node: NodePlan, of: Family) -> list[Network]:
+def _node_port_networks(node: NodePlan, family: Family) -> list[Network]:
     return [
         net
         for net in sorted(node.node_port_networks)
-        if network_family(net) is of
-        and not any(loop.length <= net.length and contains(loop, net.address) for loop in LOOPBACK)
+        if network_family(net) is family
+        and not any(
+            loopback.length <= net.length and contains(loopback, net.address) for loopback in LOOPBACK
+        )
     ]

@@ -1,4 +1,4 @@
-"""Sets of addresses as nftables writes them: what overlaps or touches is one range."""
+"""Sets of addresses in the form of nftables: overlapping and adjacent ranges are merged."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -17,7 +17,7 @@ _HOST = 128
 
 
 class Range(NamedTuple):
-    """All addresses from `first` to `last`, as numbers of 128 bits, both included."""
+    """All addresses from `first` to `last` inclusive, as 128-bit numbers."""
 
     first: int
     last: int
@@ -28,14 +28,14 @@ def network_range(net: Network) -> Range:
     return Range(first, first + (1 << (_HOST - net.length)) - 1)
 
 
-def is_everything(ranges: Sequence[Range], of: Family) -> bool:
-    """Whether merged `ranges` hold all addresses of the family."""
-    everything = 1 << (_HOST - (V4_BITS if of is Family.IPV4 else 0))
+def is_everything(ranges: Sequence[Range], family: Family) -> bool:
+    """Return whether merged `ranges` contain all addresses of the family."""
+    everything = 1 << (_HOST - (V4_BITS if family is Family.IPV4 else 0))
     return len(ranges) == 1 and ranges[0].last - ranges[0].first + 1 == everything
 
 
 def merged(ranges: Iterable[Range]) -> list[Range]:
-    """The same addresses in as few ranges as there can be, sorted.
+    """Return the same addresses in the smallest number of ranges, sorted.
 
     >>> merged([Range(8, 9), Range(1, 3), Range(4, 4), Range(2, 3)])
     [Range(first=1, last=4), Range(first=8, last=9)]
@@ -49,18 +49,18 @@ def merged(ranges: Iterable[Range]) -> list[Range]:
     return done
 
 
-def range_text(of_range: Range) -> str:
-    """An address, a CIDR where it is one, else both ends.
+def range_text(range_: Range) -> str:
+    """Return an address, a CIDR if the range is one, otherwise both ends.
 
     >>> from ebpfproxy.model.address import parse_network
     >>> private = network_range(parse_network("10.0.0.0/24"))
     >>> range_text(private), range_text(private._replace(last=private.first + 2))
     ('10.0.0.0/24', '10.0.0.0-10.0.0.2')
     """
-    first, last = Address(of_range.first.to_bytes(16)), Address(of_range.last.to_bytes(16))
+    first, last = Address(range_.first.to_bytes(16)), Address(range_.last.to_bytes(16))
     if first == last:
         return format_address(first)
-    size = of_range.last - of_range.first + 1
+    size = range_.last - range_.first + 1
     length = _HOST + 1 - size.bit_length()
     if size.bit_count() == 1 and network(first, length).address == first:
         return format_network(Network(first, length))
@@ -68,9 +68,9 @@ def range_text(of_range: Range) -> str:
 
 
 def operand(ranges: Sequence[Range]) -> str:
-    """What stands on the right of a comparison: a set without a name, or the one that it would hold.
+    """Return the right side of a comparison: an anonymous set, or its only member.
 
-    `ranges` are merged, and not empty.
+    `ranges` are merged and not empty.
     """
     texts = [range_text(each) for each in ranges]
     return texts[0] if len(texts) == 1 else f"{{ {', '.join(texts)} }}"

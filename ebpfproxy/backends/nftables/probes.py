@@ -1,8 +1,8 @@
-"""What the nftables backend needs of this machine, found by trying.
+"""Probes what mode nftables requires of this machine, by trying it.
 
-All of it is put into a table that no packet comes to (dormant), in a transaction that cannot come about. So
-nothing of it is ever in force, and yet the kernel says of each part whether it has that; it loads modules for
-them as it would when we serve.
+All parts are added to a dormant table, which no packet reaches, in a transaction that is always aborted. So
+none is ever in force, but the kernel reports for each whether it supports it. It loads the same modules as
+when the mode serves.
 """
 
 import errno
@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from ebpfproxy.backends.findings import Finding
-from ebpfproxy.backends.nftables import old_nft, other_nat
+from ebpfproxy.backends.nftables import coexistence
 from ebpfproxy.backends.nftables.entries import nft_family
 from ebpfproxy.errors import KernelError
 from ebpfproxy.linux.nft import messages, nft
@@ -22,12 +22,13 @@ from ebpfproxy.linux.nft.sets import parse_declaration
 from ebpfproxy.model.address import Family
 
 _NAME = "ebpfproxy-probe"
-_WITHOUT = "modprobe nf_tables; it takes CONFIG_NF_TABLES"
+_REMEDY = "modprobe nf_tables; requires CONFIG_NF_TABLES"
 
 
 class _Part(NamedTuple):
-    """`rule` has the family's name in it. `module` is what to load where it is one; none: it is in nf_tables
-    itself."""
+    """A feature to try. `rule` contains the name of the family. `module`: the module that provides it, "" for
+    nf_tables itself.
+    """
 
     feature: str
     rule: str
@@ -39,21 +40,21 @@ _PREROUTING = Hook("nat", "prerouting", -100)
 
 _PARTS: dict[str, tuple[_Part, ...]] = {
     "ip": (
-        _Part("maps of verdicts", "meta l4proto . th dport vmap @map"),
-        _Part("sets that packets fill", "update @clients { ip saddr timeout 1s }"),
-        _Part("sets of ranges", "ip saddr != { 192.0.2.0/25, 192.0.2.200 } drop"),
-        _Part("choice by chance", "numgen random mod 1 vmap { 0 : drop }", "nft_numgen"),
+        _Part("verdict maps", "meta l4proto . th dport vmap @map"),
+        _Part("dynamic sets", "update @clients { ip saddr timeout 1s }"),
+        _Part("interval sets", "ip saddr != { 192.0.2.0/25, 192.0.2.200 } drop"),
+        _Part("random choice", "numgen random mod 1 vmap { 0 : drop }", "nft_numgen"),
         _Part(
-            "sets of connections",
+            "connection sets",
             "ct status dnat ip saddr . ip daddr . meta l4proto . th dport @connections drop",
             "nft_ct",
         ),
         _Part("connection tracking", "ct state new drop", "nft_ct"),
-        _Part("kinds of addresses", "fib daddr type local drop", "nft_fib_ipv4"),
+        _Part("address types", "fib daddr type local drop", "nft_fib_ipv4"),
         _Part("rejecting", "reject", "nft_reject_ipv4"),
         _Part("DNAT", "meta l4proto tcp dnat to 192.0.2.1:1", "nft_nat", _PREROUTING),
         _Part(
-            "DNAT by a map",
+            "DNAT with a map",
             "meta l4proto tcp dnat ip to numgen random mod 1 map { 0 : 192.0.2.1 . 1 }",
             "nft_nat",
             _PREROUTING,
@@ -76,39 +77,44 @@ _PARTS["ip6"] = tuple(
 
 
 def probe(used: Collection[Family] = ()) -> tuple[Finding, ...]:
-    """In the network namespace of the calling thread. It takes 30 ms where no module has to be
-    loaded.
+    """Return the findings for the network namespace of the calling thread. It takes 30 ms if no module has to
+    be loaded.
 
-    A family is needed only where the other one is missing, too; one that is `used` is preferred.
+    A family is needed only if the other one is missing as well. A family in `used` is preferred.
     """
     try:
         with Session() as session:
-            found = {of: serves(session, of) for of in Family}
+            found = {family: serves(session, family) for family in Family}
     except KernelError as failure:
         number = getattr(failure.__cause__, "errno", None) or errno.EOPNOTSUPP
-        remedy = _WITHOUT if nft.has_none(failure) else failure.hint
+        remedy = _REMEDY if nft.has_none(failure) else failure.hint
         return (Finding("nftables", number, failure.message, remedy),)
-    any_there = any(each.present for each in found.values())
-    families = [each._replace(needed=not any_there, preferred=of in used) for of, each in found.items()]
-    return (*families, _beside_others(), old_nft.finding()) if any_there else tuple(families)
+    any_served = any(each.present for each in found.values())
+    families = [
+        each._replace(needed=not any_served, preferred=family in used) for family, each in found.items()
+    ]
+    return (*families, _nat_chains(), coexistence.nft_tool()) if any_served else tuple(families)
 
 
-def _beside_others() -> Finding:
-    feature = "nftables' NAT beside that of others"
-    if other_nat.is_asked():
+def _nat_chains() -> Finding:
+    feature = "NAT chains besides those of other programs"
+    if coexistence.nat_chains_coexist():
         return Finding(feature)
     return Finding(
-        feature, errno.EBUSY, "this kernel asks one NAT alone", "Linux 4.18; or --proxy-mode=iptables"
+        feature,
+        errno.EBUSY,
+        "this kernel runs only the first NAT chain",
+        "use Linux 4.18 or --proxy-mode=iptables",
     )
 
 
-def serves(session: Session, of: Family) -> Finding:
-    """Whether one family can be served. Raises KernelError where nftables cannot be changed at all."""
-    table = Table(nft_family(of), _NAME)
+def serves(session: Session, family: Family) -> Finding:
+    """Return whether one family can be served. Raises KernelError if nftables cannot be changed at all."""
+    table = Table(nft_family(family), _NAME)
     parts = _PARTS[table.family]
     operations = list(_operations(table))
     owners = [owner for owner, _ in operations]
-    feature = f"nftables for {of.value}"
+    feature = f"nftables for {family.value}"
     rejections = session.attempt([operation for _, operation in operations])
     if not rejections:
         return Finding(feature)
@@ -116,14 +122,14 @@ def serves(session: Session, of: Family) -> Finding:
     number = rejections[0].errno
     if missing[0] < 0:
         reason = f"no tables of this family: {os.strerror(number)}"
-        return Finding(feature, number, reason, f"it takes CONFIG_NF_TABLES_{of.value.upper()}")
+        return Finding(feature, number, reason, f"use a kernel with CONFIG_NF_TABLES_{family.value.upper()}")
     modules = " ".join(sorted({parts[each].module or "nf_tables" for each in missing}))
     lacking = ", ".join(parts[each].feature for each in missing)
     return Finding(feature, number, f"this kernel lacks {lacking}", f"modprobe -a {modules}")
 
 
 def _operations(table: Table) -> Iterator[tuple[int, Operation]]:
-    """Each with the place of the part that it is for, -1 for the table itself."""
+    """Yield the operations, each with the index of its part; -1 for the table itself."""
     names = SetNames()
     address = "ipv4_addr" if table.family == "ip" else "ipv6_addr"
     yield -1, messages.add_table(table, dormant=True)
@@ -132,17 +138,17 @@ def _operations(table: Table) -> Iterator[tuple[int, Operation]]:
         "clients": f"type {address}; size 65535; flags dynamic,timeout;",
         "connections": f"type {address} . {address} . inet_proto . inet_service;",
     }
-    owners = {name: _place(table, f"@{name}") for name in declared}
+    owners = {name: _part_with(table, f"@{name}") for name in declared}
     for name, text in declared.items():
         yield owners[name], messages.add_set(table, name, parse_declaration(text), names.number())
-    for place, part in enumerate(_PARTS[table.family]):
-        yield place, messages.add_chain(table, f"part-{place}", part.hook)
+    for index, part in enumerate(_PARTS[table.family]):
+        yield index, messages.add_chain(table, f"part-{index}", part.hook)
         rule = compile_rule(part.rule, table.family)
-        for operation in messages.add_rule(table, f"part-{place}", rule, names):
-            yield place, operation
+        for operation in messages.add_rule(table, f"part-{index}", rule, names):
+            yield index, operation
 
 
-def _place(table: Table, word: str) -> int:
-    """Of the part whose rule has this word."""
+def _part_with(table: Table, word: str) -> int:
+    """Return the index of the first part whose rule contains this word."""
     rules = [part.rule.split(" ") for part in _PARTS[table.family]]
-    return next(place for place, words in enumerate(rules) if word in words)
+    return next(index for index, words in enumerate(rules) if word in words)

@@ -1,4 +1,4 @@
-"""What the kernel holds of a table, in entries: equal to those that it was written from."""
+"""Reads a table of the kernel as entries, which are equal to those that it was written from."""
 
 from collections.abc import Iterator
 
@@ -13,30 +13,30 @@ from ebpfproxy.linux.nft.sets import Declaration, SetFlag, declaration_text, int
 from ebpfproxy.model.address import Family
 
 _OTHER = "other"
-"""The entry of a set or a map into which something fits that we never put into one. No plan asks for it."""
+"""The entry of a set or map with a type that the agent never uses. No plan renders it."""
 
 
-def read(session: Session, table: Table, of: Family) -> dict[Key, Entry]:
-    """Empty where there is no such table. Objects of kinds that the agent never makes (counters, say) are
-    left out.
+def read(session: Session, table: Table, family: Family) -> dict[Key, Entry]:
+    """Return the entries; empty if there is no such table. Objects of kinds that the agent never creates, for
+    example counters, are omitted.
 
-    Raises NotFound where another program removes what is being read.
+    Raises NotFound if another program removes an object during the read.
     """
     found: dict[Key, Entry] = {}
     reported = session.sets(table)
     for each in reported:
         if not each.is_anonymous:
-            found.update(_container(session, table, of, each))
+            found.update(_container(session, table, family, each))
     anonymous = _Anonymous(session, table, reported)
     for chain in session.chains(table):
         rules = [replies.read_rule(each, anonymous.get) for each in session.rules(table, chain.name)]
         texts = tuple(rule_text(rule, table.family) for rule in rules)
-        found[Chain(of, chain.name)] = ChainEntry(_hook_text(chain), texts)
+        found[Chain(family, chain.name)] = ChainEntry(_hook_text(chain), texts)
     return found
 
 
 class _Anonymous:
-    """The sets that belong to rules, by name: each is read when its rule is."""
+    """The anonymous sets, by name. Each is read together with its rule."""
 
     def __init__(self, session: Session, table: Table, reported: list[ListedSet]) -> None:
         self._session = session
@@ -44,7 +44,7 @@ class _Anonymous:
         self._declarations = {each.name: each.declaration for each in reported if each.is_anonymous}
 
     def get(self, name: str) -> AnonymousSet | None:
-        """None for others, and for one that is none of ours by what fits into it."""
+        """Return the set; None if there is no anonymous set of this name with a known declaration."""
         declaration = self._declarations.get(name)
         if declaration is None:
             return None
@@ -52,29 +52,29 @@ class _Anonymous:
 
 
 def _container(
-    session: Session, table: Table, of: Family, reported: ListedSet
+    session: Session, table: Table, family: Family, reported: ListedSet
 ) -> Iterator[tuple[Key, Entry]]:
-    """A set or a map, and its elements, but for those that packets make."""
+    """Yield a set or map and its elements, without elements that packets add."""
     if reported.declaration is None:
-        yield Set(of, reported.name), _OTHER
+        yield Set(family, reported.name), _OTHER
         return
-    key = (Map if reported.declaration.verdicts else Set)(of, reported.name)
+    key = (Map if reported.declaration.verdicts else Set)(family, reported.name)
     yield key, declaration_text(reported.declaration)
     if not reported.is_dynamic:
-        yield from _elements(session, table, of, reported.name, reported.declaration)
+        yield from _elements(session, table, family, reported.name, reported.declaration)
 
 
 def _elements(
-    session: Session, table: Table, of: Family, name: str, declaration: Declaration
+    session: Session, table: Table, family: Family, name: str, declaration: Declaration
 ) -> Iterator[tuple[Key, Entry]]:
     elements = session.elements(table, name)
     if SetFlag.INTERVAL in declaration.flags:
         for interval in intervals(elements):
-            yield Element(of, name, types.interval_text(declaration.key[0], interval)), ElementEntry()
+            yield Element(family, name, types.interval_text(declaration.key[0], interval)), ElementEntry()
         return
     for each in elements:
         verdict = verdict_text(each.verdict) if each.verdict else ""
-        key = Element(of, name, types.key_text(declaration.key, each.key))
+        key = Element(family, name, types.key_text(declaration.key, each.key))
         yield key, ElementEntry(verdict, each.comment)
 
 

@@ -1,10 +1,10 @@
-"""What one ServicePort is in our tables: its chains and affinity sets, and its elements in what all share.
+"""Converts the plan of a ServicePort into its chains, affinity sets and elements in the shared containers.
 
-The chains are kube-proxy's (writeServiceToEndpointRules and syncProxyRules in
-pkg/proxy/nftables/proxier.go): `external-` decides by the client's class and continues to `service-` (policy
-Cluster) or `local-` (policy Local), which choose one endpoint and do DNAT. Only where it is to be remembered
-which endpoint a client had is there an `endpoint-` for each, which does both: what the kernel takes for a
-change grows with the number of chains (docs/decisions/0016-endpoints-without-chains.md).
+The chains are kube-proxy's (writeServiceToEndpointRules and syncProxyRules in pkg/proxy/nftables/proxier.go).
+`external-` decides by the client's class and continues to `service-` (policy Cluster) or `local-` (policy
+Local). These select an endpoint and do DNAT. Only with session affinity is there an `endpoint-` chain for
+each endpoint, which records the client and does DNAT. The cost of a change in the kernel grows with the
+number of chains (docs/decisions/0016-endpoints-without-chains.md).
 """
 
 import itertools
@@ -48,29 +48,29 @@ from ebpfproxy.plan.service_plan import (
 )
 
 _POLICY_CHAINS = {Scope.CLUSTER: "service", Scope.LOCAL: "local"}
-_LONGEST_DEVICE_NAME = 15  # IFNAMSIZ, with its final zero, is 16
+_MAX_DEVICE_NAME = 15  # IFNAMSIZ, with its final zero, is 16
 
 
 class _Route(NamedTuple):
-    """What becomes of the clients that `match`, "" for all; `who` names them in comments."""
+    """What happens to the clients that `match` selects, "" for all. `label` names them in comments."""
 
     match: str
-    who: str
+    label: str
     policy_result: PolicyResult
 
 
 def service_objects(plan: ServicePortPlan) -> Iterator[tuple[Key, Entry]]:
-    """All entries of one plan. None where it has no frontend.
+    """Yield all entries of one plan. Empty if it has no frontend.
 
-    Where policy results distinguish pods and the plan does not say how (`DetectLocal.DEVICES`), all is as
-    in kube-proxy without a detector: no connection to a ClusterIP is masqueraded unless all are, and
-    policy Local holds for pods, too.
+    If policy results distinguish pods but the plan does not define how (`DetectLocal.DEVICES`), the result is
+    that of kube-proxy without a detector. Connections to a ClusterIP are masqueraded all or not at all, and
+    policy Local also applies to pods.
     """
-    return _Port(plan).objects()
+    return _PortObjects(plan).objects()
 
 
-class _Port:
-    """One plan, and what its parts have in common."""
+class _PortObjects:
+    """The objects of one plan, with the values that several of them share."""
 
     def __init__(self, plan: ServicePortPlan) -> None:
         self._plan = plan
@@ -88,7 +88,9 @@ class _Port:
             for each in dict.fromkeys(itertools.chain.from_iterable(self._targets.values())):
                 yield from self._endpoint(each)
         for scope, targets in self._targets.items():
-            yield self._chain(self._policy_chain(scope), [*self._marks(scope), *self._choice(targets)])
+            yield self._chain(
+                self._policy_chain(scope), [*self._masquerade_rules(scope), *self._selection_rules(targets)]
+            )
         if self._routed:
             yield self._chain(f"external-{self._name}", self._external_rules())
         if self._firewall:
@@ -101,7 +103,7 @@ class _Port:
             yield from self._hairpin_elements()
 
     def _targets_by_scope(self) -> dict[Scope, list[PlannedEndpoint]]:
-        """The endpoints of each scope that some client has; without scopes that have none."""
+        """Return the endpoints of each scope that some client uses, without empty scopes."""
         scopes = {each.outside.scope for each in self._internal}
         scopes |= {route.policy_result.scope for route in self._routes}
         endpoints = self._plan.endpoints
@@ -113,7 +115,7 @@ class _Port:
 
     @property
     def _routed(self) -> bool:
-        """Whether anybody gets anywhere from the external frontends."""
+        """Whether any client of the external frontends has an endpoint."""
         return any(route.policy_result.scope in self._targets for route in self._routes)
 
     def _policy_chain(self, scope: Scope) -> str:
@@ -125,22 +127,22 @@ class _Port:
     # --- chains ---
 
     def _endpoint(self, each: PlannedEndpoint) -> Iterator[tuple[Key, Entry]]:
-        """One that remembers its clients."""
+        """Yield the objects of an endpoint with session affinity: the set of its clients and its chain."""
         plan, name = self._plan, self._endpoint_name(each)
         clients = f"affinity-{name}"
         yield Set(plan.family, clients), affinity_set(plan.family)
         remember = f"update @{clients} {{ {self._ip} saddr timeout {plan.affinity_timeout}s }}"
-        yield self._chain(f"endpoint-{name}", [remember, self._to(each)])
+        yield self._chain(f"endpoint-{name}", [remember, self._dnat_rule(each)])
 
-    def _choice(self, targets: Sequence[PlannedEndpoint]) -> list[str]:
-        """The rules that send a client to one of them.
+    def _selection_rules(self, targets: Sequence[PlannedEndpoint]) -> list[str]:
+        """Return the rules that select one of the endpoints.
 
-        A map for one alone would be one more of the sets among which the kernel searches from the first to
-        the last whenever one is named (kubernetes/kubernetes#140723 says how much that is).
+        For a single endpoint, there is no map. The kernel searches anonymous sets linearly whenever a rule
+        names one (kubernetes/kubernetes#140723 has measurements), so each additional one costs time.
 
-        A packet that is among the rules of this chain while they are replaced continues by the old ones, but
-        finds nothing in their map any more: its elements are not of the present generation
-        (nft_mapelem_deactivate() of Linux 6.1, not of 5.10). The last rule is for that one.
+        A packet may be in this chain while its rules are replaced. It continues with the old rules but finds
+        no element in their map, since elements of the old generation are inactive (nft_mapelem_deactivate()
+        of Linux 6.1, not of 5.10). The last rule is for such a packet.
         """
         number = f"numgen random mod {len(targets)}"
         if self._plan.affinity_timeout:
@@ -149,21 +151,22 @@ class _Port:
             verdicts = _numbered(f"goto endpoint-{name}" for name in names)
             return [*rules, f"{number} vmap {verdicts}", f"goto endpoint-{names[-1]}"]
         if len(targets) == 1:
-            return [self._to(targets[0])]
-        places = _numbered(f"{format_address(each.address)} . {each.port}" for each in targets)
-        to_any = f"meta l4proto {self._protocol} dnat {self._ip} to {number} map {places}"
-        return [to_any, self._to(targets[-1])]
+            return [self._dnat_rule(targets[0])]
+        targets_map = _numbered(f"{format_address(each.address)} . {each.port}" for each in targets)
+        to_any = f"meta l4proto {self._protocol} dnat {self._ip} to {number} map {targets_map}"
+        return [to_any, self._dnat_rule(targets[-1])]
 
-    def _to(self, each: PlannedEndpoint) -> str:
+    def _dnat_rule(self, each: PlannedEndpoint) -> str:
         return f"meta l4proto {self._protocol} dnat to {format_endpoint(each.address, each.port)}"
 
     def _endpoint_name(self, each: PlannedEndpoint) -> str:
         return endpoint_name(self._plan.name, each.address, each.port)
 
-    def _marks(self, scope: Scope) -> Iterator[str]:
-        """Whose connection to the ClusterIP is masqueraded: all, none, or all but pods.
+    def _masquerade_rules(self, scope: Scope) -> Iterator[str]:
+        """Yield the rules that mark connections to the ClusterIP for masquerading: all, none, or all but
+        those of pods.
 
-        The destination is restated, for the chain is also reached from the external frontends.
+        The destination is matched again, since packets to external frontends also reach the chain.
         """
         traffic = self._plan.local_traffic
         for each in self._internal:
@@ -173,34 +176,36 @@ class _Port:
             if each.pod.masquerade:
                 yield f"{match} jump {MARK_FOR_MASQUERADE}"
             elif each.outside.masquerade and traffic:
-                yield f"{match} {_of_pods(traffic, self._ip, '!= ')} jump {MARK_FOR_MASQUERADE}"
+                yield f"{match} {_pods_match(traffic, self._ip, '!= ')} jump {MARK_FOR_MASQUERADE}"
 
     def _external_routes(self) -> list[_Route]:
-        """The external frontends of a ServicePort all have the same policy_results: those of its Service."""
+        """Return the routes of external frontends. All of a ServicePort have the same policy results."""
         if not self._external:
             return []
         first = self._external[0]
         routes = []
         if self._plan.local_traffic and first.pod != first.outside:
-            routes.append(_Route(_of_pods(self._plan.local_traffic, self._ip), "pod", first.pod))
+            routes.append(_Route(_pods_match(self._plan.local_traffic, self._ip), "pod", first.pod))
         if first.node != first.outside:
             routes.append(_Route("fib saddr type local", "local", first.node))
         return [*routes, _Route("", "", first.outside)]
 
     def _external_rules(self) -> list[str]:
         rules = []
-        for match, who, (scope, masquerade) in self._routes:
+        for match, label, (scope, masquerade) in self._routes:
             if masquerade:
-                rules.append(_rule(match, f"jump {MARK_FOR_MASQUERADE}", who and f"masquerade {who} traffic"))
+                rules.append(
+                    _rule(match, f"jump {MARK_FOR_MASQUERADE}", label and f"masquerade {label} traffic")
+                )
             if scope in self._targets:
                 goto = f"goto {self._policy_chain(scope)}"
-                rules.append(_rule(match, goto, who and f"short-circuit {who} traffic"))
+                rules.append(_rule(match, goto, label and f"short-circuit {label} traffic"))
         return rules
 
     def _firewall_rule(self) -> str:
-        """Empty where no client is kept out.
+        """Return the rule that enforces source ranges; "" if it would drop no client.
 
-        A node that is admitted and has the load balancer's address itself sends from that very address.
+        A node that is allowed and has the load balancer's address itself uses that address as its source.
         """
         restricted = [each for each in self._external if each.restricted]
         sources = {net for each in restricted for net in each.source_ranges}
@@ -215,7 +220,7 @@ class _Port:
 
     def _internal_elements(self, internal: FrontendPlan) -> Iterator[tuple[Key, Entry]]:
         address = format_address(internal.frontend.address)
-        # All ports of a Service have this one in common, so each of their plans has it.
+        # All ports of a Service share this element, so each of their plans renders it.
         yield Element(self._plan.family, CLUSTER_IPS, address), ElementEntry()
         if internal.outside.scope in self._targets:
             verdict = f"goto {self._policy_chain(internal.outside.scope)}"
@@ -237,8 +242,11 @@ class _Port:
             yield self._element(FIREWALL_IPS, external, ElementEntry(verdict))
 
     def _hairpin_elements(self) -> Iterator[tuple[Key, Entry]]:
-        """What endpoints that are, or may be, on this node may send to themselves: no other packets come by
-        here. All Services that have such an endpoint have its element in common."""
+        """Yield the elements for hairpin connections of endpoints that are, or may be, on this node. Packets
+        of other endpoints to themselves do not pass this node.
+
+        All Services with such an endpoint have its element in common.
+        """
         for each in self._plan.endpoints:
             if each.on_node is not False and (each.cluster or each.local):
                 address = format_address(each.address)
@@ -264,9 +272,9 @@ def _rule(match: str, verdict: str, remark: str) -> str:
     return " ".join(filter(None, (match, verdict, remark and f'comment "{remark}"')))
 
 
-def _of_pods(traffic: LocalTraffic, ip: str, operator: str = "") -> str:
+def _pods_match(traffic: LocalTraffic, ip: str, operator: str = "") -> str:
     if traffic.network:
         return f"{ip} saddr {operator}{range_text(network_range(traffic.network))}"
-    # A name as long as names can be is no beginning of another one, and has no room for the asterisk.
-    whole = not traffic.prefix or len(traffic.interface) == _LONGEST_DEVICE_NAME
-    return f'iifname {operator}"{traffic.interface}{"" if whole else "*"}"'
+    # A name of the maximum length is no prefix of another one, and has no room for the asterisk.
+    is_name = not traffic.prefix or len(traffic.interface) == _MAX_DEVICE_NAME
+    return f'iifname {operator}"{traffic.interface}{"" if is_name else "*"}"'

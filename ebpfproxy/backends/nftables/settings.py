@@ -5,7 +5,9 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NftablesSettings:
-    """`masquerade_bit`, 0 to 31: which bit of a packet's mark says that it shall be masqueraded."""
+    """Settings of the nftables backend. `masquerade_bit`: the bit of the packet mark that requests
+    masquerading, 0 to 31.
+    """
 
     masquerade_bit: int = 14
 

@@ -1,103 +1,104 @@
-"""The operations of a transaction, in an order that the kernel can follow. Pure.
+"""The operations of a transaction, in an order that the kernel accepts. Pure.
 
-Within a transaction only this matters: what something refers to is there before it, and nothing refers to
-what goes. A packet sees none of the steps between.
+Within a transaction, an object must exist before others refer to it, and must be deleted after them. Packets
+see no intermediate state.
 """
 
 import itertools
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from ebpfproxy.backends.nftables.compiled import Compiled, Held
+from ebpfproxy.backends.nftables.compiled import Compiled, KnownObjects
 from ebpfproxy.backends.nftables.entries import Chain, Element, Key
 from ebpfproxy.linux.nft import messages
 from ebpfproxy.linux.nft.messages import Operation, SetNames, Table
 
 
 class Step(NamedTuple):
-    """`key` is None for the table itself. `needless`: where there is no such thing (ENOENT), nothing is to be
-    done."""
+    """One operation. `key` is None for the table itself. `may_be_absent`: if the object does not exist
+    (ENOENT), there is nothing to do.
+    """
 
     operation: Operation
     key: Key | None
-    needless: bool = False
+    may_be_absent: bool = False
 
 
-def transaction(table: Table, of: Compiled, held: Held, names: SetNames) -> Iterator[Step]:
-    """All of it; the table, too, where it is not known to be there."""
-    if not held.chains and not held.containers:
+def transaction(table: Table, change: Compiled, known: KnownObjects, names: SetNames) -> Iterator[Step]:
+    """Yield all steps of a change. They include the table if it is not known to exist."""
+    if not known.chains and not known.containers:
         yield Step(messages.add_table(table), None)
-    yield from _emptied(table, of, held)
-    for key, gone in of.gone.items():
-        keys = (each._replace(verdict=None, comment="") for each in gone)
-        yield Step(messages.delete_elements(table, key.container, keys), key, needless=True)
-    yield from _made_anew(table, of)
-    yield from containers(table, of, names)
-    yield from chains(table, of)
-    yield from rules(table, of, names)
-    yield from elements(table, of)
-    yield from _gone(table, of)
+    yield from _flushes(table, change, known)
+    for key, removed in change.removed.items():
+        keys = (each._replace(verdict=None, comment="") for each in removed)
+        yield Step(messages.delete_elements(table, key.container, keys), key, may_be_absent=True)
+    yield from _recreations(table, change)
+    yield from containers(table, change, names)
+    yield from chains(table, change)
+    yield from rules(table, change, names)
+    yield from elements(table, change)
+    yield from _deletions(table, change)
 
 
-def containers(table: Table, of: Compiled, names: SetNames) -> Iterator[Step]:
-    """Sets and maps, without elements."""
-    for key, container in of.containers.items():
+def containers(table: Table, change: Compiled, names: SetNames) -> Iterator[Step]:
+    """Create sets and maps, without elements."""
+    for key, container in change.containers.items():
         yield Step(messages.add_set(table, key.name, container.declaration, names.number()), key)
 
 
-def chains(table: Table, of: Compiled) -> Iterator[Step]:
-    """Chains, without rules."""
-    for key, chain in of.chains.items():
+def chains(table: Table, change: Compiled) -> Iterator[Step]:
+    """Create chains, without rules."""
+    for key, chain in change.chains.items():
         yield Step(messages.add_chain(table, key.name, chain.hook), key)
 
 
-def rules(table: Table, of: Compiled, names: SetNames) -> Iterator[Step]:
-    for key, chain in of.chains.items():
+def rules(table: Table, change: Compiled, names: SetNames) -> Iterator[Step]:
+    for key, chain in change.chains.items():
         for rule in chain.rules:
             for operation in messages.add_rule(table, key.name, rule, names):
                 yield Step(operation, key)
 
 
-def elements(table: Table, of: Compiled) -> Iterator[Step]:
-    for key, some in of.elements.items():
-        for operation in messages.add_elements(table, key.container, some):
+def elements(table: Table, change: Compiled) -> Iterator[Step]:
+    for key, compiled in change.elements.items():
+        for operation in messages.add_elements(table, key.container, compiled):
             yield Step(operation, key)
 
 
-def refilled(table: Table, of: Compiled, held: Held, names: SetNames) -> Iterator[Step]:
-    """Chains that are there, with other rules."""
-    yield from _emptied(table, of, held)
-    yield from rules(table, of, names)
+def refills(table: Table, change: Compiled, known: KnownObjects, names: SetNames) -> Iterator[Step]:
+    """Replace the rules of existing chains."""
+    yield from _flushes(table, change, known)
+    yield from rules(table, change, names)
 
 
-def abandoned(table: Table, keys: Iterable[Key]) -> Iterator[Step]:
-    """Chains that are there without rules, and are to be there no more."""
+def chain_deletions(table: Table, keys: Iterable[Key]) -> Iterator[Step]:
+    """Delete existing chains without rules."""
     for key in keys:
         if isinstance(key, Chain):
-            yield Step(messages.delete_chain(table, key.name), key, needless=True)
+            yield Step(messages.delete_chain(table, key.name), key, may_be_absent=True)
 
 
-def _emptied(table: Table, of: Compiled, held: Held) -> Iterator[Step]:
-    """Chains that get other rules or go: their rules refer to nothing any more."""
-    for key in itertools.chain(of.chains, of.drops):
-        if isinstance(key, Chain) and key.name in held.chains:
-            yield Step(messages.flush_chain(table, key.name), key, needless=True)
+def _flushes(table: Table, change: Compiled, known: KnownObjects) -> Iterator[Step]:
+    """Flush chains that get other rules or are deleted, so that their rules refer to nothing."""
+    for key in itertools.chain(change.chains, change.drops):
+        if isinstance(key, Chain) and key.name in known.chains:
+            yield Step(messages.flush_chain(table, key.name), key, may_be_absent=True)
 
 
-def _made_anew(table: Table, of: Compiled) -> Iterator[Step]:
-    """What cannot be changed in place."""
-    for key, chain in of.chains.items():
+def _recreations(table: Table, change: Compiled) -> Iterator[Step]:
+    """Delete objects that cannot be changed in place, before they are created again."""
+    for key, chain in change.chains.items():
         if chain.is_rehooked:
-            yield Step(messages.delete_chain(table, key.name), key, needless=True)
-    for container, compiled in of.containers.items():
+            yield Step(messages.delete_chain(table, key.name), key, may_be_absent=True)
+    for container, compiled in change.containers.items():
         if compiled.is_other:
-            yield Step(messages.delete_set(table, container.name), container, needless=True)
+            yield Step(messages.delete_set(table, container.name), container, may_be_absent=True)
 
 
-def _gone(table: Table, of: Compiled) -> Iterator[Step]:
-    for key in of.drops:
+def _deletions(table: Table, change: Compiled) -> Iterator[Step]:
+    for key in change.drops:
         if isinstance(key, Chain):
-            yield Step(messages.delete_chain(table, key.name), key, needless=True)
-    for key in of.drops:
+            yield Step(messages.delete_chain(table, key.name), key, may_be_absent=True)
+    for key in change.drops:
         if not isinstance(key, Chain | Element):
-            yield Step(messages.delete_set(table, key.name), key, needless=True)
+            yield Step(messages.delete_set(table, key.name), key, may_be_absent=True)

@@ -1,4 +1,4 @@
-"""One table of the kernel: read, and changed by transactions, without what the kernel rejects."""
+"""One table of the kernel: reads it, and commits changes without the parts that the kernel rejects."""
 
 import errno
 import itertools
@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 
 from ebpfproxy.backends.nftables import reading, steps
-from ebpfproxy.backends.nftables.commit import committed
-from ebpfproxy.backends.nftables.compiled import Held, compiled
+from ebpfproxy.backends.nftables.commit import commit_steps
+from ebpfproxy.backends.nftables.compiled import KnownObjects, compile_entries
 from ebpfproxy.backends.nftables.entries import (
     TABLE,
     Chain,
@@ -28,38 +28,40 @@ from ebpfproxy.linux.nft.nft import Session
 from ebpfproxy.model.address import Family
 
 _LARGE = 2000
-"""Rules. Of more than so many, those of chains that are no base chains come in ahead, in parts."""
+"""If a change has more rules than this, the rules of regular chains are written first, in parts."""
 
 _SETS_IN_A_PART = 400
-"""Those that belong to rules. Each of them costs a walk over all operations before it in the transaction
-(__nft_set_trans_bind()); each part, one over all chains that there are."""
+"""Anonymous sets in one part. For each, the kernel walks over all earlier operations of the transaction
+(__nft_set_trans_bind()). For each part, it walks over all chains of the table.
+"""
 
 _CHAINS_IN_A_PART = 20_000
 _RULES_IN_A_PART = 10_000
-_GRACE = 1.0  # seconds after which nothing in the kernel holds a chain that nothing goes to
+_RELEASE_DELAY = 1.0  # seconds after which the kernel has released a chain that nothing jumps to
 
 
 class KernelTable:
     """The table `kube-proxy` of one family, in the network namespace of its session.
 
-    `is_doubtful`: the kernel rejected something as if the table were not as it was left: it has to be read.
+    `must_read`: the kernel rejected something that suggests an unexpected state of the table, so it must be
+    read.
     """
 
-    def __init__(self, of: Family, session: Session, clock: Callable[[], float] = time.monotonic) -> None:
-        self.is_doubtful = False
-        self._table = Table(nft_family(of), TABLE)
-        self._family = of
+    def __init__(self, family: Family, session: Session, clock: Callable[[], float] = time.monotonic) -> None:
+        self.must_read = False
+        self._table = Table(nft_family(family), TABLE)
+        self._family = family
         self._session = session
         self._clock = clock
         self._names = SetNames()
-        self._held: Held | None = None  # None: it was not read yet
-        self._was_read = False  # since the last change of ours
-        self._emptied: dict[str, float] = {}  # chains that are to go, and since when
+        self._known: KnownObjects | None = None  # None: not read yet
+        self._was_read = False  # since the agent's last change
+        self._emptied: dict[str, float] = {}  # chains to delete, with the time when they were emptied
 
     def read(self) -> dict[Key, Entry]:
-        """A chain that was emptied, and waits for the kernel to let go of it, is not there any more.
+        """Return the entries. A chain that was emptied and waits for its deletion is omitted.
 
-        Raises NotFound where another program removes what is being read, and KernelError.
+        Raises NotFound if another program removes an object during the read, and KernelError.
         """
         found = reading.read(self._session, self._table, self._family)
         for name in list(self._emptied):
@@ -68,137 +70,141 @@ class KernelTable:
                 del found[key]
             else:
                 del self._emptied[name]
-        self._held = Held({}, {}, set())
-        self._held.take(found, ())
-        self._was_read, self.is_doubtful = True, False
+        self._known = KnownObjects({}, {}, set())
+        self._known.update(found, ())
+        self._was_read, self.must_read = True, False
         return found
 
     def apply(self, puts: Mapping[Key, Entry], drops: Collection[Key]) -> dict[Key, KernelError]:
-        """In one transaction; what it rejected, by key.
+        """Apply puts and drops in one transaction, and return what was rejected, by key.
 
-        Of very many rules, those of chains that are no base chains come first, in parts. Nothing leads to new
-        chains before that one transaction, and other chains change each in one step; what they went to goes
-        last.
+        If there are very many rules, those of regular chains are written first, in parts. Nothing jumps to
+        new chains before the final transaction. Each existing chain changes atomically. Chains that it no
+        longer jumps to are deleted last.
 
-        Raises NotFound where another program removed the table, and KernelError.
+        Raises NotFound if another program removed the table, and KernelError.
         """
-        held = self._known()
-        self._let_go(puts)
+        known = self._known_objects()
+        self._delete_emptied(puts)
         rejected: dict[Key, KernelError] = {}
-        ahead = _ahead(puts, held)
-        if ahead:
-            rejected = self._prepare(ahead, puts, held)
-        rest = {key: entry for key, entry in puts.items() if key not in ahead}
-        rejected |= self._finish(rest, drops, held, rejected)
-        held.take(
+        first = _chains_to_prepare(puts, known)
+        if first:
+            rejected = self._prepare(first, puts, known)
+        rest = {key: entry for key, entry in puts.items() if key not in first}
+        rejected |= self._finish(rest, drops, known, rejected)
+        known.update(
             {key: entry for key, entry in puts.items() if key not in rejected},
             (key for key in drops if key not in rejected),
         )
         self._was_read = False
         return rejected
 
-    def _known(self) -> Held:
-        while self._held is None:
+    def _known_objects(self) -> KnownObjects:
+        while self._known is None:
             self.read()
-        return self._held
+        return self._known
 
     def _finish(
-        self, puts: Mapping[Key, Entry], drops: Collection[Key], held: Held, before: Collection[Key]
+        self, puts: Mapping[Key, Entry], drops: Collection[Key], known: KnownObjects, before: Collection[Key]
     ) -> dict[Key, KernelError]:
-        """The one transaction. `before`: what was rejected already."""
-        of, rejected = compiled(self._table.family, puts, drops, held)
-        whole = steps.transaction(self._table, of, held, self._names)
-        done = committed(self._session, self._table, whole, without=[*before, *rejected])
+        """Commit the final transaction. `before`: the keys that were already rejected."""
+        change, rejected = compile_entries(self._table.family, puts, drops, known)
+        all_steps = steps.transaction(self._table, change, known, self._names)
+        done = commit_steps(self._session, self._table, all_steps, without=[*before, *rejected])
         self._emptied |= dict.fromkeys(done.emptied, self._clock())
-        self.is_doubtful = self.is_doubtful or (done.is_surprising and not self._was_read)
+        self.must_read = self.must_read or (done.is_unexpected and not self._was_read)
         return rejected | done.rejected
 
     def _prepare(
-        self, chains: Mapping[Chain, ChainEntry], puts: Mapping[Key, Entry], held: Held
+        self, chains: Mapping[Chain, ChainEntry], puts: Mapping[Key, Entry], known: KnownObjects
     ) -> dict[Key, KernelError]:
-        """The chains, and the sets that rules look into; of a new chain that is rejected nothing is there.
+        """Write the chains, and the sets that their rules look up. A new chain with a rejected rule is
+        deleted.
 
-        What all Services share changes before their own chains do, which may rely on it.
+        Shared chains change before those of Services, which may depend on them.
         """
-        new = {key: entry for key, entry in chains.items() if key.name not in held.chains}
-        rejected = self._prepare_names(new, puts, held)
+        new = {key: entry for key, entry in chains.items() if key.name not in known.chains}
+        rejected = self._prepare_names(new, puts, known)
         for part in _parts(new):
-            of, not_understood = compiled(self._table.family, part, (), held)
+            change, not_parsed = compile_entries(self._table.family, part, (), known)
             rules = itertools.chain(
-                steps.abandoned(self._table, not_understood), steps.rules(self._table, of, self._names)
+                steps.chain_deletions(self._table, not_parsed), steps.rules(self._table, change, self._names)
             )
-            done = committed(self._session, self._table, rules, abandoning=True)
-            rejected |= not_understood | done.rejected
+            done = commit_steps(self._session, self._table, rules, abandoning=True)
+            rejected |= not_parsed | done.rejected
         others = (key for key in chains if key not in new)
         shared_first = sorted(others, key=lambda key: "/" in key.name)
         for part in _parts({key: chains[key] for key in shared_first}):
-            of, not_understood = compiled(self._table.family, part, (), held)
-            changed = steps.refilled(self._table, of, held, self._names)
-            done = committed(self._session, self._table, changed, without=rejected)
-            rejected |= not_understood | done.rejected
+            change, not_parsed = compile_entries(self._table.family, part, (), known)
+            refills = steps.refills(self._table, change, known, self._names)
+            done = commit_steps(self._session, self._table, refills, without=rejected)
+            rejected |= not_parsed | done.rejected
         return rejected
 
     def _prepare_names(
-        self, new: Mapping[Chain, ChainEntry], puts: Mapping[Key, Entry], held: Held
+        self, new: Mapping[Chain, ChainEntry], puts: Mapping[Key, Entry], known: KnownObjects
     ) -> dict[Key, KernelError]:
-        """New sets, what endpoints may send to themselves, and the chains without their rules."""
+        """Create new sets, the elements for hairpin connections, and the new chains without rules."""
         bare: dict[Key, Entry] = {key: ChainEntry("", ()) for key in new}
         bare |= {
             key: entry
             for key, entry in puts.items()
-            if (isinstance(key, Set | Map) and key.name not in held.containers)
+            if (isinstance(key, Set | Map) and key.name not in known.containers)
             or (isinstance(key, Element) and key.container == HAIRPIN_CONNECTIONS)
         }
-        of, rejected = compiled(self._table.family, bare, (), held)
-        first = itertools.chain(
+        change, rejected = compile_entries(self._table.family, bare, (), known)
+        creations = itertools.chain(
             [Step(messages.add_table(self._table), None)],
-            steps.containers(self._table, of, self._names),
-            steps.elements(self._table, of),
-            steps.chains(self._table, of),
+            steps.containers(self._table, change, self._names),
+            steps.elements(self._table, change),
+            steps.chains(self._table, change),
         )
-        while part := list(itertools.islice(first, _CHAINS_IN_A_PART)):
-            rejected |= committed(self._session, self._table, part).rejected
+        while part := list(itertools.islice(creations, _CHAINS_IN_A_PART)):
+            rejected |= commit_steps(self._session, self._table, part).rejected
         return rejected
 
-    def _let_go(self, puts: Mapping[Key, Entry]) -> None:
-        """Delete the chains that nothing holds any more by now; those that still are, are left for later."""
+    def _delete_emptied(self, puts: Mapping[Key, Entry]) -> None:
+        """Delete the emptied chains that nothing refers to any more. Retry the others later."""
         for key in puts:
             if isinstance(key, Chain):
                 self._emptied.pop(key.name, None)
         now = self._clock()
-        for name in [name for name, since in self._emptied.items() if now - since >= _GRACE]:
+        for name in [name for name, since in self._emptied.items() if now - since >= _RELEASE_DELAY]:
             rejections = self._session.commit([messages.delete_chain(self._table, name)])
             if not rejections or rejections[0].errno == errno.ENOENT:
                 del self._emptied[name]
 
 
-def _ahead(puts: Mapping[Key, Entry], held: Held) -> dict[Chain, ChainEntry]:
-    """The chains that come in ahead, where they are very many: all but those that are base chains, or were.
-    None where a set has to be made again: no rule may look into it then, before or after."""
+def _chains_to_prepare(puts: Mapping[Key, Entry], known: KnownObjects) -> dict[Chain, ChainEntry]:
+    """Return the chains to write first if they have very many rules: all except current and former base
+    chains.
+
+    Empty if a set must be recreated, since no rule may look it up during the change.
+    """
     chains = {
         key: entry
         for key, entry in puts.items()
         if isinstance(key, Chain) and isinstance(entry, ChainEntry)
-        if not entry.hook and not held.chains.get(key.name)
+        if not entry.hook and not known.chains.get(key.name)
     }
     if sum(len(entry.rules) for entry in chains.values()) <= _LARGE:
         return {}
-    anew = any(
-        held.containers.get(key.name, entry) != entry
+    recreated = any(
+        known.containers.get(key.name, entry) != entry
         for key, entry in puts.items()
         if isinstance(key, Set | Map)
     )
-    return {} if anew else chains
+    return {} if recreated else chains
 
 
 def _parts(chains: Mapping[Chain, ChainEntry]) -> Iterator[dict[Key, Entry]]:
-    """So much at a time, that it is never all there as the kernel takes it."""
+    """Split the chains, so that the compiled form of only one part is in memory at a time."""
     part: dict[Key, Entry] = {}
     sets = rules = 0
     for key, entry in chains.items():
         part[key] = entry
         rules += len(entry.rules)
-        sets += sum("{" in rule for rule in entry.rules)  # about
+        sets += sum("{" in rule for rule in entry.rules)  # approximately
         if sets >= _SETS_IN_A_PART or rules >= _RULES_IN_A_PART:
             yield part
             part, sets, rules = {}, 0, 0

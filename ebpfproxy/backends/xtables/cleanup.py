@@ -1,11 +1,11 @@
-"""Removing what a mode left in the tables of iptables, be it kube-proxy's.
+"""Removes the chains and rules of a mode from the tables of iptables, including those of kube-proxy.
 
-The caller says which chains those are. What stays on purpose:
+The caller selects the chains. These objects stay on purpose:
 
-- built-in chains and tables, also those that iptables-nft made for us: the kernel continues translating what
-  is open only as long as the table nat is there, and something asks for connection tracking (see `drain`);
-- a chain that a rule of another program leads to, such as that of a CNI plugin to KUBE-MARK-MASQ, and what
-  that chain leads to.
+- Built-in chains and tables, including those that iptables-nft created for the agent. The kernel translates
+  open connections only as long as the table nat exists and a rule requests connection tracking (see `drain`).
+- Chains that a rule of another program jumps to, for example from a CNI plugin to KUBE-MARK-MASQ, and the
+  chains that these jump to.
 """
 
 import functools
@@ -17,16 +17,16 @@ from ebpfproxy.backends.xtables import names, script, tool_backends
 from ebpfproxy.backends.xtables.entries import FILTER, NAT, Chain, Entry, Key, Rule
 from ebpfproxy.backends.xtables.layout import Layout, TableAndName
 from ebpfproxy.backends.xtables.rule_text import comment
-from ebpfproxy.backends.xtables.saved import BUILT_IN, Held, chains_of, leads_to
+from ebpfproxy.backends.xtables.saved import BUILT_IN, TableState, chains_of, target_chain
 from ebpfproxy.linux.xtables.iptables import Iptables, ToolBackend
 from ebpfproxy.model.address import Family
 
 Leftovers = Callable[[Mapping[TableAndName, list[str]]], set[TableAndName]]
-"""Out of the chains of one backend and family, with their rules: those to be removed."""
+"""Selects the chains to remove from all chains of one iptables backend and family, given with their rules."""
 
-_HOLDER = (FILTER, names.FORWARD)
-_HOLDING = f"{comment('what open connections need')} -m conntrack --ctstate NEW -j RETURN"
-"""A rule that does nothing, in a chain that nothing leads to, and asks for connection tracking."""
+_CONNTRACK_CHAIN = (FILTER, names.FORWARD)
+_CONNTRACK_RULE = f"{comment('what open connections need')} -m conntrack --ctstate NEW -j RETURN"
+"""A rule without effect, in a chain that no rule jumps to. It requests connection tracking."""
 
 COMMON_CHAINS = frozenset(
     {
@@ -37,63 +37,68 @@ COMMON_CHAINS = frozenset(
         (FILTER, names.PROXY_FIREWALL),
     }
 )
-"""Table and name of those that both the modes iptables and ipvs have; see `are_of_ipvs`."""
+"""Table and name of the chains that both modes have, iptables and ipvs; see `are_of_ipvs`."""
 
-_MATCHES_A_SET = "--match-set KUBE-"
+_SET_MATCH = "--match-set KUBE-"
 
-_NO_RULE_PUT = Layout(frozenset(), frozenset(), {})
+_NO_LAYOUT = Layout(frozenset(), frozenset(), {})
 
 
 def are_of_ipvs(chains: Mapping[TableAndName, list[str]]) -> bool:
-    """Whether the chains that both modes have hold rules of the mode ipvs: those match ipsets.
+    """Return whether the chains that both modes have contain rules of mode ipvs, which match ipsets.
 
-    So each mode's leftovers are known by what stands there, whichever mode serves.
+    So the leftovers of each mode are recognized by their rules, whichever mode serves.
     """
-    return any(_MATCHES_A_SET in text for each in COMMON_CHAINS for text in chains.get(each, ()))
+    return any(_SET_MATCH in text for each in COMMON_CHAINS for text in chains.get(each, ()))
 
 
 def remove(leftovers: Leftovers, dry_run: bool = False) -> list[str]:
-    """By both backends, for both families, in the calling thread's network namespace; what was removed, or
-    with `dry_run` would be, a line each; empty where nothing was there, or no tool that could have made it.
+    """Remove the chains of both iptables backends and families, in the calling thread's network namespace.
 
-    New connections find nothing of it afterwards. Those that are open and were translated continue only where
-    something else asks for connection tracking. Raises KernelError.
+    Return one line for each removed object; with `dry_run`, for each object that would be removed. Empty if
+    there is none, or no tool that could have created it. New connections no longer meet the removed rules.
+    Translated open connections continue only if another rule requests connection tracking. Raises
+    KernelError.
     """
     return [line for tool_backend in ToolBackend for line in remove_of(tool_backend, leftovers, dry_run)]
 
 
 def remove_of(tool_backend: ToolBackend, leftovers: Leftovers, dry_run: bool = False) -> list[str]:
-    """As `remove`, for one backend alone."""
-    removed = (_remove_by(tool, leftovers, lambda: False, dry_run) for tool in _installed(tool_backend))
+    """Do the same as `remove` for one iptables backend."""
+    removed = (_remove_with(tool, leftovers, lambda: False, dry_run) for tool in _installed(tool_backend))
     return [line for lines, _ in removed for line in lines]
 
 
-def is_anything_of(chains: Collection[TableAndName]) -> bool:
-    """Whether any of these chains is there, of any backend and family, or the rule that `drain` lets stay.
+def any_chain_exists(chains: Collection[TableAndName]) -> bool:
+    """Return whether any of these chains exists in any iptables backend and family, or the rule that `drain`
+    keeps.
 
-    Tables are not read for that, since those of a mode that serves may be long.
+    This does not read complete tables, since those of the mode that serves may be long.
     """
-    return any(_is_held(tool) or any(tool.show(*each) for each in chains) for tool in _all_installed())
+    return any(
+        _has_conntrack_rule(tool) or any(tool.show(*each) for each in chains) for tool in _all_installed()
+    )
 
 
 def drain(leftovers: Leftovers, translates: Callable[[Family], bool]) -> tuple[list[str], bool]:
-    """As `remove`, so that open connections continue; what was removed, and whether another step is to come.
+    """Do the same as `remove`, but keep open connections. Return the removed objects, and whether another
+    call is required.
 
-    Without any rule that asks for connection tracking the kernel lets go of its hooks, and of all that it has
-    translated so far (nf_ct_netns_put()). With kube-proxy's rules for IPv6 that is so wherever the host has
-    none of its own. So one stays that does nothing, in a family and as long as `translates` says that
-    anything is translated there that needs it. It is asked at each call. Whichever program added it, the next
-    call for whichever mode takes it away.
+    Without any rule that requests connection tracking, the kernel unregisters its hooks and discards all NAT
+    state (nf_ct_netns_put()). For kube-proxy's IPv6 rules this is the case on every host without IPv6 rules
+    of its own. So one rule without effect stays in a family as long as `translates(family)` returns that
+    translated connections need it. `translates` is called each time. Once the rule is not needed, the next
+    call for any mode removes it, whichever program added it.
 
     Raises KernelError.
     """
     removed: list[str] = []
-    left = False
+    again = False
     for tool in _all_installed():
-        done, stays = _remove_by(tool, leftovers, functools.partial(translates, tool.family))
+        done, needs_next_call = _remove_with(tool, leftovers, functools.partial(translates, tool.family))
         removed += done
-        left = left or stays
-    return removed, left
+        again = again or needs_next_call
+    return removed, again
 
 
 def _installed(tool_backend: ToolBackend) -> list[Iptables]:
@@ -105,60 +110,62 @@ def _all_installed() -> Iterator[Iptables]:
         yield from tools
 
 
-def _is_held(tool: Iptables) -> bool:
-    return tool.show(*_HOLDER)[1:] == [f"-A {names.FORWARD} {_HOLDING}"]
+def _has_conntrack_rule(tool: Iptables) -> bool:
+    return tool.show(*_CONNTRACK_CHAIN)[1:] == [f"-A {names.FORWARD} {_CONNTRACK_RULE}"]
 
 
-def _remove_by(
-    tool: Iptables, leftovers: Leftovers, holds: Callable[[], bool], dry_run: bool = False
+def _remove_with(
+    tool: Iptables, leftovers: Leftovers, must_keep: Callable[[], bool], dry_run: bool = False
 ) -> tuple[list[str], bool]:
-    """`holds`: whether the rule that holds connection tracking is to stay; it is asked if anything is there.
+    """Remove the leftovers with one tool. Return the removed objects, and whether the conntrack rule exists.
 
-    What was removed, and whether that rule is there.
+    `must_keep` is called if there are leftovers, and returns whether that rule must stay.
     """
     chains = chains_of(tool.save())
-    is_held = chains.get(_HOLDER) == [_HOLDING]
-    doomed = _without_what_stays(leftovers(chains) | ({_HOLDER} if is_held else set()), chains)
-    has_room = _HOLDER not in chains or _HOLDER in doomed  # else it is another mode's, and does the same
-    held = bool(doomed) and has_room and holds()
-    if held and is_held and doomed == {_HOLDER}:
+    has_conntrack_rule = chains.get(_CONNTRACK_CHAIN) == [_CONNTRACK_RULE]
+    candidates = leftovers(chains) | ({_CONNTRACK_CHAIN} if has_conntrack_rule else set())
+    to_remove = _unreferenced(candidates, chains)
+    # Otherwise the chain is another mode's, which also requests connection tracking.
+    may_add = _CONNTRACK_CHAIN not in chains or _CONNTRACK_CHAIN in to_remove
+    keep = bool(to_remove) and may_add and must_keep()
+    if keep and has_conntrack_rule and to_remove == {_CONNTRACK_CHAIN}:
         return [], True
     jumps = [
         Rule(tool.family, table, name, text)
         for (table, name), rules in chains.items()
         if name in BUILT_IN
         for text in rules
-        if (table, leads_to(text)) in doomed
+        if (table, target_chain(text)) in to_remove
     ]
-    going = doomed - {_HOLDER} if held else doomed
-    puts: dict[Key, Entry] = {Chain(tool.family, *_HOLDER): (_HOLDING,)} if held else {}
-    drops: list[Key] = [*jumps, *(Chain(tool.family, *each) for each in going)]
-    beside = Held(set(), Counter(jumps), {})
+    removed = to_remove - {_CONNTRACK_CHAIN} if keep else to_remove
+    puts: dict[Key, Entry] = {Chain(tool.family, *_CONNTRACK_CHAIN): (_CONNTRACK_RULE,)} if keep else {}
+    drops: list[Key] = [*jumps, *(Chain(tool.family, *each) for each in removed)]
+    state = TableState(set(), Counter(jumps), {})
     block = script.block_for(tool.tool_backend)
-    lines = script.compose(Delta(puts, frozenset(drops)), beside, _NO_RULE_PUT, block)
+    lines = script.compose(Delta(puts, frozenset(drops)), state, _NO_LAYOUT, block)
     if lines and not dry_run:
         tool.restore(lines.text)
-    return [f"{tool} {line}" for line in _described(jumps, going)], held
+    return [f"{tool} {line}" for line in _described(jumps, removed)], keep
 
 
-def _without_what_stays(
+def _unreferenced(
     leftovers: set[TableAndName], chains: Mapping[TableAndName, list[str]]
 ) -> set[TableAndName]:
-    """All but those that something leads to which stays."""
-    doomed = set(leftovers)
-    stay = [each for each in chains if each not in doomed and each[1] not in BUILT_IN]
-    while stay:
-        table, name = stay.pop()
-        kept = {(table, leads_to(text)) for text in chains[table, name]} & doomed
-        doomed -= kept
-        stay += kept
-    return doomed
+    """Return the leftovers that no remaining chain jumps to, directly or through other chains."""
+    to_remove = set(leftovers)
+    unchecked = [each for each in chains if each not in to_remove and each[1] not in BUILT_IN]
+    while unchecked:
+        table, name = unchecked.pop()
+        referenced = {(table, target_chain(text)) for text in chains[table, name]} & to_remove
+        to_remove -= referenced
+        unchecked += referenced
+    return to_remove
 
 
-def _described(jumps: list[Rule], doomed: set[TableAndName]) -> Iterator[str]:
+def _described(jumps: list[Rule], to_remove: set[TableAndName]) -> Iterator[str]:
     yield from (f"{jump.table}: rule in {jump.chain}: {jump.text}" for jump in jumps)
-    of_services = {each for each in doomed if _is_of_service(each)}
-    yield from (f"{table}: chain {name}" for table, name in sorted(doomed - of_services))
+    of_services = {each for each in to_remove if _is_of_service(each)}
+    yield from (f"{table}: chain {name}" for table, name in sorted(to_remove - of_services))
     if of_services:
         yield f"{NAT}: chains of Services: {len(of_services)}"
 

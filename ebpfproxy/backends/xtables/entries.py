@@ -1,21 +1,22 @@
-"""What a backend with rules holds of iptables, by key. Pure.
+"""The entries of iptables tables, by key. Pure.
 
 There are four kinds of entries:
 
-- A chain whose rules all come from one plan, or all from the node (KUBE-POSTROUTING, KUBE-MARK-MASQ and
-  KUBE-FORWARD), is one entry: key `Chain`, its rules in order. It changes as one.
-- A chain that many plans have rules in has the key `SharedChain`; its entry is always ``()`` and says that
-  the chain is there. The node renders all of them, so they can be made before any rule in them and before any
-  jump to them; no plan of a Service does.
-- Each rule in a shared chain is an entry by itself: key `Rule`, its `RulePosition`.
-- Each jump from a built-in chain to one of ours, likewise, with the RulePosition FIRST.
+- `Chain`: a chain whose rules all come from one plan, or all from the node (KUBE-POSTROUTING, KUBE-MARK-MASQ
+  and KUBE-FORWARD). The entry is its rules in order. It is written as one.
+- `SharedChain`: a chain that contains rules of many plans. The entry is always ``()`` and means that the
+  chain exists. The node renders all of them, and no plan of a Service does. So they are created before their
+  rules and before the jumps to them.
+- `Rule` in a shared chain: the entry is its `RulePosition`.
+- `Rule` in a built-in chain that jumps to one of the mode's chains: the entry is RulePosition.FIRST.
 
-No two keys of different kinds are equal, though they are tuples: no chain is of both kinds, and a `Rule` has
-a field more. A backend's `Layout` says which chains are of which kind, and so what in the kernel is an
-entry of ours at all.
+Keys of different kinds are never equal, although all are tuples: each chain is of one kind, and a `Rule` has
+one more field. The `Layout` of a backend defines the kind of each chain, and so which kernel objects are
+entries.
 
-Rules are text, as ``iptables-save`` prints them behind "-A <chain> ". The canonical form is that of
-iptables-legacy 1.8.9; iptables-nft of that version prints all our rules alike. See `canonical`.
+Rules are text in the form that ``iptables-save`` prints after "-A <chain> ". The canonical form is that of
+iptables-legacy 1.8.9. iptables-nft of that version prints all rules of the agent in the same form. See
+`canonical`.
 """
 
 import enum
@@ -28,7 +29,7 @@ FILTER, NAT, MANGLE = "filter", "nat", "mangle"
 
 
 class Chain(NamedTuple):
-    """A chain that belongs to one plan, or to the node, as a whole."""
+    """A chain whose rules all belong to one plan, or to the node."""
 
     family: Family
     table: str
@@ -39,7 +40,7 @@ class Chain(NamedTuple):
 
 
 class SharedChain(NamedTuple):
-    """A chain that many plans have rules in."""
+    """A chain that contains rules of many plans."""
 
     family: Family
     table: str
@@ -50,7 +51,7 @@ class SharedChain(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """One rule in a shared or in a built-in chain; `text` in the canonical form."""
+    """One rule in a shared or built-in chain; `text` is in the canonical form."""
 
     family: Family
     table: str
@@ -62,10 +63,11 @@ class Rule(NamedTuple):
 
 
 class RulePosition(enum.IntEnum):
-    """Where in its chain a rule stands. The order of those with the same place is of no matter to packets.
+    """The position of a rule in its chain. Rules with the same position have no required order.
 
-    FIRST is for jumps: what is missing is prepended, in the order of `prepend_order`, as kube-proxy does,
-    so the one with the highest comes to stand first. LAST is behind everything else in the chain.
+    - FIRST: for jumps. Missing ones are prepended in the order of `prepend_order`, as kube-proxy does, so the
+      one with the highest order ends up first.
+    - LAST: after all other rules of the chain.
     """
 
     FIRST = 0
@@ -75,20 +77,21 @@ class RulePosition(enum.IntEnum):
 
 Key = Chain | SharedChain | Rule
 Entry = tuple[str, ...] | RulePosition
-"""For a Chain its rules in order, for a SharedChain ``()``, for a Rule its RulePosition."""
+"""The rules of a Chain in order, ``()`` for a SharedChain, the RulePosition of a Rule."""
 
-_BLANKS = re.compile(r'("(?:[^"\\]|\\.)*")| +')
+_QUOTED_OR_BLANKS = re.compile(r'("(?:[^"\\]|\\.)*")| +')
 
 
 def canonical(printed: str) -> str:
-    """The canonical form of a rule that ``iptables-save`` of either backend printed behind "-A <chain> ".
+    """Return the canonical form of a rule that ``iptables-save`` of either backend printed after "-A <chain>
+    ".
 
-    Only blanks can differ: old versions print one at the end, and some matches two in a row. Those in quotes
-    stay.
+    Only blanks can differ: old versions print one at the end, and some matches print two in a row. Blanks
+    within quotes stay.
 
     >>> canonical('-p tcp -m comment --comment "a  b" -m nfacct --nfacct-name  x -j DROP ')
     '-p tcp -m comment --comment "a  b" -m nfacct --nfacct-name x -j DROP'
     """
     if "  " not in printed and not printed.endswith(" "):
         return printed
-    return _BLANKS.sub(lambda found: found[1] or " ", printed).strip(" ")
+    return _QUOTED_OR_BLANKS.sub(lambda found: found[1] or " ", printed).strip(" ")

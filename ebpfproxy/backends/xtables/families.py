@@ -1,4 +1,4 @@
-"""The tables of both families, by one backend of the tools: what a backend with rules keeps open."""
+"""The tables of both address families with one iptables backend, which a backend with rules keeps open."""
 
 from collections.abc import Callable, Collection, Hashable
 
@@ -24,17 +24,19 @@ log = Logger(__name__)
 SELECTED_BACKEND = "Selected iptables backend"
 """`backend` is legacy or nft."""
 OTHER_STAYS = "Failed to remove rules of the other iptables backend"
-"""Both backends' rules are in force."""
+"""The rules of both iptables backends are in force."""
 OTHER_REMOVED = "Removed rules of the other iptables backend"
-"""Both backends' rules would be in force."""
+"""Otherwise the rules of both iptables backends would be in force."""
 
 
 class TwoFamilies:
-    """In the calling thread's network namespace. A family that this machine has no iptables for is left out.
+    """The tables of IPv4 and IPv6 in the calling thread's network namespace. A family without an iptables
+    tool is not served.
 
-    `tables`: those that the backend has something in. `leftovers`: what of it is removed in the backend
-    that is not used, once all is in force: both would be in force at once. `prepare`: see
-    `rejections.try_sorts`.
+    - `tables`: the tables that the backend uses.
+    - `leftovers`: selects the chains to remove from the unused iptables backend, once all rules are in force.
+      Otherwise the rules of both would be in force.
+    - `prepare`: see `rejections.try_rule_shapes`.
     """
 
     def __init__(
@@ -42,7 +44,7 @@ class TwoFamilies:
         layout: Layout,
         tables: Collection[str],
         leftovers: Leftovers,
-        prepare: Callable[[Family], None] = rejections.nothing,
+        prepare: Callable[[Family], None] = rejections.prepare_nothing,
     ) -> None:
         self._prepare = prepare
         self._layout = layout
@@ -51,41 +53,41 @@ class TwoFamilies:
         self._tables: dict[Family, Tables] = {}  # empty: not open
         self._changes: Changes | None = None
         self._edits: LegacyEdits | None = None
-        self._generation = Generation(self._look)
-        self._settled = False
+        self._generation = Generation(self._observe)
+        self._other_backend_clean = False
 
     @property
     def served(self) -> tuple[Family, ...]:
-        """Empty where it is not open."""
+        """The families that are served. Empty if not open."""
         return tuple(self._tables)
 
     def open(self, wanted: str) -> list[Iptables]:
-        """The tools that are used. `wanted`: see `tool_backends.choose`.
+        """Open the tables and return the tools that are used. `wanted`: see `tool_backends.choose`.
 
-        Nothing is written but, with the backend legacy, the tables filter and nat where they were not in
-        use, without a rule.
+        Writes nothing, with one exception: with iptables-legacy, it creates the tables filter and nat without
+        a rule if they were not in use.
 
-        Raises Unsupported where no family can be served.
+        Raises Unsupported if no family can be served.
         """
         self.close()
         self._tool_backend = tool_backends.choose(wanted)
-        tools = [tool for tool in map(self._usable, Family) if tool]
+        tools = [tool for tool in map(self._find_tool, Family) if tool]
         if not tools:
             raise Unsupported(
-                f"iptables of the tool_backend {self._tool_backend} serves no family here",
-                "ebpfproxy doctor shows what is missing",
+                f"cannot serve any address family with the iptables backend {self._tool_backend}",
+                "run ebpfproxy doctor to see what is missing",
             )
         if self._tool_backend is ToolBackend.NFT:
-            self._changes = Changes(frozenset(self._names), self._concerns_us)
+            self._changes = Changes(frozenset(self._names), self._is_own_chain)
         self._tables = {tool.family: Tables(tool, self._layout, self._prepare) for tool in tools}
         if self._tool_backend is ToolBackend.LEGACY:
             self._edits = LegacyEdits(self.served, self._names)
-        self._settled = False
+        self._other_backend_clean = False
         log.info(SELECTED_BACKEND, backend=self._tool_backend, version=tools[0].version)
         return tools
 
     def read(self) -> dict[Key, Entry]:
-        """Raises KernelError."""
+        """Return the entries of all served families. Raises KernelError."""
         self._generation.reading()
         found: dict[Key, Entry] = {}
         for tables in self._tables.values():
@@ -93,30 +95,34 @@ class TwoFamilies:
         return found
 
     def apply(self, delta: Delta[Key, Entry]) -> Rejections:
-        """One family after the other, each by one run of iptables-restore. Raises KernelError."""
+        """Apply the delta to one family after the other, with one run of iptables-restore each. Raises
+        KernelError.
+        """
         rejected: Rejections = {}
         with self._generation.own_change():
             for family, tables in self._tables.items():
                 rejected.update(tables.apply(_of_family(delta, family)))
             if self._edits and delta:
                 self._edits.settle()
-        if not self._settled and not rejected:
-            self._settled = True
-            self._settle()
+        if not self._other_backend_clean and not rejected:
+            self._other_backend_clean = True
+            self._clean_other_backend()
         return rejected
 
     def generation(self) -> Hashable:
-        """With the backend legacy, what `LegacyEdits` does not notice shows only where everything is read."""
+        """Return a value that differs after changes. With iptables-legacy, changes that `LegacyEdits` misses
+        are found only when everything is read.
+        """
         return self._generation.value()
 
-    def _look(self) -> Hashable:
+    def _observe(self) -> Hashable:
         if self._changes:
             return self._changes.count()
         sizes = [legacy.fingerprint(family, table) for family in self._tables for table in self._names]
         return self._edits.count() if self._edits else 0, *sizes
 
     def close(self) -> None:
-        """May be called again."""
+        """May be called repeatedly."""
         self._tables = {}
         if self._changes:
             self._changes.close()
@@ -125,7 +131,7 @@ class TwoFamilies:
             self._edits.close()
             self._edits = None
 
-    def _settle(self) -> None:
+    def _clean_other_backend(self) -> None:
         for tool_backend in ToolBackend:
             if tool_backend is not self._tool_backend:
                 try:
@@ -136,10 +142,10 @@ class TwoFamilies:
                     for line in removed:
                         log.info(OTHER_REMOVED, what=line)
 
-    def _usable(self, family: Family) -> Iptables | None:
+    def _find_tool(self, family: Family) -> Iptables | None:
         try:
             tool = iptables.find(family, self._tool_backend)
-            # Of iptables-legacy only what is not in use yet: all else would be copied, and may be large.
+            # Skip tables of iptables-legacy that are in use: the tool would copy them, and they may be large.
             known = legacy.tables(family) if self._tool_backend is ToolBackend.LEGACY else frozenset()
             tool.restore("".join(f"*{table}\nCOMMIT\n" for table in (FILTER, NAT) if table not in known))
         except Unsupported as lack:
@@ -147,7 +153,7 @@ class TwoFamilies:
             return None
         return tool
 
-    def _concerns_us(self, table: str, chain: str) -> bool:
+    def _is_own_chain(self, table: str, chain: str) -> bool:
         return self._layout.chain_key(Family.IPV4, table, chain) is not None
 
 

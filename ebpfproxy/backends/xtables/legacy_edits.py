@@ -1,11 +1,12 @@
-"""Changes of others that leave the number and the sizes of all rules of iptables-legacy as they were.
+"""Detects changes by other programs that do not change the number and sizes of the rules of iptables-legacy.
 
-The kernel announces nothing, and gives out all rules or none. So they are looked at only after another
-program has opened /run/xtables.lock, as each tool does that changes a table; a tool of another container may
-have a lock of its own, and is missed. Then a copy of the table is compared by its checksum, which is cheap
-for a usual one: 10 ms of CPU for 1000 Services with 3 endpoints. At 10 000 with 10 it would be half a second,
-and 100 to 200 MB of memory, each time that anybody uses iptables: such a table is left to the reading of
-everything.
+The kernel sends no notification, and returns only complete tables. So a table is compared only after another
+program opened /run/xtables.lock, which every tool does that changes a table. A tool in another container may
+use a lock file of its own, and its change is missed.
+
+The table is then copied and compared by its checksum. For 1000 Services with 3 endpoints this takes 10 ms of
+CPU time. For 10 000 Services with 10 endpoints it would take half a second and 100 to 200 MB of memory, each
+time a program uses iptables. So larger tables are compared only when everything is read.
 """
 
 import time
@@ -13,7 +14,7 @@ from collections.abc import Callable, Collection
 
 from ebpfproxy.errors import KernelError
 from ebpfproxy.linux.inotify import OpenedFile
-from ebpfproxy.linux.xtables import legacy, lock_file
+from ebpfproxy.linux.xtables import legacy
 from ebpfproxy.log import Logger
 from ebpfproxy.model.address import Family
 
@@ -21,19 +22,22 @@ log = Logger(__name__)
 
 NOTICED_LATE = "Some changes of rules are noticed late"
 """The lock file of iptables cannot be watched: a replaced rule of the same size is found at the next
---sync-period."""
+--sync-period.
+"""
 
 LARGEST = 32 << 20
-"""Bytes of a table that is compared."""
+"""The largest table in bytes that is compared."""
 
-_SHARE = 10
-"""Of the time at most one part in so many goes into comparing."""
+_PAUSE_FACTOR = 10
+"""The pause after a comparison, as a multiple of its duration. So comparisons take less than a tenth of the
+time.
+"""
 
 _Digest = Callable[[Family, str, int], int]
 
 
 class LegacyEdits:
-    """In the calling thread's network namespace."""
+    """Counts such changes, in the calling thread's network namespace."""
 
     def __init__(
         self,
@@ -42,48 +46,48 @@ class LegacyEdits:
         clock: Callable[[], float] = time.monotonic,
         digest: _Digest = legacy.digest,
     ) -> None:
-        self._places = [(family, table) for family in families for table in tables]
+        self._tables = [(family, table) for family in families for table in tables]
         self._clock = clock
         self._digest = digest
         self._count = 0
-        self._known: list[int] | None = None  # None: not looked at yet
-        self._touched = False
+        self._known_digests: list[int] | None = None  # None: not compared yet
+        self._lock_opened = False
         self._not_before = 0.0
-        self._lock = _watched()
+        self._lock = _watch_lock()
 
     def settle(self) -> None:
-        """What is in the tables now is ours. Raises KernelError."""
-        self._touched = False
+        """Record the current contents of the tables as the agent's own. Raises KernelError."""
+        self._lock_opened = False
         if self._lock:
             self._lock.was_opened()
-            self._known = self._compared()
+            self._known_digests = self._digests()
 
     def count(self) -> int:
-        """How many there were. Raises KernelError."""
+        """Return the number of detected changes. Raises KernelError."""
         if self._lock is None:
             return self._count
-        self._touched = self._lock.was_opened() or self._touched
+        self._lock_opened = self._lock.was_opened() or self._lock_opened
         now = self._clock()
-        if now >= self._not_before and (self._touched or self._known is None):
-            found = self._compared()
-            self._count += self._known is not None and found != self._known
-            self._known, self._touched = found, False
+        if now >= self._not_before and (self._lock_opened or self._known_digests is None):
+            found = self._digests()
+            self._count += self._known_digests is not None and found != self._known_digests
+            self._known_digests, self._lock_opened = found, False
             ended = self._clock()
-            self._not_before = ended + _SHARE * (ended - now)
+            self._not_before = ended + _PAUSE_FACTOR * (ended - now)
         return self._count
 
-    def _compared(self) -> list[int]:
-        return [self._digest(*place, LARGEST) for place in self._places]
+    def _digests(self) -> list[int]:
+        return [self._digest(*table, LARGEST) for table in self._tables]
 
     def close(self) -> None:
-        """May be called again."""
+        """May be called repeatedly."""
         if self._lock:
             self._lock.close()
 
 
-def _watched() -> OpenedFile | None:
+def _watch_lock() -> OpenedFile | None:
     try:
-        return OpenedFile(lock_file.FILE)
+        return OpenedFile(legacy.LOCK_FILE)
     except KernelError as failure:
         log.warning(NOTICED_LATE, reason=failure.message, hint=failure.hint)
         return None

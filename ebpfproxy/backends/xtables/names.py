@@ -1,6 +1,6 @@
-"""The names of chains, as kube-proxy gives them in its modes iptables and ipvs; debug scripts rely on them.
+"""The names of chains, which are those of kube-proxy's modes iptables and ipvs. Debug scripts rely on them.
 
-Those that both modes have hold other rules in each.
+A chain that both modes have contains different rules in each.
 """
 
 SERVICES = "KUBE-SERVICES"
@@ -9,11 +9,11 @@ MARK_MASQ = "KUBE-MARK-MASQ"
 FORWARD = "KUBE-FORWARD"
 PROXY_FIREWALL = "KUBE-PROXY-FIREWALL"
 
-# Of the mode iptables alone (pkg/proxy/iptables/proxier.go):
+# Only in mode iptables (pkg/proxy/iptables/proxier.go):
 EXTERNAL_SERVICES = "KUBE-EXTERNAL-SERVICES"
 NODE_PORTS = "KUBE-NODEPORTS"
 FIREWALL = "KUBE-FIREWALL"
-"""The kubelet writes in this one, too, and jumps to it."""
+"""The kubelet also adds rules to this chain, and jumps to it."""
 CANARY = "KUBE-PROXY-CANARY"
 
 CLUSTER, LOCAL, EXTERNAL, SOURCES, ENDPOINT = (
@@ -25,9 +25,11 @@ CLUSTER, LOCAL, EXTERNAL, SOURCES, ENDPOINT = (
 )
 
 SERVICE_PREFIXES = (CLUSTER, LOCAL, EXTERNAL, SOURCES, ENDPOINT, "KUBE-XLB-")
-"""How the names of chains of a Service begin; the last one is of kube-proxy before 1.24, and not written."""
+"""How the names of a Service's chains begin. The last prefix is that of kube-proxy before 1.24, and is never
+written.
+"""
 
-# Of the mode ipvs alone (pkg/proxy/ipvs/proxier.go):
+# Only in mode ipvs (pkg/proxy/ipvs/proxier.go):
 LOAD_BALANCER = "KUBE-LOAD-BALANCER"
 NODE_PORT = "KUBE-NODE-PORT"
 SOURCE_RANGES_FIREWALL = "KUBE-SOURCE-RANGES-FIREWALL"

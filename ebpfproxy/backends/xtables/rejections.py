@@ -1,9 +1,8 @@
-"""Which of many entries it is that the kernel, or the tool, does not take.
+"""Finds the entries of a delta that the kernel or the tool rejects.
 
-iptables-legacy hands a whole table to the kernel, which does not tell what in it is wrong; a tool that stops
-at one line says nothing of the lines behind it. What is not taken is nearly always a match or a target that
-is missing. So one rule of each sort is tried by itself, where no traffic is: in a network namespace made for
-it.
+iptables-legacy passes complete tables to the kernel, which does not report which part is wrong. A tool that
+stops at one line reports nothing about the lines after it. The cause is nearly always a missing match or
+target. So one rule of each shape is tried separately, in a temporary network namespace without traffic.
 """
 
 import contextlib
@@ -13,91 +12,94 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from ebpfproxy.backends.interface import Delta
 from ebpfproxy.backends.xtables.entries import Chain, Entry, Key, Rule
 from ebpfproxy.backends.xtables.layout import Layout
-from ebpfproxy.backends.xtables.saved import leads_to
+from ebpfproxy.backends.xtables.saved import target_chain
 from ebpfproxy.errors import KernelError, Rejected
 from ebpfproxy.linux.netns import netns
 from ebpfproxy.linux.xtables.iptables import Iptables, LinesRejected
 from ebpfproxy.model.address import Family
 
-_TRIED = "KUBE-SEP-TRIED"
+_TRIAL_CHAIN = "KUBE-SEP-TRIED"
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 Rejections = dict[Key, KernelError]
 
 
-def nothing(family: Family) -> None:
-    """For rules that refer to nothing but chains."""
+def prepare_nothing(family: Family) -> None:
+    """Prepare nothing, for rules that refer only to chains."""
 
 
-def try_sorts(
-    tool: Iptables, entries: Mapping[Key, Entry], prepare: Callable[[Family], None] = nothing
+def try_rule_shapes(
+    tool: Iptables, entries: Mapping[Key, Entry], prepare: Callable[[Family], None] = prepare_nothing
 ) -> Rejections:
-    """Those of the entries that have a rule of a sort that is rejected; none where that cannot be tried.
+    """Return the entries that contain a rule of a rejected shape; empty if the shapes cannot be tried.
 
-    `prepare`: what makes the things that rules refer to, where they are tried.
+    `prepare` creates the objects that the rules refer to, in the network namespace where they are tried.
     """
-    sorts: dict[str, tuple[str, str]] = {}
-    sorts_of: dict[Key, set[str]] = {}
+    shapes: dict[str, tuple[str, str]] = {}
+    shapes_of: dict[Key, set[str]] = {}
     for key, entry in entries.items():
         for text in _rules(key, entry):
-            sort = f"{key.table} {sort_of(text)}"
-            sorts.setdefault(sort, (key.table, text))
-            sorts_of.setdefault(key, set()).add(sort)
+            shape = f"{key.table} {rule_shape(text)}"
+            shapes.setdefault(shape, (key.table, text))
+            shapes_of.setdefault(key, set()).add(shape)
     failures: dict[str, LinesRejected] = {}
     with contextlib.suppress(KernelError), netns.throw_away():
         prepare(tool.family)
-        for sort, (table, text) in sorts.items():
+        for shape, (table, text) in shapes.items():
             try:
-                tool.restore(_alone(table, text))
+                tool.restore(_script_of(table, text))
             except LinesRejected as failure:
-                failures[sort] = failure
+                failures[shape] = failure
     return {
-        key: not_taken(key, failures[sort], min(failures[sort].lines))
-        for key, own in sorts_of.items()
-        for sort in sorted(own & failures.keys())[:1]
+        key: rejection(key, failures[shape], min(failures[shape].lines))
+        for key, entry_shapes in shapes_of.items()
+        for shape in sorted(entry_shapes & failures.keys())[:1]
     }
 
 
-def not_taken(key: Key, failure: LinesRejected, line: int) -> Rejected:
-    """What to tell of an entry whose line was rejected."""
-    return Rejected(f"{key} is not taken: {failure.lines[line]}", failure.hint)
+def rejection(key: Key, failure: LinesRejected, line: int) -> Rejected:
+    """Return the error for an entry whose line was rejected."""
+    return Rejected(f"cannot write {key}: {failure.lines[line]}", failure.hint)
 
 
-def sort_of(text: str) -> str:
-    """The matches, options and target of a rule, without their values.
+def rule_shape(text: str) -> str:
+    """Return the shape of a rule: its matches, options and target without their values.
 
-    >>> sort_of('-d 10.96.0.1/32 -p sctp -m comment --comment "a -m b" -m sctp --dport 80 -j KUBE-SVC-X')
+    >>> rule_shape('-d 10.96.0.1/32 -p sctp -m comment --comment "a -m b" -m sctp --dport 80 -j KUBE-SVC-X')
     '-d -p sctp -m comment --comment -m sctp --dport -j KUBE-'
     """
     words = _QUOTED.sub("", text).split()
-    kept = []
+    parts = []
     for before, word in zip(["", *words], words, strict=False):
         if word.startswith("-") or word == "!":
-            kept.append(word)
+            parts.append(word)
         elif before in ("-p", "-m", "-j"):
-            kept.append("KUBE-" if word.startswith("KUBE-") else word)
-    return " ".join(kept)
+            parts.append("KUBE-" if word.startswith("KUBE-") else word)
+    return " ".join(parts)
 
 
 def with_dependents(
     rejected: Rejections, delta: Delta[Key, Entry], actual: Mapping[Key, Entry], layout: Layout
 ) -> Rejections:
-    """And what cannot be without them: puts that lead to a chain that will not be there, and drops of chains
-    that something which stays leads to. `actual` is what the kernel has now."""
+    """Add the entries that depend on the rejected ones, and return all of them.
+
+    These are puts that jump to a chain that will not exist, and drops of chains that a remaining rule jumps
+    to. `actual` has the current entries of the kernel.
+    """
     rejected = dict(rejected)
     while True:
         final = {key: entry for key, entry in actual.items() if key not in delta.drops or key in rejected}
         final.update((key, entry) for key, entry in delta.puts.items() if key not in rejected)
         more = {
-            key: Rejected(f"{key} leads to {missing}, which is rejected")
+            key: Rejected(f"cannot write {key}: {missing}, which it jumps to, was rejected")
             for key, entry in delta.puts.items()
             if key not in rejected
             for missing in _missing(key, entry, final, layout)
         }
-        kept = {target for key, entry in final.items() for target in _targets(key, entry, layout)}
+        referenced = {target for key, entry in final.items() for target in _targets(key, entry, layout)}
         more.update(
-            (key, Rejected(f"{key} is still in use by what could not be replaced"))
-            for key in delta.drops & kept
+            (key, Rejected(f"cannot remove {key}: an entry that could not be replaced jumps to it"))
+            for key in delta.drops & referenced
             if key not in rejected
         )
         if not more:
@@ -110,9 +112,9 @@ def _missing(key: Key, entry: Entry, present: Mapping[Key, Entry], layout: Layou
 
 
 def _targets(key: Key, entry: Entry, layout: Layout) -> Iterator[Key]:
-    """The chains of ours that an entry leads to."""
+    """Yield the own chains that an entry jumps to."""
     for text in _rules(key, entry):
-        target = layout.chain_key(key.family, key.table, leads_to(text))
+        target = layout.chain_key(key.family, key.table, target_chain(text))
         if target:
             yield target
 
@@ -123,8 +125,8 @@ def _rules(key: Key, entry: Entry) -> Iterable[str]:
     return entry if isinstance(key, Chain) and isinstance(entry, tuple) else ()
 
 
-def _alone(table: str, text: str) -> str:
-    target = leads_to(text)
-    chains = [_TRIED, target] if target.startswith("KUBE-") else [_TRIED]
+def _script_of(table: str, text: str) -> str:
+    target = target_chain(text)
+    chains = [_TRIAL_CHAIN, target] if target.startswith("KUBE-") else [_TRIAL_CHAIN]
     declared = "".join(f":{name} - [0:0]\n" for name in chains)
-    return f"*{table}\n{declared}-A {_TRIED} {text}\nCOMMIT\n"
+    return f"*{table}\n{declared}-A {_TRIAL_CHAIN} {text}\nCOMMIT\n"

@@ -1,5 +1,5 @@
-"""The parts of a rule's text, in the order in which iptables-save prints them: addresses, devices, protocol,
-then the matches as they were given, then the target.
+"""Parts of the text of a rule, in the order of iptables-save: addresses, devices, protocol, then the matches
+in the given order, then the target.
 """
 
 import functools
@@ -17,13 +17,13 @@ from ebpfproxy.model.address import (
 from ebpfproxy.plan.service_plan import LocalTraffic
 
 _MAX_COMMENT = 255
-"""The tools cut what is longer than the kernel's XT_MAX_COMMENT_LEN, with its zero byte, allows."""
+"""The tools truncate longer comments: the kernel's XT_MAX_COMMENT_LEN is 256 with the zero byte."""
 
 _MAX_DEVICE_NAME = 15
-"""IFNAMSIZ without the zero byte; the + of a prefix counts, too."""
+"""IFNAMSIZ without the zero byte. The + of a prefix also counts."""
 
 _DENOMINATOR = 1 << 31
-"""The kernel keeps a probability as so many parts of this."""
+"""The kernel stores a probability as a multiple of one part in this."""
 
 REJECT = {
     Family.IPV4: "REJECT --reject-with icmp-port-unreachable",
@@ -32,28 +32,29 @@ REJECT = {
 
 
 def comment(text: str) -> str:
-    """`text` is made of names, which hold nothing that would have to be escaped, and has a / or a blank: so
-    the tools quote it."""
+    """Return the comment match. `text` must contain a / or a blank, so that the tools quote it, and nothing
+    to escape.
+    """
     return f'-m comment --comment "{text[:_MAX_COMMENT]}"'
 
 
 def host(address: Address) -> str:
-    """A single address, as a network: the tools print the length even then."""
+    """Return an address as a network with its length, which the tools print even for a single address."""
     return f"{format_address(address)}/{32 if family(address) is Family.IPV4 else 128}"
 
 
 def is_everything(network: Network) -> bool:
-    """Whether all of its family is in it; the tools print no match for that."""
+    """Return whether the network covers its complete family. The tools print no match for it."""
     return network.length == (V4_BITS if network_family(network) is Family.IPV4 else 0)
 
 
 def source(network: Network) -> str:
-    """The match of the sources in it, with a blank behind; "" for everything."""
+    """Return the match of the sources in a network, with a trailing blank; "" if it covers everything."""
     return "" if is_everything(network) else f"-s {format_network(network)} "
 
 
 def from_pods(traffic: LocalTraffic) -> str:
-    """The match of the packets of pods, with a blank behind; "" where those are all there are.
+    """Return the match of packets from pods, with a trailing blank; "" if all packets are from pods.
 
     >>> from_pods(LocalTraffic(interface="veth", prefix=True))
     '-i veth+ '
@@ -62,33 +63,34 @@ def from_pods(traffic: LocalTraffic) -> str:
 
 
 def not_from_pods(traffic: LocalTraffic, destination: str = "") -> str | None:
-    """The match of all packets but those of pods, to `destination` if not to any; None where there are none.
+    """Return the match of packets that are not from pods, to `destination` if given. None if there are no
+    such packets.
 
-    "Not from everywhere" is something that iptables-nft rejects to write.
+    iptables-nft rejects a rule "not from everywhere".
 
     >>> not_from_pods(LocalTraffic(interface="cbr0"), "10.96.0.1/32")
     '-d 10.96.0.1/32 ! -i cbr0'
     """
-    dialled = [f"-d {destination}"] if destination else []
+    destinations = [f"-d {destination}"] if destination else []
     if not traffic.network:
-        return " ".join([*dialled, f"! -i {_device(traffic)}"])
+        return " ".join([*destinations, f"! -i {_device(traffic)}"])
     if is_everything(traffic.network):
         return None
-    return " ".join([f"! {source(traffic.network).rstrip()}", *dialled])
+    return " ".join([f"! {source(traffic.network).rstrip()}", *destinations])
 
 
 def _device(traffic: LocalTraffic) -> str:
-    """A prefix as long as a device's name can be is that name."""
+    """Return the interface match. A prefix of the maximum length of a name is that name."""
     wildcard = traffic.prefix and len(traffic.interface) < _MAX_DEVICE_NAME
     return traffic.interface + "+" * wildcard
 
 
 @functools.lru_cache(maxsize=4096)
 def one_of(count: int) -> str:
-    """The match of one connection in `count`, at random.
+    """Return the match of one connection in `count`, selected at random.
 
-    kube-proxy gives ten digits after the point, the kernel keeps the nearest number that it has, and the
-    tools print that with eleven.
+    kube-proxy writes ten decimals, the kernel stores the nearest number that it can represent, and the tools
+    print it with eleven decimals.
 
     >>> one_of(3)
     '-m statistic --mode random --probability 0.33333333349'
@@ -98,7 +100,8 @@ def one_of(count: int) -> str:
 
 
 def marking_rule(mark: int) -> str:
-    """KUBE-MARK-MASQ: the packet is to be masqueraded. Nothing else of its mark changes.
+    """Return the rule of KUBE-MARK-MASQ, which marks a packet for masquerading. Other bits of the mark do not
+    change.
 
     >>> marking_rule(0x4000)
     '-j MARK --set-xmark 0x4000/0x4000'
@@ -107,8 +110,9 @@ def marking_rule(mark: int) -> str:
 
 
 def masquerading_rules(mark: int, random_fully: bool) -> tuple[str, ...]:
-    """KUBE-POSTROUTING. The mark is cleared before the packet is masqueraded: it may come by once more, in a
-    tunnel."""
+    """Return the rules of KUBE-POSTROUTING. They clear the mark before masquerading, since a tunneled packet
+    passes again.
+    """
     note = comment("kubernetes service traffic requiring SNAT")
     return (
         f"-m mark ! --mark {mark:#x}/{mark:#x} -j RETURN",
@@ -118,7 +122,9 @@ def masquerading_rules(mark: int, random_fully: bool) -> tuple[str, ...]:
 
 
 def forwarding_rules(mark: int) -> tuple[str, ...]:
-    """KUBE-FORWARD: what is marked, and what follows it, passes whatever the policy of FORWARD."""
+    """Return the rules of KUBE-FORWARD: marked packets, and packets of known connections, pass whatever the
+    policy of FORWARD.
+    """
     note = comment("kubernetes forwarding conntrack rule")
     return (
         f"{comment('kubernetes forwarding rules')} -m mark --mark {mark:#x}/{mark:#x} -j ACCEPT",

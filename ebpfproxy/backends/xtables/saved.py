@@ -1,7 +1,7 @@
-"""What iptables-save printed, as entries, and what else has to be known to change them. Pure.
+"""Parses the output of iptables-save into entries, and into the other state that a change requires. Pure.
 
-A table of 10 000 Services with 10 endpoints each is 430 000 lines, so each line is looked at once, and only
-what is in shared and built-in chains a second time.
+A table of 10 000 Services with 10 endpoints each has 430 000 lines. So each line is processed once, and only
+lines in shared and built-in chains a second time.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,16 +12,17 @@ from ebpfproxy.backends.xtables.layout import Layout, TableAndName
 from ebpfproxy.model.address import Family
 
 TWICE = ()
-"""The entry of a rule that is in its chain more than once, which is never wanted."""
+"""The entry of a rule that is more than once in its chain, which no plan renders."""
 
 BUILT_IN = ("PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING")
 
 
-class Held(NamedTuple):
-    """What stands in the tables of a family beside the entries.
+class TableState(NamedTuple):
+    """The state of the tables of one family that is not in the entries.
 
-    `shared`: the shared chains that are there. `copies`: how often each of our rules is in its chain, shared
-    and built-in ones. `foreign`: by chains of ours, a rule of another program that is in it, or leads to it.
+    - `shared`: the existing shared chains.
+    - `copies`: how often each own rule is in its chain, for shared and built-in chains.
+    - `foreign`: for an own chain, a rule of another program that is in it or jumps to it.
     """
 
     shared: set[SharedChain]
@@ -29,13 +30,14 @@ class Held(NamedTuple):
     foreign: dict[Key, str]
 
 
-def parse(family: Family, printed: str, layout: Layout) -> tuple[dict[Key, Entry], Held]:
-    """The entries of one family, and what else there is. Of an empty text there are none.
+def parse(family: Family, printed: str, layout: Layout) -> tuple[dict[Key, Entry], TableState]:
+    """Return the entries of one family, and the remaining state. Both are empty if the text is empty.
 
-    A rule that has to be the last of its chain, but is not, has the place ANYWHERE: so it is put again.
+    A rule that must be the last of its chain but is not gets the position ANYWHERE, so that it is written
+    again.
     """
     entries: dict[Key, Entry] = {}
-    held = Held(set(), {}, {})
+    state = TableState(set(), {}, {})
     for (table, name), rules in chains_of(printed).items():
         key = layout.chain_key(family, table, name)
         if isinstance(key, Chain):
@@ -43,25 +45,29 @@ def parse(family: Family, printed: str, layout: Layout) -> tuple[dict[Key, Entry
             continue
         if key:
             entries[key] = ()
-            held.shared.add(key)
-        places = _places(rules, layout.last.get((table, name))) if key else [RulePosition.FIRST] * len(rules)
-        for text, place in zip(rules, places, strict=True):
+            state.shared.add(key)
+        positions = (
+            _positions(rules, layout.last.get((table, name))) if key else [RulePosition.FIRST] * len(rules)
+        )
+        for text, position in zip(rules, positions, strict=True):
             rule = Rule(family, table, name, text)
             if (key or name in BUILT_IN) and layout.is_own(rule):
-                entries[rule] = TWICE if rule in entries else place
-                held.copies[rule] = held.copies.get(rule, 0) + 1
+                entries[rule] = TWICE if rule in entries else position
+                state.copies[rule] = state.copies.get(rule, 0) + 1
             else:
-                held.foreign.update(dict.fromkeys(_ours_by(rule, layout), f"-A {name} {text}"))
-    return entries, held
+                state.foreign.update(dict.fromkeys(_own_chains(rule, layout), f"-A {name} {text}"))
+    return entries, state
 
 
-def leads_to(text: str) -> str:
-    """The chain that a rule leads to; another word where it leads to none."""
+def target_chain(text: str) -> str:
+    """Return the chain that a rule jumps to; another word if it does not jump."""
     return text.rpartition(" ")[2]
 
 
 def chains_of(printed: str) -> dict[TableAndName, list[str]]:
-    """By table and name, the rules of each chain that iptables-save printed, in order, in canonical form."""
+    """Return the rules of each chain that iptables-save printed, by table and name, in order, in canonical
+    form.
+    """
     clean = "  " not in printed and " \n" not in printed
     chains: dict[TableAndName, list[str]] = {}
     of_table: dict[str, list[str]] = {}
@@ -79,20 +85,20 @@ def chains_of(printed: str) -> dict[TableAndName, list[str]]:
     return chains
 
 
-def _places(rules: list[str], target: str | None) -> Iterable[RulePosition]:
-    """LAST for rules that have to be last and are, ANYWHERE for all others.
+def _positions(rules: list[str], target: str | None) -> Iterable[RulePosition]:
+    """Return LAST for rules that must be last and are, ANYWHERE for all others.
 
-    `target`: the chain that the rules which have to be last lead to.
+    `target`: the chain that the rules which must be last jump to.
     """
     last = len(rules)
-    while target and last and leads_to(rules[last - 1]) == target:
+    while target and last and target_chain(rules[last - 1]) == target:
         last -= 1
     return [RulePosition.ANYWHERE] * last + [RulePosition.LAST] * (len(rules) - last)
 
 
-def _ours_by(rule: Rule, layout: Layout) -> Iterator[Key]:
-    """Chains of ours that a foreign rule is in, or leads to."""
-    for name in (rule.chain, leads_to(rule.text)):
+def _own_chains(rule: Rule, layout: Layout) -> Iterator[Key]:
+    """Yield the own chains that a foreign rule is in or jumps to."""
+    for name in (rule.chain, target_chain(rule.text)):
         key = layout.chain_key(rule.family, rule.table, name)
         if key:
             yield key

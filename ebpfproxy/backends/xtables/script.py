@@ -1,12 +1,12 @@
-"""From a delta to what iptables-restore reads. Pure.
+"""Converts a delta into the input of iptables-restore. Pure.
 
-Puts come into force before drops do, and no packet meets a Service half written:
+Puts take effect before drops, and no packet meets a partly written Service:
 
-- the table filter first, which rejects and drops what the table nat is about to lead nowhere; then nat; what
-  filter drops comes last, when nat leads to the endpoints again;
-- in a table, chains before the rules that lead to them, and all of a change at once: a COMMIT for each table.
-  Only a change of many chains is cut into pieces for iptables-nft, leaves first, since no packet reaches them
-  before the roots are written (see `BLOCK`).
+- Puts in the table filter are first: they reject and drop packets that nat is about to stop translating. Then
+  follows the table nat. Drops in filter are last, when nat translates to endpoints again.
+- Within a table, chains come before the rules that jump to them, and a complete change has one COMMIT. Only
+  for iptables-nft, a change of many chains is cut into pieces, leaves first. No packet reaches them before
+  the roots are written (see `BLOCK`).
 """
 
 import dataclasses
@@ -27,13 +27,16 @@ from ebpfproxy.backends.xtables.entries import (
     SharedChain,
 )
 from ebpfproxy.backends.xtables.layout import Layout
-from ebpfproxy.backends.xtables.saved import Held
+from ebpfproxy.backends.xtables.saved import TableState
 from ebpfproxy.linux.xtables.iptables import ToolBackend
 
 BLOCK = 300
-"""How many chains iptables-nft is given up to a COMMIT. It keeps those of a transaction in a list, and walks
-along it for each line: 110 000 chains at once take it minutes, in pieces of this size some 20 s (measured
-with 1.8.9). With smaller pieces the kernel's own work for each counts more."""
+"""The number of chains for each COMMIT of iptables-nft.
+
+The tool keeps the chains of a transaction in a list, which it walks for each line. 110 000 chains at once
+take minutes; in pieces of this size they take about 20 s (measured with 1.8.9). With smaller pieces, the
+kernel's work for each transaction dominates.
+"""
 
 _HEIGHTS = {
     names.ENDPOINT: 1,
@@ -46,14 +49,14 @@ _HEIGHTS = {
     names.SERVICES: 6,
     names.POSTROUTING: 6,
 }
-"""By the names of chains, or how they begin: each leads to lower ones only, and those of others to none.
+"""The heights of chains, by name or prefix. Chains only jump to lower ones; other chains jump to none.
 
-KUBE-POSTROUTING is put with KUBE-SERVICES, since what another mode's rules send is masqueraded there, too.
+KUBE-POSTROUTING is written with KUBE-SERVICES, since it also masquerades packets of another mode's rules.
 """
 
 
 class Script:
-    """The lines of one family, and whose each is."""
+    """The lines for one family, and the entry that each line belongs to."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
@@ -67,11 +70,11 @@ class Script:
         return "\n".join([*self._lines, ""])
 
     def line(self, number: int) -> str:
-        """Numbers begin with 1."""
+        """Return a line. Numbers begin with 1."""
         return self._lines[number - 1]
 
     def owner(self, number: int) -> Key | None:
-        """None for a line of no table, as a COMMIT."""
+        """Return the key that a line belongs to; None for a line of no entry, for example COMMIT."""
         return self._owners[number - 1]
 
     def add(self, line: str, owner: Key | None = None) -> None:
@@ -86,7 +89,7 @@ class Script:
 
 @dataclasses.dataclass(slots=True)
 class _Section:
-    """What comes into force at once."""
+    """What takes effect with one COMMIT."""
 
     table: str
     chains: list[tuple[Chain, tuple[str, ...]]] = dataclasses.field(default_factory=list)
@@ -100,61 +103,67 @@ class _Section:
         put = self.chains or self.shared or self.rules
         return bool(put or self.dropped_rules or self.dropped_chains or self.dropped_shared)
 
-    def put(self, key: Key, entry: Entry, held: Held) -> None:
+    def put(self, key: Key, entry: Entry, state: TableState) -> None:
         if isinstance(key, Rule):
             assert isinstance(entry, RulePosition)
             self.rules.append((key, entry))
         elif isinstance(key, Chain):
             assert isinstance(entry, tuple)
             self.chains.append((key, entry))
-        elif key not in held.shared:
+        elif key not in state.shared:
             self.shared.append(key)
 
-    def drop(self, key: Key, held: Held) -> None:
+    def drop(self, key: Key, state: TableState) -> None:
         if isinstance(key, Rule):
-            if key in held.copies:
+            if key in state.copies:
                 self.dropped_rules.append(key)
         elif isinstance(key, Chain):
             self.dropped_chains.append(key)
-        elif key in held.shared and key not in held.foreign:
+        elif key in state.shared and key not in state.foreign:
             self.dropped_shared.append(key)
 
 
 def block_for(tool_backend: ToolBackend) -> int | None:
-    """What `compose` is to be given: iptables-legacy copies the whole table for each COMMIT."""
+    """Return the `block` for `compose`: no limit for iptables-legacy, which copies the complete table at each
+    COMMIT.
+    """
     return None if tool_backend is ToolBackend.LEGACY else BLOCK
 
 
-def compose(delta: Delta[Key, Entry], held: Held, layout: Layout, block: int | None) -> Script:
-    """What brings `delta` into a kernel that has `held` beside its entries. Empty for nothing to do.
+def compose(delta: Delta[Key, Entry], state: TableState, layout: Layout, block: int | None) -> Script:
+    """Return the script that applies `delta` to a kernel with the given state. Empty if there is nothing to
+    do.
 
-    `block`: how many chains there may be up to a COMMIT, None for any number. Chains that rules of another
-    program else lead to are emptied, but not dropped; shared ones with such rules stay as they are.
+    `block`: the maximum number of chains for one COMMIT, None for no limit. Chains that a rule of another
+    program jumps to are emptied, but not removed. Shared chains with such rules stay unchanged.
     """
     first, nat, mangle, last = sections = [_Section(table) for table in (FILTER, NAT, MANGLE, FILTER)]
-    putting, dropping = {FILTER: first, NAT: nat, MANGLE: mangle}, {FILTER: last, NAT: nat, MANGLE: mangle}
+    put_sections = {FILTER: first, NAT: nat, MANGLE: mangle}
+    drop_sections = {FILTER: last, NAT: nat, MANGLE: mangle}
     for key, entry in delta.puts.items():
-        putting[key.table].put(key, entry, held)
+        put_sections[key.table].put(key, entry, state)
     for key in delta.drops:
-        dropping[key.table].drop(key, held)
+        drop_sections[key.table].drop(key, state)
     script = Script()
     for section in itertools.chain.from_iterable(_cut(each, block) for each in sections):
         if section:
             script.add(f"*{section.table}")
-            _write(section, held, layout, script)
+            _write(section, state, layout, script)
             script.add("COMMIT")
     return script
 
 
 def _cut(section: _Section, block: int | None) -> Iterator[_Section]:
-    """In pieces of `block` chains: leaves first to put, roots first to drop, and in the one in the middle
-    what leads to them.
+    """Cut a section into pieces of `block` chains. Puts start with leaves, drops start with roots, and the
+    piece in the middle has the rules that jump to them.
 
-    iptables-legacy, which is given all at once, finds chains the sooner the later in the alphabet they were
-    that it knew before: five seconds for 110 000 of them instead of nine. iptables-nft in turn sorts
-    what the kernel has, from the order in which it was made, by a recursion that is as deep as there are
-    chains where that order is the alphabet's: with some ten thousand iptables-nft-save would crash. Names are
-    hashes, so read backwards they are in no order at all.
+    iptables-legacy gets all chains at once, in reverse alphabetical order. It searches the chains that it
+    already has, which is faster if these are later in the alphabet: 110 000 chains take five instead of nine
+    seconds.
+
+    iptables-nft sorts the kernel's chains, in their order of creation, by a recursion. If that order is
+    alphabetical, the recursion is as deep as the number of chains, and iptables-nft-save crashes at some ten
+    thousand. Names end with a hash, so chains sorted by reversed name are in no alphabetical order.
     """
     if block is None:
         section.chains.sort(key=lambda each: each[0].name, reverse=True)
@@ -164,14 +173,14 @@ def _cut(section: _Section, block: int | None) -> Iterator[_Section]:
     section.chains.sort(key=lambda each: (_height(each[0]), each[0].name[::-1]))
     section.dropped_chains.sort(key=_height, reverse=True)
     middle = max(len(section.chains) - block, 0)
-    for at in range(0, middle, block):
-        yield _Section(section.table, section.chains[at : min(at + block, middle)])
+    for start in range(0, middle, block):
+        yield _Section(section.table, section.chains[start : min(start + block, middle)])
     rest = section.dropped_chains[block:]
     yield dataclasses.replace(
         section, chains=section.chains[middle:], dropped_chains=section.dropped_chains[:block]
     )
-    for at in range(0, len(rest), block):
-        yield _Section(section.table, dropped_chains=rest[at : at + block])
+    for start in range(0, len(rest), block):
+        yield _Section(section.table, dropped_chains=rest[start : start + block])
 
 
 def _height(chain: Chain) -> int:
@@ -179,41 +188,41 @@ def _height(chain: Chain) -> int:
     return _HEIGHTS.get(kind) or _HEIGHTS.get(chain.name, 0)
 
 
-def _write(section: _Section, held: Held, layout: Layout, script: Script) -> None:
+def _write(section: _Section, state: TableState, layout: Layout, script: Script) -> None:
     for chain, _ in section.chains:
-        script.add(f":{chain.name} - [0:0]", chain)  # makes it, or empties it
+        script.add(f":{chain.name} - [0:0]", chain)  # creates or empties the chain
     for shared in section.shared:
         script.add(f"-N {shared.name}", shared)
     for chain, texts in section.chains:
         script.append_to(chain, texts)
-    _write_rules(section.rules, held, layout, script)
+    _write_rules(section.rules, state, layout, script)
     for rule in section.dropped_rules:
-        _remove_copies(rule, held, script)
+        _remove_copies(rule, state, script)
     for chain in section.dropped_chains:
-        script.add(f":{chain.name} - [0:0]", chain)  # so that none leads to another any more
-    doomed: list[Chain | SharedChain] = [*section.dropped_chains, *section.dropped_shared]
-    for key in doomed:
-        if key not in held.foreign:
+        script.add(f":{chain.name} - [0:0]", chain)  # empty all first: then no chain jumps to another
+    dropped: list[Chain | SharedChain] = [*section.dropped_chains, *section.dropped_shared]
+    for key in dropped:
+        if key not in state.foreign:
             script.add(f"-X {key.name}", key)
 
 
 def _write_rules(
-    rules: Iterable[tuple[Rule, RulePosition]], held: Held, layout: Layout, script: Script
+    rules: Iterable[tuple[Rule, RulePosition]], state: TableState, layout: Layout, script: Script
 ) -> None:
-    """All but the last ones are prepended: so none comes behind those, wherever they stand."""
-    by_place: dict[RulePosition, list[Rule]] = {place: [] for place in RulePosition}
-    for rule, place in rules:
-        _remove_copies(rule, held, script)
-        by_place[place].append(rule)
+    """Prepend all rules but those with position LAST. So no rule comes after these, wherever they are."""
+    by_position: dict[RulePosition, list[Rule]] = {position: [] for position in RulePosition}
+    for rule, position in rules:
+        _remove_copies(rule, state, script)
+        by_position[position].append(rule)
     for rule in (
-        *by_place[RulePosition.ANYWHERE][::-1],
-        *sorted(by_place[RulePosition.FIRST], key=layout.prepend_order),
+        *by_position[RulePosition.ANYWHERE][::-1],
+        *sorted(by_position[RulePosition.FIRST], key=layout.prepend_order),
     ):
         script.add(f"-I {rule.chain} {rule.text}", rule)
-    for rule in by_place[RulePosition.LAST]:
+    for rule in by_position[RulePosition.LAST]:
         script.add(f"-A {rule.chain} {rule.text}", rule)
 
 
-def _remove_copies(rule: Rule, held: Held, script: Script) -> None:
-    for _ in range(held.copies.get(rule, 0)):
+def _remove_copies(rule: Rule, state: TableState, script: Script) -> None:
+    for _ in range(state.copies.get(rule, 0)):
         script.add(f"-D {rule.chain} {rule.text}", rule)

@@ -1,4 +1,4 @@
-"""The tables of one family: read as entries, and changed by deltas."""
+"""The iptables tables of one family: reads them as entries, and changes them by deltas."""
 
 from collections.abc import Callable, Collection
 
@@ -8,50 +8,51 @@ from ebpfproxy.backends.xtables import rejections, saved, script
 from ebpfproxy.backends.xtables.entries import Entry, Key, Rule, SharedChain
 from ebpfproxy.backends.xtables.layout import Layout
 from ebpfproxy.backends.xtables.rejections import Rejections
-from ebpfproxy.backends.xtables.saved import Held
+from ebpfproxy.backends.xtables.saved import TableState
 from ebpfproxy.backends.xtables.script import Script
 from ebpfproxy.errors import KernelError, Rejected
 from ebpfproxy.linux.xtables.iptables import Iptables, LinesRejected
 from ebpfproxy.model.address import Family
 
 _ATTEMPTS = 6
-_OF_PREVIOUS_STATE = ("-D ", "-N ", "-X ")
+_STATE_DEPENDENT = ("-D ", "-N ", "-X ")
 
 
 class Tables:
-    """By one backend of the tools, in the network namespace of the calling thread."""
+    """The tables of one family with one iptables backend, in the network namespace of the calling thread."""
 
     def __init__(
-        self, tool: Iptables, layout: Layout, prepare: Callable[[Family], None] = rejections.nothing
+        self, tool: Iptables, layout: Layout, prepare: Callable[[Family], None] = rejections.prepare_nothing
     ) -> None:
-        """`prepare`: see `rejections.try_sorts`."""
+        """`prepare`: see `rejections.try_rule_shapes`."""
         self._prepare = prepare
         self._layout = layout
         self._tool = tool
         self._block = script.block_for(tool.tool_backend)
-        self._held: Held | None = None  # None: not known, so read it
-        self._fresh: dict[Key, Entry] | None = None  # what was read, until the next change
-        self._rejected: dict[Key, tuple[Entry, KernelError]] = {}  # what could not be put
-        self._causes: frozenset[Key] = frozenset()  # what of it by itself, and not for what it leads to
+        self._state: TableState | None = None  # None: unknown, must be read
+        self._last_read: dict[Key, Entry] | None = None  # the entries of the last read, until the next change
+        self._rejected: dict[Key, tuple[Entry, KernelError]] = {}  # puts that were rejected
+        self._causes: frozenset[Key] = frozenset()  # rejected themselves, not for a chain that they jump to
 
     def read(self) -> dict[Key, Entry]:
-        """What is there of ours. Raises KernelError."""
-        self._held = None
-        found, self._held = saved.parse(self._tool.family, self._tool.save(), self._layout)
-        self._fresh = found
+        """Return the own entries in the kernel. Raises KernelError."""
+        self._state = None
+        found, self._state = saved.parse(self._tool.family, self._tool.save(), self._layout)
+        self._last_read = found
         return found
 
     def apply(self, delta: Delta[Key, Entry]) -> Rejections:
-        """Bring it in; what was rejected, by key. Raises KernelError, and then nothing is known.
+        """Apply the delta and return what was rejected, by key. After a KernelError the state is unknown.
 
-        Where a line is rejected, that may be for what another program has done since we have read: so
-        everything is read again. What is rejected then is left out, with all that leads to it, and so on.
+        A line may be rejected because another program changed the tables since the last read. So everything
+        is read again. What is rejected then is omitted, together with all entries that depend on it, and the
+        rest is tried again.
         """
-        held, self._held = self._held or self._read_held(), None
-        causes, rejected = self._presumed(delta)
+        state, self._state = self._state or self._read_state(), None
+        causes, rejected = self._rejected_before(delta)
         for attempt in range(_ATTEMPTS):
-            left = _without(delta, rejected)
-            lines = script.compose(left, held, self._layout, self._block)
+            remaining = _without(delta, rejected)
+            lines = script.compose(remaining, state, self._layout, self._block)
             try:
                 if lines:
                     self._tool.restore(lines.text)
@@ -59,57 +60,63 @@ class Tables:
             except LinesRejected as failure:
                 if attempt == _ATTEMPTS - 1:
                     raise
-                held = self._read_held()
-                delta = diff(self._fresh or {}, delta.puts, delta.puts.keys() | delta.drops)
+                state = self._read_state()
+                delta = diff(self._last_read or {}, delta.puts, delta.puts.keys() | delta.drops)
                 causes = causes | self._blamed(delta, lines, failure)
-                rejected = rejections.with_dependents(causes, delta, self._fresh or {}, self._layout)
-        self._note(left, held)
+                rejected = rejections.with_dependents(causes, delta, self._last_read or {}, self._layout)
+        self._record(remaining, state)
         self._causes = frozenset(causes)
-        self._rejected = {key: (delta.puts[key], why) for key, why in rejected.items() if key in delta.puts}
-        return rejected | _in_use(left, held)
+        self._rejected = {
+            key: (delta.puts[key], error) for key, error in rejected.items() if key in delta.puts
+        }
+        return rejected | _in_use(remaining, state)
 
-    def _read_held(self) -> Held:
+    def _read_state(self) -> TableState:
         self.read()
-        assert self._held is not None
-        return self._held
+        assert self._state is not None
+        return self._state
 
     def _blamed(self, delta: Delta[Key, Entry], lines: Script, failure: LinesRejected) -> Rejections:
-        """What of that which is still to be put was rejected by itself, or is of a sort that would be."""
-        at_fault = [n for n in failure.lines if not lines.line(n).startswith(_OF_PREVIOUS_STATE)]
-        blamed = rejections.try_sorts(self._tool, delta.puts, self._prepare) if at_fault else {}
+        """Return the puts that are rejected themselves, or that contain a rule of a rejected shape."""
+        at_fault = [n for n in failure.lines if not lines.line(n).startswith(_STATE_DEPENDENT)]
+        blamed = rejections.try_rule_shapes(self._tool, delta.puts, self._prepare) if at_fault else {}
         for number in at_fault:
             owner = lines.owner(number)
             if owner and owner in delta.puts:
-                blamed[owner] = rejections.not_taken(owner, failure, number)
+                blamed[owner] = rejections.rejection(owner, failure, number)
         return blamed
 
-    def _presumed(self, delta: Delta[Key, Entry]) -> tuple[Rejections, Rejections]:
-        """What was rejected before, and is put again unchanged: what by itself, and what altogether.
+    def _rejected_before(self, delta: Delta[Key, Entry]) -> tuple[Rejections, Rejections]:
+        """Return the earlier rejections that apply again, as the delta puts the same entries: their causes,
+        and all of them.
 
-        A proxier puts it again with every change. After a reading the sorts are tried once more, elsewhere.
+        The agent puts rejected entries again at every change. After a read, the rule shapes are tried again
+        in a temporary network namespace.
         """
-        again = {key: why for key, (entry, why) in self._rejected.items() if delta.puts.get(key) == entry}
-        causes = {key: again[key] for key in self._causes if key in again}
-        if causes and self._fresh is not None:
+        unchanged = {
+            key: error for key, (entry, error) in self._rejected.items() if delta.puts.get(key) == entry
+        }
+        causes = {key: unchanged[key] for key in self._causes if key in unchanged}
+        if causes and self._last_read is not None:
             tried = {key: delta.puts[key] for key in causes}
-            causes = rejections.try_sorts(self._tool, tried, self._prepare)
-            return causes, rejections.with_dependents(causes, delta, self._fresh, self._layout)
-        if len(causes) < len(self._causes):  # what depended on the others is to be tried
+            causes = rejections.try_rule_shapes(self._tool, tried, self._prepare)
+            return causes, rejections.with_dependents(causes, delta, self._last_read, self._layout)
+        if len(causes) < len(self._causes):  # entries that depended on former causes must be tried
             return causes, causes
-        return causes, again
+        return causes, unchanged
 
-    def _note(self, applied: Delta[Key, Entry], held: Held) -> None:
+    def _record(self, applied: Delta[Key, Entry], state: TableState) -> None:
         for key in applied.puts:
             if isinstance(key, Rule):
-                held.copies[key] = 1
+                state.copies[key] = 1
             elif isinstance(key, SharedChain):
-                held.shared.add(key)
+                state.shared.add(key)
         for key in applied.drops:
             if isinstance(key, Rule):
-                held.copies.pop(key, None)
-            elif isinstance(key, SharedChain) and key not in held.foreign:
-                held.shared.discard(key)
-        self._held, self._fresh = held, None
+                state.copies.pop(key, None)
+            elif isinstance(key, SharedChain) and key not in state.foreign:
+                state.shared.discard(key)
+        self._state, self._last_read = state, None
 
 
 def _without(delta: Delta[Key, Entry], rejected: Collection[Key]) -> Delta[Key, Entry]:
@@ -119,12 +126,12 @@ def _without(delta: Delta[Key, Entry], rejected: Collection[Key]) -> Delta[Key, 
     return Delta(puts, delta.drops.difference(rejected))
 
 
-def _in_use(delta: Delta[Key, Entry], held: Held) -> Rejections:
-    """Chains that could not be dropped."""
+def _in_use(delta: Delta[Key, Entry], state: TableState) -> Rejections:
+    """Return the chains that could not be dropped."""
     return {
         key: Rejected(
-            f"{key} cannot be removed: another program has a rule in it, or one to it: {held.foreign[key]}",
+            f"cannot remove {key}: another program's rule is in it or jumps to it: {state.foreign[key]}",
             "delete that rule",
         )
-        for key in delta.drops & held.foreign.keys()
+        for key in delta.drops & state.foreign.keys()
     }

@@ -1,8 +1,8 @@
-"""Which iptables backend this node goes by.
+"""Selects the iptables backend of this node: legacy or nft.
 
-The rules of both are in force at once where both have some, and each tool shows its own. So an agent that
-comes last has to use what the others use, as Kubernetes asks of everything that runs in a container of its
-own (github.com/kubernetes-sigs/iptables-wrappers).
+If both have rules, both are in force at once, and each tool shows only its own. So an agent that starts last
+must use the backend of the others. Kubernetes requires this of everything that runs in a container
+(github.com/kubernetes-sigs/iptables-wrappers).
 """
 
 from collections.abc import Mapping
@@ -17,31 +17,38 @@ from ebpfproxy.model.address import Family
 AUTO = "auto"
 
 _HINTS = (
-    ("KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"),  # of the kubelet, since 1.24 and since 1.17
-    (names.CANARY,),  # of kube-proxy, or of a previous run of ours
+    ("KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"),  # kubelet since 1.24 and since 1.17
+    (names.CANARY,),  # kube-proxy, or a previous run of the agent
 )
-"""Chains of the table mangle that tell, by who made them; the first of these counts."""
+"""Chains of the table mangle that show the backend, by the program that created them. The first match
+decides.
+"""
 
 
 def choose(wanted: str) -> ToolBackend:
-    """`wanted`: the backend, or AUTO for the one in which there are hints; where there are none, the one that
-    has more rules; and where both have as many, the one of the tool that is called just iptables.
+    """Return the backend `wanted`. For AUTO, return the backend that has hints, otherwise the one with more
+    rules, otherwise the backend of the tool named iptables.
 
-    Only what is installed counts with AUTO. It makes no table in either. Raises Unsupported where nothing is
-    installed, Rejected where we may not read.
+    AUTO only considers installed tools. No table is created in either backend. Raises Unsupported if no tool
+    is installed, Rejected if reading is not permitted.
     """
     if wanted != AUTO:
         return ToolBackend(wanted)
     tools = installed()
     if not tools:
-        raise Unsupported("there is no iptables here", "apt-get install iptables, or apk add iptables")
+        raise Unsupported("cannot find iptables", "install it: apt-get install iptables, or apk add iptables")
     if len(tools) == 1:
         return next(iter(tools))
-    return _hinted(tools) or _fuller(tools) or iptables.plain_tool_backend(Family.IPV4) or ToolBackend.NFT
+    return (
+        _hinted(tools)
+        or _with_more_rules(tools)
+        or iptables.plain_tool_backend(Family.IPV4)
+        or ToolBackend.NFT
+    )
 
 
 def installed() -> dict[ToolBackend, list[Iptables]]:
-    """What tools there are, by backend, for one family or both."""
+    """Return the installed tools by backend, for one family or both."""
     found: dict[ToolBackend, list[Iptables]] = {}
     for tool_backend in ToolBackend:
         for family in Family:
@@ -53,7 +60,7 @@ def installed() -> dict[ToolBackend, list[Iptables]]:
 
 
 def _hinted(tools: Mapping[ToolBackend, list[Iptables]]) -> ToolBackend | None:
-    """Where both have a hint, it is nft's that is the newer one."""
+    """Return the backend with a hint. If both have one, nft is the newer one."""
     for hints in _HINTS:
         for tool_backend in (ToolBackend.NFT, ToolBackend.LEGACY):
             if any(tool.show(MANGLE, hint) for tool in tools[tool_backend] for hint in hints):
@@ -61,7 +68,8 @@ def _hinted(tools: Mapping[ToolBackend, list[Iptables]]) -> ToolBackend | None:
     return None
 
 
-def _fuller(tools: Mapping[ToolBackend, list[Iptables]]) -> ToolBackend | None:
+def _with_more_rules(tools: Mapping[ToolBackend, list[Iptables]]) -> ToolBackend | None:
+    """Return the backend with more rules, None if both have the same number."""
     rules = {
         tool_backend: sum(tool.save().count("\n-A ") for tool in each) for tool_backend, each in tools.items()
     }

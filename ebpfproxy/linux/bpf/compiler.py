@@ -66,13 +66,13 @@ def compile_sources(sources: Sequence[Path], defines: Mapping[str, str]) -> Obje
 def _failure(ended: int, messages: str, sources: Sequence[Path]) -> Rejected | Unsupported:
     """The error for an exit code of the child and its messages."""
     lines = [line for line in messages.splitlines() if line.strip()]
-    last = lines[-1] if lines else f"the compiler ended with {ended}"
+    last = lines[-1] if lines else f"the compiler returned {ended}"
     reason = next((line for line in lines if _CLANG_ERROR in line), last)
     if ended == _NO_BCC:
-        hint = "apt-get install python3-bpfcc, and make the venv with --system-site-packages"
+        hint = "apt-get install python3-bpfcc, and create the venv with --system-site-packages"
         return Unsupported(reason, hint)
     names = ", ".join(path.name for path in sources)
-    failure = Rejected(f"cannot compile {names}: {reason}", "-v=4 shows the complete log of the compiler")
+    failure = Rejected(f"cannot compile {names}: {reason}", "run with -v=4 to see the complete log")
     failure.add_note(messages)
     return failure
 
@@ -125,17 +125,17 @@ def _import_bcc() -> Any:
     try:
         import bcc
     except ImportError as failure:
-        sys.stderr.write(f"bcc cannot be imported by {sys.executable}: {failure}\n")
+        sys.stderr.write(f"{sys.executable} cannot import bcc: {failure}\n")
         sys.exit(_NO_BCC)
     if not hasattr(bcc, "BPF"):
-        where = getattr(bcc, "__file__", "?")
-        sys.stderr.write(f"{where} is PyPI's bcc, an unrelated package: remove it\n")
+        path = getattr(bcc, "__file__", "?")
+        sys.stderr.write(f"{path} is PyPI's bcc, an unrelated package: remove it\n")
         sys.exit(_NO_BCC)
     return bcc
 
 
 def _end_with_parent() -> None:
-    """prctl(2): a killed agent leaves no compiler behind."""
+    """End with the parent (prctl(2))."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

@@ -19,13 +19,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ebpfproxy.errors import KernelError, ProgramRejected
-from ebpfproxy.linux.bpf import bpf, verifier_log
+from ebpfproxy.linux.bpf import bpf
 from ebpfproxy.linux.bpf.bpf import Map, Program
 from ebpfproxy.linux.bpf.object_file import MapDeclaration, ObjectFile, Relocation, relocated
 
 TAIL_CALLS = "tail_calls"
 _U32 = struct.Struct("=I")
 _LOG_STEPS, _LOG_STATISTICS = 1, 4  # BPF_LOG_LEVEL1, BPF_LOG_STATS (5.2, 06ee7115b0d1)
+_LOG_LINES, _LOG_WIDTH = 5, 200  # of the reason; characters of a line
+_STATISTICS = ("processed ", "verification time ", "stack depth ", "max_states_per_insn ")
 _LOG_SIZE = (1 << 24) - 1  # bytes: the most that every kernel accepts (bpf_check())
 
 
@@ -137,14 +139,40 @@ def _log_of(file: ObjectFile, spec: ProgramSpec, code: bytes) -> str:
         with contextlib.suppress(KernelError):
             Program.load(spec.type, spec.attach_type, code, spec.name, file.license, log, level).close()
         text = log.value.decode(errors="replace")
-        if verifier_log.is_complete(text):
+        if _is_complete(text):
             break  # before 6.4 (1216640938035) a log that does not fit lacks its end, which has the reason
     return text
 
 
+def _is_complete(log: str) -> bool:
+    """Whether the log has its end, the statistics. A program without capabilities has no log at all.
+
+    >>> _is_complete("0: R1=ctx\\n1: (61) r0 = *(u32")
+    False
+    """
+    return not log or any(line.startswith(_STATISTICS[0]) for line in log.splitlines()[-5:])
+
+
+def _verifier_reason(log: str) -> tuple[str, ...]:
+    """The last lines before the statistics, with the reason last. At most 5 lines of at most 200 characters.
+
+    The kernel writes the reason last, before a line of statistics: print_verification_stats() in
+    kernel/bpf/verifier.c (Linux 6.12).
+
+    >>> _verifier_reason("0: (61) r0 = *(u32 *)(r1 +24)\\nR0 invalid mem access 'scalar'\\nprocessed 2\\n")
+    ('0: (61) r0 = *(u32 *)(r1 +24)', "R0 invalid mem access 'scalar'")
+    >>> _verifier_reason("")
+    ()
+    """
+    lines = [line.strip() for line in log.splitlines()]
+    ends = next((at for at, line in enumerate(lines) if line.startswith(_STATISTICS[0])), len(lines))
+    reported = [line for line in lines[:ends] if line and not line.startswith(_STATISTICS)]
+    return tuple(line[:_LOG_WIDTH] for line in reported[-_LOG_LINES:])
+
+
 def _rejection(program: str, number: int, message: str, log: str) -> ProgramRejected:
     """The message includes the verifier's reason, so that one line of the log is sufficient."""
-    lines = verifier_log.last_lines(log)
+    lines = _verifier_reason(log)
     text = os.strerror(number) if number else message
     reason = f"{text}: {lines[-1]}" if lines else text
     hint = _hint(number, bool(lines))
@@ -155,7 +183,7 @@ def _rejection(program: str, number: int, message: str, log: str) -> ProgramReje
 
 def _hint(number: int, by_verifier: bool) -> str:
     if by_verifier:
-        return "use another --proxy-mode, or another kernel; -v=4 shows the verifier's log"
+        return "use another --proxy-mode or another kernel; run with -v=4 to see the verifier's log"
     if number in (errno.EPERM, errno.EACCES):
         return "run as root, or with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON, and without a seccomp filter"
     return "use another --proxy-mode"

@@ -199,5 +199,5 @@ def test_a_map_that_is_full_names_the_flag_that_helps() -> None:
         keys = [DeviceKey(number, f"n{number}") for number in (1, 2)]
         ((key, failure),) = DeviceTable(small, {}).fill(dict.fromkeys(keys, entry)).items()
     assert (key, type(failure)) == (keys[1], TableFull)
-    assert failure.message == "device n2: map devices has room for 1 devices, and there are more"
+    assert failure.message == "device n2: map devices is full: it has room for 1 devices"
     assert "--tc-devices" in failure.hint

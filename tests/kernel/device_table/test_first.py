@@ -10,7 +10,7 @@ from ebpfproxy.backends.ebpf.backend import EbpfBackend
 from ebpfproxy.linux.bpf import tcx
 from ebpfproxy.linux.bpf.bpf import Program
 from ebpfproxy.linux.bpf.tc import Side
-from ebpfproxy.model.device_side import DeviceSide
+from ebpfproxy.model.device import DeviceSide
 from tests.kernel import others
 from tests.kernel.device_table.plane import (
     CLSACT_ONLY,

@@ -145,7 +145,7 @@ class Subject:
             devices=self._devices,
             bypassing=frozenset(self._bypassing),
         )
-        self._serving.proxier.plan(
+        self._serving.reconciler.plan(
             state, change.services, node_changed=change.node_changed, host_changed=True
         )
         done = self._serving.sync(verify=False)

@@ -109,13 +109,13 @@ def test_what_the_node_dials_while_addresses_are_taken_off_has_its_own_back(
     """Between the look at sockets and the removal another one has got the address."""
     bring(plane, plan(ONE))
     looks = []
-    look = cleanup._of_open_sockets
+    look = cleanup._source_addresses
 
     def too_early(addresses: frozenset[Address]) -> set[Address]:
         looks.append(look(addresses))
         return set() if len(looks) == 1 else looks[-1]
 
-    monkeypatch.setattr(cleanup, "_of_open_sockets", too_early)
+    monkeypatch.setattr(cleanup, "_source_addresses", too_early)
     with socket.create_server((TWO, 8080)) as server:
         have_another_mode_serve(order="-I")
         with socket.create_connection((VIP, 80), timeout=10) as client, server.accept()[0] as served:

@@ -6,7 +6,7 @@ import pytest
 
 from ebpfproxy.backends.delta import diff
 from ebpfproxy.backends.interface import Delta
-from ebpfproxy.backends.nftables import old_nft, other_nat, probes
+from ebpfproxy.backends.nftables import coexistence, probes
 from ebpfproxy.backends.nftables.backend import NftablesBackend
 from ebpfproxy.backends.nftables.entries import TABLE
 from ebpfproxy.errors import NotFound, Unsupported
@@ -82,7 +82,7 @@ def test_a_table_that_is_gone_when_it_is_to_be_changed_is_an_error(plane: Nftabl
     bring(plane, wanted)
     run_nft("flush ruleset")
     more = entries(plane, plan("web", "10.96.0.1"), plan("api", "10.96.0.2"))
-    with pytest.raises(NotFound, match="table ip kube-proxy is gone"):
+    with pytest.raises(NotFound, match="cannot change table ip kube-proxy: another program removed it"):
         plane.apply(diff(wanted, more))
     assert not bring(plane, more)
     assert plane.read() == listed() == more
@@ -124,12 +124,12 @@ def test_a_change_comes_upon_what_a_previous_run_left_though_nobody_has_read_it(
 
 
 def test_this_machine_has_all_that_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(old_nft.SKIP, "1")  # so that it may have any kernel
+    monkeypatch.setenv(coexistence.SKIP, "1")  # so that it may have any kernel
     assert [str(each) for each in probes.probe()] == [
-        "nftables for IPv4: there",
-        "nftables for IPv6: there",
-        "nftables' NAT beside that of others: there",
-        f"{old_nft.FEATURE}: there",
+        "nftables for IPv4: present",
+        "nftables for IPv6: present",
+        "NAT chains besides those of other programs: present",
+        f"{coexistence.FEATURE}: present",
     ]
     assert run_nft("list ruleset") == "", "nothing stays of the probes"
 
@@ -167,8 +167,8 @@ def test_a_family_that_is_missing_is_preferred_where_the_node_uses_it(
 
 def test_a_nat_that_is_never_asked_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """As before Linux 4.18; here since there is no rule in it."""
-    whole = other_nat._operations
-    monkeypatch.setattr(other_nat, "_operations", lambda port: whole(port)[:-1])
+    whole = coexistence._operations
+    monkeypatch.setattr(coexistence, "_operations", lambda port: whole(port)[:-1])
     *families, nat, _ = probes.probe()
     assert all(each.present for each in families)
     assert (nat.needed, nat.present) == (True, False)
@@ -182,5 +182,5 @@ def test_without_the_right_to_change_nftables_it_is_asked_for() -> None:
             NftablesBackend().open()
     finally:
         os.seteuid(0)
-    assert str(found) == "nftables: a change of nftables: Operation not permitted (EPERM)"
+    assert str(found) == "nftables: cannot change nftables: Operation not permitted (EPERM)"
     assert found.remedy == raised.value.hint == "run as root, or with CAP_NET_ADMIN"

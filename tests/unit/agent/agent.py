@@ -1,4 +1,4 @@
-"""Tracker, proxier and the fake backend, as the daemon has them, for tests."""
+"""The tracker, the reconciler and a fake backend, connected as in the daemon."""
 
 from ebpfproxy.agent.reconciler import Reconciler, SyncResult
 from ebpfproxy.api.event import AddressesChanged, Event, ServiceChanged, SliceChanged
@@ -14,7 +14,7 @@ LOCAL = AddressesChanged(frozenset(networks(("127.0.0.0/8", "192.0.2.10/32"))))
 
 
 class Agent:
-    """Tracker, proxier and fake, as the daemon has them."""
+    """The tracker, the reconciler and a fake backend."""
 
     def __init__(
         self,
@@ -26,10 +26,10 @@ class Agent:
         self.plane.open()
         self.kernel = self.plane.kernel
         self.tracker = Tracker(started=0.0)
-        self.proxier: Reconciler[Key, Entry] = Reconciler(self.plane, context)
+        self.reconciler: Reconciler[Key, Entry] = Reconciler(self.plane, context)
 
-    def tell(self, *told: Service | EndpointSlice | Event) -> None:
-        for each in told:
+    def fold(self, *changes: Service | EndpointSlice | Event) -> None:
+        for each in changes:
             if isinstance(each, Service):
                 self.tracker.fold(ServiceChanged(each.name, each))
             elif isinstance(each, EndpointSlice):
@@ -39,19 +39,19 @@ class Agent:
 
     def plan(self) -> None:
         drained = self.tracker.drain()
-        self.proxier.plan(
+        self.reconciler.plan(
             drained.state,
             drained.services,
             node_changed=drained.node_changed,
             host_changed=drained.host_changed,
         )
 
-    def sync(self, *told: Service | EndpointSlice | Event, verify: bool = False) -> SyncResult:
-        """Take these in and sync; what was written is all that is in `kernel.writes` afterwards."""
-        self.tell(*told)
+    def sync(self, *changes: Service | EndpointSlice | Event, verify: bool = False) -> SyncResult:
+        """Process the events and sync. `kernel.writes` then has only the writes of this sync."""
+        self.fold(*changes)
         self.plan()
         self.kernel.writes.clear()
-        return self.proxier.sync(verify)
+        return self.reconciler.sync(verify)
 
     def served(self) -> set[str]:
         return {str(key[0]) for key in self.kernel.ports}

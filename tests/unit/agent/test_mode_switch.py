@@ -1,4 +1,4 @@
-"""Moving from one mode to another over fakes: what serves when, and what a failure leaves."""
+"""Mode switches between fake modes: the order of steps, and the result of failures."""
 
 import dataclasses
 import errno
@@ -31,7 +31,7 @@ STATE = ClusterState({WEB.name: WEB}, {WEB.name: {SLICE.name: SLICE}})
 
 
 class FreeLock:
-    """Of a network namespace that nobody else has."""
+    """The lock of a network namespace that no other agent has."""
 
     def __init__(self, patience: float) -> None:
         pass
@@ -41,7 +41,7 @@ class FreeLock:
 
 
 class Node:
-    """An agent's modes, synced once in mode one."""
+    """The mode switcher of an agent that has synced in mode one."""
 
     def __init__(self) -> None:
         self.one, self.other, self.third = FakeMode("one"), FakeMode("other"), FakeMode("third")
@@ -49,13 +49,13 @@ class Node:
 
     def start(self, *, synced: bool = True, config: Config = CONFIG) -> None:
         callbacks = Callbacks(lambda destroyed, failed: None, lambda devices: None)
-        self.keeper = ModeSwitcher(config, callbacks, self.metrics)
-        self.keeper.open()
-        self.keeper.serving.proxier.plan(
+        self.switcher = ModeSwitcher(config, callbacks, self.metrics)
+        self.switcher.open()
+        self.switcher.serving.reconciler.plan(
             STATE, frozenset({name("web")}), node_changed=True, host_changed=True
         )
         if synced:
-            self.keeper.sync(verify=True)
+            self.switcher.sync(verify=True)
 
     def metric(self, wanted: str) -> float:
         found = (sample for family in self.metrics.registry.collect() for sample in family.samples)
@@ -63,7 +63,7 @@ class Node:
 
 
 def gone(mode: FakeMode) -> None:
-    """Await that nothing of the mode is left; the thread that removes it has no other sign."""
+    """Wait until nothing of the mode is left in the kernel."""
     deadline = time.monotonic() + 10
     while mode.kernel.ports or not mode.drained:
         assert time.monotonic() < deadline
@@ -83,12 +83,12 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     monkeypatch.setattr(mode_switch, "NamespaceLock", FreeLock)
     made.start()
     yield made
-    made.keeper.close()
+    made.switcher.close()
 
 
-def test_the_other_mode_has_everything_before_the_first_one_is_let_go(node: Node) -> None:
+def test_the_other_mode_has_all_entries_before_the_first_one_is_closed(node: Node) -> None:
     seen = []
-    serving = node.keeper.serving
+    serving = node.switcher.serving
     close = serving.close
 
     def note_and_close() -> None:
@@ -96,27 +96,25 @@ def test_the_other_mode_has_everything_before_the_first_one_is_let_go(node: Node
         close()
 
     serving.close = note_and_close  # type: ignore[method-assign]
-    node.keeper.follow(OTHER, lambda: STATE)
+    node.switcher.follow(OTHER, lambda: STATE)
     assert seen == [1]
-    assert node.keeper.serving.name == "other"
+    assert node.switcher.serving.name == "other"
 
 
-def test_a_mode_is_made_by_the_configuration_that_asks_for_it(node: Node) -> None:
-    """A file has sections of modes: another mode may masquerade by another bit."""
+def test_a_switch_uses_the_new_configuration(node: Node) -> None:
+    """A configuration file has a section per mode, so another mode may use another masquerade bit."""
     other = dataclasses.replace(OTHER, iptables_masquerade_bit=20)
-    node.keeper.follow(other, lambda: STATE)
-    assert node.other.prepared == node.keeper.config == other
+    node.switcher.follow(other, lambda: STATE)
+    assert node.other.prepared == node.switcher.config == other
 
 
-def test_a_configuration_whose_mode_fails_counts_for_nothing(node: Node) -> None:
+def test_the_configuration_of_a_failed_switch_is_not_used(node: Node) -> None:
     node.other.fails = KernelError("not here")
-    node.keeper.follow(dataclasses.replace(OTHER, iptables_masquerade_bit=20), lambda: STATE)
-    assert node.keeper.config == CONFIG
+    node.switcher.follow(dataclasses.replace(OTHER, iptables_masquerade_bit=20), lambda: STATE)
+    assert node.switcher.config == CONFIG
 
 
-def test_the_state_that_a_mode_takes_over_has_what_it_found_of_a_previous_run(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_state_is_read_after_the_other_mode_is_open(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     happened = []
     open_it = FakeBackend.open
 
@@ -129,49 +127,47 @@ def test_the_state_that_a_mode_takes_over_has_what_it_found_of_a_previous_run(
         return STATE
 
     monkeypatch.setattr(FakeBackend, "open", note_and_open)
-    node.keeper.follow(OTHER, state_now)
+    node.switcher.follow(OTHER, state_now)
     assert happened == ["open", "state"]
 
 
-def test_what_the_first_mode_left_is_removed(node: Node) -> None:
-    node.keeper.follow(OTHER, lambda: STATE)
+def test_objects_of_the_first_mode_are_removed_after_a_switch(node: Node) -> None:
+    node.switcher.follow(OTHER, lambda: STATE)
     gone(node.one)
     assert node.other.kernel.ports
 
 
 @pytest.mark.parametrize("kernel_translates", [True, False])
-def test_open_connections_are_waited_for_only_where_the_serving_mode_does_not_serve_them(
+def test_open_connections_delay_the_cleanup_only_if_the_new_mode_cannot_serve_them(
     node: Node, kernel_translates: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(conntrack, "nat_in_use", lambda of: True)
     node.other.uses_kernel_nat = kernel_translates
-    node.keeper.follow(OTHER, lambda: STATE)
+    node.switcher.follow(OTHER, lambda: STATE)
     gone(node.one)
     assert node.one.translates is not kernel_translates
 
 
-def test_where_the_kernel_tells_no_connections_it_may_have_some(
+def test_if_the_kernel_cannot_report_connections_the_cleanup_assumes_some(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def reject(of: Family) -> bool:
         raise Unsupported("no ctnetlink")
 
     monkeypatch.setattr(conntrack, "nat_in_use", reject)
-    node.keeper.follow(OTHER, lambda: STATE)
+    node.switcher.follow(OTHER, lambda: STATE)
     gone(node.one)
     assert node.one.translates
 
 
-def test_a_move_to_the_mode_that_serves_changes_nothing(node: Node) -> None:
-    serving = node.keeper.serving
-    node.keeper.follow(CONFIG, lambda: STATE)
-    assert node.keeper.serving is serving
+def test_a_switch_to_the_current_mode_changes_nothing(node: Node) -> None:
+    serving = node.switcher.serving
+    node.switcher.follow(CONFIG, lambda: STATE)
+    assert node.switcher.serving is serving
 
 
 @pytest.mark.parametrize("when", ["prepare", "apply"])
-def test_a_move_that_fails_leaves_the_first_mode_serving(
-    node: Node, when: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_switch_keeps_the_first_mode(node: Node, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
     failure = KernelError("no such table")
     apply = FakeBackend.apply
 
@@ -184,17 +180,17 @@ def test_a_move_that_fails_leaves_the_first_mode_serving(
         node.other.fails = failure
     else:
         monkeypatch.setattr(FakeBackend, "apply", fail)
-    node.keeper.follow(OTHER, lambda: STATE)
-    assert node.keeper.serving.name == "one"
+    node.switcher.follow(OTHER, lambda: STATE)
+    assert node.switcher.serving.name == "one"
     assert node.one.kernel.ports
     assert node.metric("ebpfproxy_mode_moves_failed_total") == 1
     gone(node.other)
 
 
-def test_what_a_failed_move_took_is_put_back_before_the_other_mode_is_removed(
+def test_after_a_failed_switch_the_first_mode_is_restored_before_the_cleanup(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The modes ipvs and iptables have chains in common."""
+    """The modes ipvs and iptables share chains."""
     gone(node.other)
     node.other.drained = 0
     apply = FakeBackend.apply
@@ -208,32 +204,32 @@ def test_what_a_failed_move_took_is_put_back_before_the_other_mode_is_removed(
         return apply(plane, delta)
 
     monkeypatch.setattr(FakeBackend, "apply", take_and_fail)
-    node.keeper.follow(OTHER, lambda: STATE)
+    node.switcher.follow(OTHER, lambda: STATE)
     assert node.one.kernel.ports
     assert seen == [0]
     gone(node.other)
 
 
-def test_where_neither_the_other_mode_nor_the_first_can_be_written_that_is_told(
+def test_if_no_mode_can_be_written_the_switch_reports_that_a_sync_is_needed(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As somebody holds the lock of iptables; a sync is wanted soon, though nothing changes."""
+    """For example while another process holds the lock of iptables."""
 
     def fail(plane: FakeBackend, delta: Delta[Key, Entry]) -> Mapping[Key, KernelError]:
         raise KernelError("another process holds the lock")
 
     with monkeypatch.context() as held:
         held.setattr(FakeBackend, "apply", fail)
-        assert not node.keeper.follow(OTHER, lambda: STATE)
-    node.keeper.sync(verify=False)
-    assert node.keeper.follow(OTHER, lambda: STATE)
-    assert node.keeper.serving.name == "other"
+        assert not node.switcher.follow(OTHER, lambda: STATE)
+    node.switcher.sync(verify=False)
+    assert node.switcher.follow(OTHER, lambda: STATE)
+    assert node.switcher.serving.name == "other"
 
 
-def test_whatever_goes_wrong_what_others_left_is_tried_again(
+def test_the_cleanup_is_retried_after_an_unexpected_error(
     node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(mode_cleanup, "_STEP", 0.001)
+    monkeypatch.setattr(mode_cleanup, "_INTERVAL", 0.001)
     drain = node.one.drain
 
     def fail_once(config: Config, translates: Callable[[Family], bool]) -> tuple[list[str], bool]:
@@ -241,45 +237,45 @@ def test_whatever_goes_wrong_what_others_left_is_tried_again(
         raise ValueError("unforeseen")
 
     monkeypatch.setattr(node.one, "drain", fail_once)
-    node.keeper.follow(OTHER, lambda: STATE)
+    node.switcher.follow(OTHER, lambda: STATE)
     gone(node.one)
     assert "unforeseen" in str([record.__dict__.get("values") for record in caplog.records])
 
 
-def test_a_failed_move_removes_nothing_where_another_agent_has_the_namespace(
+def test_a_failed_switch_removes_nothing_if_another_agent_has_the_namespace(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def taken(patience: float) -> None:
-        raise AlreadyExists("another ebpfproxy has this network namespace")
+        raise AlreadyExists("another ebpfproxy manages this network namespace")
 
     gone(node.other)
-    node.keeper.close()
+    node.switcher.close()
     node.one.owns_namespace = False
     monkeypatch.setattr(mode_switch, "NamespaceLock", taken)
     node.start()
     drained = node.other.drained
-    node.keeper.follow(OTHER, lambda: STATE)
+    node.switcher.follow(OTHER, lambda: STATE)
     time.sleep(0.1)  # in which nothing happens
-    node.keeper.close()
-    assert node.keeper.serving.name == "one"
+    node.switcher.close()
+    assert node.switcher.serving.name == "one"
     assert node.other.drained == drained
 
 
-def test_a_mode_that_serves_again_is_spared(node: Node) -> None:
+def test_the_cleanup_of_a_mode_ends_when_it_becomes_current_again(node: Node) -> None:
     node.one.left = 1000
-    node.keeper.follow(OTHER, lambda: STATE)
-    node.keeper.follow(CONFIG, lambda: STATE)
+    node.switcher.follow(OTHER, lambda: STATE)
+    node.switcher.follow(CONFIG, lambda: STATE)
     drained = node.one.drained
     assert node.one.kernel.ports
-    node.keeper.follow(CONFIG, lambda: STATE)
+    node.switcher.follow(CONFIG, lambda: STATE)
     assert node.one.drained == drained
 
 
-def test_nothing_is_removed_while_a_mode_begins(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A third mode may have chains in common with it, as ipvs and iptables have."""
-    monkeypatch.setattr(mode_cleanup, "_STEP", 0.001)
+def test_the_cleanup_pauses_while_a_mode_starts(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A third mode may share chains with it, as ipvs and iptables do."""
+    monkeypatch.setattr(mode_cleanup, "_INTERVAL", 0.001)
     node.third.left = 1_000_000
-    node.keeper.follow(OTHER, lambda: STATE)
+    node.switcher.follow(OTHER, lambda: STATE)
     steps = []
     apply = FakeBackend.apply
 
@@ -290,55 +286,55 @@ def test_nothing_is_removed_while_a_mode_begins(node: Node, monkeypatch: pytest.
         return apply(plane, delta)
 
     monkeypatch.setattr(FakeBackend, "apply", apply_slowly)
-    node.keeper.follow(CONFIG, lambda: STATE)
-    assert node.keeper.serving.name == "one"
+    node.switcher.follow(CONFIG, lambda: STATE)
+    assert node.switcher.serving.name == "one"
     assert steps
     assert not any(steps)
 
 
-def test_a_move_that_is_asked_for_before_the_first_sync_waits_for_it(node: Node) -> None:
-    node.keeper.close()
+def test_a_switch_requested_before_the_first_sync_is_pending(node: Node) -> None:
+    node.switcher.close()
     node.start(synced=False)
-    node.keeper.follow(OTHER, lambda: STATE)
-    assert (node.keeper.serving.name, node.keeper.asked) == ("one", OTHER)
-    node.keeper.sync(verify=True)
-    node.keeper.follow(OTHER, lambda: STATE)
-    assert (node.keeper.serving.name, node.keeper.asked) == ("other", None)
+    node.switcher.follow(OTHER, lambda: STATE)
+    assert (node.switcher.serving.name, node.switcher.pending_config) == ("one", OTHER)
+    node.switcher.sync(verify=True)
+    node.switcher.follow(OTHER, lambda: STATE)
+    assert (node.switcher.serving.name, node.switcher.pending_config) == ("other", None)
 
 
-def test_a_move_that_is_taken_back_before_the_first_sync_is_not_made(node: Node) -> None:
-    node.keeper.close()
+def test_a_pending_switch_is_dropped_if_the_configuration_is_reverted(node: Node) -> None:
+    node.switcher.close()
     node.start(synced=False)
-    node.keeper.follow(OTHER, lambda: STATE)
-    node.keeper.follow(CONFIG, lambda: STATE)
-    assert node.keeper.asked is None
+    node.switcher.follow(OTHER, lambda: STATE)
+    node.switcher.follow(CONFIG, lambda: STATE)
+    assert node.switcher.pending_config is None
 
 
-def test_an_agent_that_has_no_devices_leaves_what_others_have_in_the_namespace(node: Node) -> None:
+def test_an_agent_that_does_not_own_the_namespace_cleans_up_nothing(node: Node) -> None:
     gone(node.other)
-    node.keeper.close()
+    node.switcher.close()
     drained = node.other.drained
     node.one.owns_namespace = False
     node.start()
-    node.keeper.close()
+    node.switcher.close()
     assert node.other.drained == drained
 
 
-def test_an_agent_gives_way_to_another_one_in_its_network_namespace(
+def test_an_agent_does_not_start_if_another_one_has_its_network_namespace(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def taken(patience: float) -> None:
-        raise AlreadyExists("another ebpfproxy has this network namespace")
+        raise AlreadyExists("another ebpfproxy manages this network namespace")
 
     monkeypatch.setattr(mode_switch, "NamespaceLock", taken)
-    node.keeper.close()
+    node.switcher.close()
     node.one.kernel.writes.clear()
     with pytest.raises(AlreadyExists):
         node.start()
     assert node.one.kernel.writes == []
 
 
-# With `auto`, a mode that fails although its probes succeeded
+# With `auto`: modes that fail after successful probes
 
 ANY = dataclasses.replace(CONFIG, proxy_mode=AUTO)
 REJECTED = ProgramRejected(
@@ -352,9 +348,9 @@ REJECTED = ProgramRejected(
 
 @pytest.fixture
 def fresh(node: Node) -> Node:
-    """No mode is open, and none has anything in the kernel."""
+    """No mode is open, and no mode has objects in the kernel."""
     gone(node.other)
-    node.keeper.close()
+    node.switcher.close()
     for mode in (node.one, node.other, node.third):
         mode.kernel.ports.clear()
         mode.drained = 0
@@ -393,19 +389,19 @@ def unavailable(caplog: pytest.LogCaptureFixture) -> list[dict[str, str]]:
 
 
 def fail_to_sync(node: Node) -> KernelError:
-    """As the daemon does: the failure is what the mode may be left for."""
+    """Sync as the daemon does, and fall back because of the failure."""
     with pytest.raises(KernelError) as caught:
-        node.keeper.sync(verify=True)
-    node.keeper.leave_failing(caught.value, lambda: STATE)
+        node.switcher.sync(verify=True)
+    node.switcher.fall_back(caught.value, lambda: STATE)
     return caught.value
 
 
-def test_a_mode_whose_programs_are_rejected_at_the_start_is_left_for_the_next(
+def test_auto_takes_the_next_mode_if_programs_are_rejected_at_the_start(
     fresh: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     opening_fails(monkeypatch, {fresh.one: REJECTED})
     fresh.start(config=ANY)
-    assert fresh.keeper.serving.name == "other"
+    assert fresh.switcher.serving.name == "other"
     assert fresh.other.kernel.ports
     assert unavailable(caplog) == [
         {
@@ -421,7 +417,7 @@ def test_a_mode_whose_programs_are_rejected_at_the_start_is_left_for_the_next(
     gone(fresh.one)
 
 
-def test_a_mode_that_the_configuration_names_is_not_left(
+def test_a_configured_mode_that_fails_ends_the_agent(
     fresh: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     opening_fails(monkeypatch, {fresh.one: REJECTED})
@@ -432,7 +428,7 @@ def test_a_mode_that_the_configuration_names_is_not_left(
     assert not fresh.other.kernel.ports
 
 
-def test_pins_that_another_agent_has_are_no_reason_to_leave_a_mode(
+def test_auto_does_not_take_the_next_mode_if_another_agent_has_the_pins(
     fresh: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two agents would forward on one node."""
@@ -441,7 +437,7 @@ def test_pins_that_another_agent_has_are_no_reason_to_leave_a_mode(
         fresh.start(config=ANY)
 
 
-def test_where_every_mode_fails_the_error_names_each_reason(
+def test_if_every_mode_fails_the_error_names_each_reason(
     fresh: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fresh.third.fails = KernelError("no such table")
@@ -453,88 +449,88 @@ def test_where_every_mode_fails_the_error_names_each_reason(
     assert caught.value.exit_code == 4
 
 
-def test_a_mode_that_cannot_be_prepared_is_left_for_the_next(fresh: Node) -> None:
+def test_auto_takes_the_next_mode_if_one_cannot_be_prepared(fresh: Node) -> None:
     fresh.one.fails = KernelError("no cgroup")
     fresh.start(config=ANY)
-    assert fresh.keeper.serving.name == "other"
+    assert fresh.switcher.serving.name == "other"
 
 
-def test_a_mode_whose_first_syncs_fail_is_left_with_all_of_the_state(
+def test_after_three_failed_first_syncs_auto_takes_the_next_mode_with_the_complete_state(
     fresh: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     applying_fails(monkeypatch, fresh.one, KernelError("not permitted"))
     fresh.start(synced=False, config=ANY)
     for _ in range(2):
         fail_to_sync(fresh)
-        assert fresh.keeper.serving.name == "one", "another process may hold a lock"
+        assert fresh.switcher.serving.name == "one", "another process may hold a lock"
     fail_to_sync(fresh)
-    assert fresh.keeper.serving.name == "other"
-    fresh.keeper.sync(verify=True)
+    assert fresh.switcher.serving.name == "other"
+    fresh.switcher.sync(verify=True)
     assert fresh.other.kernel.ports
     assert [line["mode"] for line in unavailable(caplog)] == ["one"]
     gone(fresh.one)
 
 
-def test_a_program_that_is_rejected_at_the_first_sync_is_not_tried_again(
+def test_auto_takes_the_next_mode_at_once_if_a_program_is_rejected_in_the_first_sync(
     fresh: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     applying_fails(monkeypatch, fresh.one, REJECTED)
     fresh.start(synced=False, config=ANY)
     assert fail_to_sync(fresh) is REJECTED
-    assert fresh.keeper.serving.name == "other"
+    assert fresh.switcher.serving.name == "other"
 
 
-def test_pins_that_another_agent_took_before_the_first_sync_are_no_reason_either(
+def test_auto_keeps_the_mode_if_another_agent_has_the_pins_at_the_first_sync(
     fresh: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     applying_fails(monkeypatch, fresh.one, AlreadyExists("another ebpfproxy holds these pins"))
     fresh.start(synced=False, config=ANY)
     for _ in range(5):
         fail_to_sync(fresh)
-    assert fresh.keeper.serving.name == "one"
+    assert fresh.switcher.serving.name == "one"
 
 
-def test_a_mode_that_has_synced_is_not_left_whatever_fails_later(
+def test_auto_keeps_a_mode_that_has_synced_whatever_fails_later(
     fresh: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fresh.start(config=ANY)
     applying_fails(monkeypatch, fresh.one, REJECTED)
     for _ in range(5):
         fail_to_sync(fresh)
-    assert fresh.keeper.serving.name == "one"
+    assert fresh.switcher.serving.name == "one"
 
 
-def test_a_mode_that_forwards_nothing_after_its_first_sync_is_left(fresh: Node) -> None:
-    """As a security module lets programs be loaded, and none be attached."""
+def test_auto_takes_the_next_mode_if_one_forwards_nothing_after_its_first_sync(fresh: Node) -> None:
+    """For example if a security module allows loading programs, but not attaching them."""
     fresh.one.lacking = KernelError("cannot attach connect4: Operation not permitted")
     fresh.start(synced=False, config=ANY)
     for _ in range(3):
         assert fail_to_sync(fresh) is fresh.one.lacking
-    assert fresh.keeper.serving.name == "other"
+    assert fresh.switcher.serving.name == "other"
 
 
-def test_where_no_other_mode_works_the_one_that_forwards_something_stays(fresh: Node) -> None:
+def test_auto_keeps_an_incomplete_mode_if_no_other_mode_works(fresh: Node) -> None:
     missing = Finding("tables", errno.EOPNOTSUPP, "there are none")
     fresh.other.findings = fresh.third.findings = (missing,)
     fresh.one.lacking = KernelError("cannot attach connect4: Operation not permitted")
     fresh.start(synced=False, config=ANY)
     for _ in range(3):
         fail_to_sync(fresh)
-    fresh.keeper.sync(verify=True)
-    assert fresh.keeper.serving.name == "one"
+    fresh.switcher.sync(verify=True)
+    assert fresh.switcher.serving.name == "one"
     assert fresh.one.kernel.ports
 
 
-def test_auto_takes_a_failed_mode_no_more_and_the_configuration_may_name_it(
+def test_auto_does_not_retry_a_failed_mode_until_the_configuration_names_it(
     fresh: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as failing:
         opening_fails(failing, {fresh.one: REJECTED})
         fresh.start(config=ANY)
-    fresh.keeper.follow(ANY, lambda: STATE)
-    assert fresh.keeper.serving.name == "other", "it stays where it is at SIGHUP"
-    fresh.keeper.follow(CONFIG, lambda: STATE)
-    assert fresh.keeper.serving.name == "one"
-    fresh.keeper.follow(OTHER, lambda: STATE)
-    fresh.keeper.follow(ANY, lambda: STATE)
-    assert fresh.keeper.serving.name == "one", "it has worked since"
+    fresh.switcher.follow(ANY, lambda: STATE)
+    assert fresh.switcher.serving.name == "other", "it stays where it is at SIGHUP"
+    fresh.switcher.follow(CONFIG, lambda: STATE)
+    assert fresh.switcher.serving.name == "one"
+    fresh.switcher.follow(OTHER, lambda: STATE)
+    fresh.switcher.follow(ANY, lambda: STATE)
+    assert fresh.switcher.serving.name == "one", "it has worked since"

@@ -44,7 +44,7 @@ def only_invalid(content: str | bytes, called: str = "a.yaml") -> Invalid:
     return event
 
 
-def test_documents_are_told_with_the_line_they_start_on() -> None:
+def test_each_document_is_reported_with_its_first_line() -> None:
     content = f"# a comment\n---\n{SERVICE}---\n---\n# nothing\n---\n{SLICE}- addresses: [10.1.0.1]\n...\n"
     located = read_manifest("a.yaml", content.encode(), "here")
     assert [(where, type(event)) for where, event in located] == [
@@ -67,7 +67,7 @@ def test_an_invalid_object_names_the_line_of_its_document_and_the_others_count()
     assert second.reason.startswith("a.yaml:8: Expected `int | null`, got `str` - at `$.spec.ports[0].port`")
 
 
-def test_an_object_without_a_name_is_named_by_its_place() -> None:
+def test_an_object_without_a_name_is_named_by_file_and_line() -> None:
     event = only_invalid("---\nkind: Service\nspec: {clusterIP: 10.0.0.1}\n")
     assert event.name == "a.yaml:2"
 
@@ -161,7 +161,7 @@ def test_an_ipv6_address_needs_no_quotes() -> None:
     ]
 
 
-def test_keys_that_are_no_texts_in_yaml_are_labels_like_any_other() -> None:
+def test_yaml_keys_that_are_not_strings_become_labels() -> None:
     content = SERVICE.replace(
         "{name: web}", "{name: web, labels: {on: a, 1: b, true: c, ~: d, 1.5: e, 2024-05-01: f}}"
     )
@@ -179,7 +179,7 @@ def test_numbers_are_read_as_kubectl_reads_them() -> None:
     assert "got `str`" in only_invalid(SERVICE.replace("port: 80", "port: " + "9" * 5000)).reason
 
 
-def test_aliases_and_merged_keys_are_what_they_stand_for() -> None:
+def test_aliases_and_merge_keys_are_expanded() -> None:
     content = f"""{SLICE}
 - &first {{addresses: [10.1.0.1], nodeName: here, conditions: {{ready: false}}}}
 - {{<<: *first, addresses: [10.1.0.2]}}
@@ -194,7 +194,7 @@ def test_aliases_and_merged_keys_are_what_they_stand_for() -> None:
 
 
 @pytest.mark.timeout(20)
-def test_aliases_that_grow_without_end_are_invalid() -> None:
+def test_aliases_that_expand_without_limit_are_invalid() -> None:
     bomb = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
         f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12)
     )
@@ -210,7 +210,7 @@ def test_aliases_that_grow_without_end_are_invalid() -> None:
 @given(
     st.binary(max_size=60) | st.text(alphabet="abk:[]{}-?&*!|>'\"#%@,\n 01<=~\\", max_size=60).map(str.encode)
 )
-def test_no_content_raises_anything_but_unreadable(content: bytes) -> None:
+def test_any_content_parses_or_raises_unreadable(content: bytes) -> None:
     for called in ("a.yaml", "a.json"):
         try:
             found = events(content, called)

@@ -47,7 +47,7 @@ NODE_MANIFEST = (
 
 
 def settle(path: Path) -> None:
-    """Have a file look as if it was written a while ago."""
+    """Set the times of a file into the past."""
     written = path.stat().st_mtime_ns - manifest_folder._WRITTEN_NS
     os.utime(path, ns=(written, written))
 
@@ -79,7 +79,7 @@ def test_all_manifests_of_the_folder_itself_are_read_in_the_order_of_their_names
     assert len(events) == 4
 
 
-def test_only_what_changed_is_told(tmp_path: Path) -> None:
+def test_only_changed_objects_are_reported(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(manifest("web") + "---\n" + manifest("api"))
     reading, _ = step(tmp_path, Reading())
     assert step(tmp_path, reading)[1] == []
@@ -90,7 +90,7 @@ def test_only_what_changed_is_told(tmp_path: Path) -> None:
     assert events == [changed("web", "10.96.0.11")]
 
 
-def test_what_has_vanished_from_all_files_is_gone(tmp_path: Path) -> None:
+def test_an_object_that_is_in_no_file_any_more_is_deleted(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("---\n".join([manifest("web"), NODE_MANIFEST]))
     (tmp_path / "b.json").write_bytes(msgspec.json.encode(slice_object("web")))
     reading, _ = step(tmp_path, Reading())
@@ -103,22 +103,22 @@ def test_what_has_vanished_from_all_files_is_gone(tmp_path: Path) -> None:
     assert step(tmp_path, reading)[1] == [ServiceChanged(WEB, None)]
 
 
-def test_of_an_object_in_two_files_the_first_counts_and_both_are_named(tmp_path: Path) -> None:
+def test_of_an_object_in_two_files_the_first_wins_and_the_rejection_names_both(tmp_path: Path) -> None:
     (tmp_path / "b.yaml").write_text("---\n" + manifest("web", "10.96.0.2"))
     reading, events = step(tmp_path, Reading())
     assert events == [changed("web", "10.96.0.2")]
     (tmp_path / "a.yaml").write_text(manifest("web", "10.96.0.1"))
     reading, events = step(tmp_path, reading)
-    complaint = Invalid(SERVICE, "default/web", "b.yaml:2: it is in a.yaml:1 already, which counts")
+    complaint = Invalid(SERVICE, "default/web", "b.yaml:2: ignored, because a.yaml:1 defines the same object")
     assert events == [complaint, changed("web", "10.96.0.1")]
     assert step(tmp_path, reading)[1] == []
     (tmp_path / "a.yaml").unlink()
     assert step(tmp_path, reading)[1] == [changed("web", "10.96.0.2")]
 
 
-def test_of_an_object_twice_in_one_file_the_first_counts(tmp_path: Path) -> None:
+def test_of_an_object_defined_twice_in_a_file_the_first_wins(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(manifest("web", "10.96.0.1") + "---\n" + manifest("web", "10.96.0.2"))
-    complaint = Invalid(SERVICE, "default/web", "a.yaml:6: it is in a.yaml:1 already, which counts")
+    complaint = Invalid(SERVICE, "default/web", "a.yaml:6: ignored, because a.yaml:1 defines the same object")
     assert step(tmp_path, Reading())[1] == [complaint, changed("web", "10.96.0.1")]
 
 
@@ -150,7 +150,7 @@ def test_the_last_good_value_of_an_invalid_object_stays(tmp_path: Path) -> None:
     assert step(tmp_path, reading)[1] == [ServiceChanged(WEB, None)]
 
 
-def test_a_file_that_was_never_good_has_no_objects(tmp_path: Path) -> None:
+def test_a_file_that_never_parsed_has_no_objects(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"kind": "Service",\n')
     reading, (event,) = step(tmp_path, Reading())
     assert isinstance(event, Invalid)
@@ -158,7 +158,7 @@ def test_a_file_that_was_never_good_has_no_objects(tmp_path: Path) -> None:
     assert reading.objects == {}
 
 
-def test_a_config_map_is_swapped_as_a_whole(tmp_path: Path) -> None:
+def test_a_config_map_volume_that_the_kubelet_swaps_is_read_atomically(tmp_path: Path) -> None:
     """The kubelet writes a ConfigMap's files behind ..data, and renames that link."""
     for version, ip in (("..1", "10.96.0.1"), ("..2", "10.96.0.2")):
         (tmp_path / version).mkdir()
@@ -180,7 +180,7 @@ def test_a_config_map_is_swapped_as_a_whole(tmp_path: Path) -> None:
     ["", manifest("api"), manifest("api") + "---\n" + manifest("web")[:-20], manifest("api", "10.96.0.11")],
     ids=["emptied", "cut between objects", "cut within an object", "changed and cut"],
 )
-def test_a_file_in_the_midst_of_being_written_stays_as_it_was(tmp_path: Path, cut: str) -> None:
+def test_a_file_that_is_being_written_keeps_its_previous_state(tmp_path: Path, cut: str) -> None:
     path = tmp_path / "a.yaml"
     path.write_text(manifest("api") + "---\n" + manifest("web"))
     settle(path)
@@ -188,15 +188,15 @@ def test_a_file_in_the_midst_of_being_written_stays_as_it_was(tmp_path: Path, cu
     path.write_text(cut)
     reading, events = step(tmp_path, before)
     assert events == []
-    assert reading.held
+    assert reading.incomplete
     assert reading.objects == before.objects
     path.write_text(manifest("api") + "---\n" + manifest("web", "10.96.0.11"))
     reading, events = step(tmp_path, reading)
     assert events == [changed("web", "10.96.0.11")]
-    assert not reading.held
+    assert not reading.incomplete
 
 
-def test_a_file_that_is_written_as_it_was_is_held_no_longer(tmp_path: Path) -> None:
+def test_a_file_that_is_rewritten_with_its_previous_content_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text(manifest("api"))
     reading, _ = step(tmp_path, Reading())
@@ -204,10 +204,10 @@ def test_a_file_that_is_written_as_it_was_is_held_no_longer(tmp_path: Path) -> N
     reading, _ = step(tmp_path, reading)
     path.write_text(manifest("api"))
     reading, events = step(tmp_path, reading)
-    assert (events, reading.held) == ([], False)
+    assert (events, reading.incomplete) == ([], False)
 
 
-def test_a_file_that_was_written_a_while_ago_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_a_truncated_file_that_was_written_long_ago_takes_effect(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text(manifest("api") + "---\n" + manifest("web"))
     reading, _ = step(tmp_path, Reading())
@@ -216,10 +216,10 @@ def test_a_file_that_was_written_a_while_ago_is_taken_as_it_is(tmp_path: Path) -
     settle(path)
     reading, events = step(tmp_path, reading)
     assert events == [ServiceChanged(WEB, None)]
-    assert not reading.held
+    assert not reading.incomplete
 
 
-def test_a_file_that_is_emptied_while_it_is_read_stays_as_it_was(
+def test_a_file_that_is_emptied_while_it_is_read_keeps_its_previous_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "a.yaml"
@@ -235,23 +235,23 @@ def test_a_file_that_is_emptied_while_it_is_read_stays_as_it_was(
 
     monkeypatch.setattr(Path, "read_bytes", empty)
     reading, events = step(tmp_path, reading)
-    assert (events, reading.held) == ([], True)
+    assert (events, reading.incomplete) == ([], True)
 
 
-def test_a_file_that_another_is_renamed_over_is_whole_at_once(tmp_path: Path) -> None:
+def test_a_file_that_is_replaced_by_rename_takes_effect_at_once(tmp_path: Path) -> None:
     write(tmp_path / "a.yaml", manifest("api") + "---\n" + manifest("web"))
     reading, _ = step(tmp_path, Reading())
     write(tmp_path / "a.yaml", manifest("api"))
     reading, events = step(tmp_path, reading)
     assert events == [ServiceChanged(WEB, None)]
-    assert not reading.held
+    assert not reading.incomplete
 
 
 # --- Following a folder ---
 
 
 class Followed:
-    """A FileSource on a thread, and what it puts."""
+    """A FileSource in a thread, and the events that it puts."""
 
     def __init__(self, folder: Path) -> None:
         self.events: queue.Queue[Event] = queue.Queue()
@@ -289,16 +289,16 @@ def followed(folder: Path) -> Iterator[Followed]:
 
 
 def write(path: Path, content: str) -> None:
-    """As editors do: a new file, renamed over the old one."""
+    """Replace a file as editors do: write a new file and rename it over the old one."""
     path.with_name(f".{path.name}.tmp").write_text(content)
     path.with_name(f".{path.name}.tmp").replace(path)
 
 
-def test_all_is_put_and_then_synced_for_each_kind(followed: Followed) -> None:
+def test_all_objects_are_reported_before_synced_of_each_kind(followed: Followed) -> None:
     assert followed.until_synced() == [changed("web"), Synced(SERVICE), Synced(ENDPOINT_SLICE), Synced(NODE)]
 
 
-def test_changes_are_put_as_they_happen(followed: Followed, folder: Path) -> None:
+def test_changes_of_files_are_reported(followed: Followed, folder: Path) -> None:
     followed.until_synced()
     write(folder / "b.yaml", manifest("api"))
     assert followed.next() == changed("api")
@@ -311,7 +311,7 @@ def test_changes_are_put_as_they_happen(followed: Followed, folder: Path) -> Non
     assert followed.next() == ServiceChanged(API, None)
 
 
-def test_an_object_that_is_removed_in_place_goes(followed: Followed, folder: Path) -> None:
+def test_an_object_that_is_removed_from_a_file_in_place_is_deleted(followed: Followed, folder: Path) -> None:
     followed.until_synced()
     path = folder / "a.yaml"
     path.write_text(manifest("web") + "---\n" + manifest("api"))
@@ -321,7 +321,7 @@ def test_an_object_that_is_removed_in_place_goes(followed: Followed, folder: Pat
         assert followed.next() == ServiceChanged(gone, None)
 
 
-def test_a_file_that_is_rewritten_in_two_steps_loses_nothing_meanwhile(
+def test_a_file_that_is_rewritten_in_two_steps_loses_no_object(
     followed: Followed, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(manifest_folder, "_WRITTEN_NS", 60_000_000_000)  # however slow this machine is
@@ -334,7 +334,7 @@ def test_a_file_that_is_rewritten_in_two_steps_loses_nothing_meanwhile(
         assert followed.next() == changed("web", ip)
 
 
-def test_a_broken_file_is_told_and_mended_by_the_next_write(followed: Followed, folder: Path) -> None:
+def test_a_broken_file_is_reported_and_the_next_valid_write_counts(followed: Followed, folder: Path) -> None:
     followed.until_synced()
     write(folder / "a.yaml", manifest("web", "10.96.0.11") + "---\n[")
     event = followed.next()
@@ -344,7 +344,7 @@ def test_a_broken_file_is_told_and_mended_by_the_next_write(followed: Followed, 
     assert followed.next() == changed("web", "10.96.0.11")
 
 
-def test_a_swapped_config_map_is_followed(tmp_path: Path) -> None:
+def test_a_config_map_volume_that_the_kubelet_swaps_is_reported(tmp_path: Path) -> None:
     for version, ip in (("..1", "10.96.0.1"), ("..2", "10.96.0.2")):
         (tmp_path / version).mkdir()
         (tmp_path / version / "a.yaml").write_text(manifest("web", ip))
@@ -374,7 +374,7 @@ def test_a_change_behind_a_link_out_of_the_folder_is_found(followed: Followed, f
 def test_the_last_state_of_a_folder_that_is_deleted_stays_until_it_is_back(
     folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(manifest_folder, "_LOOK_ROUND_MS", 50)
+    monkeypatch.setattr(manifest_folder, "_POLL_MS", 50)
     (folder / "a.yaml").write_text(manifest("web"))
     followed = Followed(folder)
     try:
@@ -400,7 +400,7 @@ def test_the_last_state_of_a_folder_that_is_deleted_stays_until_it_is_back(
         followed.thread.join(20)
 
 
-def test_a_folder_that_is_none_is_a_configuration_error(tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_directory_is_a_configuration_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "missing", tmp_path / "file"):
         with pytest.raises(ConfigError, match="is not a directory"):
@@ -418,7 +418,7 @@ def test_an_unreadable_file_keeps_its_last_state_and_is_named(
 
     monkeypatch.setattr(Path, "read_bytes", reject)
     reading, events = step(tmp_path, reading)
-    assert events == [Invalid(manifest_folder.FILE, "a.yaml", "a.yaml: Permission denied")]
+    assert events == [Invalid(manifest_folder.FILE, "a.yaml", "cannot read a.yaml: Permission denied")]
     monkeypatch.undo()
     reading, events = step(tmp_path, reading)
     assert events == []

@@ -66,7 +66,7 @@ def slice_(*endpoints: Mapping[str, Any], **more: Any) -> EndpointSlice:
 # --- Services ---
 
 
-def test_a_service_with_everything_is_read_in_full() -> None:
+def test_a_service_with_all_fields_is_parsed_completely() -> None:
     raw = service_object(
         "shop/web",
         {
@@ -130,7 +130,7 @@ def test_a_service_without_a_cluster_ip_is_not_served(spec: dict[str, Any]) -> N
     "label", ["service.kubernetes.io/service-proxy-name", "service.kubernetes.io/headless"]
 )
 @pytest.mark.parametrize("value", ["", "x", None])
-def test_objects_of_another_proxy_are_not_served_whatever_the_label_says(
+def test_objects_of_another_proxy_are_not_served_for_any_value_of_the_label(
     label: str, value: str | None
 ) -> None:
     assert changed_service(labels={label: value}) == ServiceChanged(WEB, None)
@@ -139,16 +139,16 @@ def test_objects_of_another_proxy_are_not_served_whatever_the_label_says(
     assert parse_slice(as_json(raw)) == SliceChanged(NamespacedName("default", "web-1"), None)
 
 
-def test_an_object_older_than_dual_stack_has_its_cluster_ip_alone() -> None:
+def test_an_object_older_than_dual_stack_has_only_its_cluster_ip() -> None:
     old = service({"clusterIPs": None, "ipFamilies": None, "clusterIP": "fd00::1"})
     assert old.cluster_ips == (parse_address("fd00::1"),)
 
 
-def test_a_cluster_ip_is_of_the_family_that_ip_families_says() -> None:
+def test_a_cluster_ip_of_another_family_than_ip_families_is_left_out() -> None:
     event = changed_service({"clusterIPs": ["10.96.0.10", "10.96.0.11"], "ipFamilies": ["IPv4", "IPv6"]})
     assert event.service is not None
     assert event.service.cluster_ips == (parse_address("10.96.0.10"),)
-    assert event.complaints == ("clusterIPs: 10.96.0.11 is not of the family that ipFamilies says",)
+    assert event.complaints == ("clusterIPs: 10.96.0.11 is not of the family in ipFamilies",)
 
 
 def test_leading_zeros_are_decimal() -> None:
@@ -161,7 +161,7 @@ def test_a_service_whose_only_cluster_ip_is_junk_is_invalid() -> None:
     assert event == Invalid("Service", "default/web", "clusterIPs: 'junk' is not an IP address")
 
 
-def test_null_lists_are_empty_ones() -> None:
+def test_null_lists_of_a_service_are_empty() -> None:
     fields = ("externalIPs", "ports", "loadBalancerSourceRanges", "sessionAffinityConfig", "ipFamilies")
     read = service(dict.fromkeys(fields))
     assert (read.ports, read.external_ips, read.source_ranges) == ((), (), ())
@@ -194,7 +194,7 @@ def test_a_load_balancer_of_ip_mode_proxy_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("status", [None, {}, {"loadBalancer": None}, {"loadBalancer": {"ingress": None}}])
-def test_a_service_without_a_load_balancer_has_none(status: Any) -> None:
+def test_a_service_without_a_load_balancer_has_no_load_balancer_addresses(status: Any) -> None:
     event = parse_service(as_json(service_object() | {"status": status}))
     assert isinstance(event, ServiceChanged)
     assert event.service is not None
@@ -202,10 +202,10 @@ def test_a_service_without_a_load_balancer_has_none(status: Any) -> None:
 
 
 def test_source_ranges_that_are_all_junk_do_not_open_the_service() -> None:
-    """kube-proxy drops junk ranges, and a Service left with none admits everybody."""
+    """kube-proxy drops invalid ranges. A Service without any remaining range then admits every client."""
     event = parse_service(as_json(service_object("web", {"loadBalancerSourceRanges": ["10.0.0.0/64"]})))
     assert isinstance(event, Invalid)
-    assert "admit everybody" in event.reason
+    assert "admit every client" in event.reason
 
 
 def test_a_junk_source_range_beside_a_good_one_is_left_out() -> None:
@@ -216,12 +216,12 @@ def test_a_junk_source_range_beside_a_good_one_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("config", [None, {}, {"clientIP": None}, {"clientIP": {"timeoutSeconds": None}}])
-def test_affinity_without_a_timeout_has_the_default_one(config: Any) -> None:
+def test_affinity_without_a_timeout_has_the_default_timeout(config: Any) -> None:
     assert service({"sessionAffinity": "ClientIP", "sessionAffinityConfig": config}).affinity_timeout == 10800
 
 
 @pytest.mark.parametrize("affinity", [None, "", "None"])
-def test_a_timeout_without_affinity_means_nothing(affinity: str | None) -> None:
+def test_a_timeout_without_affinity_is_ignored(affinity: str | None) -> None:
     config = {"clientIP": {"timeoutSeconds": 5}}
     assert service({"sessionAffinity": affinity, "sessionAffinityConfig": config}).affinity_timeout == 0
 
@@ -229,7 +229,7 @@ def test_a_timeout_without_affinity_means_nothing(affinity: str | None) -> None:
 @pytest.mark.parametrize(
     ("timeout", "taken"), [(1, 1), (86400, 86400), (0, 10800), (86401, 10800), (-1, 10800)]
 )
-def test_a_timeout_out_of_range_is_the_default_one(timeout: int, taken: int) -> None:
+def test_a_timeout_out_of_range_becomes_the_default_timeout(timeout: int, taken: int) -> None:
     config = {"clientIP": {"timeoutSeconds": timeout}}
     event = changed_service({"sessionAffinity": "ClientIP", "sessionAffinityConfig": config})
     assert event.service is not None
@@ -261,7 +261,7 @@ def test_many_complaints_are_cut_short() -> None:
     assert event.complaints[-1] == "and 92 more"
 
 
-def test_values_of_later_versions_are_taken_as_the_default() -> None:
+def test_values_of_later_api_versions_become_the_default() -> None:
     spec = {
         "type": "Mesh",
         "internalTrafficPolicy": "Near",
@@ -279,7 +279,7 @@ def test_values_of_later_versions_are_taken_as_the_default() -> None:
 # --- EndpointSlices ---
 
 
-def test_a_slice_with_everything_is_read_in_full() -> None:
+def test_a_slice_with_all_fields_is_parsed_completely() -> None:
     raw = slice_object(
         "shop/web",
         [
@@ -324,7 +324,7 @@ def test_a_slice_with_everything_is_read_in_full() -> None:
 
 
 @pytest.mark.parametrize("conditions", [None, {}, {"ready": None, "serving": None, "terminating": None}])
-def test_conditions_that_are_unknown_are_ready_serving_and_not_terminating(conditions: Any) -> None:
+def test_unknown_conditions_mean_ready_serving_and_not_terminating(conditions: Any) -> None:
     (endpoint,) = slice_({"addresses": ["10.1.0.1"], "conditions": conditions}).endpoints
     assert (endpoint.ready, endpoint.serving, endpoint.terminating) == (True, True, False)
 
@@ -339,7 +339,7 @@ def test_an_endpoint_may_be_ready_and_terminating_at_once() -> None:
 @pytest.mark.parametrize(
     "hints", [None, {}, {"forZones": None, "forNodes": []}, {"forZones": [None, {}, {"name": ""}]}]
 )
-def test_hints_that_name_nothing_are_none(hints: Any) -> None:
+def test_hints_without_names_are_empty(hints: Any) -> None:
     (endpoint,) = slice_({"addresses": ["10.1.0.1"], "hints": hints}).endpoints
     assert (endpoint.zones, endpoint.nodes) == (frozenset(), frozenset())
 
@@ -351,7 +351,7 @@ def test_equal_hints_and_node_names_are_one_object_in_memory() -> None:
     assert first.zones is second.zones
 
 
-def test_null_lists_of_a_slice_are_empty_ones() -> None:
+def test_null_lists_of_a_slice_are_empty() -> None:
     raw = slice_object("web") | {"endpoints": None, "ports": None}
     event = parse_slice(as_json(raw))
     assert isinstance(event, SliceChanged)
@@ -397,7 +397,7 @@ def test_an_address_of_the_wrong_family_is_left_out_with_a_complaint(address_typ
     assert len(event.complaints) == 1
 
 
-def test_a_slice_of_names_or_of_no_service_is_none() -> None:
+def test_a_slice_of_fqdns_or_without_a_service_is_not_served() -> None:
     named = NamespacedName("default", "web-1")
     assert changed_slice(address_type="FQDN") == SliceChanged(named, None)
     for labels in (None, {}, {"kubernetes.io/service-name": ""}):
@@ -447,7 +447,7 @@ def test_a_node_is_read_with_its_zone_and_addresses() -> None:
     assert parse_node(as_json(raw)) == NodeChanged(expected)
 
 
-def test_a_node_that_leaves_is_not_eligible() -> None:
+def test_a_node_that_is_being_removed_is_not_eligible() -> None:
     """KEP-3836: being deleted, or about to be removed by the cluster autoscaler."""
     tainted = node_object("here")
     tainted["spec"] = {"taints": [None, {"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}]}
@@ -472,7 +472,7 @@ def test_a_name_that_could_break_out_of_a_rule_is_invalid(name: str | None) -> N
     assert object_head(as_json(raw)).name is None
 
 
-def test_the_name_of_an_invalid_object_is_told() -> None:
+def test_an_invalid_object_is_reported_with_its_name() -> None:
     raw = service_object("shop/web", {"ports": "none"})
     event = parse_service(as_json(raw))
     assert isinstance(event, Invalid)
@@ -523,7 +523,7 @@ def test_an_empty_list_may_be_null(items: bytes) -> None:
     assert page == ((), "7", "", None)
 
 
-def test_an_item_that_is_not_even_json_text_does_not_fail_the_page() -> None:
+def test_an_item_that_is_invalid_json_text_does_not_fail_the_page() -> None:
     good = as_json(service_object("web"))
     for bad in (b'{"metadata":{"name":"\\ud800"}}', b'{"metadata":{"name":"\xff"}}'):
         page = parse_list(b'{"metadata":{"resourceVersion":"7"},"items":[' + bad + b"," + good + b"]}")
@@ -550,12 +550,12 @@ def test_an_item_that_is_not_even_json_text_does_not_fail_the_page() -> None:
         b'{"kind":"Status","metadata":{},"code":403}',
     ],
 )
-def test_a_list_that_is_none_is_a_source_error(body: bytes) -> None:
+def test_an_invalid_list_envelope_is_a_source_error(body: bytes) -> None:
     with pytest.raises(SourceError):
         parse_list(body)
 
 
-def test_a_watch_event_tells_its_type_version_and_object() -> None:
+def test_a_watch_event_has_type_version_and_object() -> None:
     event = parse_watch_event(
         b'{"type":"MODIFIED","object":{"metadata":{"name":"a","resourceVersion":"9"},"code":5}}'
     )
@@ -564,14 +564,14 @@ def test_a_watch_event_tells_its_type_version_and_object() -> None:
     assert object_head(event.object).name == NamespacedName("default", "a")
 
 
-def test_the_bookmark_that_ends_the_initial_events_is_told_apart() -> None:
+def test_the_bookmark_that_ends_the_initial_events_is_recognized() -> None:
     line = b'{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"9"%s}}}'
     note = b',"annotations":{"k8s.io/initial-events-end":"true"}'
     assert not parse_watch_event(line % b"").initial_events_end
     assert parse_watch_event(line % note).initial_events_end
 
 
-def test_an_error_event_tells_code_and_message() -> None:
+def test_an_error_event_has_code_and_message() -> None:
     status = (
         b'{"kind":"Status","metadata":{},"code":410,"reason":"Expired","message":"too old resource version"}'
     )
@@ -584,7 +584,7 @@ def test_an_error_event_tells_code_and_message() -> None:
 @pytest.mark.parametrize(
     "junk", [b"null", b"[]", b'{"metadata":5}', b'{"metadata":{"resourceVersion":5}}', b'"\xff"']
 )
-def test_a_junk_object_in_a_watch_event_is_left_to_its_parser(junk: bytes) -> None:
+def test_an_invalid_object_in_a_watch_event_does_not_fail_the_event(junk: bytes) -> None:
     event = parse_watch_event(b'{"type":"ADDED","object":' + junk + b"}")
     assert event.resource_version == ""
     assert isinstance(parse_service(event.object), Invalid)
@@ -602,7 +602,7 @@ def test_a_junk_object_in_a_watch_event_is_left_to_its_parser(junk: bytes) -> No
         b"\xff",
     ],
 )
-def test_a_line_that_is_no_watch_event_is_a_source_error(line: bytes) -> None:
+def test_a_line_that_is_not_a_watch_event_is_a_source_error(line: bytes) -> None:
     with pytest.raises(SourceError):
         parse_watch_event(line)
 
@@ -610,7 +610,7 @@ def test_a_line_that_is_no_watch_event_is_a_source_error(line: bytes) -> None:
 # --- Manifests ---
 
 
-def test_lists_in_manifests_give_their_items_and_other_nodes_none() -> None:
+def test_lists_in_manifests_yield_their_items_and_other_nodes_yield_nothing() -> None:
     inner = {
         "kind": "ServiceList",
         "apiVersion": "v1",
@@ -639,14 +639,14 @@ def test_an_object_without_a_namespace_is_in_default() -> None:
         ({"kind": "ConfigMapList", "metadata": {"name": "d"}, "items": []}, "ConfigMapList"),
     ],
 )
-def test_kinds_that_no_proxy_reads_are_named(raw: Any, what: str) -> None:
+def test_kinds_that_a_proxy_does_not_read_are_invalid_and_named(raw: Any, what: str) -> None:
     (event,) = parse_manifest_object(as_json(raw), "here")
     assert isinstance(event, Invalid)
     assert event.name == "d"
     assert what in event.reason
 
 
-def test_lists_nested_without_end_are_invalid() -> None:
+def test_lists_nested_too_deep_are_invalid() -> None:
     raw = b'{"kind":"List","items":[' * 50 + b"]}" * 50
     (event,) = parse_manifest_object(raw, "here")
     assert isinstance(event, Invalid)
@@ -671,7 +671,7 @@ def assert_usable(raw: bytes) -> None:
 
 
 @given(st.binary(max_size=200))
-def test_no_bytes_make_a_parser_raise(raw: bytes) -> None:
+def test_random_bytes_do_not_make_a_parser_raise(raw: bytes) -> None:
     assert_usable(raw)
 
 
@@ -688,7 +688,7 @@ JSON = st.recursive(
 
 
 @given(JSON)
-def test_no_json_makes_a_parser_raise(value: Any) -> None:
+def test_random_json_does_not_make_a_parser_raise(value: Any) -> None:
     try:
         raw = as_json(value)
     except (msgspec.MsgspecError, ValueError, OverflowError):
@@ -700,7 +700,7 @@ def test_no_json_makes_a_parser_raise(value: Any) -> None:
     st.integers(0, 2**32), st.integers(1, 12), st.sampled_from((service_object, slice_object, node_object))
 )
 @settings(max_examples=500)
-def test_no_damage_to_a_valid_object_makes_a_parser_raise(seed: int, often: int, make: Any) -> None:
+def test_a_damaged_valid_object_does_not_make_a_parser_raise(seed: int, often: int, make: Any) -> None:
     pick, value = random.Random(seed), make()
     for _ in range(often):
         damage_value(value, pick)
@@ -722,5 +722,5 @@ def test_no_damage_to_a_valid_object_makes_a_parser_raise(seed: int, often: int,
         b"\xef\xbb\xbf{}",
     ],
 )
-def test_hostile_bytes_make_no_parser_raise(raw: bytes) -> None:
+def test_hostile_bytes_do_not_make_a_parser_raise(raw: bytes) -> None:
     assert_usable(raw)

@@ -13,13 +13,11 @@ from ebpfproxy.api.reflector import (
     UNREACHABLE,
     Backoff,
     Reflector,
-    Resource,
     StatusError,
     Timing,
-    own_node,
-    services,
     split_lines,
 )
+from ebpfproxy.api.resource import Resource, own_node, services
 from ebpfproxy.errors import SourceError
 from ebpfproxy.model.service import NamespacedName
 
@@ -33,7 +31,7 @@ Step = Any
 
 
 class Script:
-    """A connection that answers by a list of steps, and a clock that waiting and `spend` move on."""
+    """A connection that answers from a list of steps, with a clock that waiting and `spend` advance."""
 
     def __init__(self, *steps: Step) -> None:
         self.steps = list(steps)
@@ -153,7 +151,7 @@ def error(code: int) -> bytes:
 REFUSED = SourceError("connection refused")
 
 
-def test_objects_of_all_pages_are_told_before_synced() -> None:
+def test_objects_of_all_pages_are_reported_before_synced() -> None:
     script = Script(page(9, item("a", 1), more="t1"), page(9, item("b", 2)))
     script.run()
     assert script.told == ["+a", "+b", "synced"]
@@ -165,7 +163,7 @@ def test_objects_of_all_pages_are_told_before_synced() -> None:
 
 
 def test_a_failure_between_pages_sends_no_synced_and_deletes_nothing() -> None:
-    """As in cilium/cilium#26912: a part of the list is not the list."""
+    """As in cilium/cilium#26912: an incomplete list deletes nothing."""
     whole = page(9, item("a", 1), item("b", 2))
     cut = [page(20, item("a", 1), more="t1"), REFUSED]
     script = Script(whole, StatusError(410, "gone"), *cut, whole)
@@ -183,7 +181,7 @@ def test_a_watch_starts_where_the_list_ended_and_resumes_where_the_last_bookmark
     assert script.waits == []
 
 
-def test_watched_changes_are_told() -> None:
+def test_watched_changes_are_reported() -> None:
     events = [line("ADDED", item("a", 10)), line("MODIFIED", item("a", 11)), line("DELETED", item("a", 12))]
     script = Script(page(9), [*events, 20])
     reflector = script.run()
@@ -191,8 +189,8 @@ def test_watched_changes_are_told() -> None:
     assert reflector.events == 3
 
 
-def test_deletions_that_no_watch_told_are_found_by_the_periodic_relist() -> None:
-    """As in cilium/cilium#48050: a server lost deletions, and its watches stayed green for half an hour."""
+def test_deletions_that_the_watch_missed_are_found_by_the_periodic_relist() -> None:
+    """As in cilium/cilium#48050: a server lost deletions without an error of its watches for half an hour."""
     script = Script(
         page(9, item("a", 1), item("b", 2)), [600, bookmark(10)], [600], [600], [600], page(20, item("b", 2))
     )
@@ -201,13 +199,13 @@ def test_deletions_that_no_watch_told_are_found_by_the_periodic_relist() -> None
     assert reflector.relists == 2
 
 
-def test_a_watch_that_outlives_its_timeout_does_not_put_off_the_relist() -> None:
+def test_a_watch_that_exceeds_its_timeout_does_not_delay_the_relist() -> None:
     script = Script(page(9), [bookmark(10), 5000, bookmark(11), bookmark(12)], page(20))
     script.run()
     assert script.told == ["synced", "synced"]
 
 
-def test_a_relist_tells_only_what_has_changed() -> None:
+def test_a_relist_reports_only_changed_objects() -> None:
     script = Script(
         page(9, item("same", 1), item("other", 2)),
         [error(410)],
@@ -218,26 +216,26 @@ def test_a_relist_tells_only_what_has_changed() -> None:
 
 
 @pytest.mark.parametrize("gone", [[20, error(410)], StatusError(410, "too old")], ids=["event", "status"])
-def test_a_watch_that_is_too_old_leads_to_a_list_with_the_missed_deletions(gone: Step) -> None:
+def test_an_expired_watch_leads_to_a_list_that_reports_missed_deletions(gone: Step) -> None:
     script = Script(page(9, item("a", 1), item("b", 2)), [20], gone, page(30, item("b", 2)))
     script.run()
     assert script.told == ["+a", "+b", "synced", "-a", "synced"]
     assert script.waits == [0.0], "nothing is overloaded; a list now is what is asked for"
 
 
-def test_lists_and_gone_watches_in_turn_do_not_busy_loop() -> None:
+def test_alternating_lists_and_expired_watches_do_not_busy_loop() -> None:
     script = Script(*[page(9), [error(410)]] * 6)
     script.run()
     assert script.waits == [1.6, 3.2, 6.4, 12.8, 25.6, 30]
 
 
-def test_a_server_that_says_gone_to_every_list_is_not_asked_in_a_busy_loop() -> None:
+def test_a_server_that_answers_410_to_every_list_causes_no_busy_loop() -> None:
     script = Script(*[StatusError(410, "gone")] * 3)
     script.run()
     assert script.waits == [1.6, 3.2, 6.4]
 
 
-def test_a_continue_token_that_expires_starts_the_list_anew_in_one_piece() -> None:
+def test_an_expired_continue_token_restarts_the_list_without_pages() -> None:
     script = Script(
         page(9, item("a", 1), item("b", 2), more="t1"),
         StatusError(410, "expired"),
@@ -250,7 +248,7 @@ def test_a_continue_token_that_expires_starts_the_list_anew_in_one_piece() -> No
     assert script.queries[3]["resourceVersion"] == "12"
 
 
-def test_waits_grow_to_half_a_minute_and_nothing_is_told_meanwhile() -> None:
+def test_waits_grow_to_half_a_minute_and_nothing_is_reported_meanwhile() -> None:
     script = Script(page(9, item("a", 1)), [20], *[REFUSED] * 7, [20, bookmark(10), 20], REFUSED)
     reflector = script.run()
     assert script.waits == [1.6, 3.2, 6.4, 12.8, 25.6, 30, 30, 1.6]
@@ -259,7 +257,7 @@ def test_waits_grow_to_half_a_minute_and_nothing_is_told_meanwhile() -> None:
     assert script.queries[-1]["resourceVersion"] == "10"
 
 
-def test_the_observer_is_told_of_lists_and_failures() -> None:
+def test_the_observer_is_notified_of_lists_and_failures() -> None:
     script = Script(REFUSED, page(9), [20, error(410)], page(20), [])
     reflector = script.run()
     assert script.observed == [
@@ -268,7 +266,7 @@ def test_the_observer_is_told_of_lists_and_failures() -> None:
     assert (reflector.relists, reflector.watch_errors) == (2, 3)
 
 
-def test_a_list_that_fails_between_pages_is_a_failure_and_no_list() -> None:
+def test_the_observer_counts_a_list_that_fails_between_pages_as_a_failure() -> None:
     script = Script(page(9, item("a", 1), more="t1"), REFUSED)
     script.run()
     assert script.observed == ["Service failed"]
@@ -292,32 +290,32 @@ def test_a_stream_that_ends_at_once_does_not_busy_loop() -> None:
     assert script.waits == [1.6, 3.2, 6.4, 12.8]
 
 
-def test_a_connection_that_breaks_after_a_good_while_is_a_first_failure() -> None:
+def test_a_connection_that_breaks_after_a_long_time_resets_the_backoff() -> None:
     script = Script(page(9), REFUSED, REFUSED, [30, SourceError("reset")], [20])
     script.run()
     assert script.waits == [1.6, 3.2, 1.6]
 
 
-def test_retry_after_is_honoured_where_it_is_longer() -> None:
+def test_retry_after_applies_if_it_is_longer_than_the_backoff() -> None:
     script = Script(page(9), StatusError(429, "slow down", 45.0), StatusError(429, "slow down", 1.0))
     script.run()
     assert script.waits == [45.0, 3.2]
 
 
-def test_a_status_that_speaks_against_the_resource_version_leads_to_a_list() -> None:
+def test_a_status_that_rejects_the_resource_version_leads_to_a_list() -> None:
     script = Script(page(9), StatusError(400, "bad resourceVersion"), page(12))
     script.run()
     assert script.told == ["synced", "synced"]
 
 
 @pytest.mark.parametrize("code", [401, 403, 429, 500, 503])
-def test_a_status_of_the_moment_keeps_the_watchs_place(code: int) -> None:
+def test_a_temporary_status_keeps_the_resource_version_of_the_watch(code: int) -> None:
     script = Script(page(9), StatusError(code, "not now"), [20])
     script.run()
     assert script.queries[2]["resourceVersion"] == "9"
 
 
-def test_a_line_that_is_no_event_leads_to_a_list_and_nothing_is_lost() -> None:
+def test_a_line_that_is_not_an_event_leads_to_a_list_and_no_event_is_lost() -> None:
     script = Script(
         page(9, item("a", 1)), [line("ADDED", item("b", 10)), b"{{{\n", line("ADDED", item("c", 11))],
         page(11, item("b", 10), item("c", 11)),
@@ -326,7 +324,7 @@ def test_a_line_that_is_no_event_leads_to_a_list_and_nothing_is_lost() -> None:
     assert script.told == ["+a", "synced", "+b", "+c", "-a", "synced"]
 
 
-def test_an_object_that_cannot_be_served_is_told_once_and_stays_known() -> None:
+def test_an_invalid_object_is_reported_once_and_stays_known() -> None:
     bad = item("a", 1, clusterIP="junk")
     script = Script(page(9, bad), [line("MODIFIED", item("a", 10, clusterIP="junk")), 20, error(410)],
                     page(12, item("a", 10, clusterIP="junk")), [20, error(410)], page(20))  # fmt: skip
@@ -334,8 +332,8 @@ def test_an_object_that_cannot_be_served_is_told_once_and_stays_known() -> None:
     assert script.told == ["?default/a", "synced", "?default/a", "synced", "-a", "synced"]
 
 
-def test_an_object_whose_labels_turn_to_junk_is_not_forgotten() -> None:
-    """What was known of it stays, as with any object that cannot be served."""
+def test_an_object_with_labels_that_become_invalid_is_not_deleted() -> None:
+    """Its last good state stays, as with any object that cannot be served."""
     junk = item("a", 10)
     junk["metadata"]["labels"] = ["junk"]
     script = Script(page(9, item("a", 1)), [20, error(410)], page(12, junk))
@@ -343,7 +341,7 @@ def test_an_object_whose_labels_turn_to_junk_is_not_forgotten() -> None:
     assert script.told == ["+a", "synced", "?default/a", "synced"]
 
 
-def test_an_object_without_a_resource_version_is_told_each_time() -> None:
+def test_an_object_without_a_resource_version_is_reported_every_time() -> None:
     bare = item("a", 1)
     bare["metadata"]["resourceVersion"] = 1
     script = Script(page(9, bare), [20, error(410)], page(12, bare), [20, error(410)], page(15))
@@ -351,7 +349,7 @@ def test_an_object_without_a_resource_version_is_told_each_time() -> None:
     assert script.told == ["+a", "synced", "+a", "synced", "-a", "synced"]
 
 
-def test_a_node_that_does_not_exist_is_told_as_gone_and_named_in_the_log(
+def test_a_missing_node_is_reported_as_deleted_and_named_in_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     script = Script(page(9))
@@ -363,12 +361,12 @@ def test_a_node_that_does_not_exist_is_told_as_gone_and_named_in_the_log(
     assert "metadata.name=node-1" in str(record.__dict__["values"])
 
 
-def test_no_service_at_all_is_nothing_to_warn_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_empty_list_of_services_logs_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     Script(page(9)).run()
     assert not caplog.records
 
 
-def test_an_hour_without_server_makes_few_lines(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_hour_without_the_api_server_logs_few_lines(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "ebpfproxy")
     script = Script(page(9), [20], *[REFUSED] * 125, page(20))
     script.run()
@@ -379,7 +377,7 @@ def test_an_hour_without_server_makes_few_lines(caplog: pytest.LogCaptureFixture
     assert [record.getMessage() for record in caplog.records].count(REACHABLE) == 1
 
 
-def test_a_watch_that_is_accepted_and_closed_each_time_is_not_said_to_be_back(
+def test_a_watch_that_is_accepted_and_closed_at_once_does_not_log_reachable_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO", "ebpfproxy")
@@ -387,21 +385,21 @@ def test_a_watch_that_is_accepted_and_closed_each_time_is_not_said_to_be_back(
     assert [record.getMessage() for record in caplog.records] == [UNREACHABLE]
 
 
-def test_missing_rights_are_logged_once_with_what_is_needed(caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_permissions_are_logged_once_with_a_hint(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "ebpfproxy")
     Script(*[StatusError(403, "services is forbidden")] * 5).run()
     (record,) = caplog.records
     assert "list and watch" in str(record.__dict__["values"])
 
 
-def test_a_line_is_put_together_from_parts_that_split_a_character() -> None:
+def test_a_line_is_joined_from_chunks_that_split_a_character() -> None:
     text = line("ADDED", {"metadata": {"name": "é", "note": "日本"}}).replace(b"\\u00e9", "é".encode())
     for size in (1, 2, 3, 7):
         parts = [text[i : i + size] for i in range(0, len(text), size)]
         assert list(split_lines(parts)) == [text[:-1]]
 
 
-def test_the_name_of_a_forgotten_object_is_whole() -> None:
+def test_the_event_of_a_deleted_object_has_the_complete_name() -> None:
     script = Script(page(9, item("a", 1)), [20, error(410)], page(12))
     script.run()
     assert ServiceChanged(NamespacedName("default", "a"), None) in script.events

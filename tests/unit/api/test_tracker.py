@@ -50,7 +50,7 @@ def drop_slice(called: str = "s") -> SliceChanged:
 
 
 def tracker_with(*events: Event) -> Tracker:
-    """One that has drained these events."""
+    """Return a tracker that has drained these events."""
     tracker = Tracker(STARTED)
     for event in events:
         tracker.fold(event)
@@ -78,7 +78,7 @@ def bypass(*ifindexes: int) -> PodsBypass:
 
 
 @pytest.mark.parametrize("last", sorted(AWAITED))
-def test_it_is_synced_when_all_kinds_are(last: str) -> None:
+def test_the_tracker_is_synced_once_all_kinds_are_synced(last: str) -> None:
     tracker = Tracker(STARTED)
     for event in (local("192.0.2.1/32"), host(1), bypass(1), NodeChanged(node())):
         tracker.fold(event)
@@ -95,7 +95,7 @@ def test_it_is_synced_when_all_kinds_are(last: str) -> None:
 # --- What is a change ---
 
 
-def test_nothing_is_pending_at_first_nor_after_a_drain() -> None:
+def test_no_change_is_pending_at_the_start_and_after_a_drain() -> None:
     tracker = Tracker(STARTED)
     assert not tracker.pending
     tracker.fold(put_service())
@@ -144,7 +144,7 @@ def test_an_equal_value_is_no_change(event: Event) -> None:
         DevicesChanged(()),
     ],
 )
-def test_removing_what_was_never_there_is_no_change(event: Event) -> None:
+def test_deleting_an_unknown_object_is_no_change(event: Event) -> None:
     tracker = tracker_with(put_service())
     tracker.fold(event)
     assert not tracker.pending
@@ -206,8 +206,8 @@ def test_an_address_of_the_node_changes_the_node() -> None:
     assert (drained.node_changed, drained.host_changed) == (True, False)
 
 
-def test_a_node_that_is_to_go_away_is_planned_no_differently() -> None:
-    """That is for load balancers, who ask the health server: no plan depends on it."""
+def test_the_eligibility_of_the_node_for_load_balancers_changes_no_plan() -> None:
+    """Load balancers read it from the health server; no plan depends on it."""
     tracker = tracker_with(NodeChanged(node("zone-a")))
     leaving = dataclasses.replace(node("zone-a"), eligible=False)
     tracker.fold(NodeChanged(leaving))
@@ -217,8 +217,8 @@ def test_a_node_that_is_to_go_away_is_planned_no_differently() -> None:
     assert drained.state.node == leaving
 
 
-def test_networks_of_pods_that_come_after_the_node_change_the_node() -> None:
-    """kubernetes issue 111321: a Node may be given its podCIDRs long after it was made."""
+def test_pod_cidrs_that_are_assigned_later_change_the_node() -> None:
+    """kubernetes issue 111321: a Node may get its podCIDRs long after its creation."""
     tracker = tracker_with(NodeChanged(node()))
     given = dataclasses.replace(node(), pod_cidrs=networks(["10.1.0.0/24"]))
     tracker.fold(NodeChanged(given))
@@ -227,8 +227,8 @@ def test_networks_of_pods_that_come_after_the_node_change_the_node() -> None:
     assert (drained.node_changed, drained.state.node) == (True, given)
 
 
-def test_a_node_that_is_gone_keeps_its_addresses_and_loses_its_zone() -> None:
-    """What it runs on is still there, and serves."""
+def test_a_deleted_node_keeps_its_addresses_and_loses_its_zone() -> None:
+    """The machine still exists and serves."""
     whole = dataclasses.replace(
         node("zone-a"),
         external_addresses=(parse_address("198.51.100.1"),),
@@ -241,13 +241,13 @@ def test_a_node_that_is_gone_keeps_its_addresses_and_loses_its_zone() -> None:
     assert drained.state.node == dataclasses.replace(whole, zone="")
 
 
-def test_a_node_that_is_gone_is_no_change_where_it_had_no_zone() -> None:
+def test_deleting_a_node_without_a_zone_is_no_change() -> None:
     tracker = tracker_with(NodeChanged(node()))
     tracker.fold(NodeChanged(None))
     assert not tracker.pending
 
 
-def test_a_node_that_registers_again_keeps_what_it_has_not_been_given_yet() -> None:
+def test_a_node_that_registers_again_keeps_its_addresses_until_it_has_a_status() -> None:
     whole = dataclasses.replace(node("zone-a"), pod_cidrs=networks(["10.1.0.0/24"]))
     tracker = tracker_with(NodeChanged(whole))
     tracker.fold(NodeChanged(None))
@@ -267,7 +267,7 @@ def test_a_new_local_address_changes_the_networks_and_not_the_node() -> None:
     assert drained.state.local_networks == frozenset(networks(["192.0.2.1/32", "192.0.2.2/32"]))
 
 
-def test_a_device_that_comes_goes_or_changes_changes_the_host_and_not_the_node() -> None:
+def test_an_added_deleted_or_changed_device_changes_the_host_and_not_the_node() -> None:
     tracker = tracker_with(host(1))
     for told in (host(2, 1), DevicesChanged((eth(1), eth(2, up=False))), host()):
         tracker.fold(told)
@@ -277,7 +277,7 @@ def test_a_device_that_comes_goes_or_changes_changes_the_host_and_not_the_node()
         assert drained.state.devices == tuple(sorted(told.devices))
 
 
-def test_a_pod_that_was_seen_to_bypass_does_so_as_long_as_its_device_exists() -> None:
+def test_a_pod_counts_as_bypassing_as_long_as_its_device_exists() -> None:
     tracker = tracker_with(host(1, 2))
     tracker.fold(bypass(1))
     drained = tracker.drain()
@@ -317,7 +317,7 @@ def test_a_slice_that_moves_to_another_service_leaves_the_first() -> None:
     assert list(drained.state.slices_of(API)) == [name("s")]
 
 
-def test_slices_outlive_their_service_and_wait_for_it() -> None:
+def test_slices_stay_when_their_service_is_deleted() -> None:
     tracker = tracker_with(put_service(), put_slice())
     tracker.fold(ServiceChanged(WEB, None))
     drained = tracker.drain()
@@ -328,7 +328,7 @@ def test_slices_outlive_their_service_and_wait_for_it() -> None:
     assert tracker.drain().state.slices_of(WEB)
 
 
-def test_a_service_outlives_its_slices() -> None:
+def test_a_service_stays_when_its_slices_are_deleted() -> None:
     tracker = tracker_with(put_service(), put_slice(), put_slice(ip="10.1.0.2", called="t"))
     tracker.fold(drop_slice())
     assert list(tracker.drain().state.slices_of(WEB)) == [name("t")]
@@ -338,7 +338,7 @@ def test_a_service_outlives_its_slices() -> None:
     assert WEB not in state.slices
 
 
-def test_a_slice_that_no_longer_belongs_to_a_service_is_gone() -> None:
+def test_a_slice_that_no_longer_belongs_to_a_service_is_removed() -> None:
     tracker = tracker_with(put_service(), put_slice())
     tracker.fold(drop_slice())
     drained = tracker.drain()
@@ -369,7 +369,7 @@ def test_a_new_trigger_time_alone_is_no_change() -> None:
 
 
 def test_the_removal_of_any_slice_drops_the_trigger_times_of_its_service() -> None:
-    """kubernetes PR 81360: a removal has no trigger time of its own, and would be given an old one."""
+    """kubernetes PR 81360: a deletion has no trigger time of its own and would get an old one."""
     tracker = tracker_with(
         put_slice(called="s"), put_slice(called="t", ip="10.1.0.2"), put_slice("api", called="u")
     )
@@ -430,7 +430,7 @@ def test_an_invalid_object_keeps_its_last_value_is_counted_and_is_logged_once(
     ]
 
 
-def test_a_complaint_is_logged_once_for_each_object_until_that_is_gone(
+def test_a_complaint_is_logged_once_for_each_object_until_the_object_is_deleted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     tracker, complaining = Tracker(STARTED), put_service()._replace(complaints=("a port is junk",))
@@ -466,7 +466,7 @@ EVENTS = st.one_of(
 
 
 class Model:
-    """The same bookkeeping in the plainest way: the last value of everything."""
+    """A reference implementation: the last value of every object."""
 
     def __init__(self) -> None:
         self.services: dict[NamespacedName, Any] = {}

@@ -1,4 +1,4 @@
-"""diff and applied are each other's reverse."""
+"""`diff` and `applied` are the inverse of each other."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,14 +10,12 @@ ENTRIES = st.dictionaries(KEYS, st.integers(0, 3))
 
 
 @given(ENTRIES, ENTRIES)
-def test_the_difference_leads_from_one_to_the_other(actual: dict[int, int], desired: dict[int, int]) -> None:
+def test_applying_the_difference_results_in_desired(actual: dict[int, int], desired: dict[int, int]) -> None:
     assert applied(actual, diff(actual, desired)) == desired
 
 
 @given(ENTRIES, ENTRIES)
-def test_the_difference_holds_nothing_that_is_so_already(
-    actual: dict[int, int], desired: dict[int, int]
-) -> None:
+def test_the_difference_contains_no_equal_entries(actual: dict[int, int], desired: dict[int, int]) -> None:
     delta = diff(actual, desired)
     assert all(actual.get(key) != entry for key, entry in delta.puts.items())
     assert delta.drops <= actual.keys()
@@ -26,7 +24,7 @@ def test_the_difference_holds_nothing_that_is_so_already(
 
 
 @given(ENTRIES, ENTRIES, st.sets(KEYS))
-def test_only_the_keys_named_are_changed(
+def test_only_the_given_keys_are_compared(
     actual: dict[int, int], desired: dict[int, int], keys: set[int]
 ) -> None:
     result = applied(actual, diff(actual, desired, keys))
@@ -35,7 +33,7 @@ def test_only_the_keys_named_are_changed(
 
 
 @given(ENTRIES, ENTRIES)
-def test_neither_side_is_changed(actual: dict[int, int], desired: dict[int, int]) -> None:
+def test_arguments_are_not_modified(actual: dict[int, int], desired: dict[int, int]) -> None:
     before = dict(actual), dict(desired)
     applied(actual, diff(actual, desired))
     assert (actual, desired) == before

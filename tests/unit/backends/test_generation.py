@@ -1,4 +1,4 @@
-"""Changes of others that ours would hide."""
+"""Changes by other programs that the agent's own changes would hide."""
 
 from ebpfproxy.backends.generation import Generation
 
@@ -9,13 +9,13 @@ class Kernel:
         self.generation = Generation(lambda: self.changes)
 
     def own_change(self) -> object:
-        """The value after a change of ours."""
+        """Return the value after an own change."""
         with self.generation.own_change():
             self.changes += 1
         return self.generation.value()
 
 
-def test_nothing_is_another_value_where_only_we_change_things() -> None:
+def test_own_changes_alone_are_not_reported() -> None:
     kernel = Kernel()
     kernel.generation.reading()
     after = kernel.own_change()
@@ -24,7 +24,7 @@ def test_nothing_is_another_value_where_only_we_change_things() -> None:
     assert kernel.generation.value() == kernel.generation.value() == after
 
 
-def test_a_change_of_somebody_else_is_another_value() -> None:
+def test_a_change_by_another_program_changes_the_value() -> None:
     kernel = Kernel()
     kernel.generation.reading()
     after = kernel.own_change()
@@ -32,7 +32,7 @@ def test_a_change_of_somebody_else_is_another_value() -> None:
     assert kernel.generation.value() != after
 
 
-def test_a_change_of_somebody_else_before_one_of_ours_is_told_until_all_is_read() -> None:
+def test_a_change_by_another_program_before_an_own_one_is_reported_until_the_next_read() -> None:
     kernel = Kernel()
     kernel.generation.reading()
     kernel.own_change()
@@ -46,7 +46,7 @@ def test_a_change_of_somebody_else_before_one_of_ours_is_told_until_all_is_read(
     assert kernel.generation.value() == after
 
 
-def test_what_our_change_follows_is_no_change_of_somebody_else() -> None:
+def test_parts_that_own_changes_follow_are_ignored() -> None:
     present = {"one", "two"}
     generation = Generation(lambda: frozenset(present))
     generation.reading()

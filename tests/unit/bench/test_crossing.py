@@ -1,4 +1,4 @@
-"""Which targets belong to which path, and whose endpoints they are."""
+"""The targets of each path, and the node of their endpoints."""
 
 import ipaddress
 from itertools import combinations
@@ -8,7 +8,7 @@ import pytest
 from ebpfproxy.bench import crossing, workload
 
 
-def test_all_networks_are_apart() -> None:
+def test_networks_do_not_overlap() -> None:
     networks = [*crossing._SERVED.values(), *crossing._DIRECT.values(), crossing._STRAIGHT]
     for one, other in combinations(map(ipaddress.ip_network, networks), 2):
         assert not one.overlaps(other)
@@ -24,7 +24,7 @@ def test_every_service_is_local_or_remote(services: int) -> None:
     assert len(ports["nodeport-local"] | ports["nodeport-remote"]) == services
 
 
-def test_as_many_direct_targets_as_endpoints_so_that_caches_are_as_cold() -> None:
+def test_direct_paths_have_as_many_targets_as_endpoints_so_that_caches_are_equally_cold() -> None:
     for which in (crossing.LOCAL, crossing.REMOTE):
         targets = set(crossing.targets_of(f"direct-{which}", "172.18.1.2", 10_000, 10))
         network = ipaddress.ip_network(crossing._DIRECT[which])
@@ -32,6 +32,6 @@ def test_as_many_direct_targets_as_endpoints_so_that_caches_are_as_cold() -> Non
         assert all(ipaddress.ip_address(address) in network for address, _ in targets)
 
 
-def test_node_ports_do_not_meet() -> None:
+def test_node_ports_of_iperf_and_of_services_do_not_overlap() -> None:
     last = workload.node_port(workload.SERVICES_MAX - 1)
     assert last < min(crossing.IPERF_NODE_PORTS.values()) < 32768

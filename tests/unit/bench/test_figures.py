@@ -1,4 +1,4 @@
-"""What becomes of samples: ratios of the same turn, counts, and what other programs report."""
+"""Evaluation of samples: ratios of the same turn, counts, and reports of other programs."""
 
 import resource
 from typing import Any
@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ebpfproxy.bench import flow_clients, flow_tables, iperf, packet_cases, report
+from ebpfproxy.bench import flow_clients, flow_tables, iperf, report
 from ebpfproxy.bench.samples import Ratio, Result, Samples
 from ebpfproxy.errors import ConfigError
-from tests.support.flows import entries, reply_entries
 
 MODES = ("none", "ebpf", "nftables")
 
@@ -19,7 +18,7 @@ def by_key(samples: Samples) -> dict[tuple[str, str, str], Result]:
 
 
 def drifting() -> Samples:
-    """A machine that is twice as slow in each turn, and modes that cost 2 % and 10 %."""
+    """Return samples of a machine that halves its speed each turn, and modes that cost 2 % and 10 %."""
     samples = Samples(MODES, 10)
     for turn, speed in enumerate((100.0, 200.0, 400.0)):
         samples.add("none", "direct", "rr_us", turn, [speed])
@@ -29,7 +28,7 @@ def drifting() -> Samples:
     return samples
 
 
-def test_a_ratio_is_of_the_same_turn_so_that_a_machine_that_drifts_does_no_harm() -> None:
+def test_ratios_compare_samples_of_the_same_turn_so_that_a_change_of_speed_has_no_effect() -> None:
     found = by_key(drifting())
     assert found["ebpf", "direct", "rr_us"].of_first == Ratio(1.02, 1.02, 1.02)
     assert found["ebpf", "nodeport", "rr_us"].of_direct == Ratio(1.1, 1.1, 1.1)
@@ -43,7 +42,7 @@ def test_modes_are_compared_with_the_first_that_has_the_path() -> None:
     assert found["nftables", "nodeport", "rr_us"].of_direct is None  # it was not measured there
 
 
-def test_modes_are_neighbors_in_the_order_in_which_they_were_named() -> None:
+def test_results_of_a_path_are_in_the_order_of_modes() -> None:
     assert [(each.path, each.mode) for each in drifting().results()] == [
         ("direct", "none"),
         ("direct", "ebpf"),
@@ -52,7 +51,7 @@ def test_modes_are_neighbors_in_the_order_in_which_they_were_named() -> None:
     ]
 
 
-def test_what_is_counted_adds_up_over_rounds_and_has_no_ratio() -> None:
+def test_counts_add_up_over_rounds_and_have_no_ratio() -> None:
     samples = Samples(MODES, 10)
     for mode in MODES:
         samples.count(mode, "nodeport", "new_failed", 0, 500)
@@ -68,19 +67,19 @@ def shown(*results: Result) -> str:
     return capture.get()
 
 
-def test_a_ratio_is_shown_to_the_thousandth_with_its_spread() -> None:
+def test_a_ratio_is_shown_with_three_decimals_and_its_range() -> None:
     ratio = Ratio(0.9712, 0.94, 1.013)
     one = Result("rr_per_s", "one-node", "ebpf", 10, 970.0, 970.0, 970.0, 3, of_first=ratio)
     assert "0.971 0.94–1.01" in shown(one)
 
 
-def test_a_column_that_says_nothing_is_left_out() -> None:
+def test_an_empty_column_is_left_out() -> None:
     text = shown(Result("first_sync_s", "", "ebpf", 10, 3.25, 3.25, 3.25, 1))
     assert "3.25" in text
     assert not any(word in text.splitlines()[2] for word in ("path", "of direct", "of first"))
 
 
-def test_ratios_are_objects_for_programs() -> None:
+def test_ratios_are_objects_in_json() -> None:
     samples = drifting()
     (ebpf,) = (
         each
@@ -91,48 +90,35 @@ def test_ratios_are_objects_for_programs() -> None:
     assert ebpf["of_first"] is None
 
 
-def test_datagrams_that_were_lost_did_not_arrive() -> None:
+def test_lost_datagrams_are_not_counted_as_received() -> None:
     total: dict[str, Any] = {"packets": 1000, "lost_packets": 400, "seconds": 2.0}
     assert iperf.arrived({"end": {"sum": total}}) == 300.0
 
 
-def test_throughput_is_what_the_receiver_counts() -> None:
+def test_throughput_is_that_of_the_receiver() -> None:
     end = {"sum_sent": {"bits_per_second": 9e9}, "sum_received": {"bits_per_second": 8e9}}
     assert iperf.received_megabits({"end": end}) == 8000.0
 
 
-def test_other_metrics_are_no_events() -> None:
+def test_only_datapath_events_are_read_from_the_metrics() -> None:
     event = 'ebpfproxy_datapath_events_total{reason="flows_full"} 1.5e+06\n'
     text = f'ebpfproxy_map_entries{{map="flows"}} 7.0\n{event}'
     assert flow_tables.events(text) == {"flows_full": 1.5e6}
 
 
 @pytest.mark.parametrize("held", [1, 200_000])
-def test_connections_are_shared_by_processes_that_may_have_as_many_files(held: int) -> None:
+def test_held_connections_are_distributed_so_that_no_process_exceeds_its_file_limit(held: int) -> None:
     _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert -(-held // flow_clients.processes(held)) < limit
 
 
-def test_more_connections_than_the_kernel_tracks_are_refused_with_what_would_do() -> None:
+def test_more_connections_than_the_kernel_tracks_are_rejected_with_a_hint() -> None:
     flow_tables.require_tracking("nftables", 262144, 100_000, 10_000.0)
     flow_tables.require_tracking("nftables", None, 1_000_000, 10_000.0)
-    with pytest.raises(ConfigError, match="200000 held and 150000 that were just closed") as caught:
+    with pytest.raises(ConfigError, match="200000 held and 150000 recently closed") as caught:
         flow_tables.require_tracking("nftables", 262144, 200_000, 10_000.0)
     assert "--held=112144" in caught.value.hint
     assert "nf_conntrack_max=350000" in caught.value.hint
     with pytest.raises(ConfigError) as caught:
         flow_tables.require_tracking("nftables", 100_000, 1000, 10_000.0)
     assert "--held" not in caught.value.hint
-
-
-def test_every_translation_has_flows_of_its_own_and_is_repeated() -> None:
-    """To and fro by two flows, or with the address put back before each run."""
-    translating = [case for case in packet_cases.cases() if case.flows]
-    assert all(len(case.flows) == (1 if case.floor else 2) for case in translating)
-    flows = [flow for case in translating for flow in case.flows]
-    assert len(entries(*flows)) == len(reply_entries(*flows)) == len(flows)
-    everything = list(packet_cases.cases())
-    assert len({(case.metric, case.path) for case in everything}) == len(everything)
-    assert {case.program for case in everything} | {case.floor for case in translating} - {""} < set(
-        packet_cases.PROGRAMS
-    )

@@ -1,8 +1,8 @@
-"""What --address takes, and what it chooses."""
+"""The filter of --address: how it is parsed, and which rows it admits."""
 
 import pytest
 
-from ebpfproxy.cli.dump import Filter, _parse_place
+from ebpfproxy.cli.dump import Filter, _parse_address_filter
 from ebpfproxy.errors import ConfigError
 
 
@@ -18,18 +18,18 @@ from ebpfproxy.errors import ConfigError
         ("[fd00::1]:80", ("fd00::1", 80)),
     ],
 )
-def test_an_address_with_or_without_a_port(text: str, place: tuple[str, int | None]) -> None:
-    assert _parse_place(text) == place
+def test_an_address_filter_is_parsed_with_or_without_a_port(text: str, place: tuple[str, int | None]) -> None:
+    assert _parse_address_filter(text) == place
 
 
 @pytest.mark.parametrize("text", ["web", "10.96.0", "10.96.0.1:http", "[fd00::1", ":80", "[]"])
-def test_what_is_no_address_is_a_configuration_error(text: str) -> None:
-    with pytest.raises(ConfigError, match="is no address"):
-        _parse_place(text)
+def test_an_invalid_address_filter_is_a_configuration_error(text: str) -> None:
+    with pytest.raises(ConfigError, match="is not an address"):
+        _parse_address_filter(text)
 
 
-def test_an_address_in_brackets_chooses_all_its_ports() -> None:
-    wanted = Filter("", *_parse_place("[fd00::1]"))
+def test_an_address_filter_without_a_port_admits_all_ports() -> None:
+    wanted = Filter("", *_parse_address_filter("[fd00::1]"))
     row = {"service": "default/web:http", "address": "fd00::1", "port": 80}
     assert wanted.admits(row)
     assert not wanted.admits(row | {"address": "fd00::2"})

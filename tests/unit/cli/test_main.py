@@ -33,12 +33,12 @@ def ending(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
     return end
 
 
-def test_run_gives_the_daemon_its_configuration(ending: types.SimpleNamespace) -> None:
+def test_run_passes_its_configuration_to_the_daemon(ending: types.SimpleNamespace) -> None:
     assert cli.main(["run", "--proxy-mode=ebpf", "-v=2"]) == 0
     assert ending.config == Config.parse({"proxy_mode": "ebpf", "verbosity": "2"})
 
 
-def test_run_tells_the_daemon_what_it_read_so_that_no_change_since_is_lost(
+def test_run_passes_the_content_of_the_file_to_the_daemon_so_that_no_change_is_lost(
     ending: types.SimpleNamespace, tmp_path: Path
 ) -> None:
     file = tmp_path / "config.yaml"
@@ -48,7 +48,7 @@ def test_run_tells_the_daemon_what_it_read_so_that_no_change_since_is_lost(
 
 
 @pytest.mark.parametrize(("kind", "code"), [(SourceError, 3), (KernelError, 4), (EbpfProxyError, 1)])
-def test_an_error_of_ours_is_a_line_a_hint_and_its_own_code(
+def test_an_expected_error_prints_a_line_and_a_hint_and_has_its_own_exit_code(
     ending: types.SimpleNamespace, capsys: pytest.CaptureFixture[str], kind: type[EbpfProxyError], code: int
 ) -> None:
     ending.error = kind("it went wrong", "do this")
@@ -65,7 +65,7 @@ def test_an_error_without_a_hint_is_one_line(
     assert capsys.readouterr().err == "ebpfproxy: it went wrong\n"
 
 
-def test_wrong_options_are_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_options_print_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["run", "--sync-period=5", "--ebpf-slots-max=many"]) == 2
     assert capsys.readouterr().err == (
         'ebpfproxy: --sync-period: "5" is not a duration such as 30s, 1m30s or 1h\n'
@@ -73,7 +73,7 @@ def test_wrong_options_are_a_line_each(capsys: pytest.CaptureFixture[str]) -> No
     )
 
 
-def test_what_nobody_foresaw_is_one_line_and_says_how_to_see_more(
+def test_an_unexpected_error_prints_one_line_with_the_flag_for_a_traceback(
     ending: types.SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ending.error = ZeroDivisionError("division\nby zero")
@@ -138,7 +138,7 @@ def test_the_help_lists_every_command(capsys: pytest.CaptureFixture[str], flag: 
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
-def test_every_command_that_is_listed_is_there(name: str) -> None:
+def test_every_listed_command_exists(name: str) -> None:
     command = cli.group.get_command(click.Context(cli.group), name)
     assert command is not None
     assert command.name == name
@@ -146,12 +146,12 @@ def test_every_command_that_is_listed_is_there(name: str) -> None:
 
 
 @pytest.mark.parametrize("args", [["version"], ["--version"]])
-def test_the_version_is_a_line(capsys: pytest.CaptureFixture[str], args: list[str]) -> None:
+def test_the_version_is_one_line(capsys: pytest.CaptureFixture[str], args: list[str]) -> None:
     assert cli.main(args) == 0
     assert capsys.readouterr().out == f"ebpfproxy {__version__}\n"
 
 
-def test_the_version_as_json_tells_python_and_the_kernel(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_as_json_includes_python_and_the_kernel(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["version", "-o=json"]) == 0
     assert json.loads(capsys.readouterr().out) == {
         "version": __version__,
@@ -173,7 +173,7 @@ def test_the_process_ends_with_the_exit_code() -> None:
 
 
 @pytest.mark.parametrize("args", [["version"], ["run", "--help"], ["run", "--sync-period=x"]])
-def test_nothing_heavy_is_loaded_for_what_needs_none(args: list[str]) -> None:
+def test_simple_commands_load_no_large_libraries(args: list[str]) -> None:
     program = (
         "import sys; from ebpfproxy.cli import main; main(sys.argv[1:]);"
         "print(*sorted({name.partition('.')[0] for name in sys.modules}), file=sys.stderr)"

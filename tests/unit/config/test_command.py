@@ -51,12 +51,14 @@ def read_some(*args: str) -> dict[str, Any]:
         ["--sync_period", "1m30s"],
     ],
 )
-def test_a_value_is_glued_on_or_the_next_word_and_underscores_are_dashes(args: list[str]) -> None:
+def test_a_value_follows_an_equals_sign_or_is_the_next_word(
+    args: list[str],
+) -> None:
     assert read(*args).sync_period == 90.0
 
 
 @pytest.mark.parametrize("args", [["-v=4"], ["-v", "4"], ["-v4"], ["--v=4"], ["--v", "4"]])
-def test_verbosity_has_five_spellings(args: list[str]) -> None:
+def test_five_spellings_of_the_verbosity_flag_are_accepted(args: list[str]) -> None:
     assert read(*args).verbosity == 4
 
 
@@ -69,7 +71,7 @@ def test_verbosity_has_five_spellings(args: list[str]) -> None:
         (["--masquerade-all=false"], False),
     ],
 )
-def test_a_boolean_stands_alone_or_has_a_value_glued_on(args: list[str], expected: bool) -> None:
+def test_a_boolean_has_no_value_or_one_after_an_equals_sign(args: list[str], expected: bool) -> None:
     assert read(*args).masquerade_all is expected
 
 
@@ -89,7 +91,7 @@ def test_a_value_may_begin_with_a_dash() -> None:
     assert read("--oom-score-adj=-5").oom_score_adj == -5
 
 
-def test_an_empty_value_is_not_a_missing_one() -> None:
+def test_an_empty_value_differs_from_a_missing_value() -> None:
     assert read("--healthz-bind-address=").healthz_listen is None
     assert read("--healthz-bind-address", "").healthz_listen is None
 
@@ -103,14 +105,14 @@ def test_of_a_flag_given_twice_the_last_counts() -> None:
     assert read("-v=1", "--v=3").verbosity == 3
 
 
-def test_an_unknown_flag_is_named_with_the_one_that_was_meant() -> None:
+def test_an_unknown_flag_is_named_with_a_similar_flag() -> None:
     with pytest.raises(ConfigError) as caught:
         read("--proxy-mod=ebpf")
     assert caught.value.message == "unknown flag: --proxy-mod"
     assert caught.value.hint == "did you mean --proxy-mode?"
 
 
-def test_a_flag_that_only_kube_proxy_has_is_explained() -> None:
+def test_a_flag_that_only_kube_proxy_has_gets_a_hint_to_leave_it_out() -> None:
     with pytest.raises(ConfigError) as caught:
         read("--kube-api-qps=5")
     assert caught.value.message == "unknown flag: --kube-api-qps"
@@ -118,7 +120,7 @@ def test_a_flag_that_only_kube_proxy_has_is_explained() -> None:
 
 
 @pytest.mark.parametrize("flag", ["--sync-period", "--iptables-sync-period", "--ipvs-sync-period"])
-def test_one_option_has_our_name_and_kube_proxys(flag: str) -> None:
+def test_sync_period_has_the_flags_of_ebpfproxy_and_kube_proxy(flag: str) -> None:
     assert read(f"{flag}=5s").sync_period == 5.0
     assert read("--sync-period=9s", "--iptables-sync-period=9s", f"{flag}=7s").sync_period == 7.0
 
@@ -171,7 +173,9 @@ def test_a_command_with_a_few_options_has_their_defaults_and_checks() -> None:
     ),
     st.booleans(),
 )
-def test_the_command_line_is_the_same_as_the_texts(texts: dict[str, str], glued: bool) -> None:
+def test_a_command_line_parses_to_the_same_configuration_as_its_texts(
+    texts: dict[str, str], glued: bool
+) -> None:
     args: list[str] = []
     for name, text in texts.items():
         flag = OPTIONS[name].flag

@@ -30,13 +30,13 @@ def settings(**texts: Any) -> EbpfSettings:
     return ebpf_settings(Config.parse(texts), CGROUP)
 
 
-def test_no_flags_make_what_the_parts_have_as_defaults() -> None:
+def test_without_flags_all_parts_have_their_defaults() -> None:
     assert settings() == EbpfSettings(CGROUP, Path("/sys/fs/bpf/ebpfproxy"))
     assert plan_context(Config.parse({"hostname_override": "here"}), "ebpf") == PlanContext("here")
 
 
 @pytest.mark.parametrize(("text", "address"), [("0.0.0.0", None), ("::", None), ("192.0.2.9", "192.0.2.9")])
-def test_a_bind_address_in_particular_is_the_nodes_own(text: str, address: str | None) -> None:
+def test_a_specific_bind_address_becomes_the_primary_address(text: str, address: str | None) -> None:
     context = plan_context(Config.parse({"hostname_override": "here", "bind_address": text}), "ebpf")
     assert context.bind_address == (parse_address(address) if address else None)
 
@@ -62,7 +62,7 @@ def test_a_timeout_of_0_is_the_usual_one(which: str) -> None:
     assert settings(**{f"conntrack_{which}": "0s"}).timeouts == FlowTimeouts()
 
 
-def test_the_rest_of_the_flags_of_the_packet_path() -> None:
+def test_further_flags_of_the_packet_path_reach_the_backend() -> None:
     config = Config.parse(
         {
             "socket_lb": "host",
@@ -88,7 +88,7 @@ def test_the_rest_of_the_flags_of_the_packet_path() -> None:
     assert (given.socket_lb, given.redirect) == (SocketLb.HOST, True)
 
 
-def test_the_backend_has_devices_unless_none_are_named() -> None:
+def test_the_backend_has_devices_unless_tc_devices_is_none() -> None:
     assert settings(tc_devices=("eth0",)).devices
     assert not settings(tc_devices=("none",)).devices
 
@@ -97,7 +97,7 @@ NETFILTER = pytest.mark.parametrize("mode", ["nftables", "iptables"])
 
 
 @NETFILTER
-def test_modes_of_netfilter_tell_pods_by_the_clusters_addresses_unless_one_says_otherwise(mode: str) -> None:
+def test_netfilter_modes_detect_local_traffic_by_cluster_cidr_by_default(mode: str) -> None:
     config = Config.parse({"hostname_override": "here", "cluster_cidr": "10.244.0.0/16,fd00::/48"})
     assert plan_context(config, mode) == PlanContext(
         "here",
@@ -115,14 +115,14 @@ def test_modes_of_netfilter_tell_pods_by_the_clusters_addresses_unless_one_says_
         (DetectLocal.INTERFACE_NAME_PREFIX, {"pod_interface_name_prefix": "cali"}, "cali"),
     ],
 )
-def test_modes_of_netfilter_tell_pods_as_the_flags_say(
+def test_netfilter_modes_detect_local_traffic_as_flags_say(
     mode: str, detect: DetectLocal, flag: dict[str, str], interface: str
 ) -> None:
     config = Config.parse({"hostname_override": "here", "detect_local_mode": detect.value} | flag)
     assert plan_context(config, mode) == PlanContext("here", detect_local=detect, pod_interface=interface)
 
 
-def test_the_mode_ebpf_tells_pods_by_their_devices_whatever_the_flags_say() -> None:
+def test_mode_ebpf_detects_local_traffic_by_devices_whatever_the_flags() -> None:
     config = Config.parse({"detect_local_mode": "BridgeInterface", "pod_bridge_interface": "cbr0"})
     assert plan_context(config, "ebpf").detect_local is DetectLocal.DEVICES
 
@@ -138,7 +138,7 @@ def test_the_mode_ebpf_tells_pods_by_their_devices_whatever_the_flags_say() -> N
         ({"sync_period": "500ms"}, 0.0, 0.5),
     ],
 )
-def test_kube_proxys_least_interval_concerns_the_modes_of_netfilter(
+def test_iptables_min_sync_period_applies_to_netfilter_modes(
     texts: dict[str, str], ebpf: float, netfilter: float
 ) -> None:
     config = Config.parse(texts)
@@ -146,14 +146,14 @@ def test_kube_proxys_least_interval_concerns_the_modes_of_netfilter(
     assert least_interval(config, "nftables") == least_interval(config, "iptables") == netfilter
 
 
-def test_no_flags_make_what_the_backends_of_netfilter_have_as_defaults() -> None:
+def test_without_flags_netfilter_backends_have_their_defaults() -> None:
     assert iptables_settings(Config()) == IptablesSettings()
     assert nftables_settings(Config()) == NftablesSettings()
     assert netfilter_settings(Config(), "nftables") == NetfilterSettings()
     assert netfilter_settings(Config(), "iptables") == NetfilterSettings(route_localnet=True)
 
 
-def test_the_mode_ipvs_never_answers_on_loopback_and_has_a_least_interval_of_its_own() -> None:
+def test_mode_ipvs_never_answers_on_loopback_and_has_its_own_minimum_sync_period() -> None:
     config = Config.parse({"hostname_override": "here", "ipvs_min_sync_period": "2s"})
     assert plan_context(config, "ipvs").localhost_node_ports is False
     assert not netfilter_settings(config, "ipvs").route_localnet
@@ -161,7 +161,7 @@ def test_the_mode_ipvs_never_answers_on_loopback_and_has_a_least_interval_of_its
     assert least_interval(Config(), "ipvs") == 0.0
 
 
-def test_what_the_flags_say_of_ipvs_reaches_its_backend() -> None:
+def test_flags_of_ipvs_reach_its_backend() -> None:
     assert ipvs_settings(Config()) == IpvsSettings(scheduler="rr")
     texts = {
         "ipvs_scheduler": "sh",
@@ -184,7 +184,7 @@ def test_the_masquerade_bit_is_for_both_modes_of_netfilter() -> None:
     assert nftables_settings(config).masquerade_mark == 8
 
 
-def test_what_the_flags_say_of_connection_tracking_reaches_the_kernels_settings() -> None:
+def test_conntrack_flags_reach_the_sysctls() -> None:
     config = Config.parse(
         {
             "conntrack_max_per_core": "1",
@@ -202,5 +202,5 @@ def test_what_the_flags_say_of_connection_tracking_reaches_the_kernels_settings(
 @pytest.mark.parametrize(
     "texts", [{"iptables_localhost_nodeports": "false"}, {"nodeport_addresses": ("192.0.2.0/24",)}]
 )
-def test_packets_to_loopback_are_not_let_out_where_no_node_port_answers_there(texts: dict[str, Any]) -> None:
+def test_route_localnet_is_off_if_no_node_port_answers_on_loopback(texts: dict[str, Any]) -> None:
     assert not netfilter_settings(Config.parse(texts), "iptables").route_localnet

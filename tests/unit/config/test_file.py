@@ -10,8 +10,15 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebpfproxy.config.file import FileReading, read_configuration
-from ebpfproxy.config.remark import Remark
+from ebpfproxy.config.file import (
+    DUPLICATE_FIELD,
+    FIELDS_WITHOUT_EFFECT,
+    FURTHER_DOCUMENTS,
+    UNKNOWN_FIELD,
+    FileReading,
+    read_configuration,
+)
+from ebpfproxy.config.load import Remark
 from ebpfproxy.config.settings import OPTIONS, Config
 from ebpfproxy.config.unsupported_flags import FIELDS
 from ebpfproxy.errors import ConfigError
@@ -73,7 +80,7 @@ def rejection(text: str) -> list[str]:
     return caught.value.message.splitlines()
 
 
-def test_kubeadms_file_says_two_things_and_leaves_the_rest_to_us() -> None:
+def test_kubeadms_file_sets_two_options_and_the_others_have_defaults() -> None:
     reading = read_configuration(PATH, KUBEADMS.encode())
     assert (reading.remarks, reading.problems) == ((), ())
     given = Config.parse(reading.texts)
@@ -118,14 +125,14 @@ def test_a_field_is_the_text_of_its_flag(text: str, option: str, value: Any) -> 
     assert getattr(config_of(text), option) == OPTIONS[option].parse(value)
 
 
-def test_json_says_the_same() -> None:
+def test_json_and_yaml_of_the_same_configuration_are_equal() -> None:
     content = (
         b'{"kind":"KubeProxyConfiguration","apiVersion":"kubeproxy.config.k8s.io/v1alpha1","oomScoreAdj":1}'
     )
     assert read_configuration(PATH, content).texts == {"oom_score_adj": "1"}
 
 
-def test_an_empty_address_for_the_servers_is_none_given_as_with_kube_proxy() -> None:
+def test_an_empty_server_address_in_the_file_means_not_given() -> None:
     assert config_of('healthzBindAddress: ""\nmetricsBindAddress: ""').healthz_listen == ("0.0.0.0", 10256)
 
 
@@ -139,7 +146,7 @@ BOTH = "iptables: {masqueradeBit: 3, syncPeriod: 3s}\nnftables: {masqueradeBit: 
         ("nftables", 4, 30.0, 4.0, "iptables.masqueradeBit, iptables.syncPeriod"),
     ],
 )
-def test_a_mode_that_is_named_takes_what_its_section_says(
+def test_a_named_mode_takes_the_values_of_its_section(
     mode: str, bit: int, period: float, least: float, idle: str
 ) -> None:
     text = f"{BOTH}mode: {mode}"
@@ -153,7 +160,7 @@ def test_a_mode_that_is_named_takes_what_its_section_says(
 
 
 @pytest.mark.parametrize("mode", ["auto", "ebpf", '""'])
-def test_a_mode_that_may_be_any_takes_the_section_of_iptables_before_that_of_nftables(mode: str) -> None:
+def test_mode_auto_prefers_section_iptables_to_section_nftables(mode: str) -> None:
     text = "iptables: {masqueradeBit: 3, masqueradeAll: false}\n"
     reading = read(f"{text}nftables: {{masqueradeBit: 4, masqueradeAll: true}}\nmode: {mode}")
     assert reading.texts["iptables_masquerade_bit"] == "3"
@@ -161,7 +168,7 @@ def test_a_mode_that_may_be_any_takes_the_section_of_iptables_before_that_of_nft
     assert [remark.values["fields"] for remark in reading.remarks] == ["nftables.masqueradeBit"]
 
 
-def test_the_section_of_the_mode_ipvs_is_read() -> None:
+def test_mode_ipvs_takes_the_values_of_section_ipvs() -> None:
     config = config_of(
         "mode: ipvs\nipvs: {scheduler: lc, excludeCIDRs: [10.0.0.0/8, 'fd00::/8'], strictARP: true,"
         " syncPeriod: 7s, minSyncPeriod: 2s, tcpTimeout: 1h, tcpFinTimeout: 2m, udpTimeout: 3s}\n"
@@ -172,12 +179,12 @@ def test_the_section_of_the_mode_ipvs_is_read() -> None:
     assert (config.ipvs_tcp_timeout, config.ipvs_tcpfin_timeout, config.ipvs_udp_timeout) == (3600, 120, 3)
 
 
-def test_the_mode_ipvs_takes_what_its_section_has_not_from_that_of_iptables() -> None:
+def test_mode_ipvs_takes_options_without_a_field_in_section_ipvs_from_section_iptables() -> None:
     config = config_of("mode: ipvs\niptables: {masqueradeBit: 3, masqueradeAll: true, syncPeriod: 9s}\n")
     assert (config.iptables_masquerade_bit, config.masquerade_all, config.sync_period) == (3, True, 30.0)
 
 
-def test_the_mode_ipvs_takes_nothing_from_the_section_of_nftables() -> None:
+def test_mode_ipvs_ignores_section_nftables() -> None:
     text = "mode: ipvs\nnftables: {masqueradeBit: 3, masqueradeAll: true, syncPeriod: 9s}\n"
     config = config_of(text)
     assert (config.iptables_masquerade_bit, config.masquerade_all, config.sync_period) == (14, False, 30.0)
@@ -188,32 +195,30 @@ def test_the_mode_ipvs_takes_nothing_from_the_section_of_nftables() -> None:
 @pytest.mark.parametrize(
     ("mode", "other"), [("ipvs", "iptables"), ("iptables", "ipvs"), ("nftables", "ipvs")]
 )
-def test_a_least_time_between_syncs_of_another_mode_may_be_longer_than_this_ones_sync_period(
-    mode: str, other: str
-) -> None:
+def test_a_minimum_sync_period_of_another_mode_may_exceed_the_sync_period(mode: str, other: str) -> None:
     config = config_of(f"mode: {mode}\n{mode}: {{syncPeriod: 5s}}\n{other}: {{minSyncPeriod: 10s}}\n")
     assert config.proxy_mode == mode
 
 
-def test_sections_that_agree_are_not_remarked_upon() -> None:
+def test_sections_with_equal_values_cause_no_remark() -> None:
     assert read("iptables: {syncPeriod: 5s}\nnftables: {syncPeriod: 5s}").remarks == ()
 
 
-def test_localhost_node_ports_are_heeded_in_every_mode() -> None:
+def test_localhost_node_ports_of_section_iptables_apply_in_every_mode() -> None:
     assert (
         config_of("mode: nftables\niptables: {localhostNodePorts: false}").iptables_localhost_nodeports
         is False
     )
 
 
-def test_an_unknown_field_is_told_with_its_path_and_line_and_left_out() -> None:
+def test_an_unknown_field_is_reported_with_path_and_line_and_ignored() -> None:
     reading = read(
         "mode: iptables\niptables:\n  masqueradebit: 9\n  masqueradeBit: 3\nclusterCidr: 10.0.0.0/8\n"
     )
     assert reading.texts == {"proxy_mode": "iptables", "iptables_masquerade_bit": "3"}
     assert reading.remarks == (
         Remark(
-            "unknown field in the configuration file",
+            UNKNOWN_FIELD,
             {
                 "file": PATH,
                 "line": 5,
@@ -222,19 +227,19 @@ def test_an_unknown_field_is_told_with_its_path_and_line_and_left_out() -> None:
             },
         ),
         Remark(
-            "unknown field in the configuration file",
+            UNKNOWN_FIELD,
             {"file": PATH, "line": 7, "field": "clusterCidr", "hint": "did you mean clusterCIDR?"},
         ),
     )
 
 
-def test_a_name_with_a_dot_is_no_path() -> None:
+def test_a_field_name_with_a_dot_is_unknown() -> None:
     reading = read("iptables.masqueradeBit: 3")
     assert reading.texts == {}
-    assert [remark.message for remark in reading.remarks] == ["unknown field in the configuration file"]
+    assert [remark.message for remark in reading.remarks] == [UNKNOWN_FIELD]
 
 
-def test_of_a_field_that_stands_twice_the_last_counts_as_a_whole_and_that_is_told() -> None:
+def test_of_a_duplicate_field_only_the_last_one_counts_and_a_remark_names_it() -> None:
     reading = read(
         "mode: ipvs\niptables: {masqueradeBit: 3, syncPeriod: 9s}\n"
         "mode: iptables\niptables: {masqueradeBit: 4}\n"
@@ -243,33 +248,31 @@ def test_of_a_field_that_stands_twice_the_last_counts_as_a_whole_and_that_is_tol
     assert [
         (remark.message, remark.values["field"], remark.values["line"]) for remark in reading.remarks
     ] == [
-        ("a field stands twice in the configuration file; the last counts", "mode", 5),
-        ("a field stands twice in the configuration file; the last counts", "iptables", 6),
+        (DUPLICATE_FIELD, "mode", 5),
+        (DUPLICATE_FIELD, "iptables", 6),
     ]
 
 
-def test_fields_that_are_set_and_have_no_effect_here_are_named_once() -> None:
+def test_fields_without_effect_are_named_in_one_remark() -> None:
     reading = read(
         "winkernel: {enableDSR: true}\nfeatureGates: {A: true}\nenableProfiling: true\nportRange: ''\n"
     )
     assert reading.texts == {}
     assert reading.remarks == (
         Remark(
-            "fields of the configuration file have no effect here",
+            FIELDS_WITHOUT_EFFECT,
             {"file": PATH, "fields": "enableProfiling, featureGates, winkernel.enableDSR"},
         ),
     )
 
 
-def test_only_the_first_document_counts() -> None:
+def test_documents_after_the_first_are_ignored_with_a_remark() -> None:
     reading = read("mode: iptables\n---\nmode: nftables\n")
     assert reading.texts == {"proxy_mode": "iptables"}
-    assert [remark.message for remark in reading.remarks] == [
-        "only the first document of the configuration file counts"
-    ]
+    assert [remark.message for remark in reading.remarks] == [FURTHER_DOCUMENTS]
 
 
-def test_all_that_is_wrong_is_told_at_once_with_file_line_and_path() -> None:
+def test_all_invalid_fields_are_reported_at_once_with_file_line_and_path() -> None:
     assert rejection(
         "mode: kernelspace\n"
         "iptables: {masqueradeBit: 32, masqueradeAll: 'true'}\n"
@@ -282,25 +285,24 @@ def test_all_that_is_wrong_is_told_at_once_with_file_line_and_path() -> None:
         "config.conf:8: nodePortAddresses: is not a list, such as [first, second]",
         "config.conf:7: conntrack.maxPerCore: is not a single value",
         'config.conf:6: conntrack.min: "3" is text: write it without quotes',
-        'config.conf:3: mode: "kernelspace" is none of auto, ebpf, nftables, iptables, ipvs',
+        'config.conf:3: mode: "kernelspace" is not one of auto, ebpf, nftables, iptables, ipvs',
         "config.conf:4: iptables.masqueradeBit: 32 is not between 0 and 31",
         'config.conf:10: bindAddressHardFail: "maybe" is neither true nor false',
         'config.conf:9: oomScoreAdj: "1.5" is not a whole number',
     ]
 
 
-def test_a_mode_that_is_not_built_in_says_so() -> None:
-    assert rejection("mode: userspace") == [
-        'config.conf:3: mode: "userspace" is not built in this version yet'
-    ]
+def test_an_unsupported_mode_in_the_file_is_rejected() -> None:
+    assert rejection("mode: userspace") == ['config.conf:3: mode: "userspace" is not supported']
 
 
-def test_what_does_not_fit_together_is_named_by_its_fields() -> None:
+def test_a_conflict_is_reported_with_the_names_of_the_fields() -> None:
     assert rejection("detectLocalMode: BridgeInterface") == [
-        "config.conf: detectLocal.bridgeInterface: is needed for local traffic detection by BridgeInterface"
+        "config.conf: detectLocal.bridgeInterface: must be set for local traffic detection BridgeInterface"
     ]
     assert rejection("iptables: {minSyncPeriod: 40s}") == [
-        "config.conf:3: iptables.minSyncPeriod: is longer than config.conf: iptables.syncPeriod (30s)"
+        "config.conf:3: iptables.minSyncPeriod: must not be longer than "
+        "config.conf: iptables.syncPeriod (30s)"
     ]
 
 
@@ -314,16 +316,16 @@ def test_what_does_not_fit_together_is_named_by_its_fields() -> None:
         ("- 1", "config.conf:1: KubeProxyConfiguration: is not a mapping"),
         ("just words", "config.conf:1: KubeProxyConfiguration: is not a mapping"),
         (HEAD + "iptables: 3", "config.conf:3: iptables: is not a mapping"),
-        (HEAD + "iptables: {? [a] : b}", "config.conf:3: iptables: a field has a name"),
+        (HEAD + "iptables: {? [a] : b}", "config.conf:3: iptables: a field name must be a single value"),
     ],
 )
-def test_what_is_no_such_configuration_is_rejected(content: str, message: str) -> None:
+def test_a_file_that_is_not_a_kube_proxy_configuration_is_rejected(content: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read_configuration(PATH, content.encode())
     assert caught.value.message.startswith(message)
 
 
-def test_a_field_has_one_option_or_none() -> None:
+def test_each_field_belongs_to_at_most_one_option() -> None:
     fields = [field for option in OPTIONS.values() for field in option.fields]
     assert len(set(fields)) == len(fields)
     assert not FIELDS & set(fields)
@@ -369,13 +371,13 @@ def tree(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 @given(st.dictionaries(st.sampled_from(_FIELDS) | st.text(max_size=9), _VALUES, max_size=9))
-def test_a_file_of_junk_is_taken_or_rejected(fields: dict[str, Any]) -> None:
+def test_random_fields_are_accepted_or_rejected(fields: dict[str, Any]) -> None:
     with contextlib.suppress(ConfigError):
         config_of(yaml.safe_dump(tree(fields)))
 
 
 @pytest.mark.parametrize("field", _FIELDS)
-def test_a_field_that_says_something_nasty_is_taken_or_rejected(field: str) -> None:
+def test_a_field_with_a_random_value_is_accepted_or_rejected(field: str) -> None:
     values: list[Any] = [*_NASTY, None, True, 10**400, -1, 1e400, [], {}, [[]], [None], {"a": 1}]
     for value in values:
         for said in (value, [value]):
@@ -384,6 +386,6 @@ def test_a_field_that_says_something_nasty_is_taken_or_rejected(field: str) -> N
 
 
 @given(st.text(max_size=60))
-def test_text_that_is_no_file_is_taken_or_rejected(text: str) -> None:
+def test_random_text_is_accepted_or_rejected(text: str) -> None:
     with contextlib.suppress(ConfigError):
         read_configuration(PATH, (HEAD + text).encode(errors="surrogatepass"))

@@ -37,7 +37,7 @@ def test_a_duration_is_read_as_go_reads_it(text: str, seconds: float) -> None:
 @pytest.mark.parametrize(
     "text", ["", "30", "s", "1d", "1 s", "1s ", "1..s", ".s", "--1s", "1S", "٣s", "1e3s"]
 )
-def test_what_is_no_duration_is_rejected(text: str) -> None:
+def test_an_invalid_duration_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="is not a duration"):
         flag_types.parse_duration(text)
 
@@ -48,7 +48,7 @@ def test_hours_minutes_and_seconds_add_up(hours: int, minutes: int, seconds: int
 
 
 @given(st.text())
-def test_junk_raises_nothing_but_value_error(text: str) -> None:
+def test_random_text_raises_only_value_error(text: str) -> None:
     for kind in (
         flag_types.IP,
         flag_types.LISTEN_ADDRESS,
@@ -62,12 +62,12 @@ def test_junk_raises_nothing_but_value_error(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["1", "t", "T", "TRUE", "true", "True"])
-def test_true_has_six_spellings(text: str) -> None:
+def test_six_spellings_of_true_are_accepted(text: str) -> None:
     assert flag_types.parse_boolean(text) is True
 
 
 @pytest.mark.parametrize("text", ["yes", "on", "", "tRUE"])
-def test_no_other_spelling_is_a_boolean(text: str) -> None:
+def test_other_spellings_of_booleans_are_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="neither true nor false"):
         flag_types.parse_boolean(text)
 
@@ -84,14 +84,14 @@ def test_no_other_spelling_is_a_boolean(text: str) -> None:
         ("010.0.0.1", ("10.0.0.1", 10256)),
     ],
 )
-def test_a_port_is_appended_where_there_is_none(text: str, expected: tuple[str, int]) -> None:
+def test_a_listen_address_without_a_port_gets_the_default_port(text: str, expected: tuple[str, int]) -> None:
     assert flag_types.split_listen_address(text, 10256) == expected
 
 
 @pytest.mark.parametrize(
     "text", ["localhost:80", "localhost", ":80", "1.2.3.4:", "1.2.3.4:x", "[::1]", "[1.2.3.4]:80"]
 )
-def test_what_is_no_address_to_listen_on_is_rejected(text: str) -> None:
+def test_an_invalid_listen_address_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="is not an IP address"):
         flag_types.parse_listen_address(text)
 
@@ -102,17 +102,17 @@ def test_a_port_out_of_range_is_rejected(text: str) -> None:
         flag_types.parse_listen_address(text)
 
 
-def test_node_port_addresses_come_in_lists_and_repeatedly() -> None:
+def test_node_port_addresses_are_comma_separated_and_repeatable() -> None:
     parsed = flag_types.parse_node_port_addresses(["10.0.0.0/8, 192.168.0.0/16", "fd00::/8"])
     networks = tuple(map(parse_network, ["10.0.0.0/8", "192.168.0.0/16", "fd00::/8"]))
     assert parsed == flag_types.NodePortAddresses(networks, primary=False)
 
 
-def test_no_node_port_address_means_all() -> None:
+def test_empty_node_port_addresses_mean_all_addresses() -> None:
     assert flag_types.parse_node_port_addresses([""]) == flag_types.NodePortAddresses()
 
 
-def test_words_for_node_port_addresses_stand_beside_networks() -> None:
+def test_words_for_node_port_addresses_can_be_combined_with_networks() -> None:
     """As of kube-proxy 1.37."""
     parsed = flag_types.parse_node_port_addresses(["primary, localhost", "10.0.0.0/8"])
     networks = tuple(map(parse_network, ["127.0.0.0/8", "::1/128", "10.0.0.0/8"]))
@@ -125,7 +125,7 @@ def test_words_for_node_port_addresses_stand_beside_networks() -> None:
     ("text", "seconds"),
     [("0", 0), ("0s", 0), ("1ns", 1), ("1500ms", 2), ("24h", 86400), ("2147483647s", 2147483647)],
 )
-def test_a_timeout_is_in_whole_seconds_and_never_becomes_none(text: str, seconds: int) -> None:
+def test_a_timeout_is_rounded_up_to_whole_seconds(text: str, seconds: int) -> None:
     assert flag_types.parse_timeout(text) == seconds
 
 
@@ -136,35 +136,35 @@ def test_a_duration_that_go_cannot_hold_is_rejected(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["-1s", "-1ms", "2147483648s", "999999h"])
-def test_a_timeout_that_does_not_fit_is_rejected(text: str) -> None:
+def test_a_timeout_out_of_range_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="is not between 0 and 2147483647s"):
         flag_types.parse_timeout(text)
 
 
-def test_patterns_of_devices_come_in_lists_and_repeatedly() -> None:
+def test_device_patterns_are_comma_separated_and_repeatable() -> None:
     assert flag_types.parse_device_patterns(["eth*, bond0,", "wg[0-9]", ""]) == ("eth*", "bond0", "wg[0-9]")
 
 
-def test_none_is_for_no_device_and_stands_alone() -> None:
+def test_none_means_no_device_and_excludes_other_patterns() -> None:
     assert flag_types.parse_device_patterns([" none,"]) == ("none",)
-    with pytest.raises(ValueError, match='"none" stands alone'):
+    with pytest.raises(ValueError, match='"none" excludes other patterns'):
         flag_types.parse_device_patterns(["eth0", "none"])
 
 
 @pytest.mark.parametrize("text", ["eth 0", "a/b", "eth0\tbond0"])
-def test_what_no_device_can_be_named_is_no_pattern(text: str) -> None:
-    with pytest.raises(ValueError, match="no pattern for names of devices"):
+def test_a_pattern_that_matches_no_device_name_is_rejected(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a pattern for device names"):
         flag_types.parse_device_patterns([text])
 
 
 @pytest.mark.parametrize("text", ["", "cbr0", "cali", "eth0.100", "a" * 15, "br-é"])
-def test_a_device_has_such_a_name(text: str) -> None:
+def test_a_valid_device_name_is_accepted(text: str) -> None:
     assert flag_types.parse_device_name(text) == text
 
 
 @pytest.mark.parametrize("text", ["a b", "a/b", "a:1", 'a"', "a'", "a\\", "cali*", "a" * 16, "é" * 8, "a\n"])
-def test_what_no_device_is_named_or_no_rule_can_carry_is_rejected(text: str) -> None:
-    with pytest.raises(ValueError, match="is no name of a network device"):
+def test_an_invalid_device_name_is_rejected(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a device name"):
         flag_types.parse_device_name(text)
 
 
@@ -176,7 +176,7 @@ def test_the_cluster_has_up_to_one_cidr_of_each_family() -> None:
 
 
 @pytest.mark.parametrize("text", ["10.0.0.0/8,", ",", "10.0.0.0", "10.0.0.0/8;fd00::/8"])
-def test_what_is_no_list_of_cidrs_is_rejected(text: str) -> None:
+def test_an_invalid_list_of_cidrs_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r"is not a CIDR|is not an IP address"):
         flag_types.parse_cluster_cidrs(text)
 
@@ -187,7 +187,7 @@ def test_two_cidrs_of_a_family_are_rejected(text: str) -> None:
         flag_types.parse_cluster_cidrs(text)
 
 
-def test_sockets_are_looked_at_unless_one_says_otherwise() -> None:
+def test_socket_lb_is_on_by_default() -> None:
     texts = ["", "on", "host", "off"]
     assert list(map(flag_types.parse_socket_lb, texts)) == [
         SocketLb.ON,
@@ -197,6 +197,6 @@ def test_sockets_are_looked_at_unless_one_says_otherwise() -> None:
     ]
 
 
-def test_an_address_without_a_length_is_no_network() -> None:
+def test_an_address_without_a_prefix_length_is_not_a_network() -> None:
     with pytest.raises(ValueError, match="not a CIDR"):
         flag_types.parse_node_port_addresses(["10.0.0.0"])

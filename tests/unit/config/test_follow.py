@@ -63,7 +63,7 @@ def follower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Follow
     assert not made.thread.is_alive()
 
 
-def test_a_file_that_stays_is_no_change(follower: Follower) -> None:
+def test_an_unchanged_file_is_no_change(follower: Follower) -> None:
     follower.start()
     follower.look_again()
     follower.path.touch()
@@ -72,7 +72,7 @@ def test_a_file_that_stays_is_no_change(follower: Follower) -> None:
     assert follower.changes.empty()
 
 
-def test_a_file_that_is_written_in_place_is_told_once(follower: Follower) -> None:
+def test_a_file_that_is_written_in_place_is_reported_once(follower: Follower) -> None:
     follower.start()
     follower.look_again()
     follower.path.write_bytes(b"two")
@@ -81,7 +81,7 @@ def test_a_file_that_is_written_in_place_is_told_once(follower: Follower) -> Non
     assert follower.changes.empty()
 
 
-def test_a_file_that_another_is_renamed_over_is_told(follower: Follower, tmp_path: Path) -> None:
+def test_a_file_that_is_replaced_by_rename_is_reported(follower: Follower, tmp_path: Path) -> None:
     follower.start()
     follower.look_again()
     (tmp_path / "new").write_bytes(b"two")
@@ -89,7 +89,7 @@ def test_a_file_that_another_is_renamed_over_is_told(follower: Follower, tmp_pat
     assert follower.changed() == b"two"
 
 
-def test_a_volume_of_a_config_map_is_told_each_time_it_is_swapped(follower: Follower, tmp_path: Path) -> None:
+def test_a_config_map_volume_is_reported_each_time_it_is_swapped(follower: Follower, tmp_path: Path) -> None:
     def swap(number: int) -> None:
         folder = tmp_path / f"..{number}"
         folder.mkdir()
@@ -107,18 +107,18 @@ def test_a_volume_of_a_config_map_is_told_each_time_it_is_swapped(follower: Foll
         assert follower.changed() == b"%d" % number
 
 
-def test_what_changed_before_the_first_look_is_told_too(follower: Follower) -> None:
+def test_a_change_before_the_first_read_is_reported(follower: Follower) -> None:
     follower.start(known=b"zero")
     assert follower.changed() == b"one"
 
 
-def test_what_is_in_force_already_is_not_told(follower: Follower) -> None:
+def test_content_that_is_already_in_effect_is_not_reported(follower: Follower) -> None:
     follower.start(known=b"one")
     follower.look_again()
     assert follower.changes.empty()
 
 
-def test_a_file_that_goes_is_waited_for_and_told_about_once(
+def test_a_deleted_file_is_logged_once_and_its_return_is_reported(
     follower: Follower, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -132,7 +132,7 @@ def test_a_file_that_goes_is_waited_for_and_told_about_once(
     assert follower.changed() == b"two"
 
 
-def test_a_file_in_the_midst_of_being_written_is_not_told(
+def test_a_file_that_is_being_written_is_not_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stop, told = threading.Event(), []

@@ -13,7 +13,7 @@ from ebpfproxy.model.address import parse_address, parse_network
 from ebpfproxy.plan.service_plan import DetectLocal, SocketLb
 
 
-def test_no_flags_make_the_defaults() -> None:
+def test_without_flags_all_options_have_their_defaults() -> None:
     assert Config.parse({}) == Config()
 
 
@@ -36,7 +36,7 @@ def test_the_defaults_are_those_of_kube_proxy() -> None:
     assert (config.sync_period, config.iptables_min_sync_period) == (30.0, 1.0)
 
 
-def test_the_defaults_of_our_own_options() -> None:
+def test_the_defaults_of_options_that_only_ebpfproxy_has() -> None:
     config = Config()
     assert (config.proxy_mode, config.min_sync_period, config.iptables_backend) == ("auto", 0.0, "auto")
     assert (config.manifests, config.cgroup_root) == (None, None)
@@ -58,12 +58,12 @@ def test_an_explicit_address_stays_whatever_the_bind_address_is() -> None:
     assert config.metrics_listen == ("0.0.0.0", 10249)
 
 
-def test_an_empty_address_switches_the_server_off() -> None:
+def test_an_empty_address_means_no_server() -> None:
     config = Config.parse({"healthz_bind_address": "", "metrics_bind_address": ""})
     assert (config.healthz_listen, config.metrics_listen) == (None, None)
 
 
-def test_the_deprecated_port_0_switches_the_server_off() -> None:
+def test_the_deprecated_port_0_means_no_server() -> None:
     config = Config.parse({"healthz_bind_address": "1.2.3.4:80", "healthz_port": "0", "metrics_port": "0"})
     assert (config.healthz_listen, config.metrics_listen) == (None, None)
 
@@ -82,7 +82,7 @@ def test_without_an_override_the_node_has_the_hosts_name() -> None:
 
 
 def test_an_override_of_blanks_is_rejected() -> None:
-    with pytest.raises(ConfigError, match="--hostname-override: the name of the node is blank"):
+    with pytest.raises(ConfigError, match="--hostname-override: the node name is blank"):
         Config.parse({"hostname_override": "  "})
 
 
@@ -91,25 +91,25 @@ def test_the_empty_proxy_mode_is_auto() -> None:
 
 
 @pytest.mark.parametrize("mode", ["auto", "ebpf", "nftables", "iptables", "ipvs"])
-def test_there_are_these_modes(mode: str) -> None:
+def test_each_mode_is_accepted(mode: str) -> None:
     assert Config.parse({"proxy_mode": mode}).proxy_mode == mode
 
 
-def test_a_mode_that_is_known_but_not_built_in_says_so() -> None:
+def test_an_unsupported_mode_is_rejected_with_a_hint() -> None:
     with pytest.raises(ConfigError) as caught:
         Config.parse({"proxy_mode": "userspace"})
-    assert caught.value.message == '--proxy-mode: "userspace" is not built in this version yet'
-    assert caught.value.hint.startswith("this version has ebpf, nftables, iptables, ipvs;")
+    assert caught.value.message == '--proxy-mode: "userspace" is not supported'
+    assert caught.value.hint.startswith("use one of ebpf, nftables, iptables, ipvs, or auto")
 
 
-def test_an_unknown_mode_names_those_there_are() -> None:
+def test_an_unknown_mode_is_rejected_with_the_names_of_all_modes() -> None:
     with pytest.raises(
-        ConfigError, match='--proxy-mode: "kernelspace" is none of auto, ebpf, nftables, iptables, ipvs'
+        ConfigError, match='--proxy-mode: "kernelspace" is not one of auto, ebpf, nftables, iptables, ipvs'
     ):
         Config.parse({"proxy_mode": "kernelspace"})
 
 
-def test_all_that_is_wrong_is_told_at_once_a_line_for_each_option() -> None:
+def test_all_invalid_options_are_reported_at_once_one_line_each() -> None:
     texts = {
         "bind_address": "nowhere",
         "sync_period": "0s",
@@ -131,29 +131,31 @@ def test_all_that_is_wrong_is_told_at_once_a_line_for_each_option() -> None:
         "--bind-address: 'nowhere' is not an IP address",
         "--nodeport-addresses: '10.0.0.0/33' is not a CIDR",
         "--conntrack-udp-timeout: -1s is not between 0 and 2147483647s",
-        "--sync-period: 0s is not more than 0",
-        '--cluster-cidr: "::/0,::/8" has more than one CIDR of a family; one of each is the most',
+        "--sync-period: 0s must be more than 0",
+        '--cluster-cidr: "::/0,::/8" has more than one CIDR of a family; give at most one of each',
         "--iptables-masquerade-bit: 32 is not between 0 and 31",
         '--bpffs-root: "here" is not an absolute path',
-        '--socket-lb: "pods" is none of on, host, off',
-        '--tc-devices: "a/b" is no pattern for names of devices: they have no blank and no /',
+        '--socket-lb: "pods" is not one of on, host, off',
+        '--tc-devices: "a/b" is not a pattern for device names: remove blanks and /',
         "--ebpf-slots-max: 0 is not between 1 and 67108864",
         "--oom-score-adj: -1001 is not between -1000 and 1000",
-        '--logging-format: "xml" is none of text, json',
+        '--logging-format: "xml" is not one of text, json',
     ]
 
 
-def test_a_least_interval_longer_than_the_period_is_rejected() -> None:
-    with pytest.raises(ConfigError, match="--min-sync-period: is longer than --sync-period"):
+def test_a_minimum_sync_period_longer_than_the_sync_period_is_rejected() -> None:
+    with pytest.raises(ConfigError, match="--min-sync-period: must not be longer than --sync-period"):
         Config.parse({"min_sync_period": "31s"})
 
 
-def test_a_least_interval_of_kube_proxys_longer_than_the_period_is_rejected() -> None:
-    with pytest.raises(ConfigError, match="--iptables-min-sync-period: is longer than --sync-period"):
+def test_an_iptables_minimum_sync_period_longer_than_the_sync_period_is_rejected() -> None:
+    with pytest.raises(
+        ConfigError, match="--iptables-min-sync-period: must not be longer than --sync-period"
+    ):
         Config.parse({"iptables_min_sync_period": "2s", "sync_period": "1s"})
 
 
-def test_a_least_interval_that_nobody_asked_for_is_no_obstacle() -> None:
+def test_a_default_minimum_sync_period_longer_than_the_sync_period_is_accepted() -> None:
     assert Config.parse({"sync_period": "500ms"}).sync_period == 0.5
 
 
@@ -164,14 +166,14 @@ def test_a_least_interval_that_nobody_asked_for_is_no_obstacle() -> None:
         ("InterfaceNamePrefix", "pod_interface_name_prefix"),
     ],
 )
-def test_pods_told_by_their_device_need_its_name(mode: str, option: str) -> None:
+def test_local_traffic_detection_by_device_requires_the_name_of_the_device(mode: str, option: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Config.parse({"detect_local_mode": mode})
-    assert caught.value.message == f"{OPTIONS[option].flag}: is needed for local traffic detection by {mode}"
+    assert caught.value.message == f"{OPTIONS[option].flag}: must be set for local traffic detection {mode}"
     assert Config.parse({"detect_local_mode": mode, option: "cali"}).pod_interface == "cali"
 
 
-def test_names_of_devices_are_not_looked_at_where_pods_are_told_by_address() -> None:
+def test_device_names_are_ignored_if_local_traffic_is_detected_by_address() -> None:
     config = Config.parse({"pod_bridge_interface": "br0", "pod_interface_name_prefix": "cali"})
     assert config.pod_interface == ""
 
@@ -182,11 +184,11 @@ def test_the_two_intervals_may_be_equal() -> None:
 
 @pytest.mark.parametrize("other", ["kubeconfig", "master"])
 def test_manifests_and_an_api_server_exclude_each_other(other: str) -> None:
-    with pytest.raises(ConfigError, match="--manifests: stands in for an API server"):
+    with pytest.raises(ConfigError, match="--manifests: replaces the API server"):
         Config.parse({"manifests": "services", other: "there"})
 
 
-def test_values_come_out_typed() -> None:
+def test_values_have_the_types_of_their_options() -> None:
     config = Config.parse(
         {
             "nodeport_addresses": ("10.1.2.3/8",),
@@ -208,5 +210,5 @@ def test_every_flag_is_its_fields_name_and_every_default_is_right() -> None:
         assert option.help.endswith(".")
 
 
-def test_no_flag_is_both_ours_and_one_that_we_have_not() -> None:
+def test_no_supported_flag_is_listed_as_unsupported() -> None:
     assert not {flag for option in OPTIONS.values() for flag in option.flags} & set(HINTS)

@@ -1,4 +1,4 @@
-"""One request on loopback, answered whole, with nothing done behind our back."""
+"""An HTTP client for one request on loopback, without redirects or decoding."""
 
 import http.client
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""What load balancers are answered at healthCheckNodePorts, by real sockets."""
+"""Responses at healthCheckNodePorts, through real sockets."""
 
 import contextlib
 import http.client
@@ -12,7 +12,7 @@ import pytest
 from ebpfproxy.http.health_check_node_port import ServiceHealthServer
 from ebpfproxy.model.address import parse_address
 from ebpfproxy.model.service import NamespacedName
-from ebpfproxy.plan.health import HealthCheck
+from ebpfproxy.plan.health_check_node_port import HealthCheck
 from tests.unit.http.http_client import Answer, ask
 from tests.unit.http.test_server import needs_ipv6
 
@@ -28,7 +28,7 @@ class Server:
 
     def has(self, port: int, endpoints: int = 1, service: NamespacedName = WEB, *addresses: str) -> None:
         places = [parse_address(address) for address in addresses] or [LOOPBACK]
-        self.of.tell([HealthCheck(service, port, endpoints)], places)
+        self.of.update([HealthCheck(service, port, endpoints)], places)
 
 
 @pytest.fixture
@@ -40,13 +40,13 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def port() -> int:
-    """One that is free."""
+    """A free port."""
     with socket.create_server(("127.0.0.1", 0)) as held:
         return int(held.getsockname()[1])
 
 
 def asked(port: int, host: str = "127.0.0.1") -> Answer:
-    """As soon as somebody answers there."""
+    """Return the first response, waiting until the server listens."""
     return eventually(lambda: ask(port, "/", host=host))
 
 
@@ -77,11 +77,11 @@ def await_rejected(port: int) -> None:
 
 
 def values(caplog: pytest.LogCaptureFixture) -> list[dict[str, str]]:
-    """Of each line of the log."""
+    """Return the values of each log line."""
     return [record.__dict__["values"] for record in caplog.records]
 
 
-def test_a_service_with_endpoints_here_is_told_of_in_kube_proxys_words(server: Server, port: int) -> None:
+def test_the_response_for_local_endpoints_equals_kube_proxys(server: Server, port: int) -> None:
     server.has(port, endpoints=2)
     answer = asked(port)
     assert (answer.code, answer.body.decode()) == (
@@ -94,13 +94,13 @@ def test_a_service_with_endpoints_here_is_told_of_in_kube_proxys_words(server: S
     assert answer.headers["X-Load-Balancing-Endpoint-Weight"] == "2"
 
 
-def test_any_path_is_answered(server: Server, port: int) -> None:
+def test_every_path_has_the_same_response(server: Server, port: int) -> None:
     server.has(port)
     asked(port)
     assert ask(port, "/any/path?at=all").code == 200
 
 
-def test_without_endpoints_here_the_node_is_to_be_left_out(server: Server, port: int) -> None:
+def test_without_local_endpoints_the_status_is_503(server: Server, port: int) -> None:
     server.has(port, endpoints=0)
     answer = asked(port)
     assert answer.code == 503
@@ -108,8 +108,8 @@ def test_without_endpoints_here_the_node_is_to_be_left_out(server: Server, port:
     assert b'"localEndpoints": 0,\n\t"serviceProxyHealthy": true' in answer.body
 
 
-def test_a_proxy_that_is_behind_says_so(server: Server, port: int) -> None:
-    """Regression: kubernetes issues 111661, 115825: a proxy that had stalled went on to be sent traffic."""
+def test_an_unhealthy_agent_responds_503(server: Server, port: int) -> None:
+    """Regression: kubernetes issues 111661, 115825: a stalled proxy continued to get traffic."""
     server.has(port)
     server.healthy = False
     answer = asked(port)
@@ -117,7 +117,7 @@ def test_a_proxy_that_is_behind_says_so(server: Server, port: int) -> None:
     assert b'"localEndpoints": 1,\n\t"serviceProxyHealthy": false' in answer.body
 
 
-def test_a_change_is_told_on_connections_that_are_open(server: Server, port: int) -> None:
+def test_open_connections_see_changes(server: Server, port: int) -> None:
     server.has(port)
     asked(port)
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
@@ -131,16 +131,16 @@ def test_a_change_is_told_on_connections_that_are_open(server: Server, port: int
         assert connection.getresponse().status == 503
 
 
-def test_a_port_is_closed_with_its_service_and_free_for_others(server: Server, port: int) -> None:
+def test_the_port_of_a_removed_service_is_closed_and_free(server: Server, port: int) -> None:
     server.has(port)
     asked(port)
-    server.of.tell([], [LOOPBACK])
+    server.of.update([], [LOOPBACK])
     await_rejected(port)
     with socket.create_server(("127.0.0.1", port)):
         pass
 
 
-def test_a_port_that_changes_moves(server: Server, port: int) -> None:
+def test_a_changed_port_replaces_the_previous_one(server: Server, port: int) -> None:
     server.has(port)
     asked(port)
     with socket.create_server(("127.0.0.1", 0)) as held:
@@ -150,7 +150,7 @@ def test_a_port_that_changes_moves(server: Server, port: int) -> None:
     await_rejected(port)
 
 
-def test_a_port_that_is_taken_is_named_once_and_had_once_it_is_free(
+def test_a_taken_port_is_logged_once_and_served_once_it_is_free(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.ERROR), socket.create_server(("127.0.0.1", 0)) as held:
@@ -160,50 +160,50 @@ def test_a_port_that_is_taken_is_named_once_and_had_once_it_is_free(
         while not caplog.records:
             assert time.monotonic() < deadline
             time.sleep(0.001)
-        server.of.tell([HealthCheck(WEB, port, 3)], [LOOPBACK])
+        server.of.update([HealthCheck(WEB, port, 3)], [LOOPBACK])
     assert asked(port).headers["X-Load-Balancing-Endpoint-Weight"] == "3"
-    (told,) = values(caplog)
-    assert (told["service"], told["address"]) == ("default/web", f"127.0.0.1:{port}")
+    (logged,) = values(caplog)
+    assert (logged["service"], logged["address"]) == ("default/web", f"127.0.0.1:{port}")
 
 
-def test_one_port_that_is_taken_keeps_no_other_from_being_answered(server: Server, port: int) -> None:
+def test_a_taken_port_does_not_affect_other_ports(server: Server, port: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as held:
         taken = held.getsockname()[1]
-        server.of.tell([HealthCheck(API, taken, 1), HealthCheck(WEB, port, 1)], [LOOPBACK])
+        server.of.update([HealthCheck(API, taken, 1), HealthCheck(WEB, port, 1)], [LOOPBACK])
         assert b'"name": "web"' in asked(port).body
 
 
-def test_of_two_services_with_one_port_the_first_by_name_has_it(
+def test_of_two_services_with_the_same_port_the_first_by_name_is_served(
     server: Server, port: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     both = [HealthCheck(WEB, port, 1), HealthCheck(API, port, 2)]
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            server.of.tell(both, [LOOPBACK])
+            server.of.update(both, [LOOPBACK])
         assert b'"name": "api"' in asked(port).body
-    (told,) = values(caplog)
-    assert (told["served"], told["rejected"]) == ("default/api", "default/web")
-    server.of.tell(both[:1], [LOOPBACK])
+    (logged,) = values(caplog)
+    assert (logged["served"], logged["rejected"]) == ("default/api", "default/web")
+    server.of.update(both[:1], [LOOPBACK])
     assert b'"name": "web"' in asked(port).body
 
 
 @needs_ipv6
-def test_both_families_have_sockets_of_their_own(server: Server, port: int) -> None:
-    """Regression: kubernetes issue 114702: sockets of one family got in the way of the other's."""
-    server.of.tell([HealthCheck(WEB, port, 1)], [V4, V6])
+def test_each_family_has_a_separate_socket(server: Server, port: int) -> None:
+    """Regression: kubernetes issue 114702: sockets of the two families conflicted."""
+    server.of.update([HealthCheck(WEB, port, 1)], [V4, V6])
     for host in ("127.0.0.1", "::1"):
         assert asked(port, host).code == 200
-    server.of.tell([HealthCheck(WEB, port, 1)], [V6])
+    server.of.update([HealthCheck(WEB, port, 1)], [V6])
     await_rejected(port)
     assert asked(port, "::1").code == 200
 
 
-def test_other_addresses_than_those_of_node_ports_do_not_answer(server: Server, port: int) -> None:
+def test_addresses_without_node_ports_do_not_respond(server: Server, port: int) -> None:
     """Regression: kubernetes issue 82163."""
     server.has(port, 1, WEB, "127.0.0.2")
     assert asked(port, "127.0.0.2").code == 200
     assert rejected(port)
 
 
-def test_it_may_be_stopped_before_it_was_started() -> None:
+def test_a_server_that_was_not_started_can_be_stopped() -> None:
     ServiceHealthServer(lambda: True).stop()

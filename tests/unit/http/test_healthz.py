@@ -1,4 +1,4 @@
-"""Health, and its bodies byte for byte as kube-proxy's."""
+"""Health, and response bodies that equal kube-proxy's."""
 
 import json
 import time
@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpfproxy.http.healthz import HealthServer, ProxierHealth
+from ebpfproxy.http.healthz import HealthServer, ProxierHealth, format_go_time
 from ebpfproxy.http.metrics import Metrics
-from ebpfproxy.model.device_side import DeviceSide
+from ebpfproxy.model.device import DeviceSide
 from tests.unit.http.http_client import Answer, ask
 
 PERIOD = 30.0
@@ -64,28 +64,28 @@ def answers(server: HealthServer) -> tuple[Answer, Answer]:
     return ask(server.port, "/healthz"), ask(server.port, "/livez")
 
 
-def test_before_the_first_change_it_is_healthy(health: ProxierHealth) -> None:
+def test_the_agent_is_healthy_before_the_first_change(health: ProxierHealth) -> None:
     assert health.at(1e9) == (True, None, True)
 
 
-def test_it_is_healthy_until_a_change_has_waited_for_two_periods(health: ProxierHealth) -> None:
+def test_the_agent_is_healthy_until_a_change_has_waited_for_two_periods(health: ProxierHealth) -> None:
     health.queued(100.0)
     assert (health.at(159.9).healthy, health.at(160.0).healthy) == (True, False)
 
 
-def test_another_sync_period_counts_from_then_on(health: ProxierHealth) -> None:
+def test_a_new_sync_period_applies_at_once(health: ProxierHealth) -> None:
     health.queued(100.0)
-    health.keep_to(2 * PERIOD)
+    health.set_period(2 * PERIOD)
     assert (health.at(219.9).healthy, health.at(220.0).healthy) == (True, False)
 
 
-def test_it_is_the_oldest_change_that_counts(health: ProxierHealth) -> None:
+def test_the_oldest_waiting_change_determines_health(health: ProxierHealth) -> None:
     health.queued(100.0)
     health.queued(159.0)
     assert not health.at(160.0).healthy
 
 
-def test_a_sync_makes_it_healthy_again_for_as_long_as_nothing_changes(health: ProxierHealth) -> None:
+def test_after_a_sync_the_agent_is_healthy_while_nothing_changes(health: ProxierHealth) -> None:
     health.queued(100.0)
     health.updated(170.0)
     assert health.at(1e9) == (True, 170.0, True)
@@ -98,12 +98,12 @@ def test_a_change_after_a_sync_begins_a_new_wait(health: ProxierHealth) -> None:
     assert (health.at(259.9).healthy, health.at(260.0).healthy) == (True, False)
 
 
-def test_eligibility_is_apart_from_health(health: ProxierHealth) -> None:
+def test_node_eligibility_does_not_affect_health(health: ProxierHealth) -> None:
     health.node_eligible(False)
     assert health.at(0.0) == (True, None, False)
 
 
-def test_healthy_bodies_say_that_now_is_the_last_update(
+def test_a_healthy_body_has_the_current_time_as_last_update(
     server: HealthServer, clock: Clock, health: ProxierHealth
 ) -> None:
     health.updated(clock.monotonic())
@@ -115,7 +115,7 @@ def test_healthy_bodies_say_that_now_is_the_last_update(
     assert livez.body.decode() == f'{{"lastUpdated": "{now}","currentTime": "{now}"}}'
 
 
-def test_unhealthy_bodies_tell_the_last_update(
+def test_an_unhealthy_body_has_the_time_of_the_last_update(
     server: HealthServer, clock: Clock, health: ProxierHealth
 ) -> None:
     clock.passed = 1.25
@@ -132,7 +132,7 @@ def test_unhealthy_bodies_tell_the_last_update(
     assert livez.body.decode() == f'{{"lastUpdated": "{then}","currentTime": "{now}"}}'
 
 
-def test_never_updated_reads_as_gos_zero_time(
+def test_without_update_the_body_has_gos_zero_time(
     server: HealthServer, clock: Clock, health: ProxierHealth
 ) -> None:
     health.queued(clock.monotonic())
@@ -142,7 +142,7 @@ def test_never_updated_reads_as_gos_zero_time(
     assert body == f'{{"lastUpdated": "0001-01-01 00:00:00 +0000 UTC","currentTime": "{now}"}}'
 
 
-def test_a_node_that_is_to_go_fails_healthz_and_lives(
+def test_an_ineligible_node_fails_healthz_but_not_livez(
     server: HealthServer, clock: Clock, health: ProxierHealth
 ) -> None:
     health.node_eligible(False)
@@ -158,10 +158,10 @@ def test_a_node_that_is_to_go_fails_healthz_and_lives(
     assert livez.body.decode() == f'{{"lastUpdated": "{now}","currentTime": "{now}"}}'
 
 
-def test_a_proxier_that_never_synced_lives_and_is_not_ready(
+def test_an_agent_that_never_synced_passes_livez_and_fails_readyz(
     server: HealthServer, clock: Clock, health: ProxierHealth
 ) -> None:
-    """As one that does not reach the API server."""
+    """For example without a connection to the API server."""
     assert (ask(server.port, "/livez").code, ask(server.port, "/readyz").code) == (200, 503)
     health.queued(clock.monotonic())
     health.updated(clock.monotonic())
@@ -172,7 +172,7 @@ def test_a_proxier_that_never_synced_lives_and_is_not_ready(
     assert ask(server.port, "/readyz").code == 503
 
 
-def test_the_headers_are_kube_proxys(server: HealthServer) -> None:
+def test_the_headers_equal_kube_proxys(server: HealthServer) -> None:
     for answer in answers(server):
         answer.headers.pop("Date")
         assert answer.headers == {
@@ -183,12 +183,12 @@ def test_the_headers_are_kube_proxys(server: HealthServer) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/healthz/", "/livez/ping", "/metrics", "/ready"])
-def test_any_other_path_is_not_found(server: HealthServer, path: str) -> None:
+def test_every_other_path_is_not_found(server: HealthServer, path: str) -> None:
     answer = ask(server.port, path)
     assert (answer.code, answer.body) == (404, b"404 page not found\n")
 
 
-def test_answers_are_counted_by_code(
+def test_responses_are_counted_by_code(
     server: HealthServer, clock: Clock, health: ProxierHealth, metrics: Metrics
 ) -> None:
     answers(server)
@@ -214,7 +214,7 @@ BEHIND = DeviceSide("eth0", "ingress", ("cil_from_netdev (tcx program 7)",))
     ],
     ids=["behind", "contested", "unreached"],
 )
-def test_a_node_is_not_ready_while_packets_bypass_the_programs_and_names_the_device(
+def test_readyz_fails_while_packets_bypass_the_programs_and_names_the_device(
     clock: Clock, health: ProxierHealth, metrics: Metrics, side: DeviceSide, code: int
 ) -> None:
     health.updated(clock.monotonic())
@@ -237,3 +237,31 @@ def test_a_node_is_not_ready_while_packets_bypass_the_programs_and_names_the_dev
         assert b"devices" not in ask(server.port, "/healthz").body
     finally:
         server.stop()
+
+
+@pytest.fixture
+def zone(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
+    monkeypatch.setenv("TZ", request.param)
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.parametrize(
+    ("zone", "nanoseconds", "since_start", "expected"),
+    [
+        ("UTC", 123456789, 12.3, "2024-05-01 10:00:00.123456789 +0000 UTC m=+12.300000000"),
+        ("UTC", 120000000, 0.0, "2024-05-01 10:00:00.12 +0000 UTC m=+0.000000000"),
+        ("UTC", 0, 3600.000000001, "2024-05-01 10:00:00 +0000 UTC m=+3600.000000001"),
+        ("UTC", 7, -0.5, "2024-05-01 10:00:00.000000007 +0000 UTC m=-0.500000000"),
+        ("Europe/Berlin", 0, 1.0, "2024-05-01 12:00:00 +0200 CEST m=+1.000000000"),
+        ("<-03>3", 0, 1.0, "2024-05-01 07:00:00 -0300 -03 m=+1.000000000"),
+    ],
+    indirect=["zone"],
+)
+@pytest.mark.usefixtures("zone")
+def test_a_time_has_the_format_of_gos_time_string(
+    nanoseconds: int, since_start: float, expected: str
+) -> None:
+    assert format_go_time(WALL + nanoseconds, since_start) == expected

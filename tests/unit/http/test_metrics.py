@@ -12,7 +12,7 @@ from ebpfproxy import __version__
 from ebpfproxy.errors import NotFound
 from ebpfproxy.http.metrics import MapUse, Metrics, MetricsServer, State
 from ebpfproxy.model.address import Family
-from ebpfproxy.model.socket_counts import SocketCounts
+from ebpfproxy.model.counters import SocketCounts
 from tests.unit.http.http_client import ask
 
 KUBE_PROXYS = {
@@ -95,17 +95,17 @@ def test_every_metric_has_its_name_and_type(server: MetricsServer) -> None:
     assert {"process_resident_memory_bytes", "python_info"} <= set(types)
 
 
-def test_no_series_tells_when_a_counter_was_made(server: MetricsServer) -> None:
+def test_counters_have_no_created_series(server: MetricsServer) -> None:
     assert b"_created" not in ask(server.port, "/metrics").body
 
 
-def test_the_buckets_of_the_sync_double_from_a_millisecond(metrics: Metrics) -> None:
+def test_the_sync_buckets_double_from_one_millisecond(metrics: Metrics) -> None:
     expected = [0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512]
     expected += [1.024, 2.048, 4.096, 8.192, 16.384, math.inf]
     assert bounds(metrics, "kubeproxy_sync_proxy_rules_duration_seconds") == expected
 
 
-def test_the_buckets_of_network_programming_are_fine_for_a_minute(metrics: Metrics) -> None:
+def test_the_network_programming_buckets_are_fine_up_to_one_minute(metrics: Metrics) -> None:
     found = bounds(metrics, "kubeproxy_network_programming_duration_seconds")
     assert found[:4] == [0.25, 0.5, 1.0, 2.0]
     assert found[60:63] == [59.0, 60.0, 65.0]
@@ -113,7 +113,7 @@ def test_the_buckets_of_network_programming_are_fine_for_a_minute(metrics: Metri
     assert len(found) == 81
 
 
-def test_changes_are_pending_until_the_sync_that_takes_them(metrics: Metrics) -> None:
+def test_changes_are_pending_until_the_next_sync(metrics: Metrics) -> None:
     name = "kubeproxy_sync_proxy_rules_{}_changes_{}"
     metrics.changes(services=2, slices=3)
     metrics.changes(services=1, slices=0)
@@ -126,7 +126,7 @@ def test_changes_are_pending_until_the_sync_that_takes_them(metrics: Metrics) ->
     assert value(metrics, name.format("endpoint", "total")) == 3
 
 
-def test_a_sync_tells_how_long_it_took_and_what_is_in_force(metrics: Metrics) -> None:
+def test_a_sync_updates_its_duration_and_the_counts_in_force(metrics: Metrics) -> None:
     metrics.queued(1000.0)
     state = State(services=5, endpoints=7, no_local_internal=1, no_local_external=2, rejected=3, conflicts=4)
     metrics.synced(0.3, 1001.0, [1000.6, 990.0], state)
@@ -162,7 +162,7 @@ def test_only_the_mode_in_force_is_shown(metrics: Metrics) -> None:
     assert value(metrics, "ebpfproxy_info", version=__version__, mode="ebpf") is None
 
 
-def test_what_else_happens_is_counted_by_its_label(metrics: Metrics) -> None:
+def test_other_events_are_counted_by_label(metrics: Metrics) -> None:
     metrics.invalid("Service")
     metrics.relisted("EndpointSlice")
     metrics.watch_failed("Node")
@@ -175,14 +175,14 @@ def test_what_else_happens_is_counted_by_its_label(metrics: Metrics) -> None:
     assert value(metrics, "ebpfproxy_repairs_total", what="entries") == 3
     assert value(metrics, "ebpfproxy_repairs_total", what="links") == 1
     metrics.drained("iptables", 49)
-    metrics.move_failed("nftables")
+    metrics.switch_failed("nftables")
     assert value(metrics, "ebpfproxy_leftovers_removed_total", mode="iptables") == 49
     assert value(metrics, "ebpfproxy_mode_moves_failed_total", mode="nftables") == 1
     assert value(metrics, "ebpfproxy_sockets_destroyed_total") == 5
     assert value(metrics, "ebpfproxy_sockets_destroy_failed_total") == 1
 
 
-def test_sockets_that_are_left_are_those_of_the_last_search(metrics: Metrics) -> None:
+def test_stale_sockets_are_those_of_the_last_search(metrics: Metrics) -> None:
     metrics.sockets_counted(SocketCounts(reconnected=3, left=2))
     metrics.sockets_counted(SocketCounts(reconnected=1, destroyed=1, not_destroyed=1, left=1, translated=4))
     assert value(metrics, "ebpfproxy_sockets_reconnected_total") == 4
@@ -207,7 +207,7 @@ def test_maps_are_read_at_each_scrape_and_not_before() -> None:
         assert families["ebpfproxy_map_capacity"].samples[0].value == 64
 
 
-def test_maps_that_cannot_be_read_leave_the_rest_of_the_scrape() -> None:
+def test_unreadable_maps_do_not_affect_the_rest_of_a_scrape() -> None:
     def maps() -> Mapping[str, MapUse]:
         raise NotFound("no pinned map services")
 
@@ -216,13 +216,13 @@ def test_maps_that_cannot_be_read_leave_the_rest_of_the_scrape() -> None:
     assert value(metrics, "ebpfproxy_invalid_objects_total", kind="Service") == 1
 
 
-def test_two_metrics_share_nothing() -> None:
+def test_two_metrics_objects_share_no_state() -> None:
     one, other = Metrics(), Metrics()
     one.invalid("Service")
     assert value(other, "ebpfproxy_invalid_objects_total", kind="Service") is None
 
 
-def test_metrics_are_the_text_format_that_every_prometheus_reads(server: MetricsServer) -> None:
+def test_metrics_have_the_prometheus_text_format_by_default(server: MetricsServer) -> None:
     answer = ask(server.port, "/metrics")
     assert answer.code == 200
     assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
@@ -230,7 +230,7 @@ def test_metrics_are_the_text_format_that_every_prometheus_reads(server: Metrics
     assert "kubeproxy_proxy_livez" in {family.name for family in families}
 
 
-def test_openmetrics_is_given_where_it_is_asked_for(server: MetricsServer) -> None:
+def test_openmetrics_is_returned_if_requested(server: MetricsServer) -> None:
     answer = ask(server.port, "/metrics", Accept="application/openmetrics-text; version=1.0.0")
     assert answer.headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
     assert answer.body.endswith(b"# EOF\n")
@@ -238,20 +238,20 @@ def test_openmetrics_is_given_where_it_is_asked_for(server: MetricsServer) -> No
     assert "kubeproxy_sync_proxy_rules_duration_seconds" in {family.name for family in families}
 
 
-def test_metrics_are_compressed_where_that_is_asked_for(server: MetricsServer) -> None:
+def test_metrics_are_compressed_if_requested(server: MetricsServer) -> None:
     answer = ask(server.port, "/metrics", Accept_Encoding="deflate, gzip;q=0.9")
     assert answer.headers["Content-Encoding"] == "gzip"
     assert b"ebpfproxy_build_info" in gzip.decompress(answer.body)
 
 
-def test_the_proxy_mode_is_its_name_alone(server: MetricsServer) -> None:
+def test_the_response_of_proxy_mode_is_only_its_name(server: MetricsServer) -> None:
     answer = ask(server.port, "/proxyMode")
     assert (answer.code, answer.body) == (200, b"ebpf")
     assert answer.headers["Content-Type"] == "text/plain; charset=utf-8"
     assert answer.headers["X-Content-Type-Options"] == "nosniff"
 
 
-def test_the_proxy_mode_is_asked_for_each_time(metrics: Metrics) -> None:
+def test_the_proxy_mode_is_read_at_each_request(metrics: Metrics) -> None:
     modes = iter(["auto", "ebpf"])
     server = MetricsServer(("127.0.0.1", 0), metrics, lambda: next(modes))
     server.start()
@@ -267,13 +267,13 @@ def test_healthz_of_the_metrics_server_is_always_ok(server: MetricsServer) -> No
 
 
 @pytest.mark.parametrize("path", ["/", "/livez", "/metrics/", "/configz", "/proxymode"])
-def test_any_other_path_is_not_found(server: MetricsServer, path: str) -> None:
+def test_every_other_path_is_not_found(server: MetricsServer, path: str) -> None:
     answer = ask(server.port, path)
     assert (answer.code, answer.body) == (404, b"404 page not found\n")
 
 
-def test_a_look_at_tracked_flows_is_told_by_family(metrics: Metrics) -> None:
-    metrics.flows_looked_at(Family.IPV6, 3, 0.002)
+def test_a_search_for_stale_flows_is_recorded_by_family(metrics: Metrics) -> None:
+    metrics.flows_searched(Family.IPV6, 3, 0.002)
     name = "kubeproxy_conntrack_reconciler"
     assert value(metrics, f"{name}_deleted_entries_total", ip_family="IPv6") == 3
     assert value(metrics, f"{name}_sync_duration_seconds_count", ip_family="IPv6") == 1

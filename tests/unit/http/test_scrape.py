@@ -1,4 +1,4 @@
-"""What the datapath counted, as metrics."""
+"""Metrics that are read at each scrape."""
 
 import logging
 from collections.abc import Collection
@@ -9,8 +9,8 @@ from ebpfproxy.errors import NotFound
 from ebpfproxy.http import scrape
 from ebpfproxy.http.metrics import MapUse, Metrics
 from ebpfproxy.http.scrape import SCRAPE_FAILED
-from ebpfproxy.model.device_side import DeviceSide
-from ebpfproxy.model.traffic import ServiceTraffic
+from ebpfproxy.model.counters import ServiceTraffic
+from ebpfproxy.model.device import DeviceSide
 
 WEB = ServiceTraffic("default/web:http", "TCP", "IPv4", 1, 2, 300, 4, 500)
 
@@ -24,7 +24,7 @@ def carried(*traffic: ServiceTraffic) -> Metrics:
 
 
 def names(metrics: Metrics) -> set[str]:
-    """The services that are shown."""
+    """Return the Services that have series."""
     return {
         sample.labels["service"]
         for family in metrics.registry.collect()
@@ -33,7 +33,7 @@ def names(metrics: Metrics) -> set[str]:
     }
 
 
-def test_events_are_counted_by_reason_and_read_anew_at_each_scrape() -> None:
+def test_events_have_a_reason_and_are_read_at_each_scrape() -> None:
     counts = {"source_rejected": 3}
     metrics = Metrics(events=lambda: counts)
     assert value(metrics, "ebpfproxy_datapath_events_total", reason="source_rejected") == 3
@@ -41,7 +41,7 @@ def test_events_are_counted_by_reason_and_read_anew_at_each_scrape() -> None:
     assert value(metrics, "ebpfproxy_datapath_events_total", reason="source_rejected") == 4
 
 
-def test_traffic_of_a_service_by_direction() -> None:
+def test_traffic_of_a_service_has_a_direction() -> None:
     metrics = carried(WEB)
     labels = {"namespace": "default", "service": "web", "port": "http", "protocol": "TCP", "family": "IPv4"}
     assert value(metrics, "ebpfproxy_service_new_flows_total", **labels) == 1
@@ -58,7 +58,7 @@ def test_an_unnamed_port_has_an_empty_label() -> None:
     assert value(metrics, "ebpfproxy_service_new_flows_total", **labels) == 1
 
 
-def test_of_too_many_services_the_busiest_are_shown_and_the_others_counted(
+def test_of_too_many_services_the_busiest_have_series_and_the_others_are_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(scrape, "BUSIEST", 2)
@@ -71,7 +71,7 @@ def test_of_too_many_services_the_busiest_are_shown_and_the_others_counted(
     assert value(metrics, "ebpfproxy_services_left_out") == 1
 
 
-def test_a_reading_that_fails_leaves_the_others(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_read_does_not_affect_the_others(caplog: pytest.LogCaptureFixture) -> None:
     def closed() -> Collection[ServiceTraffic]:
         raise NotFound("map traffic is closed")
 
@@ -83,7 +83,7 @@ def test_a_reading_that_fails_leaves_the_others(caplog: pytest.LogCaptureFixture
     assert caplog.messages == [SCRAPE_FAILED]
 
 
-def test_devices_where_another_program_is_first_and_those_that_are_bypassed() -> None:
+def test_devices_with_another_program_first_and_bypassed_devices_have_series() -> None:
     sides = [
         DeviceSide("eth0", "ingress", ("cil_from_netdev (tcx program 7)",)),
         DeviceSide("eth1", "egress", ("one", "two"), contested=True),

@@ -1,4 +1,4 @@
-"""The manners of the HTTP server: methods, connections, families, and addresses that are not to be had."""
+"""The HTTP server: methods, connections, families, and addresses that are in use."""
 
 import contextlib
 import http.client
@@ -39,7 +39,7 @@ def port() -> Iterator[int]:
 
 @pytest.fixture
 def taken() -> Iterator[socket.socket]:
-    """A socket that listens on loopback: its port is not to be had."""
+    """A socket that listens on loopback, so that its port is taken."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server
 
@@ -56,13 +56,13 @@ needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE", "OPTIONS", "FROB"])
-def test_any_method_is_answered(port: int, method: str) -> None:
+def test_every_method_is_served(port: int, method: str) -> None:
     answer = ask(port, "/a", method)
     assert (answer.code, answer.body) == (200, b"/a")
 
 
 def exchange(port: int, request: bytes) -> bytes:
-    """All that comes back until the server closes, which the request has to ask for."""
+    """Return everything until the server closes. The request must have `Connection: close`."""
     with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
         client.sendall(request)
         answer = b""
@@ -72,13 +72,13 @@ def exchange(port: int, request: bytes) -> bytes:
         return answer
 
 
-def test_head_is_answered_without_the_body_but_with_its_length(port: int) -> None:
+def test_a_head_response_has_the_length_but_no_body(port: int) -> None:
     head, _, body = exchange(port, b"HEAD /abc HTTP/1.1\r\nConnection: close\r\n\r\n").partition(b"\r\n\r\n")
     assert b"Content-Length: 4" in head.splitlines()
     assert body == b""
 
 
-def test_the_headers_are_those_of_go_and_no_others(port: int) -> None:
+def test_the_headers_are_exactly_those_of_go(port: int) -> None:
     headers = ask(port, "/a").headers
     assert headers.pop("Date").endswith(" GMT")
     assert headers == {
@@ -105,14 +105,14 @@ def test_a_connection_is_kept_for_the_next_request(port: int) -> None:
     connection.close()
 
 
-def test_a_body_is_not_taken_for_the_next_request(port: int) -> None:
+def test_a_request_body_is_not_parsed_as_the_next_request(port: int) -> None:
     body = b"GET /smuggled HTTP/1.1\r\n\r\n"
     answer = exchange(port, b"POST /a HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
     assert answer.count(b"HTTP/1.1") == 1
     assert b"Connection: close\r\n" in answer
 
 
-def test_a_fault_in_a_handler_closes_that_connection_alone(
+def test_an_error_in_a_handler_closes_only_that_connection(
     port: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.ERROR), pytest.raises(http.client.RemoteDisconnected):
@@ -121,7 +121,7 @@ def test_a_fault_in_a_handler_closes_that_connection_alone(
     assert ask(port, "/a").code == 200
 
 
-def test_a_slow_client_does_not_hold_up_the_others(port: int) -> None:
+def test_a_slow_client_does_not_delay_others(port: int) -> None:
     with socket.create_connection(("127.0.0.1", port)) as slow:
         slow.sendall(b"GET /a")
         assert ask(port, "/b").body == b"/b"
@@ -129,14 +129,14 @@ def test_a_slow_client_does_not_hold_up_the_others(port: int) -> None:
 
 @needs_ipv6
 @pytest.mark.parametrize("unspecified", ["0.0.0.0", "::"])
-def test_an_unspecified_address_is_both_families(unspecified: str) -> None:
+def test_an_unspecified_address_accepts_both_families(unspecified: str) -> None:
     with listening(unspecified) as port:
         assert ask(port, "/a", host="127.0.0.1").body == b"/a"
         assert ask(port, "/a", host="::1").body == b"/a"
 
 
 @needs_ipv6
-def test_ipv6_loopback_alone_is_no_ipv4() -> None:
+def test_ipv6_loopback_does_not_accept_ipv4() -> None:
     with listening("::1") as port:
         assert ask(port, "/a", host="::1").code == 200
         with pytest.raises(ConnectionRefusedError):
@@ -165,7 +165,7 @@ def test_no_thread_is_left_after_stop() -> None:
     assert set(threading.enumerate()) <= before
 
 
-def test_a_taken_address_is_fatal_where_that_is_asked_for(taken: socket.socket) -> None:
+def test_a_taken_address_is_an_error_with_hard_fail(taken: socket.socket) -> None:
     address = taken.getsockname()
     listener = Listener("test", "--test-address", address, echo, hard_fail=True)
     with pytest.raises(ConfigError) as caught:
@@ -175,7 +175,7 @@ def test_a_taken_address_is_fatal_where_that_is_asked_for(taken: socket.socket) 
     listener.stop()
 
 
-def test_a_taken_address_is_tried_again_until_it_is_free(
+def test_a_taken_address_is_retried_until_it_is_free(
     taken: socket.socket, caplog: pytest.LogCaptureFixture
 ) -> None:
     address = taken.getsockname()
@@ -202,7 +202,7 @@ def test_a_taken_address_is_tried_again_until_it_is_free(
         listener.stop()
 
 
-def test_stop_ends_the_trying(taken: socket.socket) -> None:
+def test_stop_ends_the_retries(taken: socket.socket) -> None:
     listener = Listener("test", "--test-address", taken.getsockname(), echo, retry_seconds=3600.0)
     listener.start()
     listener.stop()  # does not come back before the hour is over if it waited

@@ -176,7 +176,7 @@ def test_a_kernel_that_does_not_tell_is_an_error_with_a_remedy(
 ) -> None:
     monkeypatch.setattr(netlink, "dump", rejecting(code))
     for ask in (lambda: list(conntrack.flows(Protocol.UDP)), conntrack.nat_in_use):
-        with pytest.raises(error, match="tracked flows cannot be listed: refused") as caught:
+        with pytest.raises(error, match="cannot list conntrack entries: refused") as caught:
             ask()
         assert isinstance(caught.value, KernelError)
         assert remedy in caught.value.hint
@@ -188,5 +188,7 @@ def test_an_entry_that_is_gone_is_no_error_and_one_that_withstands_is(
     monkeypatch.setattr(netlink, "change", rejecting(errno.ENOENT))
     assert conntrack.delete(FLOW) is False
     monkeypatch.setattr(netlink, "change", rejecting(errno.EBUSY))
-    with pytest.raises(Rejected, match=r"10\.0\.0\.9:4711 -> 10\.96\.0\.10:53/UDP cannot be ended: refused"):
+    with pytest.raises(
+        Rejected, match=r"cannot delete the conntrack entry 10\.0\.0\.9:4711 -> 10\.96\.0\.10:53/UDP: refused"
+    ):
         conntrack.delete(FLOW)

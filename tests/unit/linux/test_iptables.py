@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from ebpfproxy.errors import KernelError, Rejected, Unsupported
-from ebpfproxy.linux.xtables import iptables, legacy, lock_file
+from ebpfproxy.linux.xtables import iptables, legacy
 from ebpfproxy.linux.xtables.iptables import LinesRejected, ToolBackend
-from ebpfproxy.linux.xtables.lock_file import XtablesLock
+from ebpfproxy.linux.xtables.legacy import XtablesLock
 from ebpfproxy.model.address import Family
 
 V4 = Family.IPV4
@@ -51,7 +51,7 @@ def test_a_plain_tool_is_of_the_tool_backend_that_it_says(
     assert iptables.plain_tool_backend(V4) is tool_backend
     assert iptables.find(V4, tool_backend).tool_backend is tool_backend
     (other,) = set(ToolBackend) - {tool_backend}
-    with pytest.raises(Unsupported, match=f"no iptables of the tool_backend {other}"):
+    with pytest.raises(Unsupported, match=f"cannot find iptables of the iptables backend {other}"):
         iptables.find(V4, other)
 
 
@@ -75,13 +75,13 @@ def test_what_a_tool_says_is_the_reason(install: Install) -> None:
 
 def test_a_tool_that_says_nothing_is_told_by_its_code(install: Install) -> None:
     install("iptables", LEGACY, save="exit 7")
-    with pytest.raises(KernelError, match="it ended with 7"):
+    with pytest.raises(KernelError, match="exit status 7"):
         iptables.find(V4, ToolBackend.LEGACY).save()
 
 
 def test_a_tool_that_crashes_is_told_by_the_signal(install: Install) -> None:
     install("iptables", LEGACY, save="kill -SEGV $$")
-    with pytest.raises(KernelError, match="it was ended by SIGSEGV"):
+    with pytest.raises(KernelError, match="killed by SIGSEGV"):
         iptables.find(V4, ToolBackend.LEGACY).save()
 
 
@@ -96,7 +96,7 @@ def test_without_rights_the_remedy_is_root(install: Install) -> None:
 def test_a_tool_that_hangs_is_ended(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(iptables, "TIMEOUT", 0.2)
     install("iptables", LEGACY, save="exec sleep 600")
-    with pytest.raises(KernelError, match="has not ended"):
+    with pytest.raises(KernelError, match="timed out after"):
         iptables.find(V4, ToolBackend.LEGACY).save()
 
 
@@ -156,7 +156,7 @@ def test_a_text_comes_from_a_file_since_an_alarm_would_cut_a_pipe_short(
 def address(monkeypatch: pytest.MonkeyPatch) -> bytes:
     """Of these tests' own: nobody is to wait for them."""
     own = b"\0xtables-test-%d" % os.getpid()
-    monkeypatch.setattr(lock_file, "_ADDRESS", own)
+    monkeypatch.setattr(legacy, "_LOCK_ADDRESS", own)
     return own
 
 
@@ -172,14 +172,14 @@ def test_a_tool_is_told_to_wait_for_the_lock_as_far_as_it_can(
     restore: str, options: tuple[str, ...] | None, install: Install
 ) -> None:
     install("iptables", LEGACY, restore=restore)
-    assert iptables.find(V4, ToolBackend.LEGACY)._waiting == options
+    assert iptables.find(V4, ToolBackend.LEGACY)._wait_arguments == options
 
 
 def test_for_a_tool_that_takes_no_lock_it_is_held(
     install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock = tmp_path / "xtables.lock"
-    monkeypatch.setattr(lock_file, "FILE", lock)
+    monkeypatch.setattr(legacy, "LOCK_FILE", lock)
     monkeypatch.setattr(iptables, "LOCK_PATIENCE", 0)
     held = f"flock -n {lock} true && exit 1"
     install(
@@ -216,7 +216,7 @@ def test_a_lock_that_cannot_be_made_is_rejected(tmp_path: Path) -> None:
 
 
 def test_a_kernel_without_ip_tables_has_no_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = legacy._PLACES[V4]._replace(names=tmp_path / "ip_tables_names")
-    monkeypatch.setitem(legacy._PLACES, V4, place)
+    place = legacy._INTERFACES[V4]._replace(names=tmp_path / "ip_tables_names")
+    monkeypatch.setitem(legacy._INTERFACES, V4, place)
     assert legacy.tables(V4) == frozenset()
     assert legacy.fingerprint(V4, "nat") == b""

@@ -143,5 +143,5 @@ def test_names_that_cannot_be_read_are_an_error_of_ours(monkeypatch: pytest.Monk
         raise OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr(socket, "if_nameindex", fail)
-    with pytest.raises(Rejected, match="devices cannot be read: Too many open files"):
+    with pytest.raises(Rejected, match="cannot read the network devices: Too many open files"):
         links.names()

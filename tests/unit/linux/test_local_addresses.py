@@ -47,8 +47,8 @@ def test_routes_of_other_tables_are_not_local_where_the_kernel_did_not_filter() 
 
 def test_routes_by_the_device_that_is_left_out_are_not_local() -> None:
     by_seven = route(2, 32, bytes([10, 0, 0, 1])) + netlink.attribute(4, struct.pack("=I", 7))
-    assert local_addresses.local_networks([by_seven], except_by=7) == set()
-    assert len(local_addresses.local_networks([by_seven], except_by=8)) == 1
+    assert local_addresses.local_networks([by_seven], excluded_device=7) == set()
+    assert len(local_addresses.local_networks([by_seven], excluded_device=8)) == 1
 
 
 def test_only_reports_that_can_concern_the_local_table_are_relevant() -> None:

@@ -39,10 +39,10 @@ def test_where_the_root_of_all_is_out_of_reach_the_flag_that_names_it_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def nowhere() -> Path:
-        raise NotFound("the root of cgroup v2 is not to be found")
+        raise NotFound("cannot find the root of cgroup v2")
 
     monkeypatch.setattr(mounts, "host_cgroup2_root", nowhere)
-    with pytest.raises(Unsupported, match="other pods' sockets") as caught:
+    with pytest.raises(Unsupported, match="the sockets of other pods") as caught:
         mounts.cgroup_root_of_all()
     assert "--cgroup-root" in caught.value.hint
 

@@ -55,7 +55,7 @@ def done(code: int = 0, flags: int = 0) -> bytes:
 
 
 def whole(*datagrams: tuple[bytes, int]) -> list[bytes] | None:
-    return netlink._whole_dump(Answers(*datagrams))  # type: ignore[arg-type]
+    return netlink._complete_dump(Answers(*datagrams))  # type: ignore[arg-type]
 
 
 def test_a_dump_in_several_datagrams_is_read_to_its_end() -> None:
@@ -88,7 +88,7 @@ def test_a_dump_that_stays_disturbed_is_given_up(monkeypatch: pytest.MonkeyPatch
         if len(attempts) % 2:
             raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
 
-    monkeypatch.setattr(netlink, "_whole_dump", disturbed)
+    monkeypatch.setattr(netlink, "_complete_dump", disturbed)
     with pytest.raises(OSError) as caught:
         netlink.dump(socket.NETLINK_ROUTE, 26, bytes(12))
     assert caught.value.errno == errno.EAGAIN
@@ -119,10 +119,10 @@ def test_what_is_refused_is_told_in_the_kernels_words_or_those_of_the_errno() ->
     answer = netlink.Message(
         netlink.NLMSG_ERROR, capped, 7, struct.pack("=i", -errno.EPERM) + header + reason
     )
-    assert netlink._rejected(answer) == (errno.EPERM, "no such thing")
+    assert netlink._rejection(answer) == (errno.EPERM, "no such thing")
     plain = netlink.Message(
         netlink.NLMSG_ERROR, 0, 7, struct.pack("=i", -errno.EPERM) + header + b"the request"
     )
-    assert netlink._rejected(plain) == (errno.EPERM, os.strerror(errno.EPERM))
+    assert netlink._rejection(plain) == (errno.EPERM, os.strerror(errno.EPERM))
     well = netlink.Message(netlink.NLMSG_ERROR, capped, 7, bytes(4) + header)
-    assert netlink._rejected(well) is None
+    assert netlink._rejection(well) is None

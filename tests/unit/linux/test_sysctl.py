@@ -39,7 +39,7 @@ def test_a_number_that_is_too_small_is_raised_and_one_that_is_larger_stays(setti
 
 def test_what_is_no_number_is_not_raised(setting: Path) -> None:
     setting.write_text("4096\t16384\n")
-    with pytest.raises(Rejected, match="rp_filter is no number"):
+    with pytest.raises(Rejected, match="rp_filter is not a number"):
         sysctl.ensure_at_least(NAME, 2)
     assert sysctl.read(NAME) == "4096\t16384"
 
@@ -50,5 +50,5 @@ def test_a_setting_that_the_kernel_has_not_got_is_not_found(setting: Path) -> No
 
 
 def test_what_cannot_be_read_is_rejected_with_its_name(setting: Path) -> None:
-    with pytest.raises(Rejected, match="net/ipv4/conf cannot be read"):
+    with pytest.raises(Rejected, match="cannot read sysctl net/ipv4/conf"):
         sysctl.read("net/ipv4/conf")

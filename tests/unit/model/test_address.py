@@ -1,4 +1,4 @@
-"""Addresses and networks: what is read, what is rejected, and that text and bytes agree."""
+"""Addresses and networks: what is parsed, what is rejected, and that text and bytes agree."""
 
 import ipaddress
 
@@ -30,7 +30,7 @@ V6 = st.ip_addresses(v=6).filter(lambda a: a.packed[:12] != V4_PREFIX)
 
 
 @given(V4 | V6)
-def test_an_address_survives_being_written_and_read(address: IP) -> None:
+def test_a_formatted_address_parses_to_the_same_address(address: IP) -> None:
     parsed = parse_address(str(address))
     assert parsed == (address.packed if address.version == 6 else V4_PREFIX + address.packed)
     assert ipaddress.ip_address(format_address(parsed)) == address
@@ -39,7 +39,7 @@ def test_an_address_survives_being_written_and_read(address: IP) -> None:
 
 
 @given(V4, st.lists(st.integers(0, 6), min_size=4, max_size=4))
-def test_leading_zeros_change_nothing_and_are_not_octal(address: IP, zeros: list[int]) -> None:
+def test_octets_with_leading_zeros_are_decimal(address: IP, zeros: list[int]) -> None:
     octets = str(address).split(".")
     padded = ".".join("0" * many + octet for many, octet in zip(zeros, octets, strict=True))
     assert parse_address(padded) == V4_PREFIX + address.packed
@@ -78,13 +78,13 @@ def test_leading_zeros_change_nothing_and_are_not_octal(address: IP, zeros: list
         "1" * 5000,
     ],
 )
-def test_what_is_no_address_is_a_value_error(text: str) -> None:
+def test_an_invalid_address_is_a_value_error(text: str) -> None:
     with pytest.raises(ValueError, match="is not an IP address"):
         parse_address(text)
 
 
 @given(st.text(alphabet="0123456789abcdef.:/% \x00\ud800", max_size=45))
-def test_parsing_gives_sixteen_bytes_or_a_value_error(text: str) -> None:
+def test_parsing_any_text_gives_16_bytes_or_a_value_error(text: str) -> None:
     try:
         address = parse_address(text)
     except ValueError:
@@ -93,7 +93,7 @@ def test_parsing_gives_sixteen_bytes_or_a_value_error(text: str) -> None:
 
 
 @given(st.text(alphabet="0123456789abcdef.:/% \x00\ud800", max_size=45) | st.text())
-def test_parsing_a_cidr_gives_a_clean_network_or_a_value_error(text: str) -> None:
+def test_parsing_any_cidr_gives_a_network_without_host_bits_or_a_value_error(text: str) -> None:
     try:
         net = parse_network(text)
     except ValueError:
@@ -102,7 +102,7 @@ def test_parsing_a_cidr_gives_a_clean_network_or_a_value_error(text: str) -> Non
     assert network(net.address, net.length) == net
 
 
-def test_a_mapped_address_is_the_ipv4_address() -> None:
+def test_an_ipv4_mapped_address_is_the_ipv4_address() -> None:
     assert parse_address("::ffff:10.0.0.1") == parse_address("10.0.0.1")
     assert family(parse_address("::ffff:10.0.0.1")) is Family.IPV4
 
@@ -120,7 +120,9 @@ def test_host_bits_of_a_cidr_are_cleared(address: IP, length: int) -> None:
 
 
 @given(V4, st.integers(0, 32), V4 | V6)
-def test_a_network_contains_what_ipaddress_says(start: ipaddress.IPv4Address, length: int, other: IP) -> None:
+def test_contains_agrees_with_the_module_ipaddress(
+    start: ipaddress.IPv4Address, length: int, other: IP
+) -> None:
     reference = ipaddress.ip_network((start.packed, length), strict=False)
     assert contains(parse_network(f"{start}/{length}"), parse_address(str(other))) == (other in reference)
 
@@ -129,12 +131,12 @@ def test_a_network_contains_what_ipaddress_says(start: ipaddress.IPv4Address, le
     "text",
     ["10.0.0.0", "10.0.0.0/", "10.0.0.0/33", "::/129", "10.0.0.0/-1", "10.0.0.0/ 8", "/8", "10.0.0.0/8/8"],
 )
-def test_what_is_no_cidr_is_a_value_error(text: str) -> None:
+def test_an_invalid_cidr_is_a_value_error(text: str) -> None:
     with pytest.raises(ValueError):
         parse_network(text)
 
 
-def test_every_ipv4_address_is_in_its_whole_family_and_in_no_ipv6_prefix() -> None:
+def test_an_ipv4_address_is_in_the_network_of_all_ipv4_and_in_no_ipv6_network() -> None:
     everything = parse_network("0.0.0.0/0")
     assert everything == Network(parse_address("0.0.0.0"), 96)
     assert contains(everything, parse_address("203.0.113.9"))
@@ -142,18 +144,18 @@ def test_every_ipv4_address_is_in_its_whole_family_and_in_no_ipv6_prefix() -> No
     assert not contains(parse_network("2000::/3"), parse_address("32.0.0.1"))
 
 
-def test_the_unspecified_addresses_are_told_apart_from_their_neighbors() -> None:
+def test_only_the_unspecified_addresses_are_unspecified() -> None:
     assert unspecified(Family.IPV4) == parse_address("0.0.0.0")
     assert unspecified(Family.IPV6) == parse_address("::")
     assert all(is_unspecified(unspecified(of)) for of in Family)
     assert not is_unspecified(parse_address("::1"))
 
 
-def test_a_network_reads_as_a_cidr() -> None:
+def test_a_network_is_formatted_as_a_cidr() -> None:
     assert str(parse_network("10.1.2.3/8")) == "10.0.0.0/8"
     assert str(parse_network("fd00::1/64")) == "fd00::/64"
 
 
-def test_an_ipv6_endpoint_is_written_in_brackets() -> None:
+def test_an_ipv6_endpoint_is_formatted_with_brackets() -> None:
     assert format_endpoint(parse_address("10.0.0.1"), 80) == "10.0.0.1:80"
     assert format_endpoint(parse_address("fd00:0:0::1"), 80) == "[fd00::1]:80"

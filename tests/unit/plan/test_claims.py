@@ -1,4 +1,4 @@
-"""Two that claim one frontend."""
+"""Frontend conflicts: several ServicePorts claim one frontend."""
 
 import random
 from collections.abc import Mapping
@@ -9,24 +9,24 @@ from hypothesis import strategies as st
 from ebpfproxy.model.address import Protocol, format_address
 from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.service import NamespacedName, Service
-from ebpfproxy.plan.claims import Claims, Settlement
-from ebpfproxy.plan.exposure import plan_service
+from ebpfproxy.plan.claims import Claims, ClaimsUpdate
+from ebpfproxy.plan.frontends import plan_service
 from ebpfproxy.plan.service_plan import PlanKey, ServicePortPlan
 from tests.support import build
 from tests.support.build import CONTEXT, endpoint, port, slice_of
 from tests.support.strategies import exposed_services
 
 
-def give(claims: Claims, service: Service, *slices: EndpointSlice) -> Settlement:
+def give(claims: Claims, service: Service, *slices: EndpointSlice) -> ClaimsUpdate:
     return claims.update(service.name, plan_service(service, slices, None, CONTEXT))
 
 
-def remove(claims: Claims, service: Service) -> Settlement:
+def remove(claims: Claims, service: Service) -> ClaimsUpdate:
     return claims.update(service.name, ())
 
 
 def has(claims: Claims) -> dict[str, list[str]]:
-    """Name of the ServicePort to the addresses it got."""
+    """Return the addresses that each ServicePort got, by its name."""
     return {
         str(plan.name): [format_address(each.frontend.address) for each in plan.frontends]
         for plan in claims.plans.values()
@@ -39,28 +39,30 @@ BALANCED = build.service("zulu", ips=["10.96.0.3"], balancer=["203.0.113.1"])
 THIEF = build.service("aaaa", ips=["10.96.0.4"], external=["10.96.0.2", "10.96.0.1"])
 
 
-def test_a_plan_without_rival_is_as_it_was_planned() -> None:
+def test_a_plan_without_conflict_keeps_all_its_frontends() -> None:
     claims = Claims()
     (plan,) = plan_service(ALPHA, (), None, CONTEXT)
     settled = claims.update(ALPHA.name, [plan])
-    assert settled == Settlement((plan,), (), ())
+    assert settled == ClaimsUpdate((plan,), (), ())
     assert claims.plans == {plan.key: plan}
     assert claims.plans[plan.key] is plan
 
 
-def test_of_two_external_ips_the_smaller_name_has_it() -> None:
+def test_of_two_claims_to_an_external_ip_the_smaller_name_wins() -> None:
     for order in ((ALPHA, BRAVO), (BRAVO, ALPHA)):
         claims = Claims()
-        told = [lost for service in order for lost in give(claims, service).lost]
+        all_lost = [lost for service in order for lost in give(claims, service).lost]
         assert has(claims) == {
             "default/alpha": ["10.96.0.1", "203.0.113.1"],
             "default/bravo": ["10.96.0.2"],
         }
-        assert [(str(lost.loser), str(lost.winner)) for lost in told] == [("default/bravo", "default/alpha")]
+        assert [(str(lost.loser), str(lost.winner)) for lost in all_lost] == [
+            ("default/bravo", "default/alpha")
+        ]
 
 
-def test_a_cluster_ip_is_never_taken_by_an_external_ip() -> None:
-    """CVE-2020-8554, where the victim is in this cluster."""
+def test_a_cluster_ip_wins_over_an_external_ip() -> None:
+    """CVE-2020-8554 with a victim in this cluster."""
     claims = Claims()
     for service in (THIEF, ALPHA, BRAVO):
         give(claims, service)
@@ -68,7 +70,7 @@ def test_a_cluster_ip_is_never_taken_by_an_external_ip() -> None:
     assert has(claims)["default/bravo"] == ["10.96.0.2"]
 
 
-def test_a_load_balancer_goes_before_an_external_ip() -> None:
+def test_a_load_balancer_ip_wins_over_an_external_ip() -> None:
     claims = Claims()
     give(claims, ALPHA)
     settled = give(claims, BALANCED)
@@ -77,7 +79,7 @@ def test_a_load_balancer_goes_before_an_external_ip() -> None:
     assert [str(lost.loser) for lost in settled.lost] == ["default/alpha"]
 
 
-def test_what_a_winner_leaves_goes_to_the_next() -> None:
+def test_a_frontend_that_its_winner_drops_goes_to_the_next_claim() -> None:
     claims = Claims()
     for service in (ALPHA, BRAVO, BALANCED):
         give(claims, service)
@@ -89,15 +91,15 @@ def test_what_a_winner_leaves_goes_to_the_next() -> None:
     assert has(claims) == {"default/bravo": ["10.96.0.2", "203.0.113.1"]}
 
 
-def test_the_same_plan_again_changes_nothing() -> None:
+def test_an_unchanged_plan_changes_nothing() -> None:
     claims = Claims()
     for service in (ALPHA, BRAVO):
         give(claims, service)
     for service in (ALPHA, BRAVO):
-        assert give(claims, service) == Settlement((), (), ())
+        assert give(claims, service) == ClaimsUpdate((), (), ())
 
 
-def test_new_endpoints_of_a_loser_change_its_plan_alone_and_are_no_new_loss() -> None:
+def test_new_endpoints_of_a_loser_change_only_its_plan_and_report_no_loss() -> None:
     claims = Claims()
     for service in (ALPHA, BRAVO):
         give(claims, service)
@@ -116,7 +118,7 @@ def test_a_renamed_port_keeps_its_frontends() -> None:
     assert settled.lost == ()
 
 
-def test_protocols_and_ports_are_no_rivals() -> None:
+def test_claims_with_another_port_or_protocol_do_not_conflict() -> None:
     claims = Claims()
     give(claims, build.service("a", port(53), ips=["10.96.0.1"], external=["203.0.113.1"]))
     udp = build.service("b", port(53, protocol=Protocol.UDP), ips=["10.96.0.2"], external=["203.0.113.1"])
@@ -125,8 +127,8 @@ def test_protocols_and_ports_are_no_rivals() -> None:
     assert give(claims, other).lost == ()
 
 
-def test_a_service_that_never_was_can_go() -> None:
-    assert Claims().update(NamespacedName("default", "web"), ()) == Settlement((), (), ())
+def test_deleting_an_unknown_service_changes_nothing() -> None:
+    assert Claims().update(NamespacedName("default", "web"), ()) == ClaimsUpdate((), (), ())
 
 
 _HISTORY = st.lists(exposed_services(), max_size=6)
@@ -134,10 +136,10 @@ _HISTORY = st.lists(exposed_services(), max_size=6)
 
 @settings(max_examples=200)
 @given(_HISTORY, st.randoms(use_true_random=False))
-def test_the_order_of_updates_is_of_no_matter(
+def test_the_order_of_updates_does_not_matter(
     history: list[tuple[Service, tuple[EndpointSlice, ...]]], chance: random.Random
 ) -> None:
-    """Whatever came before: the last plans of each Service decide, as if they had come first and alone."""
+    """Only the last plans of each Service matter."""
     claims = Claims()
     followed: dict[PlanKey, ServicePortPlan] = {}
     last = {}
@@ -153,9 +155,9 @@ def test_the_order_of_updates_is_of_no_matter(
 
 
 def _follow(
-    followed: dict[PlanKey, ServicePortPlan], settled: Settlement, book: Mapping[PlanKey, ServicePortPlan]
+    followed: dict[PlanKey, ServicePortPlan], settled: ClaimsUpdate, book: Mapping[PlanKey, ServicePortPlan]
 ) -> None:
-    """Keep a copy of the book from what updates tell alone."""
+    """Maintain a copy of the plans only from the results of updates."""
     for key in settled.removed:
         del followed[key]
     for plan in settled.plans:

@@ -1,4 +1,4 @@
-"""Which devices get programs, as what, and what they masquerade with."""
+"""Which devices get programs, in which role, and with which masquerade addresses."""
 
 import dataclasses
 from collections.abc import Collection, Sequence
@@ -25,7 +25,7 @@ VETH = Device(9, "veth1", "veth", ETHERNET, up=True)
 
 
 def device(kind: str, *addresses: str, **fields: Any) -> Device:
-    """The one that a test is about: x0, with index 7."""
+    """The device under test: x0 with ifindex 7."""
     made = Device(7, "x0", kind, ETHERNET, True, addresses=tuple(map(parse_address, addresses)))
     return made._replace(**fields)
 
@@ -73,7 +73,7 @@ def role(one: Device, *others: Device, context: PlanContext = CONTEXT) -> Device
     ],
     ids=str,
 )
-def test_what_leads_to_the_nodes_network_is_an_uplink_be_it_up_or_not(uplink: Device) -> None:
+def test_a_device_that_leads_to_the_nodes_network_is_an_uplink_up_or_down(uplink: Device) -> None:
     assert role(uplink) is UPLINK
 
 
@@ -97,25 +97,25 @@ def test_what_leads_to_the_nodes_network_is_an_uplink_be_it_up_or_not(uplink: De
     ],
     ids=str,
 )
-def test_what_leads_nowhere_or_is_part_of_what_does_gets_nothing(other: Device) -> None:
+def test_a_device_without_role_or_with_a_master_gets_no_programs(other: Device) -> None:
     assert role(other) is None
     assert role(other, context=HOST) is None
 
 
-def test_an_address_of_the_node_makes_no_uplink_while_the_node_is_unknown() -> None:
+def test_a_veth_with_the_nodes_address_is_no_uplink_while_the_node_is_unknown() -> None:
     veth = device("veth", "192.0.2.10")
     assert plan_devices([veth], None, CONTEXT, False, ()) == ()
     (plan,) = plan_devices([veth], None, HOST, False, ())
     assert plan.role is POD
 
 
-def test_our_own_pair_is_never_touched_even_where_a_pattern_names_it() -> None:
+def test_the_reinjection_pair_gets_no_programs_even_if_a_pattern_matches() -> None:
     pair = [device("veth", ifindex=7 + number, name=f"ebpfproxy{number}") for number in (0, 1)]
     assert roles(*pair, context=HOST) == {}
     assert roles(*pair, context=using(SocketLb.OFF, "*")) == {}
 
 
-def test_with_none_nothing_is_looked_at_not_even_loopback() -> None:
+def test_with_pattern_none_no_device_gets_programs_not_even_loopback() -> None:
     for socket_lb in SocketLb:
         assert roles(LO, ETH0, VETH, context=using(socket_lb, "none"), pods=True, bypassing={9}) == {}
 
@@ -127,65 +127,65 @@ def test_with_none_nothing_is_looked_at_not_even_loopback() -> None:
     "kind",
     ["vxlan", "geneve", "ipip", "sit", "ip6tnl", "gre", "gretap", "ip6gre", "ip6gretap", "wireguard"],
 )
-def test_a_tunnel_that_is_up_is_one_with_addresses_or_without(kind: str) -> None:
+def test_a_tunnel_that_is_up_gets_programs_with_or_without_addresses(kind: str) -> None:
     assert role(device(kind)) is TUNNEL
     assert role(device(kind, "198.51.100.1", default_route=True)) is TUNNEL
 
 
-def test_a_tunnel_that_is_down_is_nobodys() -> None:
-    """Every network namespace has tunl0 once the module is loaded; Calico makes use of it, others do not."""
+def test_a_tunnel_that_is_down_gets_no_programs() -> None:
+    """Every network namespace has tunl0 once the module is loaded. Calico uses it; others do not."""
     assert role(device("ipip", name="tunl0", up=False)) is None
 
 
 # Pods
 
 
-def test_a_pods_veth_is_left_alone_as_long_as_sockets_do() -> None:
+def test_a_pods_veth_gets_no_programs_while_the_socket_path_serves_pods() -> None:
     assert roles(ETH0, VETH) == {"eth0": UPLINK}
 
 
 @pytest.mark.parametrize("socket_lb", [SocketLb.HOST, SocketLb.OFF])
-def test_a_pods_veth_counts_where_no_socket_of_a_pod_is_looked_at(socket_lb: SocketLb) -> None:
+def test_a_pods_veth_gets_programs_if_sockets_of_pods_are_not_load_balanced(socket_lb: SocketLb) -> None:
     assert role(VETH, context=using(socket_lb)) is POD
 
 
-def test_all_pods_veths_count_where_a_service_needs_them() -> None:
+def test_all_pods_veths_get_programs_if_a_service_needs_their_packets() -> None:
     other = VETH._replace(ifindex=10, name="veth2")
     assert roles(VETH, other, pods=True) == {"veth1": POD, "veth2": POD}
 
 
-def test_all_pods_veths_count_where_replies_skip_the_stack() -> None:
+def test_a_pods_veth_gets_programs_if_packets_are_redirected() -> None:
     assert role(VETH, context=dataclasses.replace(CONTEXT, redirect=True)) is POD
 
 
 @pytest.mark.parametrize("peer_elsewhere", [True, False])
-def test_only_a_pods_end_of_a_pair_leads_into_its_namespace(peer_elsewhere: bool) -> None:
-    """An uplink may be one end of a pair as well."""
+def test_peer_elsewhere_is_set_for_pods_and_not_for_uplinks(peer_elsewhere: bool) -> None:
+    """An uplink may be one end of a pair, too."""
     uplink, pod = (each._replace(kind="veth", peer_elsewhere=peer_elsewhere) for each in (ETH0, VETH))
     plans = plan_devices((uplink, pod), NODE, HOST, False, ())
     assert {each.name: each.peer_elsewhere for each in plans} == {"eth0": False, "veth1": peer_elsewhere}
 
 
-def test_all_pods_of_a_bridge_count_where_one_of_them_bypasses() -> None:
-    """What comes in by a port is seen to come in by the bridge, behind it."""
+def test_if_a_bridge_is_bypassing_all_its_pod_ports_get_programs() -> None:
+    """Packets that enter through a port have the bridge as their ingress device."""
     bridge = Device(20, "cni0", "bridge", ETHERNET, True)
     ports = [Device(i, f"veth{i}", "veth", ETHERNET, True, 20, "bridge") for i in (21, 22)]
     assert roles(ETH0, bridge, *ports, bypassing={20}) == {"eth0": UPLINK, "veth21": POD, "veth22": POD}
     assert roles(ETH0, bridge, *ports, bypassing={21}) == {"eth0": UPLINK, "veth21": POD}
 
 
-def test_the_veth_of_a_pod_that_bypasses_counts_and_no_other() -> None:
+def test_only_the_veth_of_a_bypassing_pod_gets_programs() -> None:
     other = VETH._replace(ifindex=10, name="veth2")
     assert roles(ETH0, VETH, other, bypassing={10, 2, 99}) == {"eth0": UPLINK, "veth2": POD}
 
 
-def test_a_tap_device_always_counts() -> None:
+def test_a_tap_device_always_gets_programs() -> None:
     tap = device("tun", master=5, master_kind="bridge")
     assert role(tap) is POD
     assert role(device("tun", "198.51.100.1")) is POD
 
 
-def test_a_gateways_address_on_a_pods_veth_makes_no_uplink_of_it() -> None:
+def test_a_pods_veth_with_the_gateways_address_is_no_uplink() -> None:
     """The CNI plugin ptp puts the gateway's address on every veth."""
     assert role(device("veth", "10.1.0.1"), context=HOST) is POD
 
@@ -201,7 +201,7 @@ def part(kind: str, ifindex: int = 6) -> Device:
     return device(kind, ifindex=ifindex, name=f"port{ifindex}", master=5, master_kind="bridge")
 
 
-def test_a_bridge_of_pods_gets_nothing_and_its_ports_do() -> None:
+def test_a_bridge_of_pods_gets_no_programs_but_its_ports_do() -> None:
     assert roles(bridge("10.1.0.1"), part("veth"), context=HOST) == {"port6": POD}
     assert roles(bridge("10.1.0.1"), part("veth"), part("vxlan", 7), context=HOST) == {
         "port6": POD,
@@ -209,23 +209,23 @@ def test_a_bridge_of_pods_gets_nothing_and_its_ports_do() -> None:
     }
 
 
-def test_a_bridge_with_an_uplink_among_its_ports_is_the_uplink() -> None:
+def test_a_bridge_with_a_hardware_port_is_the_uplink() -> None:
     assert roles(bridge("198.51.100.1"), part("")) == {"br0": UPLINK}
     assert roles(bridge("198.51.100.1"), part("bond"), part("tun", 7)) == {"br0": UPLINK, "port7": POD}
 
 
-def test_a_bridge_that_is_not_addressed_is_only_passed_through() -> None:
+def test_a_bridge_without_address_gets_no_programs() -> None:
     assert roles(bridge(), part("")) == {}
 
 
-def test_a_bridge_with_the_nodes_address_is_the_uplink_of_its_guests_too() -> None:
+def test_a_bridge_with_the_nodes_address_is_an_uplink_and_its_guest_port_a_pod() -> None:
     assert roles(bridge("192.0.2.10"), part(""), part("tun", 7)) == {"br0": UPLINK, "port7": POD}
 
 
 # Loopback
 
 
-def test_loopback_counts_only_where_no_socket_is_looked_at() -> None:
+def test_loopback_gets_programs_only_without_socket_load_balancing() -> None:
     assert roles(LO, ETH0, context=using(SocketLb.OFF)) == {"lo": DeviceRole.LOOPBACK, "eth0": UPLINK}
     assert roles(LO, ETH0, context=HOST) == roles(LO, ETH0) == {"eth0": UPLINK}
 
@@ -233,27 +233,27 @@ def test_loopback_counts_only_where_no_socket_is_looked_at() -> None:
 # Patterns
 
 
-def test_with_patterns_exactly_those_count_that_match() -> None:
+def test_with_patterns_exactly_the_matching_devices_get_programs() -> None:
     devices = ETH0, VETH, device("vxlan"), device("tun", ifindex=8, name="tap0")
     assert roles(*devices, context=using(SocketLb.ON, "veth*", "x?")) == {"x0": TUNNEL, "veth1": POD}
     assert roles(*devices, context=using(SocketLb.HOST, "eth[12]"), pods=True, bypassing={9}) == {}
 
 
-def test_what_matches_and_is_nothing_that_we_know_is_an_uplink() -> None:
+def test_a_matching_device_without_role_is_an_uplink() -> None:
     assert role(device("dummy"), context=using(SocketLb.ON, "x0")) is UPLINK
 
 
 @pytest.mark.parametrize("pattern", ["*", "lo", "eth0"])
-def test_no_pattern_takes_loopback_or_leaves_it_out(pattern: str) -> None:
+def test_patterns_do_not_apply_to_loopback(pattern: str) -> None:
     assert "lo" not in roles(LO, ETH0, context=using(SocketLb.ON, pattern))
     assert "lo" in roles(LO, ETH0, context=using(SocketLb.OFF, pattern))
 
 
-def test_the_case_of_a_pattern_counts() -> None:
+def test_patterns_are_case_sensitive() -> None:
     assert roles(ETH0, context=using(SocketLb.ON, "ETH*")) == {}
 
 
-# What a plan says of a device
+# Device plans
 
 
 def masquerade(one: Device, *others: Device) -> tuple[str | None, str | None]:
@@ -262,35 +262,35 @@ def masquerade(one: Device, *others: Device) -> tuple[str | None, str | None]:
     return tuple(each and format_address(each) for each in (plan.v4, plan.v6))  # type: ignore[return-value]
 
 
-def test_the_first_address_of_a_device_is_what_it_masquerades_with() -> None:
+def test_a_device_masquerades_with_its_first_address_of_each_family() -> None:
     eth = device("", "198.51.100.1", "198.51.100.2", "2001:db8:1::1", "2001:db8:1::2")
     assert masquerade(eth, ETH0) == ("198.51.100.1", "2001:db8:1::1")
 
 
-def test_each_family_is_looked_for_by_itself() -> None:
+def test_the_masquerade_address_of_each_family_is_found_separately() -> None:
     six = Device(3, "dummy0", "dummy", ETHERNET, True, addresses=(parse_address("2001:db8::10"),))
     assert masquerade(device("", "198.51.100.1"), ETH0, six) == ("198.51.100.1", "2001:db8::10")
 
 
-def test_a_port_has_the_address_of_its_bridge() -> None:
+def test_a_port_masquerades_with_the_address_of_its_bridge() -> None:
     assert masquerade(part("veth"), bridge("10.1.0.1"), ETH0) == ("10.1.0.1", None)
 
 
-def test_a_device_without_address_has_the_nodes_as_far_as_that_is_here() -> None:
+def test_a_device_without_address_masquerades_with_the_nodes_local_address() -> None:
     assert masquerade(VETH, ETH0) == ("192.0.2.10", None)
 
 
-def test_without_a_local_address_of_the_node_it_is_that_of_the_default_route() -> None:
+def test_without_a_local_node_address_the_default_routes_device_provides_it() -> None:
     other = ETH0._replace(addresses=tuple(map(parse_address, ("198.51.100.1", "2001:db8:1::1"))))
     unrouted = device("", "203.0.113.1", default_route=False, ifindex=1)
     assert masquerade(VETH, unrouted, other) == ("198.51.100.1", "2001:db8:1::1")
 
 
-def test_a_node_without_addresses_masquerades_with_nothing() -> None:
+def test_a_node_without_addresses_has_no_masquerade_address() -> None:
     assert masquerade(VETH) == (None, None)
 
 
-def test_a_device_has_an_ethernet_header_or_none() -> None:
+def test_layer3_is_set_for_devices_without_ethernet_header() -> None:
     devices = LO, ETH0, device("wireguard", link_type=NO_HEADER)
     plans = plan_devices(devices, NODE, using(SocketLb.OFF), False, ())
     assert [(each.name, each.layer3) for each in plans] == [("lo", False), ("eth0", False), ("x0", True)]
@@ -312,7 +312,7 @@ _DEVICES = st.builds(
 
 @st.composite
 def _hosts(draw: st.DrawFn) -> Sequence[Device]:
-    """Devices with indexes from 1 on, some of them parts of others."""
+    """Devices with ifindexes from 1, some of them ports of others."""
     drawn = draw(st.lists(_DEVICES, max_size=6))
     kinds = {number: each.kind for number, each in enumerate(drawn, 1)}
     return [
@@ -329,7 +329,7 @@ def _hosts(draw: st.DrawFn) -> Sequence[Device]:
     st.booleans(),
     st.sets(st.integers(1, 6)),
 )
-def test_the_order_in_which_devices_are_told_is_of_no_matter(
+def test_the_order_of_devices_does_not_matter(
     devices: Sequence[Device],
     random: Any,
     socket_lb: SocketLb,

@@ -1,4 +1,4 @@
-"""Whatever is in the cluster, it is planned: broken objects through parse, tracker, plan and render.
+"""Every cluster can be planned: broken objects through parse, tracker, plan and render.
 
 A short run; `make fuzz` makes it a long one by --junk.
 """
@@ -18,7 +18,7 @@ from ebpfproxy.model.address import Network, parse_network
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.service import NamespacedName
 from ebpfproxy.plan.claims import Claims
-from ebpfproxy.plan.exposure import plan_service
+from ebpfproxy.plan.frontends import plan_service
 from ebpfproxy.plan.node_plan import plan_node
 from ebpfproxy.plan.service_plan import PlanContext, ServicePortPlan
 from tests.support.junk import junk_objects
@@ -30,7 +30,7 @@ BATCH = 50
 
 
 class Planner:
-    """As the agent does it: only what changed is planned again."""
+    """Plans only what changed, as the agent does."""
 
     def __init__(self) -> None:
         self.tracker = Tracker(started=0.0)
@@ -42,7 +42,7 @@ class Planner:
         self.tracker.fold(event)
 
     def sync(self) -> dict[Key, Entry]:
-        """The entries of what changed."""
+        """Return the entries of what changed."""
         drained = self.tracker.drain()
         self.state = drained.state
         names = drained.services | (self.state.services.keys() if drained.node_changed else frozenset())
@@ -63,7 +63,7 @@ def plans_of(state: ClusterState, name: NamespacedName) -> tuple[ServicePortPlan
 
 
 def check(entry: Entry | None, key: Key) -> None:
-    """The kernel's layouts can hold it. Raises struct.error, OverflowError or AssertionError."""
+    """Check that an entry fits the map layouts. Raises struct.error, OverflowError or AssertionError."""
     if isinstance(key, Network):
         abi.NETWORK_KEY.pack(key.length, key.address)
     if not isinstance(entry, ServicePortEntry):
@@ -80,7 +80,7 @@ def check(entry: Entry | None, key: Key) -> None:
         abi.ENDPOINT.pack(address, htons(port), flags, 1)
 
 
-def test_broken_objects_are_planned_and_what_changed_is_all_that_had_to_be(
+def test_with_broken_objects_replanning_changed_services_equals_planning_all(
     request: pytest.FixtureRequest,
 ) -> None:
     planner, rendered = Planner(), 0

@@ -1,4 +1,4 @@
-"""On which addresses NodePorts answer."""
+"""Which addresses accept NodePorts."""
 
 import dataclasses
 
@@ -37,25 +37,25 @@ def answered(*cidrs: str, localhost: bool = True, primary: bool = False, bind: s
     return set(map(format_network, plan_node_ports(LOCAL, build.node(addresses=addresses), context)))
 
 
-def test_without_cidrs_every_local_address_answers() -> None:
+def test_without_cidrs_every_local_address_accepts_node_ports() -> None:
     assert answered() == set(map(format_network, LOCAL))
 
 
-def test_loopback_of_both_families_is_left_out_where_it_is_not_wanted() -> None:
+def test_without_localhost_node_ports_loopback_of_both_families_is_left_out() -> None:
     rest = {"192.0.2.10/32", "10.1.0.1/32", "2001:db8::10/128", "fe80::1/128"}
     assert answered(localhost=False) == rest
     assert answered("127.0.0.0/8", "::1/128", localhost=False) == set()
 
 
-def test_a_cidr_admits_what_lies_in_it() -> None:
+def test_only_local_addresses_in_a_cidr_accept_node_ports() -> None:
     assert answered("192.0.2.0/24", "2001:db8::/32") == {"192.0.2.10/32", "2001:db8::10/128"}
 
 
-def test_a_family_without_cidr_answers_everywhere() -> None:
+def test_a_family_without_cidr_accepts_node_ports_on_every_local_address() -> None:
     assert answered("192.0.2.0/24") == {"192.0.2.10/32", "::1/128", "2001:db8::10/128", "fe80::1/128"}
 
 
-def test_all_of_one_family_is_nothing_of_the_other() -> None:
+def test_a_cidr_of_all_ipv4_addresses_does_not_include_ipv6() -> None:
     assert answered("0.0.0.0/0", "2001:db8::/32") == {
         "127.0.0.0/8",
         "192.0.2.10/32",
@@ -64,15 +64,15 @@ def test_all_of_one_family_is_nothing_of_the_other() -> None:
     }
 
 
-def test_of_nested_networks_the_smaller_answers() -> None:
+def test_of_a_local_network_and_a_cidr_the_smaller_one_accepts_node_ports() -> None:
     assert answered("127.0.0.1/32", "::1/128") == {"127.0.0.1/32", "::1/128"}
 
 
-def test_primary_is_one_address_of_each_family_though_the_node_has_more() -> None:
+def test_primary_is_one_address_of_each_family() -> None:
     assert answered(primary=True) == {"192.0.2.10/32", "2001:db8::10/128"}
 
 
-def test_networks_are_answered_on_beside_primary() -> None:
+def test_cidrs_are_added_to_the_primary_addresses() -> None:
     assert answered("127.0.0.0/8", "::1/128", primary=True) == {
         *("127.0.0.0/8", "::1/128"),
         *("192.0.2.10/32", "2001:db8::10/128"),
@@ -81,7 +81,7 @@ def test_networks_are_answered_on_beside_primary() -> None:
     assert answered("0.0.0.0/0", "::/0", primary=True) == answered()
 
 
-def test_a_family_is_answered_everywhere_where_nothing_restricts_it() -> None:
+def test_a_family_is_unrestricted_without_cidr_and_primary_or_with_a_cidr_of_everything() -> None:
     for cidrs, primary, everywhere in (
         ((), False, {Family.IPV4, Family.IPV6}),
         (("10.0.0.0/8",), False, {Family.IPV6}),
@@ -97,7 +97,7 @@ def test_primary_is_the_bind_address_in_its_family() -> None:
     assert answered(primary=True, bind="fe80::1") == {"192.0.2.10/32", "fe80::1/128"}
 
 
-def test_primary_is_an_external_address_where_the_node_has_no_internal_one() -> None:
+def test_primary_is_an_external_address_if_the_node_has_no_internal_one() -> None:
     context = dataclasses.replace(CONTEXT, node_port_primary=True)
     outside = dataclasses.replace(
         build.node(addresses=["2001:db8::10"]),
@@ -107,20 +107,20 @@ def test_primary_is_an_external_address_where_the_node_has_no_internal_one() -> 
     assert set(map(format_network, nets)) == {"192.0.2.10/32", "2001:db8::10/128"}
 
 
-def test_a_bind_address_means_nothing_where_primary_is_not_asked_for() -> None:
+def test_a_bind_address_does_not_restrict_node_ports_without_primary() -> None:
     assert answered(bind="10.1.0.1") == answered()
 
 
-def test_primary_is_nothing_where_the_nodes_address_is_not_local() -> None:
+def test_a_primary_address_that_is_not_local_is_left_out() -> None:
     assert answered(primary=True, bind="198.51.100.1") == {"2001:db8::10/128"}
 
 
-def test_primary_is_nothing_while_the_node_is_unknown() -> None:
+def test_while_the_node_is_unknown_there_is_no_primary_address() -> None:
     context = dataclasses.replace(CONTEXT, node_port_primary=True)
     assert plan_node_ports(LOCAL, None, context) == frozenset()
 
 
-def test_loopback_is_cut_out_of_a_local_network_that_holds_it() -> None:
+def test_loopback_is_excluded_from_a_local_network_that_contains_it() -> None:
     context = dataclasses.replace(CONTEXT, localhost_node_ports=False)
     nets = plan_node_ports(frozenset(networks(["0.0.0.0/0"])), None, context)
     assert len(nets) == 8
@@ -147,7 +147,7 @@ def _networks(draw: st.DrawFn) -> Network:
 
 
 @given(st.frozensets(_networks(), max_size=4), st.lists(_networks(), max_size=3), st.booleans(), _ADDRESSES)
-def test_an_address_answers_exactly_where_it_is_local_and_chosen(
+def test_an_address_accepts_node_ports_if_and_only_if_it_is_local_and_selected(
     local: frozenset[Network], cidrs: list[Network], localhost: bool, address: Address
 ) -> None:
     context = dataclasses.replace(CONTEXT, node_port_cidrs=tuple(cidrs), localhost_node_ports=localhost)

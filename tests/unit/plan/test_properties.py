@@ -1,4 +1,4 @@
-"""The plan of any cluster: compared with the reference, and indifferent to the order of its input."""
+"""Plans of random clusters equal the reference and do not depend on the order of the input."""
 
 import dataclasses
 import itertools
@@ -12,7 +12,7 @@ from ebpfproxy.model.address import Family
 from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import Service, ServicePortName
-from ebpfproxy.plan.exposure import plan_service
+from ebpfproxy.plan.frontends import plan_service
 from ebpfproxy.plan.service_plan import (
     FrontendPlan,
     NoEndpointAction,
@@ -31,7 +31,7 @@ Exposed = tuple[Service, tuple[EndpointSlice, ...]]
 
 
 def _outcome(plan: ServicePortPlan, frontend: FrontendPlan, policy_result: PolicyResult) -> Outcome:
-    """What a backend that follows the plan does."""
+    """Return the result of a backend that follows the plan."""
     in_scope = frozenset(
         (endpoint.address, endpoint.port)
         for endpoint in plan.endpoints
@@ -44,7 +44,7 @@ def _outcome(plan: ServicePortPlan, frontend: FrontendPlan, policy_result: Polic
 
 @settings(max_examples=400)
 @given(exposed_services(), NODES, CONTEXTS)
-def test_who_reaches_what_is_as_in_the_reference(
+def test_the_result_for_every_client_equals_the_reference(
     exposed: Exposed, node: Node | None, context: PlanContext
 ) -> None:
     service, slices = exposed
@@ -66,7 +66,7 @@ def test_who_reaches_what_is_as_in_the_reference(
 
 
 @given(exposed_services(), NODES, CONTEXTS, st.randoms(use_true_random=False))
-def test_the_order_of_slices_endpoints_and_ports_is_of_no_matter(
+def test_the_order_of_slices_endpoints_and_ports_does_not_matter(
     exposed: Exposed, node: Node | None, context: PlanContext, chance: random.Random
 ) -> None:
     service, slices = exposed
@@ -85,9 +85,7 @@ def _shuffled(items: tuple[T, ...], chance: random.Random) -> tuple[T, ...]:
 
 
 @given(exposed_services(), NODES, CONTEXTS)
-def test_every_endpoint_that_is_used_can_answer(
-    exposed: Exposed, node: Node | None, context: PlanContext
-) -> None:
+def test_every_used_endpoint_serves(exposed: Exposed, node: Node | None, context: PlanContext) -> None:
     service, slices = exposed
     for plan in plan_service(service, slices, node, context):
         listed = [(endpoint.address, endpoint.port) for endpoint in plan.endpoints]

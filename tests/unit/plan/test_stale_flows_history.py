@@ -1,4 +1,4 @@
-"""Clients that never fall silent, through any history of Services."""
+"""Random histories of Services, with clients that never stop sending."""
 
 from collections.abc import Iterable
 
@@ -14,10 +14,10 @@ from tests.unit.plan.udp_flows import LOCAL, NODE, UDP, Flow, flow, gone, place,
 
 
 class World:
-    """Services, what the rules in force send where, and the flows of clients that never fall silent.
+    """Services, the rules in force, and the flows of clients that never stop sending.
 
-    Whoever has an entry keeps it; whoever has none gets one by the rules of the moment. Only where a look is
-    asked for are stale entries ended.
+    A client with an entry keeps it. A client without one gets it from the current rules. Stale entries are
+    ended only when a search is requested.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class World:
         key = client, to
         if key not in self.entries:
             targets = self._targets(to)
-            if targets is None and choice == 0:  # somebody else's rule
+            if targets is None and choice == 0:  # a rule of another program
                 self.entries[key] = flow(to, "10.9.9.9:99")
                 self.foreign.add(key)
             elif targets:
@@ -54,7 +54,7 @@ class World:
             self.flows.forget_gone(of)
 
     def black_holes(self) -> Iterable[Flow]:
-        """Entries that go on to where no rule would send their packets, though rules would send them."""
+        """Yield entries that continue to an endpoint to which no current rule would send them."""
         for (client, to), entry in self.entries.items():
             targets = self._targets(to)
             answers = entry.reply_source, entry.reply_source_port
@@ -64,7 +64,7 @@ class World:
                 yield entry
 
     def _targets(self, to: str) -> list[tuple[Address, int]] | None:
-        """None where no frontend is."""
+        """Return the endpoints of a frontend, None if there is no such frontend."""
         address, number = place(to)
         for wanted in (address, parse_address("0.0.0.0")):
             for each in self.plans.values():
@@ -86,7 +86,7 @@ SENDING = st.lists(st.tuples(st.sampled_from("ab"), SENT, st.integers(0, 3)), ma
 
 @settings(max_examples=300)
 @given(st.lists(st.tuples(CHANGES, SENDING), max_size=8))
-def test_no_client_is_left_in_a_black_hole_and_nobody_elses_flow_is_ended(
+def test_no_flow_keeps_a_wrong_endpoint_and_no_foreign_flow_is_ended(
     history: list[tuple[list[tuple[int, tuple[list[Endpoint], int] | None]], list[tuple[str, str, int]]]],
 ) -> None:
     world = World()

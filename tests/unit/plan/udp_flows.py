@@ -1,11 +1,11 @@
-"""Short ways to write tracked flows, and the plans of a DNS Service."""
+"""Builders of tracked flows and of the plans of a DNS Service."""
 
 from typing import NamedTuple
 
 from ebpfproxy.model.address import Address, Protocol, parse_address
 from ebpfproxy.model.endpoint import Endpoint, EndpointPort
 from ebpfproxy.model.service import ServiceType, TrafficPolicy
-from ebpfproxy.plan.exposure import plan_service
+from ebpfproxy.plan.frontends import plan_service
 from ebpfproxy.plan.service_plan import PlanKey, ServicePortPlan
 from tests.support import build
 from tests.support.build import CONTEXT, endpoint, networks, port, slice_of
@@ -34,7 +34,7 @@ def place(text: str) -> tuple[Address, int]:
 
 
 def flow(sent: str, answers: str = "", *, protocol: int = UDP, zone: int = 0) -> Flow:
-    """Sent there, and answered from somewhere else, or by whom it was sent to."""
+    """Return a flow to `sent` that `answers` answers; without `answers` it is not translated."""
     return Flow(protocol, *place(sent), *place(answers or sent), bool(answers), zone)
 
 
@@ -48,7 +48,7 @@ def plan(
     policy: TrafficPolicy = TrafficPolicy.CLUSTER,
     target: int = 5353,
 ) -> dict[PlanKey, ServicePortPlan | None]:
-    """The plans of a Service with port 53, whose endpoints have the port `target`, by their keys."""
+    """Return the plans, by key, of a Service with port 53 whose endpoints have the port `target`."""
     service = build.service(
         called,
         port(53, protocol=protocol, node_port=node_port),

@@ -44,9 +44,9 @@ def test_a_skipped_test_is_unexpected_unless_the_table_has_its_reason() -> None:
     assert unexpected(found, kernel) == ["a: E  one", "c: skipped: no dummy"]
 
 
-def test_the_table_shows_a_rejected_program() -> None:
+def test_a_rejected_program_is_marked_in_the_tables() -> None:
     cost = {"instructions": 7, "verified": 1234, "load_ms": 2.4, "rejection": ""}
     costs = {"5.10.0": {"connect4": cost}, "6.1.0": {"connect4": cost | {"rejection": "no"}}}
     text = written(costs, {"5.10.0": {"mode": "ebpf", "missing": {"ebpf": ["bpf_set_retval"]}}})
-    assert "| `connect4` | 1 234 | rejected |" in text
+    assert "| `connect4` | 1,234 | rejected |" in text
     assert "| 5.10.0 | `ebpf` | `bpf_set_retval` |" in text

@@ -14,7 +14,7 @@ from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.errors import NotFound
 from ebpfproxy.linux.bpf.bpf import Map
 from ebpfproxy.model.address import protocol_name
-from ebpfproxy.model.traffic import ServiceTraffic
+from ebpfproxy.model.counters import ServiceTraffic
 
 _U32 = struct.Struct("=I")
 _U64 = struct.Struct("=Q")
@@ -68,9 +68,9 @@ def _summed(value: bytes) -> Sequence[int]:
 
 
 class Readings:
-    """Reads pinned maps by its own file descriptors. For any thread. Close with `close`.
+    """Reads pinned maps through its own file descriptors. For any thread. Close with `close`.
 
-    All methods raise KernelError. After `close` they raise NotFound.
+    All methods raise KernelError; after `close`, NotFound.
     """
 
     _NAMES = ("counters", "traffic", "service_names")

@@ -24,7 +24,7 @@ from ebpfproxy.model.address import Address, Family, Network, Protocol, contains
 from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import Service, ServicePortName
-from ebpfproxy.plan.exposure import plan_service
+from ebpfproxy.plan.frontends import plan_service
 from ebpfproxy.plan.service_plan import (
     Frontend,
     FrontendKind,

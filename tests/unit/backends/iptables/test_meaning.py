@@ -1,4 +1,4 @@
-"""What the rules do with packets is what the plan says, for random Services; worked out from their text."""
+"""The rules treat packets as the plan requires, for random Services. A model evaluates their text."""
 
 import itertools
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import Service
 from ebpfproxy.plan.claims import Claims
-from ebpfproxy.plan.exposure import plan_service
+from ebpfproxy.plan.frontends import plan_service
 from ebpfproxy.plan.service_plan import (
     DetectLocal,
     FrontendKind,
@@ -63,14 +63,14 @@ class Client(NamedTuple):
 def test_a_packet_is_treated_as_planned(
     exposed: tuple[Service, tuple[EndpointSlice, ...]], node: Node | None, context: PlanContext
 ) -> None:
-    plans = settled(exposed, node, context)
+    plans = claimed_plans(exposed, node, context)
     for family in Family:
         entries = node_entries(NODE_PLAN, family, SETTINGS)
         for plan in plans:
             if plan.family is family:
                 entries.update(service_entries(plan))
         rules = ruleset(entries)
-        for plan, frontend in dialled(plans, family):
+        for plan, frontend in frontends_of(plans, family):
             for client in clients(plan, frontend):
                 found = outcomes(rules, packet(plan, frontend, client))
                 assert found == expected(plan, frontend, client), (plan, frontend, client)
@@ -78,11 +78,11 @@ def test_a_packet_is_treated_as_planned(
 
 @given(exposed_services(), NODES, CONTEXTS)
 @settings(max_examples=100, deadline=None)
-def test_chains_are_there_where_something_jumps_to_them_and_nowhere_else(
+def test_a_chain_exists_exactly_if_a_rule_jumps_to_it(
     exposed: tuple[Service, tuple[EndpointSlice, ...]], node: Node | None, context: PlanContext
 ) -> None:
     known = {name for _, name in (*SHARED_CHAINS, *NODE_CHAINS)}
-    for plan in settled(exposed, node, context):
+    for plan in claimed_plans(exposed, node, context):
         entries = service_entries(plan)
         own = {key.name for key in entries if isinstance(key, Chain)}
         targets = {text.rpartition("-j ")[2].split(" ")[0] for text in texts(entries) if "-j " in text}
@@ -91,33 +91,34 @@ def test_chains_are_there_where_something_jumps_to_them_and_nowhere_else(
 
 @given(exposed_services(), NODES, CONTEXTS)
 @settings(max_examples=100, deadline=None)
-def test_two_plans_have_no_key_in_common_but_where_one_load_balancer_asks_for_both(
+def test_two_plans_share_a_key_only_if_one_load_balancer_needs_both(
     exposed: tuple[Service, tuple[EndpointSlice, ...]], node: Node | None, context: PlanContext
 ) -> None:
-    """That exception takes two ports of one name, which the API server does not admit."""
-    for one, other in itertools.combinations(settled(exposed, node, context), 2):
+    """The exception requires two ports of one name, which the API server rejects."""
+    for one, other in itertools.combinations(claimed_plans(exposed, node, context), 2):
         both = service_entries(one).keys() & service_entries(other).keys()
         assert all(isinstance(key, Rule) and "health check" in key.text for key in both)
         assert not both or str(one.name) == str(other.name)
 
 
-def settled(
+def claimed_plans(
     exposed: tuple[Service, tuple[EndpointSlice, ...]], node: Node | None, context: PlanContext
 ) -> tuple[ServicePortPlan, ...]:
-    """No two of them have a frontend in common."""
+    """Return the plans of a Service after the claims: no two have a frontend in common."""
     service, slices = exposed
     return Claims().update(service.name, plan_service(service, slices, node, context)).plans
 
 
-def dialled(
+def frontends_of(
     plans: tuple[ServicePortPlan, ...], family: Family
 ) -> Iterator[tuple[ServicePortPlan, FrontendPlan]]:
     return ((plan, each) for plan in plans if plan.family is family for each in plan.frontends)
 
 
 def clients(plan: ServicePortPlan, frontend: FrontendPlan) -> Iterator[Client]:
-    """Some of each class that there is, endpoints among them; the node dials from its own address and from
-    the one that it dials."""
+    """Yield clients of each existing class, including endpoints. The node connects from its own address and
+    from the frontend address.
+    """
     traffic = plan.local_traffic
     by_device = traffic.interface if traffic else ""
     network = traffic.network if traffic else None
@@ -136,7 +137,10 @@ def clients(plan: ServicePortPlan, frontend: FrontendPlan) -> Iterator[Client]:
 
 
 def packet(plan: ServicePortPlan, frontend: FrontendPlan, client: Client) -> Packet:
-    """To a NodePort at the node's own address. A load balancer's is local where it is a source, too."""
+    """Return the packet to a frontend, for a NodePort to the node's address.
+
+    A load balancer's address is local if it is also the source.
+    """
     address, port, _ = frontend.frontend
     to_node = frontend.kind is FrontendKind.NODE_PORT
     own = client.device == ""
@@ -175,7 +179,9 @@ def expected(plan: ServicePortPlan, frontend: FrontendPlan, client: Client) -> s
 
 
 def admitted(frontend: FrontendPlan, client: Client) -> bool:
-    """The node dials from the address that it dials; its other addresses are as anybody's."""
+    """Return whether source ranges allow the client. The node uses the destination as its source; its other
+    addresses are treated like any client's.
+    """
     if client.address == frontend.frontend.address and frontend.node_admitted:
         return True
     return any(contains(net, client.address) for net in frontend.source_ranges)

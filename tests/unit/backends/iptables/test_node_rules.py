@@ -1,4 +1,4 @@
-"""What is there once, whatever Services there are."""
+"""The rules of the node, which do not depend on Services."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def node(*answering: str, everywhere: bool = True) -> NodePlan:
 
 
 def last_rules(plan: NodePlan, family: Family) -> list[str]:
-    """Those about NodePorts, without what they have in common."""
+    """Return the rules about NodePorts, without their common parts."""
     entries = node_entries(plan, family, SETTINGS)
     rules = [key for key, place in entries.items() if place is RulePosition.LAST]
     assert all(
@@ -34,7 +34,7 @@ def last_rules(plan: NodePlan, family: Family) -> list[str]:
 
 
 @BOTH
-def test_every_chain_that_a_plan_can_write_in_is_made_by_the_node(family: Family) -> None:
+def test_the_node_creates_every_shared_chain(family: Family) -> None:
     entries = node_entries(node(), family, SETTINGS)
     assert {key: entry for key, entry in entries.items() if isinstance(key, SharedChain)} == {
         SharedChain(family, table, name): () for table, name in SHARED_CHAINS
@@ -44,7 +44,7 @@ def test_every_chain_that_a_plan_can_write_in_is_made_by_the_node(family: Family
 
 
 @BOTH
-def test_a_new_chain_is_full_where_kube_proxys_is(family: Family) -> None:
+def test_the_same_chains_as_in_kube_proxy_have_rules(family: Family) -> None:
     entries = node_entries(node(), family, SETTINGS)
     assert entries[Chain(family, NAT, "KUBE-POSTROUTING")] == (
         "-m mark ! --mark 0x4000/0x4000 -j RETURN",
@@ -62,7 +62,7 @@ def test_a_new_chain_is_full_where_kube_proxys_is(family: Family) -> None:
         assert entries[Chain(family, table, "KUBE-PROXY-CANARY")] == ()
 
 
-def test_settings_change_what_they_are_about() -> None:
+def test_each_setting_changes_its_rules() -> None:
     settings = IptablesSettings(masquerade_bit=31, random_fully=False, tcp_be_liberal=True)
     changed, plain = node_entries(node(), V4, settings), node_entries(node(), V4, SETTINGS)
     differing = {key for key in plain if changed.get(key) != plain[key]}
@@ -77,8 +77,10 @@ def test_settings_change_what_they_are_about() -> None:
     assert "INVALID" not in str(changed[forward])
 
 
-def test_the_jumps_come_to_stand_as_kube_proxy_prepends_them() -> None:
-    """The last of iptablesJumpChains in proxier.go is on top; here the top rule of each chain comes first."""
+def test_jumps_have_the_order_of_kube_proxy() -> None:
+    """The last entry of iptablesJumpChains in proxier.go is on top. Here, the top rule of each chain comes
+    first.
+    """
     rules = ruleset(node_entries(node(), V4, SETTINGS))
     found = {chain: texts for chain, texts in rules.items() if not chain[1].startswith("KUBE-")}
     new = "-m conntrack --ctstate NEW "
@@ -107,7 +109,7 @@ def test_the_jumps_come_to_stand_as_kube_proxy_prepends_them() -> None:
     }
 
 
-def test_loopback_is_guarded_in_ipv4_whatever_answers_there() -> None:
+def test_ipv4_always_has_the_guard_of_loopback() -> None:
     guard = Rule(V4, FILTER, "KUBE-FIREWALL", LOCALNET_GUARD)
     for plan in (node(), node("127.0.0.0/8"), node("192.0.2.10/32", everywhere=False)):
         assert node_entries(plan, V4, SETTINGS)[guard] is RulePosition.ANYWHERE
@@ -116,44 +118,44 @@ def test_loopback_is_guarded_in_ipv4_whatever_answers_there() -> None:
         )
 
 
-def test_every_local_address_answers_where_nothing_restricts_it() -> None:
+def test_node_ports_answer_on_every_local_address_by_default() -> None:
     assert last_rules(node("192.0.2.10/32", "127.0.0.0/8"), V4) == ["* -m addrtype --dst-type LOCAL"]
 
 
-def test_loopback_does_not_answer_where_it_is_not_to() -> None:
+def test_node_ports_do_not_answer_on_excluded_loopback() -> None:
     assert not answers_on_loopback(node("192.0.2.10/32", "::1/128"))
     assert last_rules(node("192.0.2.10/32"), V4) == ["! -d 127.0.0.0/8 * -m addrtype --dst-type LOCAL"]
 
 
 @pytest.mark.parametrize("local", ["0.0.0.0/0", "127.0.0.0/8", "127.0.0.1/32"])
-def test_loopback_answers_if_any_part_of_it_is_to(local: str) -> None:
+def test_node_ports_answer_on_loopback_if_a_part_of_it_is_included(local: str) -> None:
     assert answers_on_loopback(node(local))
     assert last_rules(node(local), V4) == ["* -m addrtype --dst-type LOCAL"]
 
 
 @pytest.mark.parametrize("local", ["::1/128", "2001:db8::10/128", "::/0"])
-def test_the_loopback_of_ipv6_never_answers(local: str) -> None:
-    """What is sent from ::1 does not leave the node, whatever its destination becomes."""
+def test_node_ports_never_answer_on_loopback_of_ipv6(local: str) -> None:
+    """A packet from ::1 does not leave the node, whatever its destination becomes."""
     assert last_rules(node(local), V6) == ["! -d ::1/128 * -m addrtype --dst-type LOCAL"]
 
 
-def test_restricted_to_some_addresses_each_of_them_has_a_rule() -> None:
+def test_each_address_for_node_ports_has_a_rule() -> None:
     plan = node("192.0.2.10/32", "127.0.0.1/32", "::1/128", "2001:db8::10/128", everywhere=False)
     assert last_rules(plan, V4) == ["-d 127.0.0.1/32 *", "-d 192.0.2.10/32 *"]
     assert last_rules(plan, V6) == ["-d 2001:db8::10/128 *"]
 
 
-def test_restricted_to_addresses_that_are_not_here_none_answers() -> None:
+def test_without_matching_local_addresses_there_is_no_rule() -> None:
     plan = node(everywhere=False)
     assert last_rules(plan, V4) == last_rules(plan, V6) == []
 
 
-def test_a_family_can_be_restricted_alone() -> None:
+def test_addresses_can_be_restricted_for_one_family_only() -> None:
     plan = NodePlan(frozenset(), frozenset(map(parse_network, ("192.0.2.10/32",))), (), frozenset({V6}))
     assert last_rules(plan, V4) == ["-d 192.0.2.10/32 *"]
     assert last_rules(plan, V6) == ["! -d ::1/128 * -m addrtype --dst-type LOCAL"]
 
 
-def test_addresses_that_are_a_whole_family_need_no_match() -> None:
-    """AnyIP within CIDRs that are everything only together; the tools print no "-d 0.0.0.0/0"."""
+def test_addresses_that_cover_a_family_have_no_match() -> None:
+    """AnyIP routes for CIDRs that only together cover everything. The tools print no "-d 0.0.0.0/0"."""
     assert last_rules(node("0.0.0.0/0", everywhere=False), V4) == ["*"]

@@ -1,4 +1,4 @@
-"""What is told where this machine lacks something."""
+"""The findings of a machine that lacks features for mode iptables."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -18,7 +18,9 @@ Lacking = Callable[..., None]
 
 @pytest.fixture
 def lacking(monkeypatch: pytest.MonkeyPatch) -> Lacking:
-    """Have tools of the backend nft, for these families, that reject rules with one of these words."""
+    """Install tools of the backend nft for these families, which reject rules that contain one of these
+    words.
+    """
 
     def made(*words: str, families: tuple[Family, ...] = tuple(Family)) -> None:
         def find(family: Family, tool_backend: ToolBackend) -> Iptables:
@@ -46,35 +48,35 @@ def is_usable() -> bool:
 
 
 def missing() -> dict[str, bool]:
-    """What is, each with whether it is needed."""
+    """Return the missing features, each with whether it is needed."""
     return {each.feature: each.needed for each in probe() if not each.present}
 
 
-def test_where_nothing_is_refused_nothing_is_missing(lacking: Lacking) -> None:
+def test_without_rejected_rules_nothing_is_missing(lacking: Lacking) -> None:
     lacking()
     assert missing() == {}
     assert is_usable()
 
 
-def test_without_a_tool_what_to_install_is_told(lacking: Lacking) -> None:
+def test_without_a_tool_the_remedy_names_what_to_install(lacking: Lacking) -> None:
     lacking(families=())
     (finding,) = probe()
     assert finding.needed
     assert "apt-get install iptables" in finding.remedy
 
 
-def test_what_is_refused_is_missing_and_nothing_else(lacking: Lacking) -> None:
+def test_only_the_rejected_kind_of_rule_is_missing(lacking: Lacking) -> None:
     lacking("statistic")
-    assert missing() == {"choice at random (iptables-nft)": True, "choice at random (ip6tables-nft)": True}
+    assert missing() == {"random choice (iptables-nft)": True, "random choice (ip6tables-nft)": True}
     assert not is_usable()
 
 
-def test_without_a_thing_that_few_services_need_the_others_are_served(lacking: Lacking) -> None:
+def test_without_rarely_needed_features_the_mode_is_usable(lacking: Lacking) -> None:
     lacking("sctp", "recent", "--random-fully")
     assert set(missing().values()) == {False}
     assert is_usable()
-    told = [finding.missing for finding in probe() if finding.feature.startswith("SCTP")]
-    assert told == ["ports with the protocol SCTP are not served"] * 2
+    limitations = [finding.missing for finding in probe() if finding.feature.startswith("SCTP")]
+    assert limitations == ["ports with the protocol SCTP are not served"] * 2
 
 
 @pytest.mark.parametrize("served", Family)
@@ -85,22 +87,25 @@ def test_a_machine_that_lacks_one_family_serves_the_other(served: Family, lackin
     assert is_usable()
 
 
-def test_what_is_needed_comes_first(lacking: Lacking) -> None:
+def test_needed_features_come_first(lacking: Lacking) -> None:
     lacking("sctp")
     needed = [finding.needed for finding in probe()]
     assert needed == sorted(needed, reverse=True)
 
 
-def test_every_sort_is_a_rule_of_its_own() -> None:
-    assert len({sort.rule for sort in probes._SORTS}) == len(probes._SORTS)
+def test_every_kind_of_rule_is_tried_separately() -> None:
+    assert len({sort.rule for sort in probes._RULE_KINDS}) == len(probes._RULE_KINDS)
 
 
-def test_who_may_not_make_a_network_namespace_to_try_rules_in_may_serve_all_the_same(
+def test_the_mode_is_usable_if_no_network_namespace_can_be_created(
     lacking: Lacking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @contextlib.contextmanager
     def rejected() -> Iterator[None]:
-        raise Rejected("unshare: Operation not permitted", "it takes the capability CAP_SYS_ADMIN")
+        raise Rejected(
+            "cannot create a network namespace: Operation not permitted",
+            "run with the capability CAP_SYS_ADMIN",
+        )
         yield
 
     lacking()

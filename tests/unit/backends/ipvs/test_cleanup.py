@@ -1,4 +1,4 @@
-"""Which chains are this mode's to remove."""
+"""The chains that the cleanup of mode ipvs removes."""
 
 from ebpfproxy.backends.iptables import cleanup as removal_of_iptables
 from ebpfproxy.backends.ipvs import cleanup
@@ -23,13 +23,13 @@ IPTABLES: dict[tuple[str, str], list[str]] = {
 }
 
 
-def test_while_this_mode_serves_the_mode_iptables_leaves_it_its_chains() -> None:
+def test_cleanup_of_mode_iptables_keeps_the_chains_of_mode_ipvs_that_serves() -> None:
     chains = OURS | {OF_A_SERVICE: []}
     assert removal_of_iptables.leftovers(chains) == {OF_A_SERVICE}
     assert cleanup.leftovers(chains) == OURS.keys()
 
 
-def test_while_the_mode_iptables_serves_this_one_leaves_it_its_chains() -> None:
+def test_cleanup_of_mode_ipvs_keeps_the_chains_of_mode_iptables_that_serves() -> None:
     chains = (
         OURS | IPTABLES | {key: [] for key in OURS if key[1] in ("KUBE-POSTROUTING", "KUBE-PROXY-FIREWALL")}
     )
@@ -37,7 +37,7 @@ def test_while_the_mode_iptables_serves_this_one_leaves_it_its_chains() -> None:
     assert (NAT, "KUBE-LOAD-BALANCER") in cleanup.leftovers(chains)
 
 
-def test_all_that_the_node_has_is_known_as_ours() -> None:
+def test_entries_of_the_node_are_recognized_as_own() -> None:
     for key in node_entries(NodePlan(), Family.IPV6, IpvsSettings()):
         if isinstance(key, Chain | SharedChain):
             assert LAYOUT.chain_key(key.family, key.table, key.name) == key
@@ -45,6 +45,6 @@ def test_all_that_the_node_has_is_known_as_ours() -> None:
             assert LAYOUT.is_own(key)
 
 
-def test_no_two_sets_have_one_name_and_none_is_too_long() -> None:
+def test_set_names_are_unique_and_not_too_long() -> None:
     assert len(NAMES) == 40
     assert max(map(len, NAMES)) <= 31

@@ -1,4 +1,4 @@
-"""NodePorts times addresses: what the kernel holds of them, and back."""
+"""NodePorts and addresses are expanded into kernel objects and collapsed again."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,7 @@ from ebpfproxy.backends.delta import applied, diff
 from ebpfproxy.backends.interface import Delta
 from ebpfproxy.backends.ipvs import sets
 from ebpfproxy.backends.ipvs.entries import Entry, Key, Member, Server, ServerEntry
-from ebpfproxy.backends.ipvs.node_port_expansion import Product
+from ebpfproxy.backends.ipvs.node_port_expansion import NodePortExpansion
 from ebpfproxy.linux.ipvs.messages import Flag
 from ebpfproxy.model.address import Family, Protocol, format_address, parse_address
 from ebpfproxy.plan.service_plan import Frontend
@@ -37,18 +37,18 @@ def dropped(text: str) -> Member:
 
 
 class Kernel:
-    """Holds what it is told, as a backend's kernel does; `product` may be that of another run."""
+    """A kernel with the objects that were written. `expansion` may be that of another run."""
 
     def __init__(self) -> None:
         self.held: dict[Key, Entry] = {}
-        self.product = Product()
+        self.expansion = NodePortExpansion()
 
     def bring(self, wanted: Mapping[Key, Entry]) -> None:
-        change = self.product.expanded(diff(self.product.collapsed(self.held), wanted))
+        change = self.expansion.expand(diff(self.expansion.collapse(self.held), wanted))
         self.held = applied(self.held, change)
 
     def read(self) -> dict[Key, Entry]:
-        return self.product.collapsed(self.held)
+        return self.expansion.collapse(self.held)
 
 
 def servers(kernel: Kernel) -> list[str]:
@@ -70,15 +70,15 @@ def test_a_node_port_is_a_virtual_server_on_each_address() -> None:
     assert kernel.read() == wanted
 
 
-def test_a_new_address_gets_what_all_others_have_and_one_that_is_gone_loses_it() -> None:
+def test_a_new_address_gets_all_node_ports_and_a_removed_one_loses_them() -> None:
     kernel = Kernel()
     kernel.bring({address(ONE): True, server("0.0.0.0"): served()})
     delta: Delta[Key, Entry] = Delta({address(TWO): True}, frozenset({address(ONE)}))
-    kernel.held = applied(kernel.held, kernel.product.expanded(delta))
+    kernel.held = applied(kernel.held, kernel.expansion.expand(delta))
     assert servers(kernel) == [TWO]
 
 
-def test_without_an_address_what_is_wanted_is_remembered_since_nobody_could_tell() -> None:
+def test_without_an_address_general_entries_are_reported_as_present() -> None:
     kernel = Kernel()
     wanted: World = {server("0.0.0.0"): served()}
     kernel.bring(wanted)
@@ -88,7 +88,7 @@ def test_without_an_address_what_is_wanted_is_remembered_since_nobody_could_tell
     assert servers(kernel) == [ONE]
 
 
-def test_what_somebody_took_from_one_address_is_put_again() -> None:
+def test_an_object_that_another_program_removed_from_one_address_is_restored() -> None:
     kernel = Kernel()
     wanted: World = {address(ONE): True, address(TWO): True, server("0.0.0.0"): served()}
     kernel.bring(wanted)
@@ -98,7 +98,7 @@ def test_what_somebody_took_from_one_address_is_put_again() -> None:
     assert servers(kernel) == [ONE, TWO]
 
 
-def test_what_is_half_there_goes_wholly_where_nobody_wants_it() -> None:
+def test_an_incomplete_node_port_that_no_plan_has_is_removed_completely() -> None:
     kernel = Kernel()
     kernel.bring({address(ONE): True, address(TWO): True, server("0.0.0.0"): served()})
     del kernel.held[server(TWO)]
@@ -106,7 +106,7 @@ def test_what_is_half_there_goes_wholly_where_nobody_wants_it() -> None:
     assert servers(kernel) == []
 
 
-def test_an_external_ip_that_is_an_address_of_the_node_wins_for_its_port() -> None:
+def test_an_external_ip_that_is_an_address_of_the_node_takes_precedence_for_its_port() -> None:
     kernel = Kernel()
     own: World = {server(ONE): served("sh")}
     everywhere: World = {address(ONE): True, address(TWO): True, server("0.0.0.0"): served()}
@@ -117,7 +117,7 @@ def test_an_external_ip_that_is_an_address_of_the_node_wins_for_its_port() -> No
     assert kernel.held[server(ONE)] == served()
 
 
-def test_where_an_external_ip_wins_it_is_not_dropped_since_the_node_port_has_no_endpoint_here() -> None:
+def test_an_external_ip_with_precedence_is_not_dropped_for_the_node_ports_lack_of_local_endpoints() -> None:
     kernel = Kernel()
     own: World = {server(ONE): served("sh")}
     everywhere: World = {
@@ -136,12 +136,14 @@ def test_where_an_external_ip_wins_it_is_not_dropped_since_the_node_port_has_no_
     assert dropped(ONE) in kernel.held
 
 
-def test_what_kube_proxy_had_on_each_address_is_taken_over_without_a_gap() -> None:
-    """It has no set of the addresses: those are virtual servers by themselves, until ours stand there."""
+def test_virtual_servers_of_kube_proxy_are_taken_over_without_interruption() -> None:
+    """kube-proxy has no set of the addresses. So its virtual servers are specific entries until the agent's
+    own replace them.
+    """
     kernel = Kernel()
     kernel.held = {server(ONE): served(), server(TWO): served()}
     wanted: World = {address(ONE): True, server("0.0.0.0"): served()}
-    change = kernel.product.expanded(diff(kernel.read(), wanted))
+    change = kernel.expansion.expand(diff(kernel.read(), wanted))
     assert change.drops == {server(TWO)}
 
 
@@ -161,16 +163,16 @@ WORLDS = st.fixed_dictionaries(
 
 
 @given(st.lists(WORLDS, max_size=4), WORLDS, st.booleans())
-def test_whatever_was_before_the_kernel_comes_to_hold_what_is_wanted(
+def test_from_any_previous_state_the_kernel_reaches_the_desired_state(
     previous: list[dict[Key, Entry]], wanted: dict[Key, Entry], restarted: bool
 ) -> None:
     kernel, fresh = Kernel(), Kernel()
     for world in previous:
         kernel.bring(world)
     if restarted:
-        kernel.product = Product()
+        kernel.expansion = NodePortExpansion()
     kernel.bring(wanted)
-    kernel.bring(wanted)  # a fresh run cannot tell what is asked for by itself before it was told
+    kernel.bring(wanted)  # only after this does a fresh run know the specific keys
     fresh.bring(wanted)
     assert kernel.held == fresh.held
     assert kernel.read() == wanted

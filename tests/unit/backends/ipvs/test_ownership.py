@@ -1,4 +1,4 @@
-"""Whose virtual servers are whose."""
+"""Which virtual servers belong to Services, and which to other programs."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def frontend(address: str, port: int, protocol: Protocol = Protocol.TCP) -> Fron
 
 
 def is_own(
-    dialled: Frontend,
+    frontend_: Frontend,
     found: tuple[Key, ...] = FOUND,
     excluded: tuple[str, ...] = (),
     device: str = "10.96.0.9",
@@ -35,11 +35,11 @@ def is_own(
         [parse_network("192.0.2.1/32"), parse_network("127.0.0.0/8")],
         tuple(map(parse_network, excluded)),
     )
-    return owned.is_own(dialled)
+    return owned.is_own(frontend_)
 
 
 @pytest.mark.parametrize(
-    ("dialled", "ours"),
+    ("frontend_", "own"),
     [
         (frontend("10.96.0.1", 80), True),
         (frontend("10.96.0.1", 80, Protocol.UDP), False),
@@ -51,22 +51,22 @@ def is_own(
         (frontend("198.51.100.1", 30080), False),
     ],
 )
-def test_ours_is_what_stands_in_our_sets_or_has_an_address_on_our_device(
-    dialled: Frontend, ours: bool
+def test_a_virtual_server_is_own_if_it_is_in_a_set_or_its_address_on_kube_ipvs0(
+    frontend_: Frontend, own: bool
 ) -> None:
-    assert is_own(dialled) is ours
+    assert is_own(frontend_) is own
 
 
-def test_node_ports_of_kube_proxy_which_has_no_set_of_addresses_are_ours_on_all_of_the_nodes() -> None:
+def test_node_ports_of_kube_proxy_are_own_on_all_addresses_of_the_node() -> None:
     assert is_own(frontend(NODE, 30080), KUBE_PROXYS)
     assert not is_own(frontend(NODE, 30080), KUBE_PROXYS, excluded=("192.0.2.0/24",))
 
 
-def test_in_excluded_networks_only_what_is_known_to_the_port_is_ours() -> None:
+def test_in_excluded_networks_only_exact_frontends_are_own() -> None:
     assert not is_own(frontend("10.96.0.9", 81), excluded=("10.96.0.0/16",))
     assert is_own(frontend("10.96.0.1", 80), excluded=("10.96.0.0/16",))
     assert is_own(frontend(NODE, 30080), excluded=("192.0.2.0/24",))
 
 
-def test_where_nothing_of_ours_is_nothing_is_ours() -> None:
+def test_without_own_objects_no_virtual_server_is_own() -> None:
     assert not is_own(frontend(NODE, 30080), (), device="203.0.113.1")

@@ -1,4 +1,4 @@
-"""Virtual servers are changed as little as can be, and real servers let go of gracefully."""
+"""Virtual servers are changed as little as possible, and real servers are drained."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ NOBODY = Connections(0, 0)
 
 
 class FakeIpvs:
-    """What `kernel.ipvs` does, with operations as calls. `busy`: addresses that have connections."""
+    """Replaces `linux.ipvs`, with operations as calls. `busy`: addresses that have connections."""
 
     def __init__(self) -> None:
         self.table: dict[ServerKey, tuple[VirtualServer, dict[tuple[Address, int], RealServer]]] = {}
@@ -133,7 +133,7 @@ def weights(kernel: FakeIpvs) -> dict[RealServer, int]:
     return {real._replace(weight=1): real.weight for real in reals.values()}
 
 
-def test_only_what_differs_is_written(kernel: FakeIpvs) -> None:
+def test_only_differences_are_written(kernel: FakeIpvs) -> None:
     servers = opened()
     put(servers, entry(ONE))
     assert kernel.done == ["add server", "add real"]
@@ -143,33 +143,35 @@ def test_only_what_differs_is_written(kernel: FakeIpvs) -> None:
     assert kernel.done[2:] == ["add real", "change server"]
 
 
-def test_an_endpoint_with_connections_is_let_go_of_and_then_deleted(kernel: FakeIpvs) -> None:
+def test_an_endpoint_with_connections_is_drained_and_then_deleted(kernel: FakeIpvs) -> None:
     servers = opened()
     put(servers, entry(ONE, TWO))
     kernel.busy = {ONE.address}
     put(servers, entry(TWO))
     assert weights(kernel) == {ONE: 0, TWO: 1}
-    servers.let_go()
+    servers.delete_drained()
     assert weights(kernel) == {ONE: 0, TWO: 1}
     kernel.busy.clear()
     servers.read(lambda frontend: True)
-    servers.let_go()
+    servers.delete_drained()
     assert weights(kernel) == {TWO: 1}
 
 
-def test_one_without_connections_goes_when_a_reading_has_found_it_let_go_of(kernel: FakeIpvs) -> None:
-    """At once another CPU may be at a connection to it that is not counted yet."""
+def test_an_endpoint_without_connections_is_deleted_after_the_next_read(
+    kernel: FakeIpvs,
+) -> None:
+    """Another CPU may handle a connection to it that is not counted yet."""
     servers = opened()
     put(servers, entry(ONE, TWO))
     assert not servers.put({key(): entry(TWO)})
-    servers.let_go()
+    servers.delete_drained()
     assert weights(kernel) == {ONE: 0, TWO: 1}
     servers.read(lambda frontend: True)
-    servers.let_go()
+    servers.delete_drained()
     assert weights(kernel) == {TWO: 1}
 
 
-def test_one_of_udp_goes_at_once(kernel: FakeIpvs) -> None:
+def test_an_endpoint_of_udp_is_deleted_at_once(kernel: FakeIpvs) -> None:
     kernel.busy = {ONE.address}
     servers = opened()
     put(servers, entry(ONE, TWO), key(Protocol.UDP))
@@ -178,7 +180,7 @@ def test_one_of_udp_goes_at_once(kernel: FakeIpvs) -> None:
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_one_that_comes_back_gets_its_weight_again(kernel: FakeIpvs, restarted: bool) -> None:
+def test_an_endpoint_that_is_added_again_gets_its_weight_back(kernel: FakeIpvs, restarted: bool) -> None:
     servers = opened()
     put(servers, entry(ONE, TWO))
     kernel.busy = {ONE.address}
@@ -189,7 +191,7 @@ def test_one_that_comes_back_gets_its_weight_again(kernel: FakeIpvs, restarted: 
     assert weights(kernel) == {ONE: 1, TWO: 1}
 
 
-def test_what_somebody_did_meanwhile_is_read_and_got_over(kernel: FakeIpvs) -> None:
+def test_a_concurrent_change_by_another_program_is_read_and_overwritten(kernel: FakeIpvs) -> None:
     servers = opened()
     put(servers, entry(ONE))
     kernel.table.clear()
@@ -199,7 +201,7 @@ def test_what_somebody_did_meanwhile_is_read_and_got_over(kernel: FakeIpvs) -> N
     assert weights(kernel) == {ONE: 1, TWO: 2}
 
 
-def test_a_virtual_server_goes_at_once_and_one_that_is_gone_is_no_error(kernel: FakeIpvs) -> None:
+def test_a_virtual_server_is_deleted_at_once_and_a_missing_one_is_no_error(kernel: FakeIpvs) -> None:
     servers = opened()
     put(servers, entry(ONE))
     kernel.busy = {ONE.address}
@@ -210,10 +212,10 @@ def test_a_virtual_server_goes_at_once_and_one_that_is_gone_is_no_error(kernel: 
     assert not servers.drop([key()])
 
 
-def test_those_of_others_are_not_read(kernel: FakeIpvs) -> None:
-    theirs = VirtualServer(ServerKey(parse_address("192.0.2.1"), 443, Protocol.TCP), "rr")
-    kernel.apply([kernel.add_server(theirs)])
+def test_virtual_servers_of_other_programs_are_neither_read_nor_deleted(kernel: FakeIpvs) -> None:
+    foreign = VirtualServer(ServerKey(parse_address("192.0.2.1"), 443, Protocol.TCP), "rr")
+    kernel.apply([kernel.add_server(foreign)])
     servers = Servers()
     assert servers.read(lambda frontend: False) == {}
-    assert not servers.drop([Server(Family.IPV4, Frontend(*theirs.key))])
-    assert list(kernel.table) == [theirs.key]
+    assert not servers.drop([Server(Family.IPV4, Frontend(*foreign.key))])
+    assert list(kernel.table) == [foreign.key]

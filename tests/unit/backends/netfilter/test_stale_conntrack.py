@@ -1,4 +1,4 @@
-"""When the thread looks for stale flows, and what it ends, with a table of flows in the kernel's place."""
+"""When the thread searches for stale flows, and which it ends. A table of flows replaces the kernel."""
 
 import queue
 import threading
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ebpfproxy.backends.netfilter import stale_conntrack
-from ebpfproxy.backends.netfilter.stale_conntrack import Look, StaleConntrack
+from ebpfproxy.backends.netfilter.stale_conntrack import SearchResult, StaleConntrack
 from ebpfproxy.errors import KernelError, Rejected, Unsupported
 from ebpfproxy.linux.netlink import conntrack
 from ebpfproxy.model.address import Family, Protocol
@@ -33,14 +33,14 @@ V4, V6 = Family.IPV4, Family.IPV6
 
 
 class Table:
-    """What the kernel tracks, and what it was asked. `during` is called within each reading."""
+    """The flows of the kernel, and the reads. `during` is called within each read."""
 
     def __init__(self) -> None:
         self.flows: list[Flow] = []
         self.asked: list[Family] = []
         self.failure: KernelError | None = None
         self.rejections = 0
-        self.withstands: set[Flow] = set()
+        self.undeletable: set[Flow] = set()
         self.during: Callable[[], object] = lambda: None
 
     def read(self, protocol: Protocol, of: Family) -> list[Flow]:
@@ -53,7 +53,7 @@ class Table:
         return list(self.flows)
 
     def delete(self, one: Flow) -> bool:
-        if one in self.withstands:
+        if one in self.undeletable:
             raise Rejected("busy")
         if one not in self.flows:
             return False
@@ -70,33 +70,33 @@ def table(monkeypatch: pytest.MonkeyPatch) -> Table:
 
 
 class Watched:
-    """The thread, and the looks that it told of."""
+    """The thread, and the searches that it reported."""
 
     def __init__(self, table: Table) -> None:
-        self.looks: queue.SimpleQueue[Look] = queue.SimpleQueue()
+        self.searches: queue.SimpleQueue[SearchResult] = queue.SimpleQueue()
         self._table = table
-        self._told = 0
+        self._counted = 0
         self.stale = StaleConntrack(self._count)
 
-    def look(self) -> tuple[Family, int, int]:
-        """The next look: the family, how many were ended, how many withstood."""
-        return self.looks.get(timeout=PATIENCE)[:3]
+    def next_search(self) -> tuple[Family, int, int]:
+        """Return the next search: the family, how many flows were ended, how many could not be."""
+        return self.searches.get(timeout=PATIENCE)[:3]
 
     def idle(self) -> bool:
-        """Wait until all is done that was asked for; whether there was no look but those taken."""
+        """Wait until all requests are processed. Return whether there was no search besides those taken."""
         ends: queue.SimpleQueue[bool] = queue.SimpleQueue()
         while True:
             self.stale._jobs.put(lambda flows: ends.put(self._is_done()))
             if ends.get(timeout=PATIENCE):
-                return self.looks.empty()
+                return self.searches.empty()
 
     def _is_done(self) -> bool:
-        """In the thread: nothing is due, and this is not within a look."""
-        return not self.stale._due and len(self._table.asked) == self._told + self._table.rejections
+        """Called in the thread. Return whether nothing is due. It is never called within a search."""
+        return not self.stale._due and len(self._table.asked) == self._counted + self._table.rejections
 
-    def _count(self, look: Look) -> None:
-        self._told += 1
-        self.looks.put(look)
+    def _count(self, result: SearchResult) -> None:
+        self._counted += 1
+        self.searches.put(result)
 
 
 @pytest.fixture
@@ -115,25 +115,25 @@ def bring(watched: Watched, *changes: object) -> None:
     watched.stale.in_force()
 
 
-def test_flows_of_an_endpoint_that_went_are_ended_and_others_stay(table: Table, watched: Watched) -> None:
+def test_flows_of_a_removed_endpoint_are_ended_and_others_stay(table: Table, watched: Watched) -> None:
     table.flows = [TO_ONE, TO_TWO, flow("8.8.8.8:53", "10.1.0.1:5353")]
     bring(watched, plan(ONE, TWO))
-    assert watched.look() == (V4, 0, 0)
+    assert watched.next_search() == (V4, 0, 0)
     bring(watched, plan(TWO))
-    assert watched.look() == (V4, 1, 0)
+    assert watched.next_search() == (V4, 1, 0)
     assert TO_ONE not in table.flows
     assert len(table.flows) == 2
 
 
-def test_nothing_is_read_before_the_sync_has_succeeded(table: Table, watched: Watched) -> None:
+def test_flows_are_not_read_before_the_sync_has_succeeded(table: Table, watched: Watched) -> None:
     watched.stale.expect(plan(ONE))
     assert watched.idle()
     assert table.asked == []
 
 
-def test_nothing_is_read_where_no_udp_plan_changed(table: Table, watched: Watched) -> None:
+def test_flows_are_not_read_if_no_udp_plan_changed(table: Table, watched: Watched) -> None:
     bring(watched, plan(ONE))
-    assert watched.look() == (V4, 0, 0)
+    assert watched.next_search() == (V4, 0, 0)
     bring(watched, plan(ONE, protocol=Protocol.TCP), {})
     bring(watched, plan(ONE))
     watched.stale.in_force()
@@ -143,31 +143,31 @@ def test_nothing_is_read_where_no_udp_plan_changed(table: Table, watched: Watche
 
 def test_only_the_family_that_changed_is_read(table: Table, watched: Watched) -> None:
     bring(watched, plan(endpoint("fd01::1"), ips=("fd00::53",)))
-    assert watched.look() == (V6, 0, 0)
+    assert watched.next_search() == (V6, 0, 0)
     assert watched.idle()
     assert table.asked == [V6]
 
 
-def test_wishes_that_come_during_a_look_are_looked_for_in_one_go(table: Table, watched: Watched) -> None:
-    inside, go_on = threading.Event(), threading.Event()
+def test_requests_during_a_search_are_combined_into_one(table: Table, watched: Watched) -> None:
+    inside, proceed = threading.Event(), threading.Event()
 
     def during() -> None:
         inside.set()
-        assert go_on.wait(PATIENCE)
+        assert proceed.wait(PATIENCE)
 
     table.during = during
     bring(watched, plan(ONE))
     assert inside.wait(PATIENCE)
     for number in range(10):
         bring(watched, plan(endpoint(f"10.1.0.{number}")))
-    go_on.set()
-    assert watched.look() == (V4, 0, 0)
-    assert watched.look() == (V4, 0, 0)
+    proceed.set()
+    assert watched.next_search() == (V4, 0, 0)
+    assert watched.next_search() == (V4, 0, 0)
     assert watched.idle()
     assert table.asked == [V4, V4]
 
 
-def test_a_flow_that_a_newer_rule_made_during_a_look_is_not_ended(table: Table, watched: Watched) -> None:
+def test_a_flow_that_a_new_rule_created_during_a_search_is_not_ended(table: Table, watched: Watched) -> None:
     """Rules are in the kernel before the sync has returned, and clients use them at once."""
 
     def sync_begins() -> None:
@@ -176,18 +176,18 @@ def test_a_flow_that_a_newer_rule_made_during_a_look_is_not_ended(table: Table, 
         table.flows.append(TO_TWO)
 
     bring(watched, plan(endpoint("10.1.0.3")))
-    assert watched.look() == (V4, 0, 0)
+    assert watched.next_search() == (V4, 0, 0)
     table.flows = [TO_ONE]
     table.during = sync_begins
     bring(watched, plan(endpoint("10.1.0.4")))
-    assert watched.look() == (V4, 1, 0)
+    assert watched.next_search() == (V4, 1, 0)
     assert table.flows == [TO_TWO]
     watched.stale.in_force()
-    assert watched.look() == (V4, 0, 0)
+    assert watched.next_search() == (V4, 0, 0)
     assert table.flows == [TO_TWO]
 
 
-def test_flows_of_a_service_deleted_during_a_look_are_ended_by_the_next(
+def test_flows_of_a_service_deleted_during_a_search_are_ended_by_the_next_one(
     table: Table, watched: Watched
 ) -> None:
     def sync() -> None:
@@ -197,98 +197,94 @@ def test_flows_of_a_service_deleted_during_a_look_are_ended_by_the_next(
     table.flows = [TO_ONE]
     table.during = sync
     bring(watched, plan(ONE))
-    assert watched.look() == (V4, 0, 0)
-    assert watched.look() == (V4, 1, 0)
+    assert watched.next_search() == (V4, 0, 0)
+    assert watched.next_search() == (V4, 1, 0)
     assert table.flows == []
 
 
-def test_what_is_gone_is_forgotten_once_its_flows_were_ended(table: Table, watched: Watched) -> None:
+def test_a_removed_endpoint_is_forgotten_after_its_flows_were_ended(table: Table, watched: Watched) -> None:
     bring(watched, plan(ONE))
     bring(watched, gone(plan(ONE)))
     bring(watched, plan(ONE, called="other", ips=("10.96.0.77",)))
     while not watched.idle():
-        watched.look()
+        watched.next_search()
     table.flows = [TO_ONE]  # somebody else has the address now
-    watched.stale.look()
-    assert sorted([watched.look(), watched.look()], key=str) == [(V4, 0, 0), (V6, 0, 0)]
+    watched.stale.search()
+    assert sorted([watched.next_search(), watched.next_search()], key=str) == [(V4, 0, 0), (V6, 0, 0)]
     assert table.flows == [TO_ONE]
 
 
-def test_what_withstood_is_tried_again(
+def test_a_flow_that_could_not_be_ended_is_tried_again(
     table: Table, watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stale_conntrack, "_RETRY", 0.01)
-    table.flows, table.withstands = [TO_ONE], {TO_ONE}
+    monkeypatch.setattr(stale_conntrack, "_RETRY_S", 0.01)
+    table.flows, table.undeletable = [TO_ONE], {TO_ONE}
     bring(watched, plan(ONE))
-    assert watched.look() == (V4, 0, 0)
+    assert watched.next_search() == (V4, 0, 0)
     bring(watched, gone(plan(ONE)))
-    assert watched.look() == (V4, 0, 1)
-    table.withstands = set()
+    assert watched.next_search() == (V4, 0, 1)
+    table.undeletable = set()
     while table.flows:
-        watched.look()
+        watched.next_search()
 
 
-def test_a_reading_that_failed_is_tried_again(
-    table: Table, watched: Watched, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stale_conntrack, "_RETRY", 0.01)
+def test_a_failed_read_is_retried(table: Table, watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stale_conntrack, "_RETRY_S", 0.01)
     table.flows, table.failure = [TO_TWO], Rejected("no room")
     bring(watched, plan(ONE))
     while len(table.asked) < 3:
         assert watched.idle()
     table.failure = None
-    assert watched.look() == (V4, 1, 0)
+    assert watched.next_search() == (V4, 1, 0)
     assert watched.idle()
 
 
-def test_a_kernel_that_tells_nothing_is_named_once_and_not_asked_again_by_itself(
+def test_an_unsupported_kernel_is_logged_once_and_not_retried(
     table: Table, watched: Watched, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(stale_conntrack, "_RETRY", 0.0)
+    monkeypatch.setattr(stale_conntrack, "_RETRY_S", 0.0)
     table.failure = Unsupported("cannot be listed", "modprobe it")
     for endpoints in ([ONE], [TWO], [ONE]):
         bring(watched, plan(*endpoints))
         assert watched.idle()
     watched.stale.close()
     assert table.asked == [V4, V4, V4]
-    (told,) = [record.__dict__["values"] for record in caplog.records]
-    assert told == {"reason": "cannot be listed", "hint": "modprobe it"}
+    (values,) = [record.__dict__["values"] for record in caplog.records]
+    assert values == {"reason": "cannot be listed", "hint": "modprobe it"}
 
 
-def test_a_plan_that_the_kernel_refused_ends_nothing_until_it_is_in_force(
-    table: Table, watched: Watched
-) -> None:
+def test_a_rejected_plan_ends_no_flow_until_it_is_in_force(table: Table, watched: Watched) -> None:
     table.flows = [TO_ONE]
     bring(watched, plan(ONE))
-    assert watched.look() == (V4, 0, 0)
+    assert watched.next_search() == (V4, 0, 0)
     rejected = plan(TWO)
     watched.stale.expect(rejected)
     watched.stale.in_force(rejected.keys())
     watched.stale.in_force(rejected.keys())
     assert watched.idle()
     watched.stale.in_force()
-    assert watched.look() == (V4, 1, 0)
+    assert watched.next_search() == (V4, 1, 0)
     watched.stale.in_force()
     assert watched.idle()
 
 
-def test_a_node_port_is_known_by_the_plan_of_the_node(table: Table, watched: Watched) -> None:
+def test_flows_of_a_node_port_are_found_by_the_networks_of_the_node(table: Table, watched: Watched) -> None:
     table.flows = [flow(f"{NODE}:30053", "10.1.0.2:5353")]
     watched.stale.expect(plan(ONE, node_port=30053), NodePlan(node_port_networks=frozenset(LOCAL)))
     watched.stale.in_force()
-    assert watched.look() == (V4, 1, 0)
+    assert watched.next_search() == (V4, 1, 0)
 
 
-def test_what_an_earlier_run_served_and_no_plan_has_loses_its_flows(table: Table, watched: Watched) -> None:
+def test_flows_of_frontends_that_only_a_previous_run_served_are_ended(table: Table, watched: Watched) -> None:
     left = flow("10.96.0.99:53", "10.1.0.9:5353")
     table.flows = [TO_ONE, left]
     watched.stale.inherit([Frontend(*place("10.96.0.53:53"), UDP), Frontend(*place("10.96.0.99:53"), UDP)])
     bring(watched, plan(ONE))
-    assert watched.look() == (V4, 1, 0)
+    assert watched.next_search() == (V4, 1, 0)
     assert table.flows == [TO_ONE]
 
 
-def test_an_end_finishes_what_was_asked_for(table: Table) -> None:
+def test_close_finishes_requested_searches(table: Table) -> None:
     table.flows = [TO_ONE]
     watched = Watched(table)
     bring(watched, plan(TWO))

@@ -1,4 +1,4 @@
-"""What the kernel is to be set to, and settings below a folder that stands for /proc/sys."""
+"""The desired sysctls, and their files in a folder that replaces /proc/sys."""
 
 import dataclasses
 import errno
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebpfproxy.backends.netfilter import sysctls
-from ebpfproxy.backends.netfilter.sysctls import NetfilterSettings, Sysctl, count_cpus, wanted
+from ebpfproxy.backends.netfilter.sysctls import NetfilterSettings, Sysctl, count_cpus, desired_sysctls
 from ebpfproxy.linux import sysctl
 from ebpfproxy.plan.service_plan import PlanContext
 from tests.support.build import networks
@@ -20,8 +20,8 @@ CONNTRACK = "net/netfilter/nf_conntrack_"
 LOCALNET = "net/ipv4/conf/all/route_localnet"
 
 
-def test_what_kube_proxy_sets_without_any_flag() -> None:
-    assert wanted(NetfilterSettings(), 2) == (
+def test_defaults_are_those_of_kube_proxy() -> None:
+    assert desired_sysctls(NetfilterSettings(), 2) == (
         Sysctl(f"{CONNTRACK}max", 131072, at_least=True),
         Sysctl(f"{CONNTRACK}buckets", 32768, at_least=True),
         Sysctl(f"{CONNTRACK}tcp_timeout_established", 86400),
@@ -30,21 +30,21 @@ def test_what_kube_proxy_sets_without_any_flag() -> None:
 
 
 @given(st.integers(1, 1 << 20), st.integers(0, 1 << 24), st.integers(1, 512))
-def test_the_table_has_room_for_each_cpu_and_no_less_than_the_least(
-    per_core: int, least: int, cpus: int
-) -> None:
-    size, buckets = wanted(dataclasses.replace(NOTHING, max_per_core=per_core, min_entries=least), cpus)
+def test_the_table_size_depends_on_cpus_and_has_a_minimum(per_core: int, least: int, cpus: int) -> None:
+    size, buckets = desired_sysctls(
+        dataclasses.replace(NOTHING, max_per_core=per_core, min_entries=least), cpus
+    )
     assert size.value == max(per_core * cpus, least)
     assert buckets.value == size.value // 4
 
 
-def test_zero_leaves_everything_alone_and_the_least_size_with_it() -> None:
-    assert wanted(NOTHING, 64) == ()
+def test_zero_leaves_every_setting_unchanged_including_the_minimum() -> None:
+    assert desired_sysctls(NOTHING, 64) == ()
 
 
-def test_what_is_asked_for_besides() -> None:
+def test_each_further_setting_is_included_if_configured() -> None:
     settings = dataclasses.replace(NOTHING, tcp_be_liberal=True, udp=60, udp_stream=180, route_localnet=True)
-    assert wanted(settings, 2) == (
+    assert desired_sysctls(settings, 2) == (
         Sysctl(f"{CONNTRACK}udp_timeout", 60),
         Sysctl(f"{CONNTRACK}udp_timeout_stream", 180),
         Sysctl(f"{CONNTRACK}tcp_be_liberal", 1),
@@ -63,15 +63,13 @@ def test_what_is_asked_for_besides() -> None:
         (PlanContext("here", localhost_node_ports=False), False),
     ],
 )
-def test_node_ports_answer_on_loopback_where_the_options_let_them(
-    context: PlanContext, answers: bool
-) -> None:
+def test_node_ports_answer_on_loopback_if_the_options_allow_it(context: PlanContext, answers: bool) -> None:
     assert sysctls.answers_on_loopback(context) is answers
 
 
 @pytest.fixture
 def proc_sys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A kernel that tracks connections, as it begins."""
+    """Return /proc/sys of a kernel that tracks connections, with default values."""
     monkeypatch.setattr(sysctl, "ROOT", tmp_path)
     values = {"max": 65536, "buckets": 65536, "tcp_timeout_established": 432000, "tcp_timeout_close_wait": 60}
     (tmp_path / CONNTRACK).parent.mkdir(parents=True)
@@ -81,27 +79,27 @@ def proc_sys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def values(proc_sys: Path) -> list[int]:
-    """The size of the table, its buckets, and the two timeouts."""
+    """Return the size of the table, its buckets, and two timeouts."""
     names = ("max", "buckets", "tcp_timeout_established", "tcp_timeout_close_wait")
     return [int((proc_sys / f"{CONNTRACK}{name}").read_text()) for name in names]
 
 
 def test_a_table_grows_but_never_shrinks_and_timeouts_go_either_way(proc_sys: Path) -> None:
-    sysctls.apply(wanted(NetfilterSettings(), 2))
+    sysctls.apply(desired_sysctls(NetfilterSettings(), 2))
     assert values(proc_sys) == [131072, 65536, 86400, 3600]
-    sysctls.apply(wanted(NetfilterSettings(min_entries=1000, max_per_core=1), 2))
+    sysctls.apply(desired_sysctls(NetfilterSettings(min_entries=1000, max_per_core=1), 2))
     assert values(proc_sys) == [131072, 65536, 86400, 3600]
 
 
-def test_what_is_right_already_is_not_written(proc_sys: Path) -> None:
-    sysctls.apply(wanted(NetfilterSettings(), 2))
+def test_a_correct_setting_is_not_written(proc_sys: Path) -> None:
+    sysctls.apply(desired_sysctls(NetfilterSettings(), 2))
     for path in (proc_sys / CONNTRACK).parent.iterdir():
         os.utime(path, (0, 0))
-    sysctls.apply(wanted(NetfilterSettings(), 2))
+    sysctls.apply(desired_sysctls(NetfilterSettings(), 2))
     assert {path.stat().st_mtime for path in (proc_sys / CONNTRACK).parent.iterdir()} == {0}
 
 
-def test_each_setting_that_fails_is_warned_of_in_a_line_and_the_others_are_set(
+def test_each_failed_setting_is_logged_and_the_others_are_set(
     proc_sys: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     size = proc_sys / f"{CONNTRACK}max"
@@ -114,7 +112,7 @@ def test_each_setting_that_fails_is_warned_of_in_a_line_and_the_others_are_set(
 
     monkeypatch.setattr(Path, "write_text", write_text)
     (proc_sys / f"{CONNTRACK}buckets").unlink()
-    sysctls.apply(wanted(NetfilterSettings(), 2))
+    sysctls.apply(desired_sysctls(NetfilterSettings(), 2))
     warnings = [record.__dict__["values"] for record in caplog.records if record.levelname == "WARNING"]
     assert [(each["file"], each["value"], each["errno"]) for each in warnings] == [
         (str(size), 131072, "EACCES"),
@@ -136,7 +134,7 @@ def test_cpus_are_counted_from_the_kernels_list(cpus: set[int]) -> None:
     assert count_cpus(",".join("-".join(map(str, each)) for each in ranges) + "\n") == len(cpus)
 
 
-def test_cpus_that_the_kernel_does_not_tell_are_those_that_python_knows(
+def test_without_the_kernels_list_pythons_number_of_cpus_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     online = tmp_path / "online"

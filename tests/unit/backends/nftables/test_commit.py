@@ -1,4 +1,4 @@
-"""What comes about of a transaction that the kernel rejects parts of: with a kernel of few words."""
+"""The result of a transaction of which the kernel rejects parts, with a fake kernel."""
 
 import errno
 from collections.abc import Callable, Sequence
@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from ebpfproxy.backends.nftables.commit import Done, committed
+from ebpfproxy.backends.nftables.commit import CommitResult, commit_steps
 from ebpfproxy.backends.nftables.entries import Chain, Element, Key
 from ebpfproxy.backends.nftables.steps import Step
 from ebpfproxy.errors import NotFound, Rejected, Unsupported
@@ -23,7 +23,7 @@ Verdicts = Callable[[Sequence[Operation]], dict[int, int]]
 
 
 class Kernel:
-    """Refuses the operations at the positions that `verdicts` gives, each with an errno."""
+    """Rejects the operations at the positions that `verdicts` returns, each with an errno."""
 
     def __init__(self, verdicts: Verdicts, tables: Sequence[Table] = (TABLE,)) -> None:
         self._verdicts = verdicts
@@ -44,19 +44,19 @@ def put(key: Chain) -> Step:
 
 
 def flush(key: Chain) -> Step:
-    return Step(messages.flush_chain(TABLE, key.name), key, needless=True)
+    return Step(messages.flush_chain(TABLE, key.name), key, may_be_absent=True)
 
 
 def drop(key: Chain) -> Step:
-    return Step(messages.delete_chain(TABLE, key.name), key, needless=True)
+    return Step(messages.delete_chain(TABLE, key.name), key, may_be_absent=True)
 
 
-def run(kernel: Kernel, *steps: Step, **options: Any) -> Done:
-    return committed(cast(Session, kernel), TABLE, steps, **options)
+def run(kernel: Kernel, *steps: Step, **options: Any) -> CommitResult:
+    return commit_steps(cast(Session, kernel), TABLE, steps, **options)
 
 
 def rejecting(*rejected: tuple[Kind, Key, int]) -> Verdicts:
-    """These operations on chains of these names."""
+    """Reject these operations on these chains."""
     by_body = {
         (kind, put(key).operation.body if kind is Kind.NEW_CHAIN else drop(key).operation.body): number
         for kind, key, number in rejected
@@ -69,13 +69,13 @@ def rejecting(*rejected: tuple[Kind, Key, int]) -> Verdicts:
     }
 
 
-def test_what_is_all_taken_is_committed_once() -> None:
+def test_an_accepted_transaction_is_committed_once() -> None:
     kernel = Kernel(rejecting())
-    assert run(kernel, put(A), put(B)) == Done({}, [], False)
+    assert run(kernel, put(A), put(B)) == CommitResult({}, [], False)
     assert len(kernel.attempts) == 1
 
 
-def test_of_what_is_refused_nothing_is_committed_and_of_all_else_everything() -> None:
+def test_all_steps_are_committed_but_those_of_a_rejected_key() -> None:
     kernel = Kernel(rejecting((Kind.NEW_CHAIN, B, errno.EINVAL)))
     done = run(kernel, flush(A), flush(B), put(A), put(B), put(C))
     assert {key: str(error) for key, error in done.rejected.items()} == {
@@ -85,19 +85,19 @@ def test_of_what_is_refused_nothing_is_committed_and_of_all_else_everything() ->
     assert kernel.attempts[-1] == [each.operation for each in (flush(A), put(A), put(C))]
 
 
-def test_what_is_not_there_need_not_be_deleted() -> None:
+def test_deleting_an_absent_chain_is_no_error() -> None:
     kernel = Kernel(rejecting((Kind.DELETE_CHAIN, A, errno.ENOENT)))
-    assert run(kernel, drop(A), put(B)) == Done({}, [], False)
+    assert run(kernel, drop(A), put(B)) == CommitResult({}, [], False)
     assert kernel.attempts[-1] == [put(B).operation]
 
 
 def test_a_kernel_that_cannot_delete_a_chain_yet_empties_it() -> None:
     kernel = Kernel(rejecting((Kind.DELETE_CHAIN, A, errno.EBUSY), (Kind.DELETE_CHAIN, B, errno.ENOENT)))
-    assert run(kernel, flush(A), put(C), drop(A), drop(B)) == Done({}, ["a"], False)
+    assert run(kernel, flush(A), put(C), drop(A), drop(B)) == CommitResult({}, ["a"], False)
     assert kernel.attempts[-1] == [each.operation for each in (flush(A), put(C))]
 
 
-def test_a_chain_that_a_refused_one_may_go_to_is_left_as_it_is() -> None:
+def test_a_chain_that_a_rejected_one_may_jump_to_stays_unchanged() -> None:
     kernel = Kernel(rejecting((Kind.DELETE_CHAIN, A, errno.EBUSY), (Kind.NEW_CHAIN, B, errno.EINVAL)))
     done = run(kernel, flush(A), flush(B), put(B), put(C), drop(A))
     assert done.rejected.keys() == {A, B}
@@ -105,14 +105,14 @@ def test_a_chain_that_a_refused_one_may_go_to_is_left_as_it_is() -> None:
     assert kernel.attempts[-1] == [put(C).operation]
 
 
-def test_a_chain_that_one_refused_before_may_go_to_is_left_as_it_is() -> None:
+def test_a_chain_that_a_previously_rejected_one_may_jump_to_stays_unchanged() -> None:
     kernel = Kernel(rejecting((Kind.DELETE_CHAIN, A, errno.EBUSY)))
     assert run(kernel, flush(A), put(C), drop(A), without=[B]).rejected.keys() == {A}
     assert kernel.attempts[-1] == [put(C).operation]
 
 
-def test_of_refusals_of_the_whole_only_the_first_is_blamed() -> None:
-    """After the rule with which chains no longer fit together, none does any more."""
+def test_only_the_first_of_incompatible_chains_is_rejected() -> None:
+    """After a rule that makes chains incompatible, the kernel rejects all later ones."""
 
     def verdicts(operations: Sequence[Operation]) -> dict[int, int]:
         bad = [position for position, each in enumerate(operations) if each.body == put(B).operation.body]
@@ -123,7 +123,7 @@ def test_of_refusals_of_the_whole_only_the_first_is_blamed() -> None:
     assert isinstance(done.rejected[B], Unsupported)
 
 
-def test_a_new_chain_that_is_refused_is_taken_away_so_that_nothing_leads_there() -> None:
+def test_a_rejected_new_chain_is_deleted_so_that_nothing_jumps_to_it() -> None:
     kernel = Kernel(rejecting((Kind.NEW_CHAIN, A, errno.EINVAL)))
     done = run(kernel, put(A), put(B), abandoning=True)
     assert done.rejected.keys() == {A}
@@ -131,18 +131,18 @@ def test_a_new_chain_that_is_refused_is_taken_away_so_that_nothing_leads_there()
 
 
 @pytest.mark.parametrize("number", [errno.ENOENT, errno.EBUSY, errno.EEXIST])
-def test_a_refusal_that_may_come_of_somebody_elses_change_is_surprising(number: int) -> None:
+def test_a_rejection_that_another_program_may_have_caused_is_unexpected(number: int) -> None:
     kernel = Kernel(rejecting((Kind.NEW_CHAIN, A, number)))
-    assert run(kernel, put(A), put(B)).is_surprising
+    assert run(kernel, put(A), put(B)).is_unexpected
 
 
-def test_without_the_table_nothing_is_known() -> None:
+def test_a_removed_table_is_an_error() -> None:
     kernel = Kernel(rejecting((Kind.NEW_CHAIN, A, errno.ENOENT)), tables=())
-    with pytest.raises(NotFound, match="table ip kube-proxy is gone"):
+    with pytest.raises(NotFound, match="cannot change table ip kube-proxy: another program removed it"):
         run(kernel, put(A))
 
 
-def test_a_table_that_cannot_be_made_is_an_error() -> None:
+def test_a_table_that_cannot_be_created_is_an_error() -> None:
     step = Step(messages.add_table(TABLE), None)
     with pytest.raises(Rejected, match="table ip kube-proxy: Invalid"):
         run(Kernel(lambda operations: {0: errno.EINVAL}), step, put(A))

@@ -1,4 +1,4 @@
-"""What nft prints becomes entries: one and the same for all its versions and flags."""
+"""The output of nft becomes the same entries for all its versions and flags."""
 
 import pytest
 
@@ -100,7 +100,7 @@ def test_an_empty_listing_has_no_entries() -> None:
 
 
 def test_a_listing_of_numbers_becomes_the_same_entries() -> None:
-    """As `nft -n` prints it, or any on a machine without /etc/protocols."""
+    """The output of `nft -n`, or of any nft on a machine without /etc/protocols."""
     numeric = (
         LISTING.replace(" . tcp . ", " . 6 . ")
         .replace(" . udp . ", " . 17 . ")
@@ -127,7 +127,7 @@ def test_a_listing_of_a_version_that_counts_elements_becomes_the_same_entries() 
         ('10.0.0.1 counter packets 3 bytes 9 comment "a : b"', "10.0.0.1", ElementEntry("", "a : b")),
     ],
 )
-def test_each_element_is_read_for_itself(element: str, key: str, entry: ElementEntry) -> None:
+def test_an_element_becomes_a_key_and_an_entry(element: str, key: str, entry: ElementEntry) -> None:
     text = f"table ip t {{\n\tset s {{\n\t\ttype x\n\t\telements = {{ {element},\n\t\t\t     z }}\n\t}}\n}}\n"
     found = parse(text, V4)
     assert found[Element(V4, "s", key)] == entry
@@ -160,7 +160,7 @@ def test_each_element_is_read_for_itself(element: str, key: str, entry: ElementE
         ("meta l4proto 61 drop", "meta l4proto 61 drop"),
     ],
 )
-def test_a_rule_has_one_form(printed: str, canonical: str) -> None:
+def test_a_rule_becomes_its_canonical_form(printed: str, canonical: str) -> None:
     assert canonical_rule(printed) == canonical
     assert canonical_rule(canonical) == canonical
 
@@ -176,17 +176,17 @@ def test_a_rule_has_one_form(printed: str, canonical: str) -> None:
         ("-110", -110),
     ],
 )
-def test_a_priority_is_a_number(printed: str, number: int) -> None:
+def test_a_named_priority_becomes_a_number(printed: str, number: int) -> None:
     text = "type nat hook output priority {}; policy accept;"
     assert canonical_hook(text.format(printed)) == text.format(number)
 
 
-def test_a_priority_of_no_known_name_stays_as_it_is() -> None:
+def test_an_unknown_priority_name_stays_unchanged() -> None:
     text = "type filter hook ingress priority whatever; policy accept;"
     assert canonical_hook(text) == text
 
 
-def test_the_parts_of_a_declaration_that_say_which_elements_fit_in_are_in_one_order() -> None:
+def test_a_declaration_has_its_type_and_flags_in_one_order() -> None:
     parts = [
         "flags timeout, dynamic",
         "type ipv4_addr",

@@ -1,4 +1,4 @@
-"""What the rules do with packets is what the plan says, for random Services; worked out from their text."""
+"""The rules treat packets as the plan requires, for random Services. A model evaluates their text."""
 
 import itertools
 import re
@@ -7,8 +7,8 @@ from collections.abc import Container, Iterator
 import pytest
 from hypothesis import given, settings
 
+from ebpfproxy.backends.nftables.backend import render
 from ebpfproxy.backends.nftables.entries import Chain, ChainEntry, Element, ElementEntry, Entry, Key
-from ebpfproxy.backends.nftables.rendering import render
 from ebpfproxy.backends.nftables.settings import NftablesSettings
 from ebpfproxy.model.address import Address, Family, Protocol, format_endpoint, parse_address, parse_network
 from ebpfproxy.model.endpoint import EndpointSlice
@@ -33,10 +33,10 @@ from tests.unit.backends.iptables.test_meaning import (
     TOLD_BY_RULES,
     Client,
     admitted,
+    claimed_plans,
     clients,
-    dialled,
+    frontends_of,
     packet,
-    settled,
 )
 
 SETTINGS = NftablesSettings()
@@ -53,11 +53,11 @@ Exposed = tuple[Service, tuple[EndpointSlice, ...]]
 def test_a_packet_is_treated_as_planned(
     node_plan: NodePlan, exposed: Exposed, node: Node | None, context: PlanContext
 ) -> None:
-    plans = settled(exposed, node, context)
+    plans = claimed_plans(exposed, node, context)
     for family in Family:
         rules = Ruleset(render(plans, node_plan, SETTINGS, [family]))
         here = {place for plan in plans for place in on_this_node(plan)}
-        for plan, frontend in dialled(plans, family):
+        for plan, frontend in frontends_of(plans, family):
             for client in clients(plan, frontend):
                 found = rules.outcomes(packet(plan, frontend, client))
                 assert found == expected(plan, frontend, client, here), (plan, frontend, client)
@@ -65,11 +65,11 @@ def test_a_packet_is_treated_as_planned(
 
 @given(exposed_services(), NODES, CONTEXTS)
 @settings(max_examples=100, deadline=None)
-def test_chains_are_there_where_something_leads_to_them_and_nowhere_else(
+def test_a_chain_exists_exactly_if_something_jumps_to_it(
     exposed: Exposed, node: Node | None, context: PlanContext
 ) -> None:
     shared = {key.name for key in render((), NODE_PLAN, SETTINGS) if isinstance(key, Chain)}
-    for plan in settled(exposed, node, context):
+    for plan in claimed_plans(exposed, node, context):
         entries = render((plan,), None, SETTINGS)
         own = {key.name for key in entries if isinstance(key, Chain)}
         assert own == targets(entries) - shared
@@ -77,15 +77,15 @@ def test_chains_are_there_where_something_leads_to_them_and_nowhere_else(
 
 @given(exposed_services(), NODES, CONTEXTS)
 @settings(max_examples=100, deadline=None)
-def test_two_plans_have_no_key_in_common_but_their_cluster_ip_and_their_endpoints(
+def test_two_plans_share_only_the_keys_of_their_cluster_ip_and_endpoints(
     exposed: Exposed, node: Node | None, context: PlanContext
 ) -> None:
-    for one, other in itertools.combinations(settled(exposed, node, context), 2):
-        mine, theirs = (render((plan,), None, SETTINGS) for plan in (one, other))
-        for key in mine.keys() & theirs.keys():
+    for one, other in itertools.combinations(claimed_plans(exposed, node, context), 2):
+        first_entries, second_entries = (render((plan,), None, SETTINGS) for plan in (one, other))
+        for key in first_entries.keys() & second_entries.keys():
             assert isinstance(key, Element)
             assert key.container in ("cluster-ips", "hairpin-connections")
-            assert mine[key] == theirs[key]
+            assert first_entries[key] == second_entries[key]
 
 
 @pytest.mark.parametrize("protocol", ["tcp", "udp", "sctp", "icmp"])
@@ -95,26 +95,26 @@ def test_a_port_of_a_cluster_ip_that_no_service_has_is_rejected(protocol: str, d
     assert rules_of("cluster_ip").outcomes(unused) == {PacketOutcome("REJECT", False)}
 
 
-def test_an_address_that_no_service_has_is_let_through() -> None:
+def test_packets_to_an_address_without_a_service_pass() -> None:
     passing = Packet(CLIENT, parse_address("10.96.0.11"), "tcp", 80)
     assert rules_of("cluster_ip").outcomes(passing) == {PacketOutcome("", False)}
 
 
-def test_a_connection_to_oneself_that_is_none_of_a_service_is_let_through() -> None:
-    """Though there is a Service by which the endpoint might reach itself."""
+def test_a_connection_of_an_endpoint_to_itself_without_a_service_passes() -> None:
+    """Even if the endpoint could reach itself through a Service."""
     own = parse_address("10.1.0.1")
     assert rules_of("cluster_ip").outcomes(Packet(own, own, "tcp", 8080)) == {PacketOutcome("", False)}
 
 
-def test_other_ports_of_an_external_ip_are_let_through() -> None:
+def test_other_ports_of_an_external_ip_pass() -> None:
     passing = Packet(CLIENT, parse_address("203.0.113.1"), "tcp", 81)
     assert rules_of("external_ip").outcomes(passing) == {PacketOutcome("", False)}
 
 
 def test_a_node_port_is_not_served_on_loopback() -> None:
     loopback = parse_address("127.0.0.1")
-    dialled = Packet(loopback, loopback, "tcp", 30080, "", source_local=True, destination_local=True)
-    assert rules_of("node_port").outcomes(dialled) == {PacketOutcome("", False)}
+    frontends_of = Packet(loopback, loopback, "tcp", 30080, "", source_local=True, destination_local=True)
+    assert rules_of("node_port").outcomes(frontends_of) == {PacketOutcome("", False)}
 
 
 def test_a_node_port_is_not_served_on_an_address_that_is_not_the_nodes() -> None:
@@ -141,8 +141,8 @@ def test_a_node_port_is_served_on_all_of_a_network_that_is_local() -> None:
     rules = Ruleset(entries | render((), plan, SETTINGS, [Family.IPV4]))
     for text in ("198.51.100.7", "198.51.100.0/24"):
         address = parse_network(text).address if "/" in text else parse_address(text)
-        dialled = Packet(CLIENT, address, "tcp", 30080, destination_local=True)
-        assert {outcome.verdict for outcome in rules.outcomes(dialled)} == {
+        frontends_of = Packet(CLIENT, address, "tcp", 30080, destination_local=True)
+        assert {outcome.verdict for outcome in rules.outcomes(frontends_of)} == {
             "DNAT 10.1.0.1:8080",
             "DNAT 10.1.0.2:8080",
         }
@@ -153,8 +153,7 @@ def rules_of(case: str) -> Ruleset:
 
 
 def on_this_node(plan: ServicePortPlan) -> Iterator[Netns]:
-    """Where its connections may go to on this node, or nobody knows: only those may come back to where they
-    came from."""
+    """Yield the endpoints that are, or may be, on this node. Only these may open hairpin connections."""
     for each in plan.endpoints:
         if plan.frontends and each.on_node is not False and (each.cluster or each.local):
             yield each.address, plan.name.protocol, each.port
@@ -183,7 +182,7 @@ def expected(
 
 
 def targets(entries: dict[Key, Entry]) -> set[str]:
-    """The chains that rules and elements lead to."""
+    """Return the chains that rules and elements jump to."""
     texts = [entry.verdict for entry in entries.values() if isinstance(entry, ElementEntry)]
     texts += [rule for entry in entries.values() if isinstance(entry, ChainEntry) for rule in entry.rules]
     return {name for text in texts for name in re.findall(r"(?:goto|jump) ([^ ,]+)", text)}

@@ -1,4 +1,4 @@
-"""Names of a ServicePort's objects: those that kube-proxy's own tests expect, and what nftables can take."""
+"""The names of a ServicePort's objects: those in kube-proxy's own tests, and the limits of nftables."""
 
 import re
 
@@ -56,16 +56,16 @@ def test_the_name_of_an_unnamed_port_ends_with_the_protocol() -> None:
     assert port_name(name).endswith("-kube-system/kube-dns/tcp/")
 
 
-def test_an_address_of_ipv6_is_written_without_colons() -> None:
+def test_an_ipv6_address_in_a_name_has_no_colons() -> None:
     assert endpoint_name(port(1), parse_address("fd00::1"), 80).endswith("__fd00..1/80")
 
 
 @pytest.mark.parametrize("other", [port(1, protocol=Protocol.UDP), port(1, "p81"), port(1, ""), port(11)])
-def test_what_differs_in_anything_has_another_name(other: ServicePortName) -> None:
+def test_any_difference_results_in_another_name(other: ServicePortName) -> None:
     assert port_name(other) != port_name(port(1))
 
 
-def test_a_long_name_is_cut_and_still_one_of_its_own() -> None:
+def test_a_long_name_is_truncated_and_stays_unique() -> None:
     address = parse_address("fd00:1111:2222:3333:4444:5555:6666:7777")
     long = ServicePortName(LABEL, LABEL, LABEL, Protocol.SCTP)
     names = {endpoint_name(long, address, number) for number in (65534, 65535)}

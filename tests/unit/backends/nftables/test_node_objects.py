@@ -1,9 +1,9 @@
-"""What a node's tables have in common, whatever its Services."""
+"""The objects that all Services share."""
 
 import pytest
 
+from ebpfproxy.backends.nftables.backend import render
 from ebpfproxy.backends.nftables.entries import Chain, ChainEntry, Element, Entry, Key, Set
-from ebpfproxy.backends.nftables.rendering import render
 from ebpfproxy.backends.nftables.settings import NftablesSettings
 from ebpfproxy.model.address import Family, parse_network
 from ebpfproxy.plan.service_plan import NodePlan
@@ -72,7 +72,7 @@ CONTAINERS = {
 
 
 def chains(entries: dict[Key, Entry]) -> dict[str, list[str]]:
-    """By name: the hook, if there is one, and the rules."""
+    """Return the hook, if any, and the rules of each chain, by name."""
     return {
         key.name: [*filter(None, [entry.hook]), *entry.rules]
         for key, entry in entries.items()
@@ -99,7 +99,7 @@ def test_the_table_has_the_containers_of_kube_proxy() -> None:
     assert found == CONTAINERS
 
 
-def test_the_table_of_ipv6_differs_by_the_words_of_its_family_alone() -> None:
+def test_the_table_of_ipv6_differs_only_in_the_words_of_its_family() -> None:
     four = render((), NodePlan(), SETTINGS, [Family.IPV4])
     six = render((), NodePlan(), SETTINGS, [Family.IPV6])
     translated = (
@@ -113,12 +113,12 @@ def test_the_table_of_ipv6_differs_by_the_words_of_its_family_alone() -> None:
     assert translated == str(list(six.items()))
 
 
-def test_without_families_there_is_nothing() -> None:
+def test_without_families_there_are_no_entries() -> None:
     assert render((), NodePlan(), SETTINGS, []) == {}
 
 
 @pytest.mark.parametrize(("bit", "mark"), [(0, "0x00000001"), (14, "0x00004000"), (31, "0x80000000")])
-def test_one_bit_of_the_mark_says_that_a_packet_shall_be_masqueraded(bit: int, mark: str) -> None:
+def test_one_bit_of_the_mark_requests_masquerading(bit: int, mark: str) -> None:
     found = chains(render((), NodePlan(), NftablesSettings(bit), [Family.IPV4]))
     assert found["mark-for-masquerade"] == [f"meta mark set meta mark | {mark}"]
     masquerade = f"meta mark & {mark} != 0x00000000 meta mark set meta mark ^ {mark} masquerade fully-random"
@@ -147,7 +147,7 @@ def test_node_ports_answer_on_the_addresses_that_the_plan_names() -> None:
     assert Set(Family.IPV4, "nodeport-networks") not in entries
 
 
-def test_local_networks_of_many_addresses_have_a_set_of_their_own() -> None:
+def test_local_networks_with_several_addresses_have_a_separate_set() -> None:
     entries = restricted("192.0.2.10/32", "198.51.100.0/24", "198.51.100.0/25", "198.51.101.0/24")
     assert elements(entries, "nodeport-ips") == ["192.0.2.10"]
     assert elements(entries, "nodeport-networks") == ["198.51.100.0/23"]
@@ -157,7 +157,7 @@ def test_local_networks_of_many_addresses_have_a_set_of_their_own() -> None:
     assert chains(entries)["nodeport-endpoints-check"] == [f"ip daddr @{name} {NO_ENDPOINT}" for name in sets]
 
 
-def test_node_ports_that_answer_nowhere_have_an_empty_set() -> None:
+def test_without_addresses_for_node_ports_the_set_is_empty() -> None:
     entries = restricted()
     assert elements(entries, "nodeport-ips") == []
     assert chains(entries)["services"][1:] == [f"ip daddr @nodeport-ips {NODE_PORT}"]

@@ -1,4 +1,4 @@
-"""Sets of addresses: the fewest ranges that hold the same, and their text."""
+"""Sets of addresses: the smallest number of equivalent ranges, and their text."""
 
 import itertools
 
@@ -51,7 +51,7 @@ def test_the_text_of_a_range_is_read_back_as_that_range(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "10.0.0.0/33", "@set", "10.0.0.1-", "a-b"])
-def test_what_is_no_range_is_rejected(text: str) -> None:
+def test_an_invalid_range_is_rejected(text: str) -> None:
     with pytest.raises(ValueError):
         parse_range(text)
 
@@ -66,9 +66,7 @@ def test_what_is_no_range_is_rejected(text: str) -> None:
         (["2001:db8::/32", "fd00::1/128"], "{ 2001:db8::/32, fd00::1 }"),
     ],
 )
-def test_the_right_side_of_a_comparison_is_a_set_only_where_it_has_to_be(
-    networks: list[str], expected: str
-) -> None:
+def test_an_operand_is_a_set_only_if_there_are_several_ranges(networks: list[str], expected: str) -> None:
     assert operand(merged(network_range(parse_network(text)) for text in networks)) == expected
 
 
@@ -82,7 +80,5 @@ def test_the_right_side_of_a_comparison_is_a_set_only_where_it_has_to_be(
         ([], Family.IPV6, False),
     ],
 )
-def test_all_addresses_of_a_family_are_known_for_what_they_are(
-    networks: list[str], of: Family, everything: bool
-) -> None:
+def test_ranges_that_cover_a_family_are_recognized(networks: list[str], of: Family, everything: bool) -> None:
     assert is_everything(merged(network_range(parse_network(text)) for text in networks), of) is everything

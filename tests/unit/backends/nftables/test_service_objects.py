@@ -1,11 +1,11 @@
-"""What becomes of one plan, where no golden case has it."""
+"""The objects of one plan, in situations without a golden case."""
 
 import dataclasses
 
 import pytest
 
+from ebpfproxy.backends.nftables.backend import render
 from ebpfproxy.backends.nftables.entries import Chain, ChainEntry, Element, Entry, Key, Set
-from ebpfproxy.backends.nftables.rendering import render
 from ebpfproxy.backends.nftables.settings import NftablesSettings
 from ebpfproxy.model.address import Address, Family, Protocol, parse_address, parse_network
 from ebpfproxy.model.service import ServicePortName
@@ -58,7 +58,7 @@ def entries_of(plan: ServicePortPlan) -> dict[Key, Entry]:
 
 
 def rules(plan: ServicePortPlan, prefix: str) -> tuple[str, ...]:
-    """Of the only chain whose name begins so; empty where there is none."""
+    """Return the rules of the only chain with this prefix; empty if there is none."""
     found = [
         entry.rules
         for key, entry in entries_of(plan).items()
@@ -68,15 +68,15 @@ def rules(plan: ServicePortPlan, prefix: str) -> tuple[str, ...]:
     return found[0] if found else ()
 
 
-def test_a_plan_without_frontends_is_nothing() -> None:
+def test_a_plan_without_frontends_has_no_entries() -> None:
     assert entries_of(dataclasses.replace(PLAN, frontends=())) == {}
 
 
-def test_a_plan_of_a_family_that_is_not_served_is_nothing() -> None:
+def test_a_plan_of_a_family_that_is_not_served_has_no_entries() -> None:
     assert render((PLAN,), None, NftablesSettings(), [Family.IPV6]) == {}
 
 
-def test_an_endpoint_that_only_serves_what_is_established_has_no_chain() -> None:
+def test_an_endpoint_without_new_connections_has_no_chain() -> None:
     serving = ENDPOINT._replace(address=parse_address("10.1.0.9"), cluster=False)
     assert entries_of(dataclasses.replace(PLAN, endpoints=(ENDPOINT, serving))) == entries_of(PLAN)
 
@@ -92,13 +92,13 @@ def test_an_endpoint_that_only_serves_what_is_established_has_no_chain() -> None
         (LocalTraffic(interface="a" * 15, prefix=True), f'iifname "{"a" * 15}"', f'iifname != "{"a" * 15}"'),
     ],
 )
-def test_pods_are_told_from_others(traffic: LocalTraffic, match: str, other: str) -> None:
+def test_pods_are_matched_by_local_traffic_detection(traffic: LocalTraffic, match: str, other: str) -> None:
     plan = dataclasses.replace(PLAN, local_traffic=traffic)
     assert rules(plan, "service")[0] == f"ip daddr 10.96.0.10 {other} jump mark-for-masquerade"
     assert rules(plan, "external")[0].startswith(f"{match} goto service-")
 
 
-def test_where_nothing_tells_pods_from_others_they_are_others() -> None:
+def test_without_local_traffic_detection_pods_are_external_clients() -> None:
     plan = dataclasses.replace(PLAN, local_traffic=None)
     assert rules(plan, "service") == ("meta l4proto tcp dnat to 10.1.0.1:8080",)
     assert [rule.split(" ")[0] for rule in rules(plan, "external")] == ["fib", "fib"]
@@ -107,7 +107,7 @@ def test_where_nothing_tells_pods_from_others_they_are_others() -> None:
 OTHER = ENDPOINT._replace(address=parse_address("10.1.0.2"), port=8081)
 
 
-def test_a_service_chooses_its_endpoint_by_itself() -> None:
+def test_without_affinity_the_service_chain_translates_directly() -> None:
     plan = dataclasses.replace(PLAN, endpoints=(ENDPOINT, OTHER))
     assert rules(plan, "endpoint") == ()
     assert rules(plan, "service")[-2] == (
@@ -115,7 +115,7 @@ def test_a_service_chooses_its_endpoint_by_itself() -> None:
     )
 
 
-def test_an_endpoint_that_remembers_its_clients_has_a_chain() -> None:
+def test_with_affinity_an_endpoint_has_a_chain() -> None:
     plan = dataclasses.replace(PLAN, affinity_timeout=60)
     update, dnat = rules(plan, "endpoint")
     assert update.endswith("{ ip saddr timeout 60s }")
@@ -124,10 +124,10 @@ def test_an_endpoint_that_remembers_its_clients_has_a_chain() -> None:
 
 
 @pytest.mark.parametrize("affinity", [0, 60])
-def test_who_finds_nothing_in_a_map_that_is_being_replaced_has_an_endpoint_all_the_same(
+def test_a_packet_that_finds_a_replaced_map_empty_gets_an_endpoint(
     affinity: int,
 ) -> None:
-    """Without that, 8 connections of 450 000 were refused with 60 changes in a second."""
+    """Without this rule, 8 of 450 000 connections were rejected at 60 changes per second."""
     plan = dataclasses.replace(PLAN, endpoints=(ENDPOINT, OTHER), affinity_timeout=affinity)
     chosen, otherwise = rules(plan, "service")[-2:]
     assert "map {" in chosen
@@ -136,8 +136,8 @@ def test_who_finds_nothing_in_a_map_that_is_being_replaced_has_an_endpoint_all_t
 
 @pytest.mark.parametrize("affinity", [0, 60])
 @pytest.mark.parametrize("on_node", [True, None], ids=["here", "who knows where"])
-def test_an_endpoint_that_may_be_on_this_node_may_reach_itself(affinity: int, on_node: bool | None) -> None:
-    """One that is elsewhere cannot send anything that comes by here."""
+def test_a_possibly_local_endpoint_may_open_hairpin_connections(affinity: int, on_node: bool | None) -> None:
+    """Packets of an endpoint on another node to itself do not pass this node."""
     here = OTHER._replace(on_node=on_node)
     endpoints = (ENDPOINT, here, here._replace(cluster=False, port=1))
     entries = entries_of(dataclasses.replace(PLAN, endpoints=endpoints, affinity_timeout=affinity))
@@ -147,8 +147,8 @@ def test_an_endpoint_that_may_be_on_this_node_may_reach_itself(affinity: int, on
     assert found == ["10.1.0.2 . 10.1.0.2 . tcp . 8081"]
 
 
-def test_another_timeout_of_affinity_changes_rules_only() -> None:
-    """A set cannot be changed in place, and its elements are the clients that are remembered."""
+def test_another_affinity_timeout_changes_only_rules() -> None:
+    """A set cannot be changed in place, and its elements are the known clients."""
     short, long = (entries_of(dataclasses.replace(PLAN, affinity_timeout=seconds)) for seconds in (60, 86400))
     changed = [key for key in short if short[key] != long[key]]
     assert short.keys() == long.keys()
@@ -171,21 +171,21 @@ def balancer(*ranges: str, node_admitted: bool = False) -> ServicePortPlan:
         (balancer("192.0.2.0/24", "192.0.2.7/32", "192.0.3.0/24"), "ip saddr != 192.0.2.0/23 drop"),
     ],
 )
-def test_who_is_in_no_source_range_is_dropped(plan: ServicePortPlan, expected: str) -> None:
+def test_clients_outside_the_source_ranges_are_dropped(plan: ServicePortPlan, expected: str) -> None:
     assert rules(plan, "firewall") == (expected,)
 
 
 @pytest.mark.parametrize(
     "ranges", [["0.0.0.0/0"], ["0.0.0.0/1", "128.0.0.0/1"], ["192.0.2.0/24", "0.0.0.0/0"]]
 )
-def test_ranges_of_all_addresses_need_no_firewall(ranges: list[str]) -> None:
+def test_source_ranges_that_cover_everything_have_no_firewall(ranges: list[str]) -> None:
     entries = entries_of(balancer(*ranges))
     assert rules(balancer(*ranges), "firewall") == ()
     assert not any(isinstance(key, Element) and key.container == "firewall-ips" for key in entries)
 
 
 class Counted(bytes):
-    """An address that counts how often one is compared with another."""
+    """An address that counts its comparisons."""
 
     comparisons = 0
 
@@ -196,7 +196,7 @@ class Counted(bytes):
     __hash__ = bytes.__hash__
 
 
-def test_many_endpoints_are_not_searched_for_each_of_them() -> None:
+def test_rendering_many_endpoints_takes_linear_time() -> None:
     endpoints = tuple(
         ENDPOINT._replace(address=Address(Counted(ENDPOINT.address[:13] + number.to_bytes(3))), local=True)
         for number in range(1000)

@@ -1,4 +1,4 @@
-"""Rules, and the names of things, as text."""
+"""The text of rules and keys."""
 
 import pytest
 
@@ -9,7 +9,7 @@ V4 = Family.IPV4
 
 
 @pytest.mark.parametrize(
-    ("printed", "meant"),
+    ("printed", "canonical_text"),
     [
         ("-j KUBE-SERVICES ", "-j KUBE-SERVICES"),
         ('-m comment --comment "a  b " -j X', '-m comment --comment "a  b " -j X'),
@@ -17,11 +17,11 @@ V4 = Family.IPV4
         ('-m comment --comment "ends in quotes "', '-m comment --comment "ends in quotes "'),
     ],
 )
-def test_blanks_mean_nothing_but_in_quotes(printed: str, meant: str) -> None:
-    assert canonical(printed) == meant
+def test_blanks_matter_only_within_quotes(printed: str, canonical_text: str) -> None:
+    assert canonical(printed) == canonical_text
 
 
-def test_what_the_log_names_tells_where_it_is() -> None:
+def test_the_text_of_a_key_contains_table_and_family() -> None:
     assert str(Chain(V4, NAT, "KUBE-MARK-MASQ")) == "KUBE-MARK-MASQ (nat, IPv4)"
     assert str(SharedChain(V4, NAT, "KUBE-SERVICES")) == "KUBE-SERVICES (nat, IPv4)"
     assert str(Rule(V4, FILTER, "INPUT", "-j KUBE-FIREWALL")) == "-A INPUT -j KUBE-FIREWALL (filter, IPv4)"

@@ -1,11 +1,11 @@
-"""What else cannot be where something is rejected."""
+"""Which entries cannot be written because of other rejected ones."""
 
 import pytest
 
 from ebpfproxy.backends.interface import Delta
 from ebpfproxy.backends.iptables.layout import LAYOUT
 from ebpfproxy.backends.xtables.entries import NAT, Chain, Entry, Key, Rule, RulePosition
-from ebpfproxy.backends.xtables.rejections import sort_of, with_dependents
+from ebpfproxy.backends.xtables.rejections import rule_shape, with_dependents
 from ebpfproxy.errors import Rejected
 from ebpfproxy.model.address import Family
 
@@ -21,28 +21,28 @@ SERVICE: dict[Key, Entry] = {
 WHY = Rejected("no")
 
 
-def test_what_leads_to_what_is_refused_is_rejected() -> None:
+def test_entries_that_jump_to_a_rejected_chain_are_rejected() -> None:
     rejected = with_dependents({SEP: WHY}, Delta(SERVICE, frozenset()), {}, LAYOUT)
     assert rejected.keys() == SERVICE.keys()
     assert rejected[SEP] is WHY
     assert "KUBE-SEP-A" in rejected[SVC].message
 
 
-def test_what_it_leads_to_is_not() -> None:
+def test_chains_that_a_rejected_chain_jumps_to_are_not_rejected() -> None:
     assert with_dependents({EXT: WHY}, Delta(SERVICE, frozenset()), {}, LAYOUT).keys() == {EXT}
 
 
-def test_a_chain_that_keeps_its_rules_is_there_to_be_led_to() -> None:
+def test_a_rejected_chain_that_keeps_its_old_rules_remains_a_valid_target() -> None:
     puts = {key: entry for key, entry in SERVICE.items() if key != EXT}
     assert with_dependents({SEP: WHY}, Delta(puts, frozenset()), {SEP: ()}, LAYOUT).keys() == {SEP}
 
 
-def test_what_a_refused_chain_still_leads_to_cannot_be_dropped_nor_what_that_leads_to() -> None:
+def test_chains_reachable_from_a_rejected_chain_cannot_be_dropped() -> None:
     delta: Delta[Key, Entry] = Delta({EXT: ("-j nowhere",)}, frozenset({SVC, SEP, RULE}))
     assert with_dependents({EXT: WHY}, delta, SERVICE, LAYOUT).keys() == {EXT, SVC, SEP}
 
 
-def test_where_nothing_is_refused_nothing_is() -> None:
+def test_without_rejections_there_are_no_dependents() -> None:
     assert with_dependents({}, Delta(SERVICE, frozenset()), {}, LAYOUT) == {}
 
 
@@ -58,5 +58,5 @@ def test_where_nothing_is_refused_nothing_is() -> None:
         (r'-m comment --comment "a \" -m sctp" -j DROP', "-m comment --comment x -j DROP", True),
     ],
 )
-def test_rules_are_of_one_sort_where_only_values_differ(one: str, other: str, alike: bool) -> None:
-    assert (sort_of(one) == sort_of(other)) is alike
+def test_rules_that_differ_only_in_values_have_one_shape(one: str, other: str, alike: bool) -> None:
+    assert (rule_shape(one) == rule_shape(other)) is alike

@@ -1,4 +1,4 @@
-"""Parts of rules: the form in which the tools print them."""
+"""Parts of rules in the form in which the tools print them."""
 
 import pytest
 
@@ -28,30 +28,30 @@ def test_pods_are_matched_by_address_or_device(traffic: LocalTraffic, inside: st
 
 
 @pytest.mark.parametrize("everything", ["0.0.0.0/0", "::/0"])
-def test_where_everybody_is_a_pod_nothing_has_to_match_and_nobody_is_left(everything: str) -> None:
+def test_if_everything_is_a_pod_there_is_no_match_for_pods_and_none_for_others(everything: str) -> None:
     """iptables-nft rejects "! -s 0.0.0.0/0", and neither tool prints "-s 0.0.0.0/0"."""
     assert from_pods(cidr(everything)) == ""
     assert not_from_pods(cidr(everything), TO) is None
 
 
-def test_a_prefix_that_is_as_long_as_a_name_can_be_is_a_name() -> None:
-    """The tools reject sixteen characters, and then nothing of any Service would be written."""
+def test_a_prefix_of_maximum_length_is_a_name() -> None:
+    """The tools reject sixteen characters, so no rule of any Service would be written."""
     assert from_pods(LocalTraffic(interface="a" * 14, prefix=True)) == f"-i {'a' * 14}+ "
     assert from_pods(LocalTraffic(interface="a" * 15, prefix=True)) == f"-i {'a' * 15} "
 
 
-def test_a_half_of_all_addresses_is_matched() -> None:
+def test_half_of_all_addresses_has_a_match() -> None:
     assert source(parse_network("0.0.0.0/1")) == "-s 0.0.0.0/1 "
     assert source(parse_network("::/1")) == "-s ::/1 "
     assert source(parse_network("0.0.0.0/0")) == source(parse_network("::/0")) == ""
 
 
-def test_a_single_address_has_its_length() -> None:
+def test_a_single_address_is_written_with_its_length() -> None:
     assert host(parse_address("10.0.0.1")) == "10.0.0.1/32"
     assert host(parse_address("fd00:0::1")) == "fd00::1/128"
 
 
-def test_a_comment_is_cut_where_the_tools_cut_it() -> None:
+def test_a_comment_is_truncated_like_the_tools_do() -> None:
     assert comment("a/b") == '-m comment --comment "a/b"'
     assert comment("a/" + "b" * 300) == f'-m comment --comment "a/{"b" * 253}"'
 
@@ -67,13 +67,13 @@ def test_a_comment_is_cut_where_the_tools_cut_it() -> None:
         (1000, "0.00100000016"),
     ],
 )
-def test_a_chance_is_printed_as_the_kernel_keeps_it(count: int, printed: str) -> None:
-    """Read off from iptables-save after kube-proxy's own ten digits were written."""
+def test_a_probability_has_the_precision_of_the_kernel(count: int, printed: str) -> None:
+    """Copied from iptables-save after writing kube-proxy's ten digits."""
     assert one_of(count).endswith(f" {printed}")
 
 
 @pytest.mark.parametrize("count", [2, 3, 10, 100, 1000])
-def test_every_endpoint_has_the_same_chance(count: int) -> None:
+def test_every_endpoint_has_the_same_probability(count: int) -> None:
     missed = 1.0
     for left in range(count, 1, -1):
         chance = float(one_of(left).rpartition(" ")[2])

@@ -1,4 +1,4 @@
-"""What is read out of what iptables-save prints."""
+"""The entries and the state that are parsed from the output of iptables-save."""
 
 import pytest
 
@@ -19,12 +19,12 @@ def nat(*lines: str) -> str:
     return "\n".join((*head, *chains, *lines, "COMMIT", "# Completed on Sat Nov 21 22:35:24 2026", ""))
 
 
-def test_of_nothing_there_is_nothing() -> None:
+def test_an_empty_output_has_no_entries() -> None:
     assert parse(V4, "", LAYOUT) == ({}, (set(), {}, {}))
     assert parse(V4, nat(), LAYOUT) == ({}, (set(), {}, {}))
 
 
-def test_a_chain_of_one_plan_is_one_entry_and_others_are_taken_apart() -> None:
+def test_a_chain_of_one_plan_is_one_entry_and_each_rule_of_a_shared_chain_is_one() -> None:
     printed = nat(
         ":KUBE-SERVICES - [0:0]",
         ":KUBE-SVC-ONE - [0:0]",
@@ -34,7 +34,7 @@ def test_a_chain_of_one_plan_is_one_entry_and_others_are_taken_apart() -> None:
         "-A KUBE-SVC-ONE -j KUBE-SEP-A",
         "-A KUBE-SVC-ONE -j KUBE-SEP-B",
     )
-    entries, held = parse(V4, printed, LAYOUT)
+    entries, state = parse(V4, printed, LAYOUT)
     assert entries == {
         SharedChain(V4, NAT, "KUBE-SERVICES"): (),
         Chain(V4, NAT, "KUBE-SVC-ONE"): ("-j KUBE-SEP-A", "-j KUBE-SEP-B"),
@@ -42,9 +42,9 @@ def test_a_chain_of_one_plan_is_one_entry_and_others_are_taken_apart() -> None:
         Rule(V4, NAT, "KUBE-SERVICES", ONE): RulePosition.ANYWHERE,
         Rule(V4, NAT, "KUBE-SERVICES", NODE_PORTS): RulePosition.LAST,
     }
-    assert held.shared == {SharedChain(V4, NAT, "KUBE-SERVICES")}
-    assert set(held.copies.values()) == {1}
-    assert not held.foreign
+    assert state.shared == {SharedChain(V4, NAT, "KUBE-SERVICES")}
+    assert set(state.copies.values()) == {1}
+    assert not state.foreign
 
 
 def test_the_same_name_in_another_table_is_another_chain() -> None:
@@ -55,7 +55,7 @@ def test_the_same_name_in_another_table_is_another_chain() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rules", "place"),
+    ("rules", "position"),
     [
         ((ONE, NODE_PORTS), RulePosition.LAST),
         ((NODE_PORTS, ONE), RulePosition.ANYWHERE),
@@ -65,22 +65,22 @@ def test_the_same_name_in_another_table_is_another_chain() -> None:
         ((NODE_PORTS,), RulePosition.LAST),
     ],
 )
-def test_what_has_to_be_last_is_so_only_where_it_is(rules: tuple[str, ...], place: RulePosition) -> None:
+def test_a_rule_has_position_last_only_if_it_is_last(rules: tuple[str, ...], position: RulePosition) -> None:
     entries, _ = parse(
         V4, nat(":KUBE-SERVICES - [0:0]", *(f"-A KUBE-SERVICES {rule}" for rule in rules)), LAYOUT
     )
-    assert entries[Rule(V4, NAT, "KUBE-SERVICES", NODE_PORTS)] is place
+    assert entries[Rule(V4, NAT, "KUBE-SERVICES", NODE_PORTS)] is position
     assert entries.get(Rule(V4, NAT, "KUBE-SERVICES", ONE), RulePosition.ANYWHERE) is RulePosition.ANYWHERE
 
 
-def test_what_is_there_more_than_once_is_nothing_that_anybody_wants() -> None:
-    entries, held = parse(V4, nat(":KUBE-SERVICES - [0:0]", *[f"-A KUBE-SERVICES {ONE}"] * 3), LAYOUT)
+def test_a_duplicate_rule_differs_from_every_desired_entry() -> None:
+    entries, state = parse(V4, nat(":KUBE-SERVICES - [0:0]", *[f"-A KUBE-SERVICES {ONE}"] * 3), LAYOUT)
     rule = Rule(V4, NAT, "KUBE-SERVICES", ONE)
     assert entries[rule] is TWICE
-    assert held.copies == {rule: 3}
+    assert state.copies == {rule: 3}
 
 
-def test_rules_of_others_are_held_against_the_chains_they_lead_to() -> None:
+def test_foreign_rules_are_recorded_for_the_chains_that_they_jump_to() -> None:
     printed = nat(
         ":MINE - [0:0]",
         ":KUBE-SVC-ONE - [0:0]",
@@ -90,33 +90,33 @@ def test_rules_of_others_are_held_against_the_chains_they_lead_to() -> None:
         "-A OUTPUT -p tcp -g KUBE-MARK-MASQ",
         "-A OUTPUT -j ACCEPT",
     )
-    entries, held = parse(V4, printed, LAYOUT)
+    entries, state = parse(V4, printed, LAYOUT)
     assert entries.keys() == {Chain(V4, NAT, "KUBE-SVC-ONE"), Chain(V4, NAT, "KUBE-MARK-MASQ")}
-    assert held.foreign == {
+    assert state.foreign == {
         Chain(V4, NAT, "KUBE-SVC-ONE"): "-A MINE -j KUBE-SVC-ONE",
         Chain(V4, NAT, "KUBE-MARK-MASQ"): "-A OUTPUT -p tcp -g KUBE-MARK-MASQ",
     }
 
 
-def test_a_jump_to_ours_from_a_chain_of_others_is_theirs() -> None:
-    _, held = parse(V4, nat(":MINE - [0:0]", ":KUBE-SERVICES - [0:0]", "-A MINE -j KUBE-SERVICES"), LAYOUT)
-    assert held.copies == {}
-    assert held.foreign == {SharedChain(V4, NAT, "KUBE-SERVICES"): "-A MINE -j KUBE-SERVICES"}
+def test_a_jump_from_a_foreign_chain_is_foreign() -> None:
+    _, state = parse(V4, nat(":MINE - [0:0]", ":KUBE-SERVICES - [0:0]", "-A MINE -j KUBE-SERVICES"), LAYOUT)
+    assert state.copies == {}
+    assert state.foreign == {SharedChain(V4, NAT, "KUBE-SERVICES"): "-A MINE -j KUBE-SERVICES"}
 
 
-def test_of_the_chain_that_the_kubelet_has_too_only_the_guard_is_ours() -> None:
+def test_in_the_chain_shared_with_the_kubelet_only_the_guard_is_own() -> None:
     kubelets = "-m mark --mark 0x8000/0x8000 -j DROP"
     lines = (":KUBE-FIREWALL - [0:0]", f"-A KUBE-FIREWALL {kubelets}", f"-A KUBE-FIREWALL {LOCALNET_GUARD}")
-    entries, held = parse(V4, nat(*lines).replace("*nat", "*filter"), LAYOUT)
+    entries, state = parse(V4, nat(*lines).replace("*nat", "*filter"), LAYOUT)
     chain = SharedChain(V4, FILTER, "KUBE-FIREWALL")
     assert entries == {chain: (), Rule(V4, FILTER, "KUBE-FIREWALL", LOCALNET_GUARD): RulePosition.ANYWHERE}
-    assert held.foreign == {chain: f"-A KUBE-FIREWALL {kubelets}"}
+    assert state.foreign == {chain: f"-A KUBE-FIREWALL {kubelets}"}
 
 
-def test_blanks_too_many_make_no_difference_but_in_comments() -> None:
+def test_additional_blanks_matter_only_within_comments() -> None:
     printed = nat(":ONE - [0:0]", '-A ONE -m comment --comment "a  b"  -j RETURN ')
     assert chains_of(printed)[NAT, "ONE"] == ['-m comment --comment "a  b" -j RETURN']
 
 
-def test_a_rule_without_anything_is_a_rule() -> None:
+def test_a_rule_without_text_is_a_rule() -> None:
     assert chains_of(nat(":ONE - [0:0]", "-A ONE"))[NAT, "ONE"] == [""]

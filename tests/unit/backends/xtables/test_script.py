@@ -1,4 +1,4 @@
-"""What iptables-restore is given, run by a model of it that knows what the real one rejects."""
+"""The input of iptables-restore, run by a model that rejects the same lines as the real tool."""
 
 import copy
 import hashlib
@@ -22,7 +22,7 @@ from ebpfproxy.backends.xtables.entries import (
     RulePosition,
     SharedChain,
 )
-from ebpfproxy.backends.xtables.saved import BUILT_IN, Held, leads_to, parse
+from ebpfproxy.backends.xtables.saved import BUILT_IN, TableState, parse, target_chain
 from ebpfproxy.backends.xtables.script import compose
 from ebpfproxy.model.address import Family
 
@@ -32,7 +32,7 @@ Tables = dict[str, dict[str, list[str]]]
 
 
 class Kernel:
-    """The tables, and what they were after each COMMIT."""
+    """The tables, and their states after each COMMIT."""
 
     def __init__(self) -> None:
         self.tables: Tables = {table: {name: [] for name in BUILT_IN} for table in (FILTER, NAT, MANGLE)}
@@ -72,11 +72,11 @@ class Kernel:
             chains[name] = []
         elif command == "-X":
             assert not chains.pop(name), f"{line}: not empty"
-            assert not any(leads_to(each) == name for rules in chains.values() for each in rules), line
+            assert not any(target_chain(each) == name for rules in chains.values() for each in rules), line
         elif command == "-D":
             chains[name].remove(rule)
         else:
-            assert not leads_to(rule).startswith("KUBE-") or leads_to(rule) in chains, (
+            assert not target_chain(rule).startswith("KUBE-") or target_chain(rule) in chains, (
                 f"{line}: leads nowhere"
             )
             chains[name].insert(0 if command == "-I" else len(chains[name]), rule)
@@ -97,7 +97,7 @@ NODE: dict[Key, Entry] = {
 
 
 def serving(name: str, endpoints: frozenset[int], external: bool) -> dict[Key, Entry]:
-    """What a Service has, in the shape that real ones have."""
+    """Return the entries of a Service, in the shape of real ones."""
     svc, ext = f"KUBE-SVC-{name}", f"KUBE-EXT-{name}"
     if not endpoints:
         return {Rule(V4, FILTER, "KUBE-SERVICES", f"-d {name} -j REJECT"): RulePosition.ANYWHERE}
@@ -124,12 +124,12 @@ def clusters(draw: st.DrawFn) -> dict[Key, Entry]:
 
 
 def bring(kernel: Kernel, wanted: Mapping[Key, Entry], block: int | None) -> None:
-    entries, held = parse(V4, kernel.saved(), LAYOUT)
-    kernel.restore(compose(diff(entries, wanted), held, LAYOUT, block).text)
+    entries, state = parse(V4, kernel.saved(), LAYOUT)
+    kernel.restore(compose(diff(entries, wanted), state, LAYOUT, block).text)
 
 
 @given(st.lists(clusters(), min_size=1, max_size=5), st.sampled_from([None, 1, 2, 3, 300]))
-def test_any_history_ends_where_the_last_state_is(history: list[dict[Key, Entry]], block: int | None) -> None:
+def test_any_history_ends_in_its_last_state(history: list[dict[Key, Entry]], block: int | None) -> None:
     """Nothing is rejected on the way, with pieces of any size."""
     kernel = Kernel()
     for wanted in history:
@@ -138,7 +138,7 @@ def test_any_history_ends_where_the_last_state_is(history: list[dict[Key, Entry]
 
 
 @given(clusters(), clusters(), st.sampled_from([None, 1, 2, 300]))
-def test_no_packet_meets_a_chain_that_is_half_of_what_it_was_or_will_be(
+def test_no_packet_meets_a_partly_written_chain(
     before: dict[Key, Entry], after: dict[Key, Entry], block: int | None
 ) -> None:
     kernel = Kernel()
@@ -153,63 +153,67 @@ def test_no_packet_meets_a_chain_that_is_half_of_what_it_was_or_will_be(
 
 
 @given(clusters(), clusters(), st.sampled_from([None, 1, 300]))
-def test_what_is_dialled_is_led_to_an_endpoint_or_refused_at_every_moment(
+def test_a_frontend_is_translated_or_rejected_at_every_moment(
     before: dict[Key, Entry], after: dict[Key, Entry], block: int | None
 ) -> None:
-    """Where that is so before and after. In between it may be both: then it is led to the endpoint."""
+    """If this is so before and after the change. In between, a frontend may have both rules; then it is
+    translated.
+    """
     kernel = Kernel()
     bring(kernel, before, block)
     kernel.commits.clear()
-    served = dialled(kernel.tables)
+    served = frontends_served(kernel.tables)
     bring(kernel, after, block)
-    served &= dialled(kernel.tables)
+    served &= frontends_served(kernel.tables)
     for tables in kernel.commits:
-        assert served <= dialled(tables)
+        assert served <= frontends_served(tables)
 
 
-def dialled(tables: Tables) -> set[str]:
+def frontends_served(tables: Tables) -> set[str]:
     rules = [rule for table in (NAT, FILTER) for rule in tables[table].get("KUBE-SERVICES", ())]
     return {rule.split()[1] for rule in rules if rule.startswith("-d ")}
 
 
 def reachable(chains: Mapping[str, list[str]]) -> set[str]:
-    """Chains of one plan alone that a packet may come to."""
+    """Return the chains of one plan that a packet may reach."""
     found: set[str] = set()
     left = [*BUILT_IN]
     while left:
-        targets = {leads_to(rule) for rule in chains[left.pop()]} & chains.keys() - found
+        targets = {target_chain(rule) for rule in chains[left.pop()]} & chains.keys() - found
         found |= targets
         left += targets
     return {name for name in found if name.startswith(("KUBE-SVC", "KUBE-SEP", "KUBE-EXT"))}
 
 
-def lines(delta: Delta[Key, Entry], held: Held | None = None, block: int | None = None) -> list[str]:
-    return compose(delta, held or Held(set(), {}, {}), LAYOUT, block).text.split("\n")
+def lines(delta: Delta[Key, Entry], state: TableState | None = None, block: int | None = None) -> list[str]:
+    return compose(delta, state or TableState(set(), {}, {}), LAYOUT, block).text.split("\n")
 
 
-def test_nothing_is_nothing() -> None:
-    assert not compose(Delta({}, frozenset()), Held(set(), {}, {}), LAYOUT, None)
+def test_an_empty_delta_has_an_empty_script() -> None:
+    assert not compose(Delta({}, frozenset()), TableState(set(), {}, {}), LAYOUT, None)
 
 
-def test_iptables_nft_is_told_of_chains_in_no_order_of_the_alphabet() -> None:
-    """It sorts them by a recursion that takes the first as the middle, and its stack has an end."""
+def test_chains_for_iptables_nft_are_in_no_alphabetical_order() -> None:
+    """iptables-nft sorts chains by a recursion with the first one as the pivot, and its stack is limited."""
     names = sorted(f"KUBE-SEP-{hashlib.sha256(b'%d' % n).hexdigest()[:16].upper()}" for n in range(5000))
     puts: dict[Key, Entry] = {Chain(V4, NAT, name): () for name in names}
-    told = [line.split()[0] for line in lines(Delta(puts, frozenset()), block=300) if line.startswith(":")]
-    assert sorted(told) == [f":{name}" for name in names]
-    assert depth(told) < 60
+    written = [line.split()[0] for line in lines(Delta(puts, frozenset()), block=300) if line.startswith(":")]
+    assert sorted(written) == [f":{name}" for name in names]
+    assert depth(written) < 60
 
 
-def test_who_is_masqueraded_changes_with_who_is_sent_where() -> None:
-    """A chain of mode ipvs' name masquerades what that mode sends until its rules are gone."""
+def test_the_masquerading_chain_is_written_together_with_kube_services() -> None:
+    """With mode ipvs, a chain of the same name masquerades that mode's connections until its rules are
+    removed.
+    """
     names = [f"KUBE-SEP-{n:016X}" for n in range(30)]
     puts: dict[Key, Entry] = {
         Chain(V4, NAT, name): () for name in ["KUBE-POSTROUTING", "KUBE-SERVICES", *names]
     }
-    told = lines(Delta(puts, frozenset()), block=10)
-    last = told[[at for at, line in enumerate(told) if line == "*nat"][-1] :]
+    written = lines(Delta(puts, frozenset()), block=10)
+    last = written[[at for at, line in enumerate(written) if line == "*nat"][-1] :]
     assert {":KUBE-POSTROUTING - [0:0]", ":KUBE-SERVICES - [0:0]"} < set(last)
-    assert told.count("COMMIT") > 1
+    assert written.count("COMMIT") > 1
 
 
 def depth(names: list[str]) -> int:
@@ -222,7 +226,7 @@ def depth(names: list[str]) -> int:
     return deepest
 
 
-def test_only_tables_with_a_change_are_in_it() -> None:
+def test_only_tables_with_a_change_are_written() -> None:
     chain = Chain(V4, NAT, "KUBE-SEP-A")
     assert lines(Delta({chain: ("-j RETURN",)}, frozenset())) == [
         "*nat",
@@ -233,45 +237,45 @@ def test_only_tables_with_a_change_are_in_it() -> None:
     ]
 
 
-def test_filter_refuses_before_nat_lets_go_and_lets_go_after_nat_leads() -> None:
+def test_filter_rejects_before_nat_stops_translating_and_stops_after_nat_translates() -> None:
     rejecting = Rule(V4, FILTER, "KUBE-SERVICES", "-d A -j REJECT")
     leading = Rule(V4, NAT, "KUBE-SERVICES", "-d B -j KUBE-SVC-B")
-    held = Held(set(), {Rule(V4, FILTER, "KUBE-SERVICES", "-d B -j REJECT"): 1}, {})
+    state = TableState(set(), {Rule(V4, FILTER, "KUBE-SERVICES", "-d B -j REJECT"): 1}, {})
     puts: dict[Key, Entry] = {rejecting: RulePosition.ANYWHERE, leading: RulePosition.ANYWHERE}
-    tables = [line for line in lines(Delta(puts, frozenset(held.copies)), held) if line.startswith("*")]
+    tables = [line for line in lines(Delta(puts, frozenset(state.copies)), state) if line.startswith("*")]
     assert tables == ["*filter", "*nat", "*filter"]
 
 
 def test_an_existing_shared_chain_is_not_emptied() -> None:
     shared = SharedChain(V4, NAT, "KUBE-SERVICES")
-    assert lines(Delta({shared: ()}, frozenset()), Held({shared}, {}, {})) == [""]
+    assert lines(Delta({shared: ()}, frozenset()), TableState({shared}, {}, {})) == [""]
 
 
-def test_a_rule_that_is_there_more_than_once_goes_as_often() -> None:
+def test_a_duplicate_rule_is_deleted_as_often_as_it_exists() -> None:
     rule = Rule(V4, NAT, "KUBE-SERVICES", "-d A -j KUBE-SVC-A")
-    gone = lines(Delta({}, frozenset({rule})), Held(set(), {rule: 3}, {}))
+    gone = lines(Delta({}, frozenset({rule})), TableState(set(), {rule: 3}, {}))
     assert gone.count(f"-D KUBE-SERVICES {rule.text}") == 3
 
 
-def test_a_rule_that_is_not_there_is_not_removed() -> None:
+def test_an_absent_rule_is_not_deleted() -> None:
     rule = Rule(V4, NAT, "KUBE-SERVICES", "-d A -j KUBE-SVC-A")
     assert lines(Delta({}, frozenset({rule}))) == [""]
 
 
 @pytest.mark.parametrize("foreign", [True, False])
-def test_a_chain_that_others_lead_to_is_emptied_and_stays(foreign: bool) -> None:
+def test_a_chain_that_foreign_rules_jump_to_is_emptied_and_stays(foreign: bool) -> None:
     chain = Chain(V4, NAT, "KUBE-SVC-A")
-    held = Held(set(), {}, {chain: "-A MINE -j KUBE-SVC-A"} if foreign else {})
-    gone = lines(Delta({}, frozenset({chain})), held)
+    state = TableState(set(), {}, {chain: "-A MINE -j KUBE-SVC-A"} if foreign else {})
+    gone = lines(Delta({}, frozenset({chain})), state)
     assert ":KUBE-SVC-A - [0:0]" in gone
     assert ("-X KUBE-SVC-A" in gone) is not foreign
 
 
-def test_a_line_is_owned_by_the_entry_it_is_of() -> None:
+def test_each_line_has_its_entry_as_owner() -> None:
     chain, rule = Chain(V4, NAT, "KUBE-SVC-A"), Rule(V4, NAT, "KUBE-SERVICES", "-d A -j KUBE-SVC-A")
     script = compose(
         Delta({chain: ("-j RETURN",), rule: RulePosition.ANYWHERE}, frozenset()),
-        Held(set(), {}, {}),
+        TableState(set(), {}, {}),
         LAYOUT,
         1,
     )

@@ -15,7 +15,7 @@ from ebpfproxy.backends.ebpf.sockets.stale_sockets import StaleSockets
 from ebpfproxy.backends.ebpf.sockets.translation import StaleTranslation, Translated
 from ebpfproxy.errors import KernelError, Rejected
 from ebpfproxy.model.address import parse_address
-from ebpfproxy.model.socket_counts import SocketCounts
+from ebpfproxy.model.counters import SocketCounts
 
 ENDPOINT, FRONTEND = (parse_address("10.1.0.1"), 5353), (parse_address("10.96.0.53"), 53)
 Pass = Callable[[Mapping[int, StalePeer]], Outcome]

@@ -1,0 +1,124 @@
+"""The sources: threads that put events into the inbox of the control thread.
+
+They watch the API server or a folder of manifests, the kernel's local addresses and devices, and the
+configuration file. A source that ends by itself ends the agent, so that no state becomes stale unnoticed.
+"""
+
+import functools
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from ebpfproxy.api.event import ADDRESSES, DEVICES, AddressesChanged, DevicesChanged, Event, Synced
+from ebpfproxy.config import Config
+from ebpfproxy.config.follow import follow
+from ebpfproxy.http.metrics import Metrics
+from ebpfproxy.linux.netlink import links, local_addresses
+from ebpfproxy.model.address import Network
+from ebpfproxy.model.device import Device
+
+
+class Received(NamedTuple):
+    """An event, and the time of the monotonic clock at which it was received."""
+
+    moment: float
+    event: Event
+
+
+class Died(NamedTuple):
+    """A source has ended, by an error or by itself."""
+
+    source: str
+    error: BaseException
+
+
+class Stop(NamedTuple):
+    """A signal ends the agent."""
+
+    signal: str
+
+
+class Reload(NamedTuple):
+    """The configuration must be read again."""
+
+    reason: str
+
+
+class Notified(NamedTuple):
+    """Another program may have changed the kernel."""
+
+
+Item = Received | Died | Stop | Reload | Notified
+Run = Callable[[threading.Event], object]
+
+
+class Sources:
+    """The threads of all sources, from `start` until the end of the agent."""
+
+    def __init__(
+        self, config: Config, inbox: queue.SimpleQueue[Item], metrics: Metrics, content: bytes | None
+    ) -> None:
+        """`content` is that of the configuration file from which `config` was made."""
+        self._config = config
+        self._inbox = inbox
+        self._metrics = metrics
+        self._content = content
+        self._stop = threading.Event()
+
+    def start(self) -> None:
+        """Start one thread for each source."""
+        for name, run in self._sources():
+            threading.Thread(target=self._supervise, args=(name, run), name=name, daemon=True).start()
+
+    def stop(self) -> None:
+        """Ask the sources to end, without waiting for them."""
+        self._stop.set()
+
+    def put(self, event: Event) -> None:
+        """Put an event into the inbox. Any thread may call it."""
+        self._inbox.put(Received(time.monotonic(), event))
+
+    def _sources(self) -> Iterator[tuple[str, Run]]:
+        yield "local-addresses", self._watch_addresses
+        yield "devices", self._watch_devices
+        if self._config.config is not None:
+            yield "configuration", functools.partial(self._watch_file, self._config.config)
+        if self._config.manifests is not None:
+            from ebpfproxy.api.manifest_folder import FileSource
+
+            yield "manifests", FileSource(self._config.manifests, self._config.node_name, self.put).run
+        else:
+            from ebpfproxy.api.watch import ApiSource, load_configuration
+
+            kubeconfig = str(self._config.kubeconfig or "")
+            configuration = load_configuration(kubeconfig, self._config.master)
+            yield "api", ApiSource(configuration, self._config.node_name, self.put, self._metrics).run
+
+    def _supervise(self, name: str, run: Run) -> None:
+        try:
+            run(self._stop)
+        except BaseException as error:
+            self._inbox.put(Died(name, error))
+        else:
+            if not self._stop.is_set():
+                self._inbox.put(Died(name, RuntimeError("it ended by itself")))
+
+    def _watch_addresses(self, stop: threading.Event) -> None:
+        def changed(networks: frozenset[Network]) -> None:
+            self.put(AddressesChanged(networks))
+            self.put(Synced(ADDRESSES))
+
+        local_addresses.watch(changed, stop)
+
+    def _watch_devices(self, stop: threading.Event) -> None:
+        def changed(devices: tuple[Device, ...]) -> None:
+            self.put(DevicesChanged(devices))
+            self.put(Synced(DEVICES))
+
+        links.watch(changed, stop)
+
+    def _watch_file(self, path: Path, stop: threading.Event) -> None:
+        follow(path, stop, lambda: self._inbox.put(Reload(f"{path} has changed")), self._content)

@@ -1,0 +1,60 @@
+"""The kinds of objects that the agent lists and watches, with their paths and selectors.
+
+kube-proxy's selectors are in kubernetes, cmd/kube-proxy/app/server.go, Run.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ebpfproxy.api.event import (
+    ENDPOINT_SLICE,
+    NODE,
+    SERVICE,
+    Event,
+    NodeChanged,
+    ServiceChanged,
+    SliceChanged,
+)
+from ebpfproxy.api.parse import parse_node, parse_service, parse_slice
+from ebpfproxy.model.service import NamespacedName
+
+SELECTOR = "!service.kubernetes.io/service-proxy-name,!service.kubernetes.io/headless"
+"""Excludes objects of another proxy and headless Services; for Services and EndpointSlices."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Resource:
+    """A kind of object with its path, its selector and its parser.
+
+    `absent` is reported if the first list is empty. Every empty list is logged with `hint` if there is an
+    `absent`.
+    """
+
+    kind: str
+    path: str
+    query: Mapping[str, str]
+    parse: Callable[[Any], Event]
+    gone: Callable[[NamespacedName], Event]
+    absent: Event | None = None
+    hint: str = ""
+
+
+def services() -> Resource:
+    selector = {"labelSelector": SELECTOR}
+    return Resource(
+        SERVICE, "/api/v1/services", selector, parse_service, lambda name: ServiceChanged(name, None)
+    )
+
+
+def endpoint_slices() -> Resource:
+    path, selector = "/apis/discovery.k8s.io/v1/endpointslices", {"labelSelector": SELECTOR}
+    return Resource(ENDPOINT_SLICE, path, selector, parse_slice, lambda name: SliceChanged(name, None))
+
+
+def own_node(name: str) -> Resource:
+    selector, gone = {"fieldSelector": f"metadata.name={name}"}, NodeChanged(None)
+    hint = (
+        "give the name of this node's Node with --hostname-override; without it no endpoint counts as local"
+    )
+    return Resource(NODE, "/api/v1/nodes", selector, parse_node, lambda name: gone, gone, hint)

@@ -1,0 +1,126 @@
+"""What mode ipvs requires of the kernel: the scheduler, and sysctls that kube-proxy sets as well.
+
+For kernels 4.1 to 5.8, kube-proxy also sets conn_reuse_mode to 0. On these kernels, a client that reuses a
+port waits one second otherwise (fixed by f0a5e4d7a594, "ipvs: allow connection reuse for unconfirmed
+conntrack", 5.9). But with 0, IPVS sends new connections to removed endpoints (kubernetes issue 81775). So the
+agent leaves it unchanged.
+
+Sources: NewProxier() in pkg/proxy/ipvs/proxier.go; Documentation/networking/ipvs-sysctl.rst.
+"""
+
+from typing import NamedTuple
+
+from ebpfproxy.backends.netfilter.sysctls import SETTING_CHANGED, SETTING_FAILED
+from ebpfproxy.errors import KernelError, Unsupported
+from ebpfproxy.linux import sysctl
+from ebpfproxy.linux.ipvs import ipvs
+from ebpfproxy.linux.netns import netns
+from ebpfproxy.log import Logger
+
+log = Logger(__name__)
+
+KNOWN = ("rr", "wrr", "lc", "wlc", "fo", "ovf", "lblc", "lblcr", "dh", "sh", "mh", "sed", "nq", "twos")
+"""The schedulers of Linux 6.12, to list those of the kernel. Others are also accepted."""
+
+_MAX_NAME = 15
+"""IP_VS_SCHEDNAME_MAXLEN without the zero byte. The kernel does not parse a message with a longer name."""
+
+
+def check_scheduler(wanted: str) -> None:
+    """Raise Unsupported with the available schedulers if the kernel does not have this one, or if it has no
+    IPVS.
+    """
+    with netns.throw_away():
+        ipvs.available()
+        if _has_scheduler(wanted):
+            return
+        found = [each for each in KNOWN if _has_scheduler(each)]
+    raise Unsupported(
+        f"this kernel has no scheduler {wanted} for IPVS; it has {', '.join(found) or 'none'}",
+        f"modprobe ip_vs_{wanted}, or select another one: --ipvs-scheduler",
+    )
+
+
+def _has_scheduler(scheduler: str) -> bool:
+    if len(scheduler) > _MAX_NAME:
+        return False
+    try:
+        ipvs.probe_scheduler(scheduler)
+    except Unsupported:
+        return False
+    return True
+
+
+class Sysctl(NamedTuple):
+    """One sysctl. `without`: the limitation if it has another value. `needed`: the mode cannot serve with
+    that limitation.
+    """
+
+    name: str
+    value: str
+    without: str
+    needed: bool = False
+
+
+_ALWAYS = (
+    Sysctl(
+        "net/ipv4/vs/conntrack", "1", "connections that must be masqueraded keep their source", needed=True
+    ),
+    Sysctl("net/ipv4/ip_forward", "1", "endpoints on other nodes and in pods are unreachable", needed=True),
+    Sysctl(
+        "net/ipv4/vs/expire_nodest_conn",
+        "1",
+        "connections to removed endpoints wait for a timeout",
+    ),
+    Sysctl(
+        "net/ipv4/vs/expire_quiescent_template",
+        "1",
+        "with session affinity, clients keep a draining endpoint",
+    ),
+)
+_STRICT_ARP = (
+    Sysctl("net/ipv4/conf/all/arp_ignore", "1", "the node answers ARP for addresses of Services"),
+    Sysctl("net/ipv4/conf/all/arp_announce", "2", "the node announces addresses of Services"),
+)
+_REMEDY = "make /proc/sys writable for the agent (privileged container), or set the sysctl on the node"
+
+
+def check_sysctls() -> None:
+    """Raise Unsupported, like `apply`, if a needed sysctl has another value and is not writable. Sets
+    nothing.
+    """
+    missing = [
+        f"sysctl {each.name} is not {each.value}, so {each.without}"
+        for each in _ALWAYS
+        if each.needed and not sysctl.may_be(each.name, each.value)
+    ]
+    if missing:
+        raise Unsupported("; ".join(missing), _REMEDY)
+
+
+def apply_sysctls(strict_arp: bool) -> None:
+    """Set the sysctls that differ, in the calling thread's network namespace. IPVS must be loaded.
+
+    Raises Unsupported with all needed sysctls that cannot be set. Log a warning for each other failure.
+    """
+    missing = []
+    for each in (*_ALWAYS, *(_STRICT_ARP if strict_arp else ())):
+        try:
+            if sysctl.ensure(each.name, each.value):
+                log.info(SETTING_CHANGED, name=each.name, value=each.value)
+        except KernelError as failure:
+            if each.needed:
+                missing.append(
+                    f"sysctl {each.name} is not {each.value}, so {each.without}: {failure.message}"
+                )
+            else:
+                log.warning(
+                    SETTING_FAILED,
+                    name=each.name,
+                    value=each.value,
+                    without=each.without,
+                    reason=failure.message,
+                    hint=_REMEDY,
+                )
+    if missing:
+        raise Unsupported("; ".join(missing), _REMEDY)

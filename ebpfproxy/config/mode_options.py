@@ -1,0 +1,211 @@
+"""The parts of `Config` that apply to some modes only: `EbpfOptions`, `NetfilterOptions` and `IpvsOptions`.
+
+A KubeProxyConfiguration has no fields for the options of mode ebpf, because they are ebpfproxy's own. All
+others are kube-proxy's, except --iptables-backend.
+"""
+
+# ruff: noqa: RUF009 -- option() makes a dataclasses.field(), which is what a default may be made by
+
+import dataclasses
+from pathlib import Path
+
+from ebpfproxy.config import flag_types
+from ebpfproxy.config.option import Group, option
+from ebpfproxy.model.address import Network
+from ebpfproxy.plan.service_plan import DetectLocal, SocketLb
+
+_EBPF, _NETFILTER, _IPVS = Group.EBPF, Group.NETFILTER, Group.IPVS
+
+POD_INTERFACES = {
+    DetectLocal.BRIDGE_INTERFACE: "pod_bridge_interface",
+    DetectLocal.INTERFACE_NAME_PREFIX: "pod_interface_name_prefix",
+}
+"""The option that names the pod device, by the local traffic detection that needs it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NetfilterOptions:
+    """Options of modes nftables, iptables and ipvs."""
+
+    detect_local_mode: DetectLocal = option(
+        "--detect-local-mode", flag_types.DETECT_LOCAL, "ClusterCIDR", _NETFILTER,
+        "How to detect local traffic. ClusterCIDR: by --cluster-cidr. NodeCIDR: by the podCIDRs of this "
+        "node's Node object. BridgeInterface and InterfaceNamePrefix: by the device that packets arrive on. "
+        "Mode ebpf does not use it.",
+        fields="detectLocalMode",
+    )  # fmt: skip
+    cluster_cidr: tuple[Network, ...] = option(
+        "--cluster-cidr", flag_types.CLUSTER_CIDRS, "", _NETFILTER,
+        "CIDR of the cluster's pods, or one CIDR per family, separated by a comma. Empty: "
+        "--detect-local-mode=ClusterCIDR treats no traffic as local.",
+        fields="clusterCIDR",
+    )  # fmt: skip
+    pod_bridge_interface: str = option(
+        "--pod-bridge-interface", flag_types.DEVICE_NAME, "", _NETFILTER,
+        "Bridge that the pods are attached to. Required for --detect-local-mode=BridgeInterface, otherwise "
+        "not used.",
+        fields="detectLocal.bridgeInterface",
+    )  # fmt: skip
+    pod_interface_name_prefix: str = option(
+        "--pod-interface-name-prefix", flag_types.DEVICE_NAME, "", _NETFILTER,
+        "Prefix of the names of pod devices. Required for --detect-local-mode=InterfaceNamePrefix, otherwise "
+        "not used.",
+        fields="detectLocal.interfaceNamePrefix",
+    )  # fmt: skip
+    iptables_masquerade_bit: int = option(
+        "--iptables-masquerade-bit", flag_types.integer(0, 31), "14", _NETFILTER,
+        "Bit of the packet mark, 0 to 31, that marks packets to masquerade.",
+        fields="iptables.masqueradeBit nftables.masqueradeBit",
+    )  # fmt: skip
+    iptables_backend: str = option(
+        "--iptables-flavour --iptables-backend", flag_types.one_of("auto", "legacy", "nft"), "auto",
+        _NETFILTER,
+        "iptables backend for modes iptables and ipvs (ebpfproxy only). auto: the backend that holds this "
+        "node's rules. --iptables-flavour is the previous name of this flag.",
+    )  # fmt: skip
+    iptables_min_sync_period: float = option(
+        "--iptables-min-sync-period", flag_types.duration(zero=True), "1s", _NETFILTER,
+        "Shortest time between two syncs in modes nftables and iptables. 0: no minimum. The longer of this "
+        "and --min-sync-period applies.",
+        fields="iptables.minSyncPeriod nftables.minSyncPeriod", zero_is_unset=True,
+    )  # fmt: skip
+    conntrack_max_per_core: int = option(
+        "--conntrack-max-per-core", flag_types.COUNT, "32768", _NETFILTER,
+        "Maximum number of tracked connections per CPU. 0: keep the kernel's limit, whatever --conntrack-min "
+        "is.",
+        fields="conntrack.maxPerCore",
+    )  # fmt: skip
+    conntrack_min: int = option(
+        "--conntrack-min", flag_types.COUNT, "131072", _NETFILTER,
+        "Lower bound of the limit of tracked connections, for nodes with few CPUs. 0: no lower bound.",
+        fields="conntrack.min",
+    )  # fmt: skip
+    conntrack_tcp_be_liberal: bool = option(
+        "--conntrack-tcp-be-liberal", flag_types.BOOLEAN, "false", _NETFILTER,
+        "Track TCP packets outside the window instead of marking them invalid.",
+        fields="conntrack.tcpBeLiberal",
+    )  # fmt: skip
+
+    @property
+    def pod_interface(self) -> str:
+        """The name, or name prefix, of the pod device; "" if local traffic detection needs none."""
+        name = POD_INTERFACES.get(self.detect_local_mode)
+        return str(getattr(self, name)) if name else ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class IpvsOptions:
+    """Options of mode ipvs only."""
+
+    ipvs_scheduler: str = option(
+        "--ipvs-scheduler", flag_types.TEXT, "", _IPVS,
+        "IPVS scheduler: rr, wrr, lc, wlc, lblc, lblcr, sh, dh, sed, nq, mh or another one of the kernel. "
+        "Empty: rr.",
+        fields="ipvs.scheduler",
+    )  # fmt: skip
+    ipvs_exclude_cidrs: tuple[Network, ...] = option(
+        "--ipvs-exclude-cidrs", flag_types.NETWORKS, "", _IPVS,
+        "Do not remove virtual servers in these networks, unless a Service has the address. May be "
+        "repeated. Empty: no networks.",
+        fields="ipvs.excludeCIDRs",
+    )  # fmt: skip
+    ipvs_strict_arp: bool = option(
+        "--ipvs-strict-arp", flag_types.BOOLEAN, "false", _IPVS,
+        "Answer ARP for an address only on the device that has it (sysctls arp_ignore 1, arp_announce 2). "
+        "MetalLB needs this.",
+        fields="ipvs.strictARP",
+    )  # fmt: skip
+    ipvs_min_sync_period: float = option(
+        "--ipvs-min-sync-period", flag_types.duration(zero=True), "0s", _IPVS,
+        "Shortest time between two syncs in mode ipvs. 0: no minimum. The longer of this and "
+        "--min-sync-period applies.",
+        fields="ipvs.minSyncPeriod",
+    )  # fmt: skip
+    ipvs_tcp_timeout: int = option(
+        "--ipvs-tcp-timeout", flag_types.TIMEOUT, "0s", _IPVS,
+        "Idle timeout of a TCP connection in IPVS. 0: keep the kernel's value.",
+        fields="ipvs.tcpTimeout",
+    )  # fmt: skip
+    ipvs_tcpfin_timeout: int = option(
+        "--ipvs-tcpfin-timeout", flag_types.TIMEOUT, "0s", _IPVS,
+        "Timeout of a TCP connection in IPVS after a FIN. 0: keep the kernel's value.",
+        fields="ipvs.tcpFinTimeout",
+    )  # fmt: skip
+    ipvs_udp_timeout: int = option(
+        "--ipvs-udp-timeout", flag_types.TIMEOUT, "0s", _IPVS,
+        "Idle timeout of a UDP flow in IPVS. 0: keep the kernel's value.",
+        fields="ipvs.udpTimeout",
+    )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EbpfOptions:
+    """Options of mode ebpf."""
+
+    cgroup_root: Path | None = option(
+        "--cgroup-root", flag_types.OPTIONAL_DIRECTORY, "", _EBPF,
+        "The host's cgroup v2 root, to which the socket programs are attached. Empty: detect it.",
+    )  # fmt: skip
+    bpffs_root: Path = option(
+        "--bpffs-root", flag_types.ABSOLUTE_PATH, "/sys/fs/bpf/ebpfproxy", _EBPF,
+        "Directory on a bpffs for pinned programs, maps and links.",
+    )  # fmt: skip
+    proc_root: Path = option(
+        "--proc-root", flag_types.ABSOLUTE_PATH, "/proc", _EBPF,
+        "The host's proc file system, used to find the network namespaces of pods.",
+    )  # fmt: skip
+    socket_lb: SocketLb = option(
+        "--socket-lb", flag_types.SOCKET_LB, "on", _EBPF,
+        "Sockets that are redirected to an endpoint at connect(), which costs nothing per packet. on: "
+        "sockets of pods and of the host. host: sockets of the host only. off: no socket load balancing. "
+        "Other connections are translated packet by packet. All values are functionally equivalent. A "
+        "service mesh whose sidecars must see the Service's address needs host or off.",
+    )  # fmt: skip
+    tc_devices: tuple[str, ...] = option(
+        "--tc-devices", flag_types.DEVICE_PATTERNS, "", _EBPF,
+        "Translate packets only on network devices with these names or patterns, such as eth*, and on "
+        "loopback. May be repeated. none: on no device, so that another agent can use those of this "
+        "network namespace. Empty: detected uplinks and tunnels, and pod devices where necessary.",
+    )  # fmt: skip
+    ebpf_stale_udp: str = option(
+        "--ebpf-stale-udp", flag_types.one_of("reconnect", "destroy"), "reconnect", _EBPF,
+        "What to do with a connected UDP socket whose endpoint was removed. reconnect: connect it to another "
+        "endpoint without an error for its process (needs CAP_SYS_PTRACE and Linux 5.6); if that fails, "
+        "translate the packets of a pod's socket. destroy: the same, but destroy sockets for which both "
+        "fail; their process gets ECONNABORTED and must connect again.",
+    )  # fmt: skip
+    ebpf_redirect: bool = option(
+        "--ebpf-redirect", flag_types.BOOLEAN, "false", _EBPF,
+        "Forward flows of outside clients past this node's network stack. This is faster, but FORWARD rules, "
+        "network policies by iptables or nftables, and conntrack do not see these flows.",
+    )  # fmt: skip
+    ebpf_flows_max: int = option(
+        "--ebpf-flows-max", flag_types.ENTRIES, "262144", _EBPF,
+        "Maximum number of established flows that are translated packet by packet. In addition, an eighth "
+        "as many flows, at least 4096, can be half-open.",
+    )  # fmt: skip
+    ebpf_source_ranges_max: int = option(
+        "--ebpf-source-ranges-max", flag_types.ENTRIES, "65536", _EBPF,
+        "Maximum number of load balancer source ranges of all ServicePorts together.",
+    )  # fmt: skip
+    ebpf_services_max: int = option(
+        "--ebpf-services-max", flag_types.ENTRIES, "65536", _EBPF,
+        "Maximum number of frontends. Each address, port and protocol of a Service is a frontend.",
+    )  # fmt: skip
+    ebpf_slots_max: int = option(
+        "--ebpf-slots-max", flag_types.ENTRIES, "1048576", _EBPF,
+        "Maximum number of endpoint slots. Each endpoint of each ServicePort needs one.",
+    )  # fmt: skip
+    ebpf_endpoints_max: int = option(
+        "--ebpf-endpoints-max", flag_types.ENTRIES, "262144", _EBPF,
+        "Maximum number of distinct endpoints.",
+    )  # fmt: skip
+    ebpf_affinity_max: int = option(
+        "--ebpf-affinity-max", flag_types.ENTRIES, "65536", _EBPF,
+        "Maximum number of clients with session affinity. Beyond it, the least recently active client loses "
+        "its affinity.",
+    )  # fmt: skip
+    ebpf_sockets_max: int = option(
+        "--ebpf-sockets-max", flag_types.ENTRIES, "262144", _EBPF,
+        "Maximum number of sockets connected to a Service, per socket map.",
+    )  # fmt: skip

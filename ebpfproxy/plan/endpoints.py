@@ -1,0 +1,179 @@
+"""Endpoint selection: which endpoints a ServicePort may use in each scope, terminating endpoints included.
+
+Scope CLUSTER (traffic policy Cluster):
+
+1. The ready endpoints that topology hints assign to this node; else those for its zone; else all ready ones.
+2. If no endpoint is ready: all endpoints that are terminating and still serving, in any zone.
+
+Scope LOCAL (traffic policy Local):
+
+1. The ready endpoints on this node, whatever their hints.
+2. If none is ready on this node: those on this node that are terminating and still serving. Ready endpoints
+   on other nodes make no difference.
+
+`traffic_policy.py` decides which scope a connection has.
+
+The rules are those of CategorizeEndpoints in pkg/proxy/topology.go of Kubernetes, with the hints of 1.33 and
+later (KEP-2433 for zones, KEP-3015 for nodes) and terminating endpoints (KEP-1669).
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from ebpfproxy.model.address import Address, Protocol
+from ebpfproxy.model.endpoint import Endpoint, EndpointSlice
+from ebpfproxy.model.service import NamespacedName
+from ebpfproxy.plan.service_plan import PlanKey, PlannedEndpoint, ServicePortPlan
+
+EndpointAddress = tuple[Address, int]
+"""Address and port: entries of EndpointSlices with the same address and port are the same endpoint."""
+
+Candidate = tuple[EndpointAddress, Endpoint]
+
+API_SERVER = NamespacedName("default", "kubernetes")
+"""The Service of the API server."""
+
+
+class NodeLocation(NamedTuple):
+    """The name and zone of this node. `zone` is "" while it is unknown."""
+
+    node: str
+    zone: str
+
+
+class UsedScopes(NamedTuple):
+    """Which scopes the frontends of a ServicePort can use."""
+
+    cluster: bool
+    local: bool
+
+
+def merge_slices(
+    slices: Iterable[EndpointSlice], name: str, protocol: Protocol, location: NodeLocation
+) -> dict[EndpointAddress, Endpoint]:
+    """Return all endpoints of the port with this name *and* protocol, whatever its number in each slice.
+
+    Several entries may have the same address and port: while an endpoint moves between EndpointSlices, or if
+    a new pod got the address of one that is still terminating (kubernetes issue 135266). The best entry
+    counts: ready before serving before the rest, then an entry on this node. The order of slices does not
+    matter.
+    """
+    endpoints: dict[EndpointAddress, Endpoint] = {}
+    for endpoint_slice in slices:
+        for port in endpoint_slice.ports:
+            if port.name != name or port.protocol != protocol:
+                continue
+            for endpoint in endpoint_slice.endpoints:
+                target = (endpoint.address, port.port)
+                other = endpoints.setdefault(target, endpoint)
+                if other is not endpoint and _rank(endpoint, location) > _rank(other, location):
+                    endpoints[target] = endpoint
+    return endpoints
+
+
+def plan_endpoints(
+    endpoints: Mapping[EndpointAddress, Endpoint], uses: UsedScopes, location: NodeLocation
+) -> tuple[tuple[PlannedEndpoint, ...], bool]:
+    """Return the endpoints, sorted, and whether any node has a usable one (kube-proxy's hasAnyEndpoints).
+
+    Each scope falls back to terminating endpoints separately: if this node has only terminating endpoints,
+    scope LOCAL uses them even if other nodes have ready ones. An endpoint that does not serve is never used,
+    nor is one that serves but is neither ready nor terminating.
+    """
+    candidates = sorted(endpoints.items())
+    ready = [each for each in candidates if each[1].ready]
+    nearest = _nearest(ready, location) if uses.cluster else []
+    if not uses.local and len(nearest) == len(candidates):
+        planned = [
+            PlannedEndpoint(address, port, True, False, _is_on_node(endpoint, location))
+            for (address, port), endpoint in candidates
+        ]
+        return tuple(planned), bool(planned)
+    terminating = [each for each in candidates if _is_serving_terminating(each[1])]
+    cluster = {target for target, _ in nearest or terminating} if uses.cluster else set()
+    local = _local(ready, location) or _local(terminating, location) if uses.local else set()
+    has_any = bool(cluster) or (uses.local and bool(ready or terminating))
+    return _planned(candidates, cluster, local, location), has_any
+
+
+def keep_last_endpoints(
+    plans: tuple[ServicePortPlan, ...], previous: Callable[[PlanKey], ServicePortPlan | None]
+) -> tuple[ServicePortPlan, ...]:
+    """Return the plans of `API_SERVER`, where a plan without a usable endpoint keeps its previous endpoints.
+
+    An agent in a Pod reaches the API server through the ClusterIP of default/kubernetes, which it serves
+    itself. The API server removes its endpoints while it restarts or when its lease expires. If the agent
+    then rejected connections to the ClusterIP, it could never read that the endpoints are back (calico
+    ee3dc51152). A connection to an endpoint that is really gone fails anyway, only later.
+    """
+    return tuple(_with_last_endpoints(plan, previous(plan.key)) for plan in plans)
+
+
+def _with_last_endpoints(plan: ServicePortPlan, previous: ServicePortPlan | None) -> ServicePortPlan:
+    if previous is None or _has_usable_endpoint(plan) or not _has_usable_endpoint(previous):
+        return plan
+    return dataclasses.replace(
+        plan, endpoints=previous.endpoints, no_endpoint_action=previous.no_endpoint_action
+    )
+
+
+def _has_usable_endpoint(plan: ServicePortPlan) -> bool:
+    return any(endpoint.cluster or endpoint.local for endpoint in plan.endpoints)
+
+
+def _planned(
+    candidates: list[Candidate],
+    cluster: set[EndpointAddress],
+    local: set[EndpointAddress],
+    location: NodeLocation,
+) -> tuple[PlannedEndpoint, ...]:
+    """Return the endpoints of either scope, and all others that serve."""
+    return tuple(
+        PlannedEndpoint(*target, target in cluster, target in local, _is_on_node(endpoint, location))
+        for target, endpoint in candidates
+        if endpoint.serving or target in cluster or target in local
+    )
+
+
+def _nearest(ready: list[Candidate], location: NodeLocation) -> list[Candidate]:
+    """Return the endpoints with a hint for this node; else those with a hint for its zone; else all.
+
+    Hints of a kind apply only if every ready endpoint has one and at least one is for this node or zone. A
+    missing hint may mean that the EndpointSlice controller has not processed all endpoints yet.
+    """
+    if all(endpoint.nodes for _, endpoint in ready):
+        hinted = [each for each in ready if location.node in each[1].nodes]
+        if hinted:
+            return hinted
+    if location.zone and all(endpoint.zones for _, endpoint in ready):
+        hinted = [each for each in ready if location.zone in each[1].zones]
+        if hinted:
+            return hinted
+    return ready
+
+
+def _is_serving_terminating(endpoint: Endpoint) -> bool:
+    return endpoint.serving and endpoint.terminating
+
+
+def _local(candidates: list[Candidate], location: NodeLocation) -> set[EndpointAddress]:
+    return {target for target, endpoint in candidates if endpoint.node == location.node}
+
+
+def _is_on_node(endpoint: Endpoint, location: NodeLocation) -> bool | None:
+    """Return whether the endpoint is on this node; None if its slice names no node."""
+    return endpoint.node == location.node if endpoint.node else None
+
+
+def _rank(endpoint: Endpoint, location: NodeLocation) -> tuple[object, ...]:
+    """Return a sort key for entries of one endpoint: the best is the greatest; only equal entries tie."""
+    if endpoint.ready:
+        grade = 3
+    elif endpoint.serving:
+        grade = 2 if endpoint.terminating else 1
+    else:
+        grade = 0
+    on_node = endpoint.node == location.node
+    rest = (endpoint.serving, endpoint.node, sorted(endpoint.nodes), sorted(endpoint.zones))
+    return grade, on_node, not endpoint.terminating, *rest

@@ -1,0 +1,199 @@
+"""The plan of one Service: its frontends, each with its traffic policy results and source ranges."""
+
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+from ebpfproxy.model.address import (
+    V4_BITS,
+    Address,
+    Family,
+    Network,
+    contains,
+    family,
+    is_unspecified,
+    network_family,
+    unspecified,
+)
+from ebpfproxy.model.endpoint import EndpointSlice
+from ebpfproxy.model.node import Node
+from ebpfproxy.model.service import Service, ServicePort, ServicePortName, TrafficPolicy
+from ebpfproxy.plan.endpoints import NodeLocation, UsedScopes, merge_slices, plan_endpoints
+from ebpfproxy.plan.health_check_node_port import needs_health_check
+from ebpfproxy.plan.local_traffic import has_detector, local_traffic
+from ebpfproxy.plan.node_ports import host_ips
+from ebpfproxy.plan.service_plan import (
+    Frontend,
+    FrontendKind,
+    FrontendPlan,
+    LocalTraffic,
+    NoEndpointAction,
+    PlanContext,
+    ServicePortPlan,
+)
+from ebpfproxy.plan.traffic_policy import (
+    PolicyResults,
+    external_policy_local,
+    external_policy_results,
+    internal_policy_results,
+)
+
+
+class _Admission(NamedTuple):
+    """Admission of clients by loadBalancerSourceRanges in one family.
+
+    The fields are the last ones of `FrontendPlan`, in the same order.
+    """
+
+    restricted: bool
+    ranges: tuple[Network, ...]
+    node_admitted: bool
+
+
+_UNRESTRICTED = _Admission(False, (), True)
+
+
+class _Exposure(NamedTuple):
+    """What all ports of a Service share in one family.
+
+    `addresses` are in the order ClusterIP, ExternalIP, LoadBalancer, without duplicates.
+    """
+
+    ip_family: Family
+    addresses: tuple[tuple[Address, FrontendKind], ...]
+    internal: PolicyResults
+    external: PolicyResults
+    admission: _Admission
+    local_traffic: LocalTraffic | None
+
+
+def plan_service(
+    service: Service,
+    slices: Iterable[EndpointSlice],
+    node: Node | None,
+    context: PlanContext,
+    large: Collection[Family] = (),
+) -> tuple[ServicePortPlan, ...]:
+    """Return one plan for each port of `service` in each family of its ClusterIPs, sorted.
+
+    Empty if the Service has no usable ClusterIP or no port.
+
+    - `slices`: those of this Service. Neither their order nor that of their endpoints matters.
+    - `node`: None while the Node is unknown; it then has no zone and no addresses.
+    - `large`: `ClusterSize.large`.
+    """
+    slices = tuple(slices)
+    location = NodeLocation(context.node_name, node.zone if node else "")
+    ports = {(port.name, port.protocol): port for port in service.ports}.values()
+    plans = []
+    for ip_family in Family:
+        exposure = _expose(service, ip_family, node, context)
+        if exposure:
+            of_family = [each for each in slices if each.family is ip_family]
+            terse = ip_family in large
+            plans += [_plan_port(service, port, exposure, of_family, location, terse) for port in ports]
+    if len(plans) > 1:
+        plans.sort(key=lambda plan: (plan.name, plan.family.value))
+    return tuple(plans)
+
+
+def _plan_port(
+    service: Service,
+    port: ServicePort,
+    exposure: _Exposure,
+    slices: list[EndpointSlice],
+    location: NodeLocation,
+    terse: bool,
+) -> ServicePortPlan:
+    frontends = _frontends(port, exposure)
+    is_external = frontends[-1].kind is not FrontendKind.CLUSTER_IP
+    merged = merge_slices(slices, port.name, port.protocol, location)
+    endpoints, has_any = plan_endpoints(merged, _used_scopes(service, is_external), location)
+    return ServicePortPlan(
+        ServicePortName(*service.name, port.name, port.protocol),
+        exposure.ip_family,
+        frontends,
+        endpoints,
+        NoEndpointAction.DROP if has_any else NoEndpointAction.REJECT,
+        service.affinity_timeout,
+        exposure.local_traffic,
+        service.health_check_node_port if needs_health_check(service) else 0,
+        terse,
+    )
+
+
+def _used_scopes(service: Service, is_external: bool) -> UsedScopes:
+    """Return the scopes of a port (UsesClusterEndpoints, UsesLocalEndpoints in pkg/proxy/serviceport.go).
+
+    `is_external`: whether the port has any frontend other than ClusterIPs in this family.
+    """
+    internal_local = service.internal_policy is TrafficPolicy.LOCAL
+    return UsedScopes(
+        cluster=is_external or not internal_local,
+        local=internal_local or (is_external and external_policy_local(service)),
+    )
+
+
+def _frontends(port: ServicePort, exposure: _Exposure) -> tuple[FrontendPlan, ...]:
+    frontends = [
+        _frontend_plan(Frontend(address, port.port, port.protocol), kind, exposure)
+        for address, kind in exposure.addresses
+    ]
+    if port.node_port:
+        any_address = Frontend(unspecified(exposure.ip_family), port.node_port, port.protocol)
+        frontends.append(_frontend_plan(any_address, FrontendKind.NODE_PORT, exposure))
+    return tuple(frontends)
+
+
+def _frontend_plan(frontend: Frontend, kind: FrontendKind, exposure: _Exposure) -> FrontendPlan:
+    policy_results = exposure.internal if kind is FrontendKind.CLUSTER_IP else exposure.external
+    admission = exposure.admission if kind is FrontendKind.LOAD_BALANCER else _UNRESTRICTED
+    return FrontendPlan(frontend, kind, *policy_results, *admission)
+
+
+def _expose(service: Service, ip_family: Family, node: Node | None, context: PlanContext) -> _Exposure | None:
+    """Return what all ports share. None without a ClusterIP of this family: then there is no frontend."""
+    addresses = dict.fromkeys(_of_family(service.cluster_ips, ip_family), FrontendKind.CLUSTER_IP)
+    if not addresses:
+        return None
+    load_balancer_ips = _of_family(service.load_balancer_ips, ip_family)
+    for address in _of_family(service.external_ips, ip_family):
+        # Else an external IP would bypass the load balancer's source ranges (cilium #44718).
+        is_both = address in load_balancer_ips
+        addresses.setdefault(address, FrontendKind.LOAD_BALANCER if is_both else FrontendKind.EXTERNAL_IP)
+    for address in load_balancer_ips:
+        addresses.setdefault(address, FrontendKind.LOAD_BALANCER)
+    detected = has_detector(context, ip_family, node)
+    return _Exposure(
+        ip_family,
+        tuple(addresses.items()),
+        internal_policy_results(service, context, detected),
+        external_policy_results(service, detected),
+        _admission(service, ip_family, node, context) if service.source_ranges else _UNRESTRICTED,
+        local_traffic(context, ip_family, node),
+    )
+
+
+def _of_family(addresses: tuple[Address, ...], ip_family: Family) -> list[Address]:
+    """Return the addresses of one family, without the unspecified one, which is the frontend of NodePorts."""
+    return [each for each in addresses if family(each) is ip_family and not is_unspecified(each)]
+
+
+def _admission(service: Service, ip_family: Family, node: Node | None, context: PlanContext) -> _Admission:
+    """Return which clients may connect to the load balancer's addresses in one family.
+
+    If all ranges are of the other family, nothing is restricted in this one (newBaseServiceInfo in
+    pkg/proxy/serviceport.go). The node is admitted if a range contains one of its addresses. The source
+    address of its packets is not enough: if the load balancer's address is local, the node's packets to it
+    have that same address as their source. A node without known addresses is admitted only by a range of all
+    addresses.
+    """
+    ranges = tuple(net for net in service.source_ranges if network_family(net) is ip_family)
+    if not ranges:
+        return _UNRESTRICTED
+    addresses = (*(node.addresses if node else ()), *host_ips(node, context))
+    own = [address for address in addresses if family(address) is ip_family]
+    prefix_bits = V4_BITS if ip_family is Family.IPV4 else 0
+    node_admitted = any(
+        net.length == prefix_bits or any(contains(net, each) for each in own) for net in ranges
+    )
+    return _Admission(True, ranges, node_admitted)

@@ -1,0 +1,183 @@
+"""Decides for each command of the documents whether it is run, checked without a cluster, or exempt.
+
+`outcome_of` fails for a command that is none of these. Then do one of the following:
+
+- add its program to RUN, and tests/kernel/test_documented_commands.py runs it on a node of a lab;
+- add its program to CHECKS, with a function that raises AssertionError if it is wrong;
+- add a pattern to EXEMPT, with the reason.
+"""
+
+import functools
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+import click
+
+from ebpfproxy.cli import group
+from ebpfproxy.config.load import load
+from ebpfproxy.errors import ConfigError
+from tests.support.documented import ROOT, Command, shell_blocks, simple_commands
+from tests.support.kustomize import KUBECTL, render
+
+RUN: Sequence[tuple[str, str]] = (
+    (r"nft list .*", "nftables"),
+    (r"(?:ip6?tables|iptables-save)\b.*", "iptables"),
+    (r"conntrack -L .*", "iptables"),
+    (r"cat /proc/net/xt_recent/.*", "iptables"),
+    (r"sysctl net\.ipv4\.conf\.all\.route_localnet", "iptables"),
+    (r"for t in iptables ip6tables; do .*", "iptables"),
+    (r"(?:ipvsadm|ipset) .*|ip addr show kube-ipvs0|sysctl net\.ipv4\.vs .*", "ipvs"),
+    (r"ebpfproxy (?:dump|doctor|cleanup|version)\b.*", "ebpf"),
+    (r"curl -s(?:i)? localhost:(?:10249|10256)/.*", "ebpf"),
+    (r"(?:ls|readlink) /sys/fs/bpf/ebpfproxy/.*", "ebpf"),
+    (r"bpftool (?:cgroup tree|net show) ?.*", "ebpf"),
+    (r"tc filter show .*|ip link show|uname -r", "ebpf"),
+    (r"sysctl (?:-w )?net\.ipv4\.conf\.\S+", "ebpf"),
+    (r"cat /proc/sys/net/netfilter/nf_conntrack_count", "ebpf"),
+    (r"ebpfproxy run .*--write-config-to=/dev/stdout", "ebpf"),
+)
+"""Commands that are run, and in which mode of the node: that of the first pattern that matches all of it.
+A page of docs/dataplanes has its own mode."""
+
+EXEMPT: Mapping[str, str] = {
+    r"vagrant .*|for m in control .*|for [in] in .* curl .*": "boots machines from boxes of the network",
+    r"buildah .*": "takes minutes and a network: make test-image",
+    r"kubeadm .*": "needs machines of a cluster",
+    r"modprobe .*|echo ip_vs .*|grep net-pf-16.*": "needs the node's modules",
+    r"pip uninstall bcc|apt-get install .*": "changes the machine",
+    r"git commit .*": "changes the repository: tests/unit/test_contributing.py",
+    r"ip link show ebpfproxy0": "needs a start with --socket-lb=off: tests/kernel/test_inlet.py",
+    r"ip rule add from ADDRESS": "shown as what has no effect",
+}
+"""Commands that no test can run, and why."""
+
+_KUBECTL_LOCAL = re.compile(r"\b(?:ds|daemonset)[/ ](ebpfproxy)\b")
+_FILE = re.compile(r"(?<![\w/])(?:deploy|docs|tests|vagrant|bpf)/[\w./-]+")
+_COPIES = {"deploy/mine": "deploy/example"}
+"""Folders that readers create: by path, the folder that they copy."""
+
+
+def outcome_of(command: Command) -> str:
+    """The mode of the node that it is run on, "checked" or "exempt". Raises AssertionError."""
+    for pattern in EXEMPT:
+        if re.fullmatch(pattern, command.text):
+            return "exempt"
+    if mode := mode_of(command):
+        if command.text.startswith("ebpfproxy"):
+            check(command)
+        return mode
+    if command.page == "docs/quickstart.md" and any(
+        command.text in text for text, _ in shell_blocks(command.page)
+    ):
+        return "quickstart"
+    check(command)
+    return "checked"
+
+
+def mode_of(command: Command) -> str:
+    """The mode in which a command is run; "" if it is not run."""
+    for pattern, mode in RUN:
+        if re.fullmatch(pattern, command.text):
+            page = re.fullmatch(r"docs/dataplanes/(nftables|iptables|ipvs)\.md", command.page)
+            return page[1] if page and mode != "ebpf" else mode
+    return ""
+
+
+def check(command: Command) -> None:
+    """Raises AssertionError, with the place and the remedy."""
+    for words in simple_commands(command.text):
+        known = CHECKS.get(words[0].removeprefix(".venv/bin/"))
+        assert known, (
+            f"{command.place}: no test covers `{command.text}`; add {words[0]} to RUN, CHECKS or EXEMPT of "
+            "tests/support/documented_checks.py"
+        )
+        try:
+            known(words[1:])
+        except AssertionError as error:
+            raise AssertionError(f"{command.place}: `{command.text}`: {error}") from error
+    for name in _FILE.findall(command.text):
+        path = functools.reduce(lambda text, pair: text.replace(*pair), _COPIES.items(), name)
+        assert (ROOT / path).exists(), f"{command.place}: there is no {name}"
+
+
+def _ebpfproxy(words: Sequence[str]) -> None:
+    """Its flags are known, and their values are of the right kind."""
+    command: click.Command = group
+    context = click.Context(group)
+    rest = list(words)
+    while isinstance(command, click.Group) and rest:
+        name = rest.pop(0)
+        found = command.get_command(context, name)
+        assert found, f"ebpfproxy has no command {name}"
+        command = found
+    if isinstance(command, click.Group):
+        return
+    try:
+        given = command.make_context(command.name, [_filled_in(word) for word in rest]).params
+        if "proxy_mode" in given:
+            load(given)
+    except click.ClickException as error:
+        raise AssertionError(error.format_message()) from None
+    except ConfigError as error:
+        raise AssertionError(error.message) from None
+
+
+def _filled_in(word: str) -> str:
+    """A number in place of N."""
+    return re.sub(r"(^|=)N$", r"\g<1>4", word)
+
+
+def _kubectl(words: Sequence[str]) -> None:
+    """The command and flags of kubectl exist, and those of ebpfproxy in a pod; the folder of -k is valid."""
+    own = list(words[: words.index("--")] if "--" in words else words)
+    done = subprocess.run([KUBECTL, *own, "--help"], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    names = [
+        entry["metadata"]["name"] for entry in render(ROOT / "deploy/base") if entry["kind"] == "DaemonSet"
+    ]
+    for name in _KUBECTL_LOCAL.findall(" ".join(own)):
+        assert name in names
+    if "--" in words:
+        inner = [word for word in words[words.index("--") + 1 :] if word != "env" and "LOCKFILE=" not in word]
+        assert inner[0] == "ebpfproxy", f"{inner[0]} is not in the image"
+        _ebpfproxy(inner[1:])
+
+
+@functools.cache
+def _targets() -> frozenset[str]:
+    return frozenset(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def _make(words: Sequence[str]) -> None:
+    unknown = [word for word in words if "=" not in word and word not in _targets()]
+    assert not unknown, f"the Makefile has no target {unknown[0]}"
+
+
+def _python(words: Sequence[str]) -> None:
+    """It runs pytest with options that exist, or a module of this repository."""
+    own = words[: words.index("--")] if "--" in words else words
+    assert own[0] == "-m"
+    if own[1] == "pytest":
+        pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--version", *own[2:]]
+        done = subprocess.run(pytest, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+    else:
+        assert (ROOT / f"{own[1].replace('.', '/')}.py").is_file()
+
+
+def _any(_words: Sequence[str]) -> None:
+    """Not checked: a common tool in a pipe or with files."""
+
+
+CHECKS: Mapping[str, Callable[[Sequence[str]], None]] = {
+    "ebpfproxy": _ebpfproxy,
+    "kubectl": _kubectl,
+    "make": _make,
+    "python": _python,
+    "grep": _any,
+    "wc": _any,
+    "cp": _any,
+}
+"""By program: the check of a command that cannot be run. Raises AssertionError."""
