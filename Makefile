@@ -98,6 +98,7 @@ fuzz: $(STAMP)  ## 200 000 broken API objects through parse, plan and render; te
 	$(PYTHON) -m pytest -q --timeout=0 --junk=200000 tests/unit/api/test_junk.py tests/unit/plan/test_junk_plans.py
 	$(PYTHON) -m pytest -q --timeout=0 --packets=10000000 tests/kernel/packet_path/test_packet_random.py
 	$(PYTHON) -m pytest -q --timeout=0 --packets=10000000 tests/kernel/packet_path/test_packet_devices.py
+	$(PYTHON) -m pytest -q --timeout=0 --all-feature-subsets tests/kernel/test_feature_subsets.py
 
 .PHONY: floods
 floods: $(STAMP)  ## floods of 400 000 SYNs and datagrams, in all modes, with tables of the default sizes: five minutes

@@ -29,6 +29,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="how many connected UDP sockets lose their endpoint at the same time (test_socket_crowd.py)",
     )
     parser.addoption(
+        "--all-feature-subsets",
+        action="store_true",
+        help="compile and load the programs for each of the 64 subsets of helpers (make fuzz), not for 14",
+    )
+    parser.addoption(
         "--update-goldens",
         action="store_true",
         help="rewrite the expected texts in tests/golden/cases instead of comparing them; the input stays",
