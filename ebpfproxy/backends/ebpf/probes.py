@@ -56,7 +56,7 @@ _WITHOUT_HOOK = {
 }
 
 
-class _Helper(NamedTuple):
+class Helper(NamedTuple):
     name: str
     without: str
     since: str
@@ -64,16 +64,16 @@ class _Helper(NamedTuple):
 
 _NO_COMPARISON = "ports to masquerade with are not compared with those of the node's own connections"
 _NO_REDIRECT = "no --ebpf-redirect, and with --socket-lb=off host processes reach no Service"
-_HELPERS = {
-    "HAVE_SK_LOOKUP_UDP": _Helper("bpf_sk_lookup_udp", _NO_COMPARISON, "4.20"),
-    "HAVE_FIB_LOOKUP": _Helper("bpf_fib_lookup", _NO_REDIRECT, "4.18"),
-    "HAVE_SKC_LOOKUP_TCP": _Helper("bpf_skc_lookup_tcp", _NO_COMPARISON, "5.2"),
-    "HAVE_REDIRECT_NEIGH": _Helper("bpf_redirect_neigh", _NO_REDIRECT, "5.10"),
-    "HAVE_REDIRECT_PEER": _Helper(
+HELPERS = {
+    "HAVE_SK_LOOKUP_UDP": Helper("bpf_sk_lookup_udp", _NO_COMPARISON, "4.20"),
+    "HAVE_FIB_LOOKUP": Helper("bpf_fib_lookup", _NO_REDIRECT, "4.18"),
+    "HAVE_SKC_LOOKUP_TCP": Helper("bpf_skc_lookup_tcp", _NO_COMPARISON, "5.2"),
+    "HAVE_REDIRECT_NEIGH": Helper("bpf_redirect_neigh", _NO_REDIRECT, "5.10"),
+    "HAVE_REDIRECT_PEER": Helper(
         "bpf_redirect_peer", "--ebpf-redirect sends packets to pods through their devices' queues", "5.10"
     ),
-    "HAVE_KTIME_COARSE": _Helper("bpf_ktime_get_coarse_ns", "a slower clock", "5.11"),
-    "HAVE_SET_RETVAL": _Helper(
+    "HAVE_KTIME_COARSE": Helper("bpf_ktime_get_coarse_ns", "a slower clock", "5.11"),
+    "HAVE_SET_RETVAL": Helper(
         "bpf_set_retval", "a rejected connection fails with EPERM instead of ECONNREFUSED", "5.18"
     ),
 }
@@ -275,7 +275,7 @@ def _places(bpffs_root: Path) -> Iterator[Finding]:
 def _helpers() -> Iterator[Finding]:
     packets = ((each, partial(_load, SCHED_CLS, 0)) for each in features.PROBES)
     for each, load in (*packets, (features.SET_RETVAL, _load_connect)):
-        name, without, since = _HELPERS[each.define]
+        name, without, since = HELPERS[each.define]
         yield _tried(partial(load, each.code), name, without, _NEWER.format(since), needed=False)
 
 
