@@ -52,7 +52,7 @@ def alone(bpffs_root: Path) -> Iterator[Pins | None]:
     try:
         lock = FolderLock(bpffs_root)
     except AlreadyExists as running:
-        hint = "an agent that runs would put everything back: stop the agent first"
+        hint = "stop the agent first; a running agent would restore everything"
         raise Rejected(running.message, hint) from running
     try:
         with _permitted():

@@ -88,9 +88,8 @@ class Pins:
             raise Rejected(f"{self.root} cannot be looked at: {failure.strerror}", "run as root") from failure
         except OSError as failure:
             raise NotFound(
-                f"nothing of ebpfproxy is pinned in {self.root}",
-                "is the agent running on this node, in mode ebpf, with this --bpffs-root? What another mode "
-                "(localhost:10249/proxyMode) has, nft, iptables-save, ipvsadm -Ln and ipset list show",
+                f"no maps of mode ebpf in {self.root}",
+                "check --bpffs-root, and the agent's mode: curl localhost:10249/proxyMode",
             ) from failure
 
     def in_force(self) -> Path | None:
