@@ -16,10 +16,10 @@ STAMP  := $(VENV)/.installed
 APT    := python3 python3-venv python3-bpfcc linux-libc-dev iproute2 mount gcc libc6-dev iperf3 iptables nftables \
   ipset ipvsadm crun qemu-system-x86 busybox-static kmod
 C      := $(wildcard bpf/*.c bpf/*.h ebpfproxy/bench/*.c ebpfproxy/bench/c/*.[ch] tests/support/*.c)
-# What the benches compare, and what `make soak` moves among; where the kernel has IPVS:
-# make soak MOVES=ebpf,iptables,nftables,ipvs
-MODES  := ebpf,nftables,iptables-legacy,iptables-nft
-MOVES  := ebpf,iptables,nftables
+# What the benches compare, and what `make soak` switches among; where the kernel has IPVS:
+# make soak SOAK_MODES=ebpf,iptables,nftables,ipvs
+MODES      := ebpf,nftables,iptables-legacy,iptables-nft
+SOAK_MODES := ebpf,iptables,nftables
 
 .PHONY: help
 help:  ## show this
@@ -112,7 +112,7 @@ differential: $(STAMP)  ## 500 random histories of Services, drawn anew, through
 soak: $(STAMP)  ## a million connections while endpoints come and go, agents are killed, the API server is away
 	$(CLI) bench churn --seconds=0 --crash-s=15
 	$(CLI) bench churn --seconds=0 --crash-s=15 --replace
-	$(CLI) bench churn --seconds=0 --move-s=20 --modes=$(MOVES) --from=pod,node,outside
+	$(CLI) bench churn --seconds=0 --switch-s=20 --modes=$(SOAK_MODES) --from=pod,node,outside
 	$(PYTHON) -m pytest -q --timeout=0 --connects=1000000 tests/kernel/test_agent_api.py -k no_connection_fails
 
 .PHONY: bench

@@ -4,8 +4,37 @@ The decoders skip all other fields, including those of later API versions. Nearl
 because any field may be null or missing: Go's encoding/json permits both.
 """
 
+import re
+
 import msgspec
 from msgspec import UNSET, Raw, UnsetType, field
+
+_WRONG_TYPE = re.compile(r"Expected `([^`]+)`, got `([^`]+)`(?: - at `(?:key in )?\$\.?([^`]*)`)?")
+_TYPES = {
+    "array": "a list",
+    "bool": "true or false",
+    "float": "a number",
+    "int": "a whole number",
+    "object": "an object",
+    "str": "a string",
+}
+
+
+def explain(error: Exception, subject: str) -> str:
+    """Return the text of a decoder's error, in plain words if a field has the wrong type.
+
+    `subject` is what the text names if the outermost value has the wrong type.
+
+    >>> explain(msgspec.ValidationError("Expected `object`, got `array`"), "a manifest")
+    'a manifest must be an object, not a list'
+    >>> explain(msgspec.ValidationError("Expected `int | null`, got `str` - at `$.ports[0].port`"), "it")
+    'ports[0].port must be a whole number, not a string'
+    """
+    found = _WRONG_TYPE.fullmatch(str(error))
+    if not found:
+        return str(error)
+    expected = [_TYPES.get(name, name) for name in found[1].split(" | ") if name != "null"]
+    return f"{found[3] or subject} must be {' or '.join(expected)}, not {_TYPES.get(found[2], found[2])}"
 
 
 class Api(msgspec.Struct, gc=False, rename="camel"):

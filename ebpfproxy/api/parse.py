@@ -221,7 +221,9 @@ def _manifest(raw: bytes | Raw, node_name: str, kind: str, depth: int) -> list[E
         ]
     if kind not in _API_VERSIONS or head.api_version not in (None, "", _API_VERSIONS[kind]):
         shown = f"{head.api_version} {kind}" if head.api_version else kind or "none"
-        return [_invalid(MANIFEST, raw, InvalidObject(f"a proxy does not read kind {shorten(shown)}"))]
+        return [
+            _invalid(MANIFEST, raw, InvalidObject(f"kind {shorten(shown)} is not used by a service proxy"))
+        ]
     if kind == SERVICE:
         return [parse_service(raw)]
     if kind == ENDPOINT_SLICE:
@@ -313,7 +315,7 @@ def _invalid(kind: str, raw: bytes | Raw, error: Exception) -> Invalid:
         name = "/".join(word for word in words if word) if usable else UNNAMED
     except JUNK:
         name = UNNAMED
-    return Invalid(kind, name, shorten(str(error)) or type(error).__name__)
+    return Invalid(kind, name, shorten(fields.explain(error, f"a {kind}")) or type(error).__name__)
 
 
 def _of_another_proxy(head: fields.Metadata) -> bool:

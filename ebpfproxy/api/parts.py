@@ -195,7 +195,7 @@ def affinity_timeout(spec: fields.ServiceSpec, complaints: Complaints) -> int:
 def node_port(number: int | None, where: str, complaints: Complaints) -> int:
     """Return the port number; 0 if it is missing or invalid."""
     if number and not 0 < number < 65536:
-        complaints.append(f"{where} {shorten(str(number))} is not a port")
+        complaints.append(f"{where} {shorten(str(number))} is not a port number (1 to 65535)")
         return 0
     return number or 0
 
@@ -210,7 +210,7 @@ def _port_key(
     elif port.protocol not in _PROTOCOLS:
         complaints.append(f"ports: protocol {shorten(repr(port.protocol))} is unknown")
     elif not 0 < number < 65536:
-        complaints.append(f"ports: {shorten(str(number))} is not a port")
+        complaints.append(f"ports: {shorten(str(number))} is not a port number (1 to 65535)")
     else:
         return sys.intern(name), _PROTOCOLS[port.protocol], number
     return None

@@ -112,10 +112,10 @@ def _read_configuration(kubeconfig: str, master: str) -> Any:
                 f"cannot use kubeconfig {kubeconfig}: {reason}",
                 "correct the file, or give another --kubeconfig",
             ) from None
-        raise ConfigError(
-            f"cannot load the configuration of a pod: {reason}",
-            "give --kubeconfig, or run in a pod with a mounted service account token",
-        ) from None
+        hint = "give --kubeconfig or --manifests, or run in a pod with a mounted service account token"
+        if "KUBERNETES_SERVICE_HOST" not in os.environ:
+            raise ConfigError("cannot find the API server: not running in a pod", hint) from None
+        raise ConfigError(f"cannot load the configuration of this pod: {reason}", hint) from None
     configuration.socket_options = _KEEPALIVE
     return configuration
 

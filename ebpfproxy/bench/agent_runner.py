@@ -25,12 +25,12 @@ class FaultSchedule(NamedTuple):
     """The faults of the agent during a benchmark.
 
     It is killed and restarted every `crash_s` seconds; with `replace`, with other maps and programs.
-    It switches to the next mode every `move_s` seconds. 0: never.
+    It switches to the next mode every `switch_s` seconds. 0: never.
     """
 
     crash_s: float = 0.0
     replace: bool = False
-    move_s: float = 0.0
+    switch_s: float = 0.0
 
 
 class AgentRunner:
@@ -38,7 +38,7 @@ class AgentRunner:
 
     def __init__(self, lab: Lab, folder: Path, modes: Sequence[str], faults: FaultSchedule) -> None:
         """Start the agent. Raises ConfigError if it cannot switch among the modes."""
-        if faults.move_s and len(set(modes)) < 2:
+        if faults.switch_s and len(set(modes)) < 2:
             raise ConfigError(
                 f"cannot switch modes: --modes names only {modes[0]}",
                 "give two or more modes, such as --modes=ebpf,nftables",
@@ -47,7 +47,7 @@ class AgentRunner:
         self._folder = folder
         self._modes = modes
         self._faults = faults
-        self._crashes = self._moves = 0
+        self._crashes = self._switches = 0
         self._syncs_of_previous = 0
         self._file = lab.folder / "configuration.json"
         self._options = options_for_switching(modes)
@@ -65,9 +65,9 @@ class AgentRunner:
             self._syncs_of_previous += _syncs(self._agent)
             self._agent.kill()
             self._agent = self._start(wait=0)
-        if self._faults.move_s and elapsed > self._faults.move_s * (self._moves + 1):
+        if self._faults.switch_s and elapsed > self._faults.switch_s * (self._switches + 1):
             self._await_switch()
-            self._moves += 1
+            self._switches += 1
             self._configure()
             self._switching = True
 
@@ -78,11 +78,11 @@ class AgentRunner:
 
     def figures(self) -> dict[str, int]:
         syncs = self._syncs_of_previous + _syncs(self._agent)
-        return {"syncs": syncs, "crashes": self._crashes, "moves": self._moves}
+        return {"syncs": syncs, "crashes": self._crashes, "switches": self._switches}
 
     @property
     def _mode(self) -> str:
-        return self._modes[self._moves % len(self._modes)]
+        return self._modes[self._switches % len(self._modes)]
 
     def _configure(self) -> None:
         body = {

@@ -74,7 +74,7 @@ def run(
     - download_mb: the volume of the downloads;
     - connect_slowest_us: the slowest successful connection;
     - syncs: the syncs of the agent during the run;
-    - crashes, moves: how often the agent was killed and restarted, and switched to another mode.
+    - crashes, switches: how often the agent was killed and restarted, and switched to another mode.
 
     Raises EbpfProxyError. Raises AgentFailed if an agent ends by itself or does not sync, because then the
     run proves nothing about changes.
@@ -84,7 +84,7 @@ def run(
             "--connects and --seconds are both 0, so the benchmark would never end",
             "set at least one of them",
         )
-    runners = [tuple(modes)] if faults.move_s else [(mode,) for mode in modes]
+    runners = [tuple(modes)] if faults.switch_s else [(mode,) for mode in modes]
     samples = Samples([",".join(runner) for runner in runners], services=1)
     for runner in runners:
         _run_one(size, faults, runner, clients, samples, progress)

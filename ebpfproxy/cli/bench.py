@@ -227,7 +227,10 @@ def sync_command(
 @options.seconds("--rate", 0.0, "New connections per second and client. 0: as many as possible.")
 @options.seconds("--crash-s", 0.0, "Kill and restart the agent every so many seconds. 0: never.")
 @click.option("--replace", is_flag=True, help="With --crash-s: load new programs and maps at each restart.")
-@options.seconds("--move-s", 0.0, "Switch the agent to the next of --modes every so many seconds. 0: never.")
+@options.seconds(
+    "--switch-s", 0.0, "Switch the agent to the next of --modes every so many seconds. 0: never."
+)
+@click.option("--move-s", type=click.FloatRange(0.0), default=0.0, hidden=True)  # previous name, until 0.3
 @options.clients
 @options.in_sequence
 @options.output
@@ -238,6 +241,7 @@ def churn_command(
     rate: float,
     crash_s: float,
     replace: bool,
+    switch_s: float,
     move_s: float,
     clients: list[str],
     modes: list[str],
@@ -254,7 +258,9 @@ def churn_command(
     The column n has the number of connections. The exit code is 1 if any connection failed.
     """
     size = churn.Size(connects, seconds, flap_ms, rate)
-    results = list(churn.run(size, FaultSchedule(crash_s, replace, move_s), modes, _progress, clients))
+    results = list(
+        churn.run(size, FaultSchedule(crash_s, replace, switch_s or move_s), modes, _progress, clients)
+    )
     _show("churn", results, output)
     _fail_where_any(results, churn.FAILURES)
 

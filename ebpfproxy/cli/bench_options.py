@@ -96,8 +96,8 @@ in_sequence = click.option(
     default=modes.EBPF,
     show_default=True,
     metavar="MODE[,MODE...]",
-    help=f"Modes, separated by commas: {', '.join(modes.NAMES)}. With --move-s one run that switches between "
-    "them, otherwise one run for each.",
+    help=f"Modes, separated by commas: {', '.join(modes.NAMES)}. With --switch-s one run that switches "
+    "between them, otherwise one run for each.",
 )
 clients = click.option(
     "--from",

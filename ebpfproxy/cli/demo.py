@@ -132,7 +132,7 @@ class _Demo:
             console.print(f"  [dim]{escape(line)}[/]", soft_wrap=True)
 
     def rejection(self) -> None:
-        _heading("A Service without endpoints", "the connection is refused at once")
+        _heading("A Service without endpoints", "the connection is rejected at once")
         _prompt(self.client, f"curl {_url(NO_ENDPOINT_IP, PORT)}")
         outcome, took = self.client.call(lambda: _attempt(NO_ENDPOINT_IP, PORT))
         console.print(f"  {escape(outcome)} after [bold green]{took:.1f} ms[/]")

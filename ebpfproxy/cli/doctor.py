@@ -57,7 +57,7 @@ def _show(rows: Iterable[tuple[str, str, str, str, str]]) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, show_edge=False)
-    for heading in ("MODE", "FEATURE", "PRESENT", "WHAT IS MISSING, AND WHAT TO DO"):
+    for heading in ("MODE", "FEATURE", "PRESENT", "MISSING; REMEDY"):
         table.add_column(heading, overflow="fold")
     previous = ""
     for mode, feature, state, missing, remedy in rows:

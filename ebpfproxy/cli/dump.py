@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ebpfproxy.backends.ebpf.inspect.tables import View
 
 _ADDRESS_COLUMNS = (
-    *("internal", "external", "dialed", "endpoint"),
+    *("internal", "external", "endpoint"),
     *("client", "frontend", "masquerade"),
     *("source", "destination", "new_source", "new_destination"),
 )
@@ -95,7 +95,7 @@ _SUBJECTS = {
 
 
 @click.command("dump", cls=FlagsCommand)
-@click.argument("what", type=click.Choice(list(_SUBJECTS)), default="services")
+@click.argument("what", type=click.Choice(list(_SUBJECTS)), default="services", metavar="WHAT")
 @click.option(
     "-o",
     "--output",
@@ -119,9 +119,18 @@ _SUBJECTS = {
 )
 @options("bpffs_root")
 def command(what: str, output: str, service: str, address: str, bpffs_root: Path) -> None:
-    """Show the content of the BPF maps of mode ebpf: services (default), endpoints, affinity and sockets;
-    flows of the packet path (conntrack), their translation (nat) and devices; counters, with the traffic of
-    each Service; or all of these and the use of each map.
+    """Show the content of the BPF maps of mode ebpf. WHAT is one of:
+
+    \b
+    services   frontends and their endpoints; this is the default
+    endpoints  endpoints, and the connections that can select them
+    affinity   clients with session affinity
+    sockets    sockets that were redirected to an endpoint
+    conntrack  flows of the packet path
+    nat        translation steps of these flows
+    devices    devices of the packet path, and the programs on them
+    counters   events in the programs, and the traffic of each Service
+    all        all of these, and the use of each map
 
     Reads only the pinned maps, so it works with and without a running agent.
     """

@@ -52,7 +52,7 @@ class FlagsCommand(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
-            record = param.get_help_record(ctx)
+            record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
             if record is not None:
                 heading = param.declared.group.value if isinstance(param, DeclaredOption) else "Options"
                 groups.setdefault(heading, []).append(record)

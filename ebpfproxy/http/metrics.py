@@ -197,7 +197,12 @@ class Metrics:
             "mode",
         )
         self._switches_failed = self._counter(
-            "ebpfproxy_mode_moves_failed_total", "Failed switches to this mode", "mode"
+            "ebpfproxy_mode_switches_failed_total", "Failed switches to this mode", "mode"
+        )
+        self._switches_failed_in_0_1 = self._counter(
+            "ebpfproxy_mode_moves_failed_total",
+            "Previous name of ebpfproxy_mode_switches_failed_total, until 0.3",
+            "mode",
         )
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
@@ -290,6 +295,7 @@ class Metrics:
     def switch_failed(self, mode: str) -> None:
         """Count a failed switch to `mode`, or a failed start with it, after which another mode is current."""
         self._switches_failed.labels(mode).inc()
+        self._switches_failed_in_0_1.labels(mode).inc()
 
     def healthz(self, code: int) -> None:
         """Count a response of /healthz."""

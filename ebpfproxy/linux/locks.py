@@ -84,9 +84,8 @@ class NamespaceLock:
         if not taken:
             self._socket.close()
             raise AlreadyExists(
-                "another ebpfproxy manages this network namespace: its devices and its rules",
-                "stop the other one, whatever its mode and --bpffs-root are, or run this one with "
-                "--proxy-mode=ebpf and --tc-devices=none",
+                "another ebpfproxy agent runs in this network namespace",
+                "stop that agent, or run this one with --proxy-mode=ebpf --tc-devices=none",
             )
 
     def _taken(self) -> bool:

@@ -40,7 +40,7 @@ def place() -> Iterator[BpfPlace]:
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        (["--proxy-mode=iptables"], "another ebpfproxy manages this network namespace"),
+        (["--proxy-mode=iptables"], "another ebpfproxy agent runs in this network namespace"),
         (["--tc-devices=none"], "another ebpfproxy holds {root}"),
     ],
 )

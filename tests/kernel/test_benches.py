@@ -151,9 +151,9 @@ def test_no_connection_and_no_download_fails_while_the_mode_moves_through_all() 
     """Once round: the first mode serves in the end again."""
     modes = ["ebpf", "iptables-legacy", "nftables"]
     size = churn.Size(0, 2.0 * len(modes) + 3.0, 50.0)
-    found = by_key(churn.run(size, FaultSchedule(move_s=2.0), modes, silent, churn.CLIENTS))
+    found = by_key(churn.run(size, FaultSchedule(switch_s=2.0), modes, silent, churn.CLIENTS))
     label = ",".join(modes)
-    assert found[label, "both", "moves"].p50 >= len(modes)
+    assert found[label, "both", "switches"].p50 >= len(modes)
     assert found[label, "both", "download_failed"].n == len(churn.CLIENTS)
     assert found[label, "both", "download_mb"].p50 > 0
     for metric in churn.FAILURES:

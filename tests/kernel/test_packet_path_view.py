@@ -248,7 +248,7 @@ def test_devices_are_shown_as_the_map_and_the_kernel_have_them(maps: Maps, view:
     ]
 
 
-@pytest.mark.parametrize(("flags", "clsact"), [(abi.DEVICE_CLSACT, "ours"), (0, "theirs")])
+@pytest.mark.parametrize(("flags", "clsact"), [(abi.DEVICE_CLSACT, "own"), (0, "other")])
 def test_a_device_with_our_filter_on_one_side(maps: Maps, view: View, flags: int, clsact: str) -> None:
     none = parse_address("0.0.0.0"), parse_address("::")
     with namespace("flow-view") as node, node.entered():

@@ -60,7 +60,7 @@ def test_sockets_are_always_in_one_order(place: BpfPlace) -> None:
             key = abi.SOCKET_FLOW_KEY.pack(7, endpoint, index + 1, 17, abi.TO_FRONTEND, 0)
             maps["socket_flows"].update(key, abi.SOCKET_FLOW.pack(parse_address(name), _HTTP, 0, 1, 1))
     with contextlib.closing(View(place.bpffs)) as opened:
-        assert [row.dialed for row in opened.sockets()] == [f"{name}:80" for name in names]
+        assert [row.frontend for row in opened.sockets()] == [f"{name}:80" for name in names]
 
 
 def test_maps_that_are_replaced_while_they_are_opened(

@@ -88,9 +88,8 @@ class Pins:
             raise Rejected(f"cannot access {self.root}: {failure.strerror}", "run as root") from failure
         except OSError as failure:
             raise NotFound(
-                f"nothing of ebpfproxy is pinned in {self.root}",
-                "check that the agent runs on this node, in mode ebpf, with this --bpffs-root; for another "
-                "mode (see localhost:10249/proxyMode) use nft, iptables-save, ipvsadm -Ln and ipset list",
+                f"no maps of mode ebpf in {self.root}",
+                "check --bpffs-root, and the agent's mode: curl localhost:10249/proxyMode",
             ) from failure
 
     def in_force(self) -> Path | None:

@@ -183,7 +183,7 @@ def test_a_failed_switch_keeps_the_first_mode(node: Node, when: str, monkeypatch
     node.switcher.follow(OTHER, lambda: STATE)
     assert node.switcher.serving.name == "one"
     assert node.one.kernel.ports
-    assert node.metric("ebpfproxy_mode_moves_failed_total") == 1
+    assert node.metric("ebpfproxy_mode_switches_failed_total") == 1
     gone(node.other)
 
 
@@ -246,7 +246,7 @@ def test_a_failed_switch_removes_nothing_if_another_agent_has_the_namespace(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def taken(patience: float) -> None:
-        raise AlreadyExists("another ebpfproxy manages this network namespace")
+        raise AlreadyExists("another ebpfproxy agent runs in this network namespace")
 
     gone(node.other)
     node.switcher.close()
@@ -324,7 +324,7 @@ def test_an_agent_does_not_start_if_another_one_has_its_network_namespace(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def taken(patience: float) -> None:
-        raise AlreadyExists("another ebpfproxy manages this network namespace")
+        raise AlreadyExists("another ebpfproxy agent runs in this network namespace")
 
     monkeypatch.setattr(mode_switch, "NamespaceLock", taken)
     node.switcher.close()
@@ -413,7 +413,7 @@ def test_auto_takes_the_next_mode_if_programs_are_rejected_at_the_start(
             "hint": "use another --proxy-mode",
         }
     ]
-    assert fresh.metric("ebpfproxy_mode_moves_failed_total") == 1
+    assert fresh.metric("ebpfproxy_mode_switches_failed_total") == 1
     gone(fresh.one)
 
 

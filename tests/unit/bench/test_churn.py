@@ -8,11 +8,12 @@ from typing import Any, cast
 
 import pytest
 
+from ebpfproxy import cli
 from ebpfproxy.agent.daemon import SYNCED
 from ebpfproxy.bench import agent_runner, churn
 from ebpfproxy.bench.agent_runner import FaultSchedule
 from ebpfproxy.bench.load import Load, LoadFailed
-from ebpfproxy.bench.samples import Samples
+from ebpfproxy.bench.samples import Result, Samples
 from ebpfproxy.errors import ConfigError
 from ebpfproxy.lab import Agent, Lab
 from ebpfproxy.lab.agent import AgentFailed, LogLine
@@ -49,7 +50,7 @@ def test_a_churn_without_an_end_is_a_usage_error() -> None:
 
 def test_switching_modes_requires_two_modes() -> None:
     with pytest.raises(ConfigError, match="--modes names only ebpf"):
-        agent_runner.AgentRunner(cast(Lab, None), Path(), ["ebpf", "ebpf"], FaultSchedule(move_s=1.0))
+        agent_runner.AgentRunner(cast(Lab, None), Path(), ["ebpf", "ebpf"], FaultSchedule(switch_s=1.0))
 
 
 @pytest.mark.parametrize(
@@ -73,3 +74,20 @@ def test_clients_without_any_connection_fail_the_benchmark() -> None:
     nothing: dict[str, Any] = {"attempts": 0, "failed": 0, "slowest_us": 0.0, "errors": {}}
     with pytest.raises(LoadFailed, match="no connection was attempted"):
         churn.note(Samples(["ebpf"], 1), "ebpf", "clusterip", [nothing, nothing], [], [], {"syncs": 3})
+
+
+@pytest.mark.parametrize("flag", ["--switch-s", "--move-s"])
+def test_the_interval_of_mode_switches_has_a_previous_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flag: str
+) -> None:
+    given: list[FaultSchedule] = []
+
+    def run(size: churn.Size, faults: FaultSchedule, *_: object) -> list[Result]:
+        given.append(faults)
+        return []
+
+    monkeypatch.setattr(churn, "run", run)
+    assert cli.main(["bench", "churn", f"{flag}=20", "--output=json"]) == 0
+    assert given == [FaultSchedule(switch_s=20.0)]
+    cli.main(["bench", "churn", "--help"])
+    assert "--move-s" not in capsys.readouterr().out

@@ -59,6 +59,7 @@ OURS = {
     "ebpfproxy_sockets_translated": "gauge",
     "ebpfproxy_sockets_destroy_failed_total": "counter",
     "ebpfproxy_leftovers_removed_total": "counter",
+    "ebpfproxy_mode_switches_failed_total": "counter",
     "ebpfproxy_mode_moves_failed_total": "counter",
 }
 
@@ -177,6 +178,7 @@ def test_other_events_are_counted_by_label(metrics: Metrics) -> None:
     metrics.drained("iptables", 49)
     metrics.switch_failed("nftables")
     assert value(metrics, "ebpfproxy_leftovers_removed_total", mode="iptables") == 49
+    assert value(metrics, "ebpfproxy_mode_switches_failed_total", mode="nftables") == 1
     assert value(metrics, "ebpfproxy_mode_moves_failed_total", mode="nftables") == 1
     assert value(metrics, "ebpfproxy_sockets_destroyed_total") == 5
     assert value(metrics, "ebpfproxy_sockets_destroy_failed_total") == 1

@@ -28,16 +28,13 @@ class AffinityRow(NamedTuple):
 
 
 class SocketRow(NamedTuple):
-    """A socket and its endpoint. `kind`: "connected", or "datagrams" for an unconnected UDP socket.
-
-    `dialed` is the frontend address.
-    """
+    """A socket and its endpoint. `kind`: "connected", or "datagrams" for an unconnected UDP socket."""
 
     service: str
     kind: str
     protocol: str
     cookie: int
-    dialed: str
+    frontend: str
     endpoint: str
 
 
@@ -69,7 +66,7 @@ def _client(client: bytes, kind: int) -> str:
 def sockets(maps: Maps, name: NameOf) -> list[SocketRow]:
     """Connected sockets, then unconnected ones, sorted by service, cookie and frontend address."""
     rows = [*_connected(maps, name), *_unconnected(maps, name)]
-    return sorted(rows, key=lambda row: (row.kind, row.service, row.cookie, row.dialed, row.endpoint))
+    return sorted(rows, key=lambda row: (row.kind, row.service, row.cookie, row.frontend, row.endpoint))
 
 
 def connected(maps: Maps) -> int:
@@ -87,18 +84,18 @@ def _peers(maps: Maps) -> Iterator[tuple[int, Address, int, int, int, int, Addre
 
 
 def _connected(maps: Maps, name: NameOf) -> Iterator[SocketRow]:
-    for cookie, address, port, protocol, _, service, dialed, dialed_port, *_ in _peers(maps):
+    for cookie, address, port, protocol, _, service, frontend, frontend_port, *_ in _peers(maps):
         if cookie:
-            endpoints = (dialed, dialed_port), (address, port)
+            endpoints = (frontend, frontend_port), (address, port)
             yield _socket(name(service), "connected", cookie, protocol, *endpoints)
 
 
 def _unconnected(maps: Maps, name: NameOf) -> Iterator[SocketRow]:
     for key, value in maps["socket_flows"].items():
         cookie, address, port, protocol, direction, _ = abi.SOCKET_FLOW_KEY.unpack(key)
-        dialed, dialed_port, _, service, _ = abi.SOCKET_FLOW.unpack(value)
+        frontend, frontend_port, _, service, _ = abi.SOCKET_FLOW.unpack(value)
         if direction == abi.TO_FRONTEND:
-            endpoints = (dialed, dialed_port), (address, port)
+            endpoints = (frontend, frontend_port), (address, port)
             yield _socket(name(service), "datagrams", cookie, protocol, *endpoints)
 
 
@@ -107,7 +104,7 @@ def _socket(
     kind: str,
     cookie: int,
     protocol: int,
-    dialed: tuple[Address, int],
+    frontend: tuple[Address, int],
     endpoint: tuple[Address, int],
 ) -> SocketRow:
     """A row. Ports in network order."""
@@ -116,6 +113,6 @@ def _socket(
         kind=kind,
         protocol=protocol_name(protocol),
         cookie=cookie,
-        dialed=format_endpoint(dialed[0], ntohs(dialed[1])),
+        frontend=format_endpoint(frontend[0], ntohs(frontend[1])),
         endpoint=format_endpoint(endpoint[0], ntohs(endpoint[1])),
     )

@@ -23,7 +23,7 @@ class DeviceRow(NamedTuple):
     - `link`: the first header of its packets, "ethernet" or "ip".
     - `masquerade`: the addresses with which leaving packets are masqueraded.
     - `ingress`, `egress`: the ids of the agent's programs, 0 for none.
-    - `clsact`: "ours" if the agent created it, "theirs" if another program did, else "none".
+    - `clsact`: "own" if the agent made it, "other" if another program did, "none" if there is none.
     - `before`: programs that run before the agent's, each with its side.
     """
 
@@ -69,7 +69,7 @@ def _device(ifindex: int, value: bytes, attached: Attachments) -> DeviceRow:
 def _clsact(ifindex: int, flags: int) -> str:
     if not tc.has_clsact(ifindex):
         return "none"
-    return "ours" if flags & abi.DEVICE_CLSACT else "theirs"
+    return "own" if flags & abi.DEVICE_CLSACT else "other"
 
 
 def _name(ifindex: int) -> str:

@@ -153,7 +153,7 @@ class View:
         slots = range(first, min(first + count, self._room("slots")))
         ids = [_U32.unpack_from(self._slots, slot * _SLOT_STRIDE)[0] for slot in slots]
         found = [self._endpoint(id_) for id_ in ids]
-        return [str(e) if e.flags & abi.ENDPOINT_LISTED else f"{e} (retired)" for e in sorted(found)]
+        return [str(e) if e.flags & abi.ENDPOINT_LISTED else f"{e} (not listed)" for e in sorted(found)]
 
     def _is_beyond(self, packed: bytes) -> bool:
         first, count = abi.SLOT_RANGE.unpack(packed)
