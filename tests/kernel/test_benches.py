@@ -127,9 +127,9 @@ def test_flows_are_held_and_opened_in_every_mode_and_none_is_lost(modes: list[st
     assert found["none", "direct", "entries"].p50 == 0
 
 
-def test_more_flows_than_can_be_tracked_are_refused_before_any_is_opened() -> None:
+def test_more_flows_than_the_kernel_tracks_are_rejected_before_any_is_opened() -> None:
     most = report.conntrack("max") or pytest.skip("the kernel tracks no connections")
-    with pytest.raises(ConfigError, match="mode nftables has connections tracked"):
+    with pytest.raises(ConfigError, match="nf_conntrack_max is too small for mode nftables"):
         list(flows.run(flows.Size(most, 1.0, 1, 0), ["nftables"], silent))
 
 
