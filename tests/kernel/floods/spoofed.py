@@ -1,4 +1,4 @@
-"""Packets in another's name, sent by raw sockets."""
+"""Packets with spoofed source addresses, sent by raw sockets."""
 
 import random
 import socket
@@ -24,7 +24,8 @@ def segment(source: End, to: End, flags: str) -> Packet:
 
 
 def send(place: Netns, packets: Iterable[Packet]) -> None:
-    """From the place, in order. A veth pair delivers a packet before the next one is sent."""
+    """Send them from the network namespace, in order. A veth pair delivers a packet before the next one is
+    sent."""
     frames = [(":" in packet.dst, packet.dst, bytes(packet)) for packet in packets]
 
     def send_all() -> None:
