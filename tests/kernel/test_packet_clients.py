@@ -43,7 +43,7 @@ def test_an_endpoint_reaches_itself(two_nodes: TwoNodes, family: str, by_socket:
 
 
 @both_families
-def test_the_node_reaches_a_host_network_endpoint_on_itself(two_nodes: TwoNodes, family: str) -> None:
+def test_the_node_reaches_an_endpoint_in_its_own_network(two_nodes: TwoNodes, family: str) -> None:
     web = two_nodes.everywhere().to(two_nodes.node)
     answers = {told(answer)[0] for answer in answers_of_all_frontends(web, two_nodes.node, family)}
     assert answers == {"host"}
@@ -129,7 +129,9 @@ def test_source_ranges_admit_only_the_clients_that_they_contain(two_nodes: TwoNo
 
 
 @both_families
-def test_source_ranges_that_exclude_the_node_drop_its_packets(two_nodes: TwoNodes, family: str) -> None:
+def test_the_nodes_packets_are_dropped_if_no_source_range_contains_it(
+    two_nodes: TwoNodes, family: str
+) -> None:
     ranges = [f"{two_nodes.x.v4}/32", f"{two_nodes.x.v6}/128"]
     web = two_nodes.everywhere(loadBalancerSourceRanges=ranges).to(two_nodes.a)
     dials = [web.dial("LoadBalancer", family, protocol, 0.3) for protocol in PROTOCOLS]

@@ -81,7 +81,7 @@ def client(address: str, count: int, go: int, ready: int) -> Report:
 
 
 @pytest.fixture
-def cluster() -> Iterator[Cluster]:
+def many_ports() -> Iterator[Cluster]:
     """A node with an agent. Its pods p and q may use nearly all ports."""
     with Lab("test-crowd", 69) as lab, Cluster(lab) as made:
         for pod in (made.p, made.q):
@@ -91,24 +91,24 @@ def cluster() -> Iterator[Cluster]:
 
 
 def test_very_many_udp_sockets_keep_working_when_their_endpoint_is_replaced(
-    cluster: Cluster, request: pytest.FixtureRequest
+    many_ports: Cluster, request: pytest.FixtureRequest
 ) -> None:
     total: int = request.config.getoption("--udp-sockets")
-    dns = cluster.service().to(cluster.a)
+    dns = many_ports.service().to(many_ports.a)
     waiting, go = os.pipe()
     counts = [min(EACH, total - begun) for begun in range(0, total, EACH)]
     calls: list[Call[Report]] = []
     with contextlib.ExitStack() as stack:
         for index, count in enumerate(counts):
-            pod = (cluster.p, cluster.q)[index % 2]
+            pod = (many_ports.p, many_ports.q)[index % 2]
             call = pod.start_until_ready(functools.partial(client, dns.v4, count, waiting))
             stack.callback(call.kill)
             calls.append(call)
         started = time.monotonic()
-        dns.to(cluster.b)
+        dns.to(many_ports.b)
         in_force = time.monotonic()
         os.write(go, b"!" * len(counts))
-        line = cluster.agent.await_line(lambda line: RECONNECTED in line.text, timeout=PATIENCE)
+        line = many_ports.agent.await_line(lambda line: RECONNECTED in line.text, timeout=PATIENCE)
         reports = [call.result(START_PATIENCE) for call in calls]
     os.close(waiting)
     os.close(go)

@@ -16,7 +16,7 @@ _TRANSLATED, _STALE = "ebpfproxy_sockets_translated", "ebpfproxy_sockets_stale"
 
 
 @pytest.fixture
-def cluster(rough: Cluster) -> Cluster:
+def unprivileged(rough: Cluster) -> Cluster:
     """A node whose agent cannot duplicate descriptors of other processes."""
     rough.launch(before=WITHOUT_PTRACE).await_sync(timeout=START_PATIENCE)
     return rough
@@ -24,151 +24,155 @@ def cluster(rough: Cluster) -> Cluster:
 
 @both_families
 def test_a_translated_socket_keeps_working_when_its_endpoint_is_replaced(
-    cluster: Cluster, family: str
+    unprivileged: Cluster, family: str
 ) -> None:
-    dns = cluster.service().to(cluster.a)
+    dns = unprivileged.service().to(unprivileged.a)
     frontend = dns.address(family), 53
-    with connected(cluster.p, UDP, *frontend) as sock:
+    with connected(unprivileged.p, UDP, *frontend) as sock:
         assert converse(sock) == "a"
         local = sock.getsockname()
-        for server, pod in (("b", cluster.b), ("c", cluster.c), ("a", cluster.a)):
+        for server, pod in (("b", unprivileged.b), ("c", unprivileged.c), ("a", unprivileged.a)):
             dns.to(pod)
             reaches(sock, server)
             sock.send(b"?")
             assert sock.recvfrom(100)[1][:2] == frontend
         assert sock.getsockname() == local
         assert sock.getpeername()[:2] == frontend
-        eventually(lambda: cluster.metric(_TRANSLATED) == 1, "it is counted")
-        assert cluster.metric(_STALE) == 0
-        line = cluster.agent.await_line(lambda line: TRANSLATED in line.text)
+        eventually(lambda: unprivileged.metric(_TRANSLATED) == 1, "it is counted")
+        assert unprivileged.metric(_STALE) == 0
+        line = unprivileged.agent.await_line(lambda line: TRANSLATED in line.text)
         assert "CAP_SYS_PTRACE" in line.values["hint"]
-    eventually(lambda: cluster.metric(_TRANSLATED) == 0, "it is no longer counted")
+    eventually(lambda: unprivileged.metric(_TRANSLATED) == 0, "it is no longer counted")
 
 
 @both_families
-def test_a_socket_whose_endpoints_pod_was_deleted_keeps_working(cluster: Cluster, family: str) -> None:
-    gone = cluster.lab.pod(f"gone-{family}")
-    cluster.serve(gone)
-    dns = cluster.service().to(gone)
-    with connected(cluster.p, UDP, dns.address(family), 53) as sock:
+def test_a_socket_whose_endpoints_pod_was_deleted_keeps_working(unprivileged: Cluster, family: str) -> None:
+    gone = unprivileged.lab.pod(f"gone-{family}")
+    unprivileged.serve(gone)
+    dns = unprivileged.service().to(gone)
+    with connected(unprivileged.p, UDP, dns.address(family), 53) as sock:
         assert converse(sock) == gone.name
-        cluster.lab.forget_pod(gone)
-        dns.to(cluster.b)
+        unprivileged.lab.forget_pod(gone)
+        dns.to(unprivileged.b)
         reaches(sock, "b")
 
 
 @both_families
-def test_a_translated_socket_is_rejected_while_there_are_no_endpoints(cluster: Cluster, family: str) -> None:
-    dns = cluster.service().to(cluster.a)
-    with connected(cluster.p, UDP, dns.address(family), 53) as sock:
+def test_a_translated_socket_is_rejected_while_there_are_no_endpoints(
+    unprivileged: Cluster, family: str
+) -> None:
+    dns = unprivileged.service().to(unprivileged.a)
+    with connected(unprivileged.p, UDP, dns.address(family), 53) as sock:
         sock.settimeout(0.2)
         dns.to()
         eventually(lambda: exchange(sock) == "ECONNREFUSED", "it is rejected")
-        dns.to(cluster.b)
+        dns.to(unprivileged.b)
         reaches(sock, "b")
 
 
 @both_families
 def test_a_socket_that_needs_its_endpoint_as_a_neighbor_is_reported_as_stale(
-    cluster: Cluster, family: str
+    unprivileged: Cluster, family: str
 ) -> None:
     """As with pods on one bridge: no host answers ARP or neighbor requests for a removed endpoint."""
-    gone = cluster.lab.pod(f"near-{family}")
-    cluster.serve(gone)
-    cluster.lab.ip(cluster.p, f"route add {getattr(gone, family)} dev eth0")
-    dns = cluster.service().to(gone)
-    with connected(cluster.p, UDP, dns.address(family), 53) as sock:
-        cluster.lab.forget_pod(gone)
-        dns.to(cluster.b)
-        cluster.agent.await_line(lambda line: NOT_RECONNECTED in line.text)
-        eventually(lambda: cluster.metric(_STALE) == 1, "it is counted")
-        assert cluster.metric(_TRANSLATED) == 0
+    gone = unprivileged.lab.pod(f"near-{family}")
+    unprivileged.serve(gone)
+    unprivileged.lab.ip(unprivileged.p, f"route add {getattr(gone, family)} dev eth0")
+    dns = unprivileged.service().to(gone)
+    with connected(unprivileged.p, UDP, dns.address(family), 53) as sock:
+        unprivileged.lab.forget_pod(gone)
+        dns.to(unprivileged.b)
+        unprivileged.agent.await_line(lambda line: NOT_RECONNECTED in line.text)
+        eventually(lambda: unprivileged.metric(_STALE) == 1, "it is counted")
+        assert unprivileged.metric(_TRANSLATED) == 0
         sock.settimeout(0.2)
         assert exchange(sock) != "b"
 
 
-def test_a_translated_socket_keeps_its_endpoint(cluster: Cluster) -> None:
-    dns = cluster.service().to(cluster.a)
-    with connected(cluster.p, UDP, dns.v4, 53) as sock:
-        dns.to(cluster.b, cluster.c)
+def test_a_translated_socket_keeps_its_endpoint(unprivileged: Cluster) -> None:
+    dns = unprivileged.service().to(unprivileged.a)
+    with connected(unprivileged.p, UDP, dns.v4, 53) as sock:
+        dns.to(unprivileged.b, unprivileged.c)
         sock.settimeout(0.2)
         eventually(lambda: exchange(sock) in ("b", "c"), "another endpoint answers")
         sock.settimeout(3.0)
         assert len({converse(sock) for _ in range(20)}) == 1
 
 
-def test_a_socket_whose_own_pod_becomes_the_endpoint_is_translated(cluster: Cluster) -> None:
+def test_a_socket_whose_own_pod_becomes_the_endpoint_is_translated(unprivileged: Cluster) -> None:
     """The endpoint sees the node's address, as with every pod that is its own client."""
-    dns = cluster.service().to(cluster.b)
-    with connected(cluster.a, UDP, dns.v4, 53) as sock:
-        dns.to(cluster.a)
+    dns = unprivileged.service().to(unprivileged.b)
+    with connected(unprivileged.a, UDP, dns.v4, 53) as sock:
+        dns.to(unprivileged.a)
         reaches(sock, "a")
 
 
 @both_families
-def test_a_socket_to_a_node_port_is_translated(cluster: Cluster, family: str) -> None:
-    dns = cluster.service(node_port=True).to(cluster.a)
-    with connected(cluster.p, UDP, getattr(cluster.node, family), dns.node_port) as sock:
+def test_a_socket_to_a_node_port_is_translated(unprivileged: Cluster, family: str) -> None:
+    dns = unprivileged.service(node_port=True).to(unprivileged.a)
+    with connected(unprivileged.p, UDP, getattr(unprivileged.node, family), dns.node_port) as sock:
         assert converse(sock) == "a"
-        dns.to(cluster.b)
+        dns.to(unprivileged.b)
         reaches(sock, "b")
-        dns.to(cluster.c)
+        dns.to(unprivileged.c)
         reaches(sock, "c")
 
 
 @pytest.mark.parametrize("to", ["a", "b"])
-def test_the_port_of_a_closed_socket_is_no_longer_translated(cluster: Cluster, to: str) -> None:
+def test_the_port_of_a_closed_socket_is_no_longer_translated(unprivileged: Cluster, to: str) -> None:
     """Neither datagrams of the next socket to the previous endpoint are, nor replies of the current one."""
-    dns = cluster.service().to(cluster.a)
-    with connected(cluster.p, UDP, dns.v4, 53) as sock:
-        dns.to(cluster.b)
+    dns = unprivileged.service().to(unprivileged.a)
+    with connected(unprivileged.p, UDP, dns.v4, 53) as sock:
+        dns.to(unprivileged.b)
         reaches(sock, "b")
         local = sock.getsockname()
-    server: Pod = getattr(cluster, to)
-    with socket_in(cluster.p, UDP) as direct:
+    server: Pod = getattr(unprivileged, to)
+    with socket_in(unprivileged.p, UDP) as direct:
         direct.bind(local)
         direct.connect((server.v4, UDP_TARGET))
         reaches(direct, to)
 
 
-def test_a_translated_socket_is_reconnected_by_a_later_agent(cluster: Cluster) -> None:
+def test_a_translated_socket_is_reconnected_by_a_later_agent(unprivileged: Cluster) -> None:
     """An agent with the capability reconnects it to the endpoint that it was translated to."""
-    dns = cluster.service().to(cluster.a)
-    with connected(cluster.p, UDP, dns.v4, 53) as sock:
-        dns.to(cluster.b)
+    dns = unprivileged.service().to(unprivileged.a)
+    with connected(unprivileged.p, UDP, dns.v4, 53) as sock:
+        dns.to(unprivileged.b)
         reaches(sock, "b")
-        cluster.start()
-        eventually(lambda: cluster.metric("ebpfproxy_sockets_reconnected_total") == 1, "it is reconnected")
+        unprivileged.start()
+        eventually(
+            lambda: unprivileged.metric("ebpfproxy_sockets_reconnected_total") == 1, "it is reconnected"
+        )
         reaches(sock, "b")
-        assert cluster.metric(_TRANSLATED) == 0
+        assert unprivileged.metric(_TRANSLATED) == 0
 
 
-def test_the_entry_of_a_socket_closed_without_an_agent_is_removed_later(cluster: Cluster) -> None:
+def test_the_entry_of_a_socket_closed_without_an_agent_is_removed_later(unprivileged: Cluster) -> None:
     """The next agent removes the entry, and keeps the entries of other sockets."""
-    dns = cluster.service().to(cluster.a)
-    with connected(cluster.p, UDP, dns.v4, 53) as stays:
-        with connected(cluster.p, UDP, dns.v4, 53) as sock:
-            dns.to(cluster.b)
+    dns = unprivileged.service().to(unprivileged.a)
+    with connected(unprivileged.p, UDP, dns.v4, 53) as stays:
+        with connected(unprivileged.p, UDP, dns.v4, 53) as sock:
+            dns.to(unprivileged.b)
             reaches(sock, "b")
-            cluster.end()
+            unprivileged.end()
             assert converse(sock) == "b", "the programs translate it"
             local = sock.getsockname()
-        cluster.launch(before=WITHOUT_PTRACE).await_sync(timeout=START_PATIENCE)
-        with socket_in(cluster.p, UDP) as direct:
+        unprivileged.launch(before=WITHOUT_PTRACE).await_sync(timeout=START_PATIENCE)
+        with socket_in(unprivileged.p, UDP) as direct:
             direct.bind(local)
-            direct.connect((cluster.a.v4, UDP_TARGET))
+            direct.connect((unprivileged.a.v4, UDP_TARGET))
             reaches(direct, "a")
         reaches(stays, "b")
 
 
-def test_a_direct_socket_to_the_previous_endpoint_is_not_translated(cluster: Cluster) -> None:
+def test_a_direct_socket_to_the_previous_endpoint_is_not_translated(unprivileged: Cluster) -> None:
     """The direct socket is in the same pod."""
-    dns = cluster.service().to(cluster.a)
+    dns = unprivileged.service().to(unprivileged.a)
     with (
-        connected(cluster.p, UDP, dns.v4, 53) as sock,
-        connected(cluster.p, UDP, cluster.a.v4, UDP_TARGET) as direct,
+        connected(unprivileged.p, UDP, dns.v4, 53) as sock,
+        connected(unprivileged.p, UDP, unprivileged.a.v4, UDP_TARGET) as direct,
     ):
-        dns.to(cluster.b)
+        dns.to(unprivileged.b)
         reaches(sock, "b")
         assert [converse(direct) for _ in range(5)] == ["a"] * 5
 

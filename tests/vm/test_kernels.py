@@ -88,7 +88,7 @@ _QUICK = (
 )
 _WORDS = (
     "costs or features or shown or connection and (ipvs or ebpf-tcp)"
-    " or ipvs and (network_endpoint_on_this or ranges_admit or client_keeps or answers_on_the_nodes)"
+    " or ipvs and (host_network_endpoint or ranges or client_keeps or answers_on_the_nodes)"
 )
 QUICK = [*(_KERNEL + name for name in _QUICK), "-k", _WORDS]
 

@@ -104,7 +104,7 @@ def test_new_connections_of_the_node_survive_the_end_of_the_drain(
     assert not dummy.exists(KUBE_IPVS0)
 
 
-def test_a_connection_opened_during_the_removal_of_its_address_keeps_working(
+def test_a_socket_opened_during_the_removal_of_its_address_keeps_working(
     plane: IpvsBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A new socket gets the address between the check of sockets and the removal. The address is restored."""
