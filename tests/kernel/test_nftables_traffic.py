@@ -66,8 +66,8 @@ class Testbed:
         """Within the block the calling thread is in the node's network namespace."""
         return netns.entered(self.lab.node.netns)
 
-    def address(self, place: Pod, of: Family) -> str:
-        return place.v4 if of is Family.IPV4 else place.v6
+    def address(self, pod: Pod, of: Family) -> str:
+        return pod.v4 if of is Family.IPV4 else pod.v6
 
     def plans(
         self, *endpoints: Pod, protocol: Protocol = TCP, target: int = TARGET, affinity: int = 0
@@ -253,7 +253,7 @@ def conversing(testbed: Testbed, of: Family) -> Iterator[list[socket.socket]]:
         (testbed.lab.outside, node, NODE_PORT),
     )
     with contextlib.ExitStack() as opened:
-        clients = [opened.enter_context(connected(place, TCP, to, port)) for place, to, port in dials]
+        clients = [opened.enter_context(connected(source, TCP, to, port)) for source, to, port in dials]
         assert [converse(client) for client in clients] == ["a"] * 3
         yield clients
 

@@ -16,11 +16,11 @@ PROTOCOLS = (TCP, UDP)
 
 
 def answers_of_all_frontends(
-    web: Everywhere, place: Pod, family: str, timeout: float = sockets.ANSWERED
+    web: Everywhere, netns: Pod, family: str, timeout: float = sockets.ANSWERED
 ) -> set[str]:
     """The answers of all frontends over both protocols."""
     dials = [web.dial(kind, family, protocol, timeout) for kind in FRONTENDS for protocol in PROTOCOLS]
-    return set(outcomes(place, dials))
+    return set(outcomes(netns, dials))
 
 
 # An endpoint that is a client of its own Service
@@ -32,14 +32,14 @@ def test_an_endpoint_reaches_itself(two_nodes: TwoNodes, family: str, by_socket:
     """Where packets are translated the endpoint sees the node, since the reply would not pass the node
     otherwise."""
     web = two_nodes.everywhere().to(two_nodes.a)
-    place = two_nodes.a if by_socket else two_nodes.lab.bypassing(two_nodes.a)
+    netns = two_nodes.a if by_socket else two_nodes.lab.bypassing(two_nodes.a)
     if not by_socket:
-        two_nodes.await_packets_of(place, web)
+        two_nodes.await_packets_of(netns, web)
     gateway = getattr(two_nodes.lab.addresses.gateway(0), family)
     if by_socket and two_nodes.by_socket:
-        assert answers_of_all_frontends(web, place, family) == {f"a {getattr(two_nodes.a, family)}"}
+        assert answers_of_all_frontends(web, netns, family) == {f"a {getattr(two_nodes.a, family)}"}
     else:
-        assert answers_of_all_frontends(web, place, family) == {f"a {gateway}"}
+        assert answers_of_all_frontends(web, netns, family) == {f"a {gateway}"}
 
 
 @both_families
@@ -83,11 +83,11 @@ def test_a_pod_of_another_node_is_an_external_client_at_this_nodes_node_port(
     local = two_nodes.everywhere(externalTrafficPolicy="Local").to(two_nodes.d)
     two_nodes.await_second()
     address, seen = getattr(two_nodes.node, family), two_nodes.seen_here(two_nodes.r, family)
-    place = two_nodes.lab.bypassing(two_nodes.r)
+    netns = two_nodes.lab.bypassing(two_nodes.r)
     for protocol in PROTOCOLS:
-        assert outcome(place, protocol, address, here.node_port) == f"a {seen}"
-        assert outcome(place, protocol, address, there.node_port) == f"d {address}"
-        assert outcome(place, protocol, address, local.node_port, 0.3) == SILENT
+        assert outcome(netns, protocol, address, here.node_port) == f"a {seen}"
+        assert outcome(netns, protocol, address, there.node_port) == f"d {address}"
+        assert outcome(netns, protocol, address, local.node_port, 0.3) == SILENT
 
 
 @both_families
@@ -111,13 +111,13 @@ def test_source_ranges_admit_only_the_clients_that_they_contain(two_nodes: TwoNo
     pair, bits = two_nodes, {"v4": 32, "v6": 128}
     further = pair.lab.addresses.further(2)
     admitted = (pair.x, pair.p, pair.node)
-    ranges = [f"{getattr(place, each)}/{bits[each]}" for place in admitted for each in bits]
+    ranges = [f"{getattr(netns, each)}/{bits[each]}" for netns in admitted for each in bits]
     ranges += [f"{getattr(further[0], each)}/{bits[each]}" for each in bits]
     web = pair.everywhere(loadBalancerSourceRanges=ranges).to(pair.a, pair.d)
     vip, names = web.balancer_ips[family == "v6"], {"a", "d"}
     for protocol in PROTOCOLS:
-        for place in admitted:
-            assert told(outcome(place, protocol, vip, PORTS[protocol]))[0] in names, place.name
+        for netns in admitted:
+            assert told(outcome(netns, protocol, vip, PORTS[protocol]))[0] in names, netns.name
         inside, beyond = ((getattr(each, family), 0) for each in further)
         at_vip = protocol, vip, PORTS[protocol]
         first, second = outcomes(pair.x, [Dial(*at_vip, source=inside), Dial(*at_vip, 0.3, beyond)])

@@ -39,10 +39,10 @@ def name_of(answer: str) -> str:
 
 
 def connected_from(
-    place: Pod, protocol: Protocol, source: tuple[str, int], to: tuple[str, int]
+    netns: Pod, protocol: Protocol, source: tuple[str, int], to: tuple[str, int]
 ) -> socket.socket:
     """A connected socket in the network namespace, bound to this address and port. Raises OSError."""
-    made = socket_in(place, protocol, FAMILIES["v6" if ":" in to[0] else "v4"])
+    made = socket_in(netns, protocol, FAMILIES["v6" if ":" in to[0] else "v4"])
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     made.bind(source)
     made.connect(to)
@@ -136,7 +136,7 @@ def test_session_affinity_survives_syncs_and_restarts(two_nodes: TwoNodes, famil
 
     def chosen() -> list[str]:
         dials = [web.dial("ClusterIP", family, UDP), web.dial("NodePort", family, UDP)]
-        return [name_of(answer) for place in clients for answer in outcomes(place, dials)]
+        return [name_of(answer) for netns in clients for answer in outcomes(netns, dials)]
 
     chosen()  # concurrent first connections may choose different endpoints
     first_choice = chosen()
@@ -250,12 +250,12 @@ def test_a_terminating_endpoint_of_policy_local_serves_pods_of_another_node(
     pair.await_second()
     ready = pair.everywhere().to(pair.a)
     web = pair.everywhere(externalTrafficPolicy="Local").to(terminating(pair.a))
-    place = pair.r if by_socket else pair.lab.bypassing(pair.r)
+    netns = pair.r if by_socket else pair.lab.bypassing(pair.r)
     if not by_socket:
-        pair.await_packets_of(place, ready)
+        pair.await_packets_of(netns, ready)
     for protocol in (TCP, UDP):
         for kind in ("LoadBalancer", "NodePort"):
-            assert name_of(outcome(place, protocol, *web.frontend(kind, family, protocol))) == "a"
+            assert name_of(outcome(netns, protocol, *web.frontend(kind, family, protocol))) == "a"
 
 
 @both_families
@@ -266,13 +266,13 @@ def test_external_policy_local_lets_pods_and_nodes_reach_remote_endpoints(
     """Regression: cilium #45252. The node of these clients has no endpoint."""
     pair = two_nodes
     web = pair.everywhere(externalTrafficPolicy="Local").to(pair.d)
-    place = {"pod": pair.p, "bypassing": pair.lab.bypassing(pair.p), "node": pair.node}[client]
+    netns = {"pod": pair.p, "bypassing": pair.lab.bypassing(pair.p), "node": pair.node}[client]
     if client == "bypassing":
-        pair.await_packets_of(place, web)
+        pair.await_packets_of(netns, web)
     rows = [
         (kind, protocol) for kind in ("LoadBalancer", "ExternalIP", "NodePort") for protocol in (TCP, UDP)
     ]
-    answers = outcomes(place, [web.dial(kind, family, protocol) for kind, protocol in rows])
+    answers = outcomes(netns, [web.dial(kind, family, protocol) for kind, protocol in rows])
     assert {row: name_of(answer) for row, answer in zip(rows, answers, strict=True)} == dict.fromkeys(
         rows, "d"
     )

@@ -143,9 +143,9 @@ def test_endpoints_behind_a_tunnel_are_reachable_with_all_packet_sizes(
 
 def flushed(pair: TwoNodes) -> None:
     """Remove all cached path MTUs."""
-    for place in pair.places:
+    for netns in pair.places:
         for family in ("-4", "-6"):
-            place.run(["ip", family, "route", "flush", "cache"])
+            netns.run(["ip", family, "route", "flush", "cache"])
 
 
 @pytest.mark.ways("ebpf-off")

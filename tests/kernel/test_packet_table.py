@@ -64,7 +64,7 @@ def table(two_nodes: TwoNodes) -> Iterator[Table]:
 class Client(NamedTuple):
     """`group` as in kube-proxy's table: pod, node or outside. `by_socket`: its packets are not translated."""
 
-    place: Pod
+    netns: Pod
     group: str
     by_socket: bool
 
@@ -72,9 +72,9 @@ class Client(NamedTuple):
 def client(table: Table, kind: str, way: str) -> Client:
     pair = table.pair
     if kind == "bypassing":
-        place = pair.lab.bypassing(pair.p)
-        pair.await_packets_of(place, table.webs["Cluster", "here"])
-        return Client(place, "pod", False)
+        netns = pair.lab.bypassing(pair.p)
+        pair.await_packets_of(netns, table.webs["Cluster", "here"])
+        return Client(netns, "pod", False)
     if kind == "pod":
         return Client(pair.p, "pod", way == "ebpf-on")
     if kind == "node":
@@ -99,7 +99,7 @@ def answerer(row: Row, group: str, differences: Differences) -> str:
 
 def seen(table: Table, row: Row, who: Client) -> set[str]:
     """The client addresses that the endpoint may see."""
-    pair, own = table.pair, getattr(who.place, row.family)
+    pair, own = table.pair, getattr(who.netns, row.family)
     uplink: str = getattr(pair.node, row.family)
     gateway: str = getattr(pair.lab.addresses.gateway(0), row.family)
     if who.group == "node":
@@ -121,7 +121,7 @@ def test_every_frontend_serves_the_clients_that_its_policy_admits(
     who = client(table, kind, request.node.callspec.params["two_nodes"])
     expected = {row: answerer(row, who.group, DIFFERENCES[table.pair.mode]) for row in ROWS}
     dials = [_dial(table, row, expected[row]) for row in ROWS]
-    found = {row: told(answer) for row, answer in zip(ROWS, outcomes(who.place, dials), strict=True)}
+    found = {row: told(answer) for row, answer in zip(ROWS, outcomes(who.netns, dials), strict=True)}
     assert {row: name for row, (name, _) in found.items()} == expected
     strange = {
         row: client for row, (_, client) in found.items() if client and client not in seen(table, row, who)

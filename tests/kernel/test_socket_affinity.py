@@ -70,10 +70,10 @@ def test_the_cluster_ip_and_the_node_port_of_a_port_share_the_affinity(cluster: 
 def test_two_ports_of_a_service_do_not_share_the_affinity(cluster: Cluster) -> None:
     """As above: both ports agree on 40 Services in a row once in 10^19 runs, and never with round robin."""
 
-    def differ(place: Netns) -> bool:
+    def differ(netns: Netns) -> bool:
         web = sticky(cluster)
         outcome(cluster.q, TCP, web.v4, 80)
-        return outcome(place, TCP, web.v4, 80) != outcome(place, UDP, web.v4, 53)
+        return outcome(netns, TCP, web.v4, 80) != outcome(netns, UDP, web.v4, 53)
 
     assert any(differ(cluster.p) for _ in range(40))
 

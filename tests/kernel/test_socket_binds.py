@@ -16,9 +16,9 @@ pytestmark = [pytest.mark.kernel, pytest.mark.backends("ebpf")]
 both_protocols = pytest.mark.parametrize("protocol", [TCP, UDP], ids=["tcp", "udp"])
 
 
-def bind_errno(place: Netns, protocol: Protocol, address: str, port: int) -> int:
+def bind_errno(netns: Netns, protocol: Protocol, address: str, port: int) -> int:
     """The errno of bind(); 0 if it succeeds."""
-    with socket_in(place, protocol, family_of(address)) as sock:
+    with socket_in(netns, protocol, family_of(address)) as sock:
         try:
             sock.bind((address, port))
         except OSError as error:

@@ -38,13 +38,13 @@ def test_a_socket_sees_the_service_as_its_peer_and_its_own_address(
     cluster: Cluster, client: str, family: str, protocol: Protocol
 ) -> None:
     web = cluster.service().to(cluster.a)
-    place, address = cluster.client(client), web.address(family)
-    with connected(place, protocol, address, PORTS[protocol]) as sock:
+    netns, address = cluster.client(client), web.address(family)
+    with connected(netns, protocol, address, PORTS[protocol]) as sock:
         assert converse(sock) == "a"
         assert sock.getpeername()[:2] == (address, PORTS[protocol])
         own = sock.getsockname()[0]
     if client == "pod":
-        assert own == (place.v4 if family == "v4" else place.v6)
+        assert own == (netns.v4 if family == "v4" else netns.v6)
     else:
         assert own.startswith("10.244.1.1" if family == "v4" else "fd00:")
 

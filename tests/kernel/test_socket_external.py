@@ -50,9 +50,9 @@ def test_a_load_balancer_address_reaches_the_endpoints(
 def test_a_load_balancer_address_with_ip_mode_proxy_is_not_translated(cluster: Cluster, client: str) -> None:
     """KEP-1860: the load balancer terminates TLS or adds the PROXY protocol, so no client may bypass it."""
     web, vips = balanced(cluster, ip_mode="Proxy")
-    place = cluster.client(client)
-    assert {outcome(place, TCP, vip, 80, 0.3) for vip in vips} == {SILENT}
-    assert outcome(place, TCP, web.v4, 80) == "a"
+    netns = cluster.client(client)
+    assert {outcome(netns, TCP, vip, 80, 0.3) for vip in vips} == {SILENT}
+    assert outcome(netns, TCP, web.v4, 80) == "a"
 
 
 @pytest.mark.backends("ebpf")

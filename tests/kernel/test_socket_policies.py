@@ -34,8 +34,8 @@ AT_ONCE = 0.5
 
 def reached(cluster: Cluster, client: str, web: Exposed, count: int = 40) -> str:
     """The names of all pods that answer on the ClusterIP, TCP and UDP, sorted."""
-    place = cluster.client(client)
-    return "".join(sorted(answers(place, TCP, web.v4, 80, count) | answers(place, UDP, web.v6, 53, count)))
+    netns = cluster.client(client)
+    return "".join(sorted(answers(netns, TCP, web.v4, 80, count) | answers(netns, UDP, web.v6, 53, count)))
 
 
 @both_families
@@ -47,9 +47,9 @@ def test_without_endpoints_a_connection_is_rejected_at_once(
     """The median of five attempts counts, since other processes may delay one of them."""
     differences = DIFFERENCES[cluster.mode]
     web = cluster.service().to()
-    place, address = cluster.client(client), web.address(family)
+    netns, address = cluster.client(client), web.address(family)
     refusal = differences.to(client, protocol, REFUSED)
-    took = place.call(
+    took = netns.call(
         lambda: sorted(_refusal_takes(address, protocol, refusal, differences) for _ in range(5))
     )
     assert took[2] < differences.refusal_takes(protocol, AT_ONCE)
@@ -129,12 +129,12 @@ def test_internal_policy_local_without_any_endpoints_rejects(cluster: Cluster) -
 def test_external_policy_local_does_not_restrict_pods_and_the_node(cluster: Cluster, client: str) -> None:
     """Pods and the node reach all endpoints by the NodePort, as with kube-proxy (kubernetes #57435)."""
     web = cluster.service(node_port=True, externalTrafficPolicy="Local").to(cluster.a, elsewhere(cluster.b))
-    place = cluster.client(client)
+    netns = cluster.client(client)
     expected = {"a"} if DIFFERENCES[cluster.mode].one_list else {"a", "b"}
-    assert set(answers(place, TCP, cluster.node.v4, web.node_port, 40)) == expected
+    assert set(answers(netns, TCP, cluster.node.v4, web.node_port, 40)) == expected
     assert reached(cluster, client, web) == "ab"
     web.to(elsewhere(cluster.b))
-    assert outcome(place, TCP, cluster.node.v4, web.node_port) == "b"
+    assert outcome(netns, TCP, cluster.node.v4, web.node_port) == "b"
 
 
 @both_clients

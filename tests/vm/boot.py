@@ -147,13 +147,13 @@ def _follow(
     qemu: subprocess.Popen[bytes], output: Path, deadline: float, write: Callable[[str], None]
 ) -> bool:
     """Whether the VM ended by itself, in time."""
-    told = 0
+    written = 0
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
             qemu.wait(0.2)
         text = _text(output)
-        write(text[told:])
-        told = len(text)
+        write(text[written:])
+        written = len(text)
         if qemu.returncode is not None:
             return True
         if time.monotonic() > deadline:

@@ -58,8 +58,8 @@ def _cost(spec: ProgramSpec, code: bytes) -> Cost:
     try:
         fd, _ = bpf(PROG_LOAD, attr, "cannot load")
     except KernelError as failure:
-        said = log.value.decode(errors="replace").strip().splitlines()[-_LAST_LINES:]
-        return Cost(spec.name, 0, 0, 0, "\n".join((failure.message, *said)))
+        last_lines = log.value.decode(errors="replace").strip().splitlines()[-_LAST_LINES:]
+        return Cost(spec.name, 0, 0, 0, "\n".join((failure.message, *last_lines)))
     took = time.perf_counter() - started
     program = Program(fd, spec.name)
     found = _PROCESSED.search(log.value.decode())

@@ -50,7 +50,7 @@ _STALE = 75.0  # seconds, until the backend has deleted a stale flow; it retries
 
 
 def serve(
-    place: Netns, name: str, addresses: Sequence[str], ports: Mapping[Protocol, Sequence[int]], processor: int
+    netns: Netns, name: str, addresses: Sequence[str], ports: Mapping[Protocol, Sequence[int]], processor: int
 ) -> None:
     """Serve on each address and port: answer connections and datagrams with "name:port client"."""
 
@@ -68,7 +68,7 @@ def serve(
                 for key, _ in selector.select():
                     _answer_all(key.fileobj, *key.data)
 
-    place.start_until_ready(child)
+    netns.start_until_ready(child)
 
 
 def _answer_all(listener: object, protocol: Protocol, who: str) -> None:
@@ -114,9 +114,9 @@ class Kept(NamedTuple):
 class Dialer:
     """A client process in a network namespace. Its methods start an operation; `result` awaits it."""
 
-    def __init__(self, place: Netns, fence: Iterable[tuple[str, int]], processor: int) -> None:
+    def __init__(self, netns: Netns, fence: Iterable[tuple[str, int]], processor: int) -> None:
         """`fence`: all addresses and UDP ports of the servers."""
-        self._place = place
+        self._netns = netns
         self._pipe, child_end = multiprocessing.Pipe()
 
         def child(ready: int) -> None:
@@ -128,7 +128,7 @@ class Dialer:
                 name, arguments = child_end.recv()
                 child_end.send(getattr(client, name)(*arguments))
 
-        self._child = place.start_until_ready(child)
+        self._child = netns.start_until_ready(child)
         child_end.close()
 
     def dial(self, rounds: Sequence[Sequence[Dial]]) -> None:

@@ -98,24 +98,24 @@ class Subject:
             family = "-6" if ":" in network else "-4"
             lab.router.run(["ip", family, "rule", "add", "iif", "outside", "to", network, "lookup", "100"])
         try_again_soon(lab.cgroup.parent)
-        places = [self._place(server) for server in SERVERS]
-        for place in (*places, lab.outside):
-            place.call(lambda: _set(_ICMP_UNLIMITED))
+        namespaces = [self._netns_of(server) for server in SERVERS]
+        for ns in (*namespaces, lab.outside):
+            ns.call(lambda: _set(_ICMP_UNLIMITED))
         lab.node.call(lambda: _set(_TIMEOUTS))
-        for server, place in zip(SERVERS, places, strict=True):
+        for server, ns in zip(SERVERS, namespaces, strict=True):
             own = server.at if server.host else ("::",)
-            serve(place, server.name, own, TARGET_PORTS, self._processor)
-        clients = {"pod": places[0], "node": lab.node, "outside": lab.outside}
-        for source, place in clients.items():
-            assert (place.v4, place.v6) == CLIENTS[source]
+            serve(ns, server.name, own, TARGET_PORTS, self._processor)
+        clients = {"pod": namespaces[0], "node": lab.node, "outside": lab.outside}
+        for source, ns in clients.items():
+            assert (ns.v4, ns.v6) == CLIENTS[source]
         fence = [(address, port) for server in SERVERS for address in server.at for port in TARGET_PORTS[UDP]]
-        self.dialers = {source: Dialer(place, fence, self._processor) for source, place in clients.items()}
+        self.dialers = {source: Dialer(ns, fence, self._processor) for source, ns in clients.items()}
 
-    def _place(self, server: Server) -> Pod:
+    def _netns_of(self, server: Server) -> Pod:
         node = next(node for node in self._lab.nodes if node.name == server.node)
-        place = node.host if server.host else node.pod(server.name)
-        assert (place.v4, place.v6) == server.at
-        return place
+        ns = node.host if server.host else node.pod(server.name)
+        assert (ns.v4, ns.v6) == server.at
+        return ns
 
     # In the control thread:
 
@@ -153,8 +153,8 @@ class Subject:
         assert not done.rejected, done
 
 
-def _enter(place: Netns) -> None:
-    namespace = os.open(place.netns, os.O_RDONLY | os.O_CLOEXEC)
+def _enter(ns: Netns) -> None:
+    namespace = os.open(ns.netns, os.O_RDONLY | os.O_CLOEXEC)
     netns.enter(namespace)
     os.close(namespace)
 

@@ -41,7 +41,7 @@ def _echo(source: str, destination: str, number: int) -> Packet:
     return message
 
 
-def _answered(place: Pod, frames: Sequence[Packet], last: int) -> set[int]:
+def _answered(netns: Pod, frames: Sequence[Packet], last: int) -> set[int]:
     """The numbers of the echo requests that are answered. `last` is the number of the last request, whose
     answer comes after all others."""
     raw = [bytes(frame) for frame in frames]
@@ -64,7 +64,7 @@ def _answered(place: Pod, frames: Sequence[Packet], last: int) -> set[int]:
                     found.add(int(struct.unpack_from("!H", frame, at + 4)[0]))
         return found
 
-    return place.call(exchange)
+    return netns.call(exchange)
 
 
 @both_families
@@ -84,9 +84,9 @@ def test_a_ping_for_another_host_is_not_answered(target: Target, family: str) ->
     assert answered == ({2, 3} if DIFFERENCES[target.mode].answers_pings else {3})
 
 
-def _hardware_address(place: Pod) -> str:
+def _hardware_address(netns: Pod) -> str:
     """The Ethernet address of eth0 in this network namespace."""
-    words = place.run(["ip", "-o", "link", "show", "dev", "eth0"]).stdout.split()
+    words = netns.run(["ip", "-o", "link", "show", "dev", "eth0"]).stdout.split()
     return words[words.index("link/ether") + 1]
 
 

@@ -34,7 +34,7 @@ def test_own_changes_and_other_tables_are_not_reported_as_drift(plane: NftablesB
 @pytest.mark.parametrize(
     "change",
     [
-        f"add chain ip {TABLE} theirs",
+        f"add chain ip {TABLE} foreign",
         f"flush chain ip {TABLE} services",
         f"delete element ip {TABLE} cluster-ips {{ 10.96.0.1 }}",
         f"insert rule ip6 {TABLE} services drop",
@@ -57,7 +57,7 @@ def test_changes_by_other_programs_are_noticed_and_repaired(plane: NftablesBacke
 def test_a_foreign_change_just_before_an_own_change_is_noticed(plane: NftablesBackend) -> None:
     """The generation that a sync remembers must not be that of a table which was not read."""
     bring(plane, entries(plane))
-    run_nft(f"add chain ip {TABLE} theirs")
+    run_nft(f"add chain ip {TABLE} foreign")
     wanted = entries(plane, plan("web", "10.96.0.1"))
     plane.apply(diff(entries(plane), wanted))
     before = plane.generation()
@@ -73,7 +73,7 @@ def test_many_changes_of_other_tables_do_not_hide_a_change_of_the_own_table(
     before = plane.generation()
     chains = "\n".join(f"add chain ip other chain-{n}" for n in range(20_000))
     run_nft(f"add table ip other\n{chains}")
-    run_nft(f"add chain ip {TABLE} theirs")
+    run_nft(f"add chain ip {TABLE} foreign")
     assert plane.generation() != before
 
 

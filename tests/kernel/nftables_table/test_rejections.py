@@ -88,12 +88,12 @@ def test_a_chain_that_is_still_referred_to_is_emptied_and_deleted_later(
     bring(plane, served)
     wanted = entries(plane)
     endpoint = endpoint_chain(served, "web")
-    run_nft(f"table ip {TABLE} {{ chain theirs {{ goto {endpoint.name}; }}; }}")
-    theirs = {Chain(V4, "theirs"): ChainEntry("", (f"goto {endpoint.name}",))}
-    assert not plane.apply(diff(plane.read(), wanted | theirs))
-    assert plane.read() == wanted | theirs, "a chain that waits for its deletion is not listed"
+    run_nft(f"table ip {TABLE} {{ chain foreign {{ goto {endpoint.name}; }}; }}")
+    foreign = {Chain(V4, "foreign"): ChainEntry("", (f"goto {endpoint.name}",))}
+    assert not plane.apply(diff(plane.read(), wanted | foreign))
+    assert plane.read() == wanted | foreign, "a chain that waits for its deletion is not listed"
     assert listed()[endpoint] == ChainEntry("", ())
-    run_nft(f"delete chain ip {TABLE} theirs")
+    run_nft(f"delete chain ip {TABLE} foreign")
     plane.read()
     plane.apply(Delta({}, frozenset()))
     assert endpoint in listed(), "too early"
@@ -106,10 +106,10 @@ def test_a_chain_that_waits_for_its_deletion_can_be_used_again(plane: NftablesBa
     served = entries(plane, plan("web", "10.96.0.1", affinity=9))
     bring(plane, served)
     endpoint = endpoint_chain(served, "web")
-    theirs = {Chain(V4, "theirs"): ChainEntry("", (f"goto {endpoint.name}",))}
-    bring(plane, served | theirs)
-    bring(plane, entries(plane) | theirs)
-    assert not bring(plane, served | theirs)
+    foreign = {Chain(V4, "foreign"): ChainEntry("", (f"goto {endpoint.name}",))}
+    bring(plane, served | foreign)
+    bring(plane, entries(plane) | foreign)
+    assert not bring(plane, served | foreign)
     clock.now += 2
     plane.apply(Delta({}, frozenset()))
-    assert plane.read() == listed() == served | theirs
+    assert plane.read() == listed() == served | foreign

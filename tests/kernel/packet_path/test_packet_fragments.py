@@ -68,22 +68,22 @@ def test_a_later_fragment_that_arrives_first_is_left_alone(path: PacketPath, at:
 @families
 def test_fragments_are_assigned_by_the_id_of_their_datagram(path: PacketPath, at: Places) -> None:
     serve(path, at, at.here)
-    ours, nobodys = complete_datagram(at), complete_datagram(at)
-    nobodys["UDP"].dport += 1
-    pieces, others = cut(bytes(ours), 1), cut(bytes(nobodys), 2)
-    for piece, other in zip(pieces, others, strict=True):
+    first, other = complete_datagram(at), complete_datagram(at)
+    other["UDP"].dport += 1
+    pieces, others = cut(bytes(first), 1), cut(bytes(other), 2)
+    for piece, unknown in zip(pieces, others, strict=True):
         assert path.ingress(piece).raw != piece
-        assert path.ingress(other).raw == other
+        assert path.ingress(unknown).raw == unknown
 
 
 @families
 def test_a_reused_fragment_id_refers_to_the_later_datagram(path: PacketPath, at: Places) -> None:
     serve(path, at, at.here)
-    nobodys = complete_datagram(at)
-    nobodys["UDP"].dport += 1
+    other = complete_datagram(at)
+    other["UDP"].dport += 1
     for piece in cut(bytes(complete_datagram(at))):
         assert path.ingress(piece).raw != piece
-    for piece in cut(bytes(nobodys)):
+    for piece in cut(bytes(other)):
         assert path.ingress(piece).raw == piece
 
 
