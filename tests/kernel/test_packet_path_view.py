@@ -136,7 +136,7 @@ def test_a_masquerade_address_that_is_not_chosen_yet_is_not_shown(maps: Maps, vi
     assert row.masquerade == ""
 
 
-def test_flags_of_a_flow(maps: Maps, view: View) -> None:
+def test_the_flags_of_a_flow_are_shown(maps: Maps, view: View) -> None:
     write(maps, a_flow(1, flags=abi.FLOW_NODE | abi.FLOW_REDIRECT, masquerade="10.0.0.1"))
     (row,) = view.conntrack()
     assert row.flags == ["node", "redirect"]
@@ -155,7 +155,7 @@ def translations(view: View) -> list[tuple[str, ...]]:
     return sorted(row[2:] for row in view.nat())
 
 
-def test_the_translations_of_a_flow(maps: Maps, view: View) -> None:
+def test_the_translations_of_a_flow_are_shown(maps: Maps, view: View) -> None:
     write(maps, a_flow(1)._replace(reply_port=htons(7777)))
     assert translations(view) == [
         ("egress", _ENDPOINT, "192.0.2.9:7777", _FRONTEND, _CLIENT),

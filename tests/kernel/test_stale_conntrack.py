@@ -180,7 +180,7 @@ def test_a_flow_that_another_program_translates_stays(testbed: Testbed, watched:
         answers(foreign, server)
 
 
-def test_tcp_connections_stay(testbed: Testbed, watched: Watched) -> None:
+def test_tcp_flows_are_never_deleted(testbed: Testbed, watched: Watched) -> None:
     testbed.rules(dns=(testbed.at.vip, DNS, testbed.at.pods[0]))
     with testbed.pods.entered():
         listening = socket.create_server((testbed.at.pods[0], TARGET), family=testbed.at.number)

@@ -59,7 +59,7 @@ def test_the_own_program_is_attached_before_existing_programs(
 
 
 @BOTH
-def test_a_program_that_is_attached_first_is_passed_at_the_next_check(
+def test_a_program_that_is_attached_first_is_overtaken_at_the_next_check(
     backend: EbpfBackend, foreign: Program, side: Side
 ) -> None:
     bring(backend, plan("net"))
@@ -80,7 +80,7 @@ def test_a_program_that_is_attached_first_is_passed_at_the_next_check(
         bring(backend, NOBODY)
 
 
-def test_a_program_that_keeps_moving_first_is_passed_with_increasing_delays(
+def test_a_program_that_keeps_moving_first_is_overtaken_with_increasing_delays(
     backend: EbpfBackend, clock: list[float], foreign: Program
 ) -> None:
     bring(backend, plan("net"))

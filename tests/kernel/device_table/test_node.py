@@ -159,7 +159,9 @@ def test_a_failed_reinjection_pair_prevents_a_start_but_no_sync(
         EbpfBackend(off).open()
 
 
-def test_hooks_of_previous_programs_go_where_none_are_wanted(settings: EbpfSettings, node: Namespace) -> None:
+def test_hooks_of_previous_programs_are_removed_without_the_socket_path(
+    settings: EbpfSettings, node: Namespace
+) -> None:
     with running(settings) as first:
         bring(first, NOBODY)
     other = dataclasses.replace(settings, sizes=OTHER_SIZES, socket_lb=SocketLb.OFF)

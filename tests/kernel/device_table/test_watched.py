@@ -78,7 +78,7 @@ def threads() -> int:
 
 @CLSACT_ONLY
 @SIDES
-def test_a_filter_that_is_placed_first_is_reported_and_passed(
+def test_a_filter_that_is_placed_first_is_reported_and_overtaken(
     watching: EbpfBackend, reported: threading.Semaphore, side: Side
 ) -> None:
     settle(reported)

@@ -198,7 +198,9 @@ def test_a_flow_stays_half_open_and_works_if_the_flow_map_is_full(
 
 @families
 @translatable
-def test_a_flood_leaves_established_flows_alone(path: PacketPath, at: Places, protocol: Protocol) -> None:
+def test_a_flood_of_half_open_flows_does_not_evict_established_flows(
+    path: PacketPath, at: Places, protocol: Protocol
+) -> None:
     """There are more half-open flows than the map has room for. The idle established flow works
     afterwards."""
     serve(path, at, at.there)
