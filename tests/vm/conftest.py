@@ -1,7 +1,7 @@
-"""Which kernels a run is about.
+"""The kernels of a test run.
 
-A test that asks for `kernel` runs once for each. Without `--kernels` that is DEFAULT, and only tests that are
-marked `quick` run: that is for `make test`. `make test-vm` gives `--kernels=all`.
+A test with the fixture `kernel` runs once for each. Without `--kernels`, as in `make test`, this is DEFAULT,
+and only tests marked `quick` run. `make test-vm` passes `--kernels=all`.
 """
 
 import os
@@ -17,7 +17,7 @@ from tests.vm.debian import Unavailable, installed
 from tests.vm.kernels import Kernel, kernels
 
 DEFAULT = "6.1"
-"""It has IPVS, dummy devices and SCTP as modules, and rejects programs that later ones take."""
+"""This kernel has IPVS, dummy devices and SCTP as modules, and rejects programs that later ones accept."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture
 def kernel(request: pytest.FixtureRequest) -> Kernel:
-    """One that is in the cache now; where it cannot be had, that is as a machine without qemu."""
+    """A kernel that is in the cache now. If it is not available, the test is skipped as without qemu."""
     wanted: Kernel = request.param
     try:
         installed(wanted)
