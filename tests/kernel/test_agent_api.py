@@ -215,7 +215,7 @@ def test_restart_with_a_late_endpoint_slice_list_loses_no_endpoint(
 def test_restart_with_a_late_node_object_closes_no_node_port(
     rough: Cluster, server: ApiServer, tmp_path: Path
 ) -> None:
-    """On primary addresses, which only the Node tells: without it there are none."""
+    """With --nodeport-addresses=primary: the addresses are known only from the Node object."""
     web = put(server, rough.service(node_port=True), rough.a, rough.b)
     primary = ("--nodeport-addresses=primary", "--manifests=", f"--kubeconfig={tmp_path / 'kubeconfig'}")
     server.write_kubeconfig(tmp_path / "kubeconfig")

@@ -48,7 +48,7 @@ EXEMPT: Mapping[str, str] = {
     r"modprobe .*|echo ip_vs .*|grep net-pf-16.*": "needs the node's modules",
     r"pip uninstall bcc|apt-get install .*": "changes the machine",
     r"git commit .*": "changes the repository: tests/unit/test_contributing.py",
-    r"ip link show ebpfproxy0": "needs a start with --socket-lb=off: tests/kernel/test_inlet.py",
+    r"ip link show ebpfproxy0": "needs a start with --socket-lb=off: tests/kernel/test_reinjection.py",
     r"ip rule add from ADDRESS": "shown as what has no effect",
 }
 """Commands that no test can run, and why."""
