@@ -70,7 +70,7 @@ def test_the_agent_moves_before_a_foreign_filter_in_first_position(
         with filtered(index, side, foreign):
             cluster.agent.await_line(lambda line: PROGRAMS_BEFORE in line.text, since)
             cluster.agent.await_line(lambda line: FIRST_AGAIN in line.text, since)
-            assert names(index, side) == ["ebpfproxy", f"theirs_{foreign.id}"]
+            assert names(index, side) == ["ebpfproxy", f"foreign_{foreign.id}"]
             assert set(answers(cluster.lab.outside, TCP, cluster.node.v4, web.node_port, 10)) == {"a"}
             assert not_first_devices(cluster) == []
 

@@ -128,7 +128,7 @@ def test_a_filter_that_came_to_be_before_ours_is_passed_by_attaching_again(devic
         tc.attach(device, Side.INGRESS, ours)
         add_filter(device, Side.INGRESS, theirs)
         found = tc.filters(device, Side.INGRESS)
-        assert [one.name for one in tc.before(found)] == ["theirs"]
+        assert [one.name for one in tc.before(found)] == ["foreign"]
         assert tc.can_advance(found)
         tc.attach(device, Side.INGRESS, next_one)
         found = tc.filters(device, Side.INGRESS)

@@ -67,7 +67,7 @@ class Host:
     """What the node gives to the pod. `paths`: what stands for the node's own paths. `secrets`: the folder of
     the service account. `config_maps`: by name, their data. `api_host`, `api_port`: of Service kubernetes."""
 
-    place: Netns
+    netns: Netns
     name: str
     paths: Mapping[str, Path]
     secrets: Path
@@ -165,7 +165,7 @@ def make(
             "namespaces": [
                 {"type": "mount"},
                 {"type": "ipc"},
-                {"type": "network", "path": str(host.place.netns)},
+                {"type": "network", "path": str(host.netns.netns)},
             ],
             "rootfsPropagation": "rshared",
         },
