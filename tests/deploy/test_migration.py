@@ -118,8 +118,7 @@ def test_no_connection_is_lost_from_kube_proxy_to_the_pod_and_back(
 
 def debug(installed: Installed) -> None:
     """Start the next pods like `kubectl debug node --profile=sysadmin`: the node's files are below /host,
-    without
-    the DaemonSet's volumes."""
+    without the DaemonSet's volumes."""
     spec = one(installed.objects, "DaemonSet")["spec"]["template"]["spec"]
     wanted = {"bpffs": "/host/sys/fs/bpf", "cgroup": "/host/sys/fs/cgroup"}
     spec["containers"][0]["volumeMounts"] = [

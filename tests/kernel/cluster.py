@@ -161,8 +161,7 @@ class Cluster:
 
     def _disable_icmp_rate_limit(self) -> None:
         """Disable the kernel's rate limit for ICMP errors, so that every rejected packet gets one. By default
-        it
-        sends six to one address and then one each second (icmpv4_xrlim_allow, icmpv6_xrlim_allow)."""
+        it sends six to one address and then one each second (icmpv4_xrlim_allow, icmpv6_xrlim_allow)."""
         for node in self.lab.nodes:
             for name in ("net/ipv4/icmp_ratelimit", "net/ipv6/icmp/ratelimit"):
                 node.host.call(functools.partial(sysctl.ensure, name, "0"))

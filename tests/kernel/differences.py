@@ -34,8 +34,7 @@ class Differences(NamedTuple):
 
     own_external: str
     """The outcome for the node over TCP at an external or load balancer IP without endpoints. INPUT and
-    FORWARD
-    jump to the chain KUBE-EXTERNAL-SERVICES, OUTPUT does not."""
+    FORWARD jump to the chain KUBE-EXTERNAL-SERVICES, OUTPUT does not."""
 
     flows_end_later: bool
     """UDP flows are ended a moment after the rules are in force, because the sync does not wait for it."""
@@ -59,8 +58,7 @@ class Differences(NamedTuple):
 
     takes_answers: bool
     """A UDP packet to a NodePort goes to the Service, even if it is a reply to a request of the node from
-    that
-    port. IPVS handles every packet without a known connection."""
+    that port. IPVS handles every packet without a known connection."""
 
     affinity_by_address: bool
     """Session affinity is separate for each address of a Service, because IPVS has virtual servers, not

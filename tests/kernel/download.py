@@ -63,8 +63,7 @@ class Download:
 
     def finish(self) -> int:
         """End the download; the number of bytes. Raises OSError if the connection failed, AssertionError if
-        data
-        is missing or wrong."""
+        data is missing or wrong."""
         with self._socket:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_WR)

@@ -61,9 +61,8 @@ class Testbed:
 
     def rules(self, *, track: bool = True, **targets: tuple[str, int, str]) -> None:
         """Replace the node's rules. Each of `targets` has an address ("" for the node's addresses), a port,
-        and
-        the address of a pod ("" for a frontend without endpoints). `track`: with a rule that matches on the
-        state of packets, as every backend has."""
+        and the address of a pod ("" for a frontend without endpoints). `track`: with a rule that matches on
+        the state of packets, as every backend has."""
         table = f"{self.at.nft} ebpfproxy-test"
         lines = [
             self._rule(protocol, address, number, pod)

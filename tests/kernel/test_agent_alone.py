@@ -46,8 +46,7 @@ def place() -> Iterator[BpfPlace]:
 )
 def test_a_second_agent_exits_with_an_error(rough: Cluster, flags: list[str], reason: str) -> None:
     """Two agents would assign the same slots and endpoints to different Services, or remove each other's
-    state
-    in the network namespace."""
+    state in the network namespace."""
     rough.start()
     web = rough.service().to(rough.a)
     ports = "--healthz-port=0", "--metrics-port=0"
@@ -176,8 +175,7 @@ def test_a_lock_inherited_by_a_child_process_is_awaited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Regression: a mode was not drained because a child process of the previous agent, which had ended,
-    still
-    held its lock."""
+    still held its lock."""
     first = FolderLock(tmp_path)
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=(first.fd,)) as started:
         first.release()

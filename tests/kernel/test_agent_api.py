@@ -318,8 +318,7 @@ def test_agent_reaches_the_api_server_while_its_service_has_no_endpoints(
     rough: Cluster, server: ApiServer, tmp_path: Path
 ) -> None:
     """Regression: calico ee3dc51152. An agent that reaches the API server at its ClusterIP would reject its
-    own
-    connections once default/kubernetes has no endpoints, and would never receive new ones."""
+    own connections once default/kubernetes has no endpoints, and would never receive new ones."""
     with api_by_service(rough, server, tmp_path) as kubeconfig:
         for entry in kubernetes(rough.node.v4):
             server.put(entry)

@@ -27,8 +27,7 @@ MODES = {
 FOREIGN = "198.51.100.53"
 REMEMBERED = "600"
 """Seconds for which connection tracking keeps an idle UDP flow. An agent in a VM may take longer to start
-than
-the default of 30 s."""
+than the default of 30 s."""
 
 
 @pytest.fixture(params=MODES)

@@ -73,8 +73,7 @@ def no_descriptor_is_left(place: BpfPlace) -> Iterator[None]:
 
 def test_creating_a_map_raises_the_memlock_limit_to_its_maximum() -> None:
     """Regression: on Linux 5.10, where maps count as locked memory, no map could be created in addition to
-    the
-    agent's pinned ones."""
+    the agent's pinned ones."""
     script = (
         "import resource as r; from ebpfproxy.linux.bpf.bpf import Map\n"
         "_, most = r.getrlimit(r.RLIMIT_MEMLOCK)\n"

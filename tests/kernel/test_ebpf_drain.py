@@ -233,8 +233,8 @@ def test_another_backends_connection_does_not_collide_with_a_rewritten_sockets(
     pair: TwoNodes, family: str
 ) -> None:
     """The socket hooks connected a socket to the endpoint. Later the client uses the same port for the
-    frontend.
-    The other backend would translate that to the same 4-tuple if conntrack did not know the socket."""
+    frontend. The other backend would translate that to the same 4-tuple if conntrack did not know the
+    socket."""
     web = serve(pair)
     number = socket.AF_INET6 if family == "v6" else socket.AF_INET
     for client in (pair.p, pair.node):

@@ -40,8 +40,7 @@ TOOLS = {
 
 def services() -> list[Object]:
     """Both families; session affinity; a NodePort; load balancers with policy Local and with source ranges;
-    no
-    endpoints."""
+    no endpoints."""
     port = manifests.port
     balanced: Object = {
         "type": "LoadBalancer",

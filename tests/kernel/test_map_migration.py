@@ -232,8 +232,7 @@ def test_a_smaller_map_is_not_overfilled(pins: Pins) -> None:
 
 def test_65536_connected_sockets_take_few_system_calls(pins: Pins, monkeypatch: pytest.MonkeyPatch) -> None:
     """The entries are copied in memory. One system call for each would take seconds, while the previous
-    programs
-    run."""
+    programs run."""
     sizes = (dataclasses.replace(SIZES, sockets=number) for number in (131_072, 262_144))
     with contextlib.closing(Both(pins, *sizes)) as both:
         cookies = range(10_000, 10_000 + 65_536)

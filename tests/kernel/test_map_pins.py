@@ -107,8 +107,7 @@ def single(number: int) -> ServicePortEntry:
 
 def test_entries_that_do_not_fit_are_omitted_and_written_by_the_next_sync(pins: Pins) -> None:
     """Endpoints with too high ids and slot lists with too high indexes are omitted. The hash map determines
-    which
-    Services are copied; unwanted ones may take up the room until they are removed."""
+    which Services are copied; unwanted ones may take up the room until they are removed."""
     make(pins, "a")
     many = [endpoint(f"10.1.0.{number}") for number in range(1, 33)]
     with table(pins, "a") as before:

@@ -107,8 +107,7 @@ class Uplinks(TwoNodes):
     @contextlib.contextmanager
     def balance_to(self, *uplinks: str) -> Iterator[None]:
         """The router sends packets to load balancer addresses unchanged to these uplinks of the node, as a
-        load
-        balancer with direct server return does."""
+        load balancer with direct server return does."""
         with contextlib.ExitStack() as stack:
             for family in FAMILIES:
                 network = getattr(BALANCER_NETWORKS, family)
@@ -161,8 +160,7 @@ class Uplinks(TwoNodes):
     @contextlib.contextmanager
     def checked_sources(self) -> Iterator[None]:
         """The router drops packets that the node sends by another link than the one for their source address,
-        as
-        cloud networks drop packets from an interface with another interface's address.
+        as cloud networks drop packets from an interface with another interface's address.
 
         With nftables, because rp_filter exists only for IPv4. Load balancer addresses are dropped, too.
         """
@@ -204,8 +202,7 @@ class Uplinks(TwoNodes):
     @contextlib.contextmanager
     def equal_cost_routes(self, hash_policy: str) -> Iterator[None]:
         """`multipath`, also for load balancer addresses. The path depends on addresses (`hash_policy` 0), or
-        on
-        addresses and ports (1)."""
+        on addresses and ports (1)."""
         names = [f"net/ipv{version}/fib_multipath_hash_policy" for version in (4, 6)]
         chosen = dict.fromkeys(names, hash_policy)
         with (

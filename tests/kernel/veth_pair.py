@@ -74,8 +74,7 @@ def flood_arrives(node: Namespace) -> Iterator[socket.socket]:
 
 def assert_none_arrives(node: Namespace, step: Callable[[int], object], *, times: int, least: int) -> None:
     """Call `step` with the numbers 0 to `times` - 1 while at least `least` packets arrive at n0. None of them
-    may
-    pass the programs there."""
+    may pass the programs there."""
     with flood_arrives(node) as arriving:
         before = received(node)
         for count in range(times):

@@ -258,7 +258,7 @@ def _trimmed(raw: bytes) -> tuple[bytes, headers.Parts]:
 
 def _rest(raw: bytes, parts: headers.Parts) -> bytes:
     """Without what a translation, a router or the end of the frame changes."""
-    kept = bytearray(headers.without_what_may_change(raw, parts))
+    kept = bytearray(headers.without_translated_fields(raw, parts))
     del kept[max(parts.outer.end, parts.outer.l4) :]
     kept[: parts.outer.l3] = bytes(parts.outer.l3)
     kept[parts.outer.l3 + (8 if parts.outer.version == 4 else 7)] = 0
