@@ -143,7 +143,7 @@ def test_endpoints_behind_a_tunnel(two_nodes: TwoNodes, tunnel: PodNetwork, fami
 
 def flushed(pair: TwoNodes) -> None:
     """Nobody remembers a narrow way."""
-    for place in pair.all_netns:
+    for place in pair.places:
         for family in ("-4", "-6"):
             place.run(["ip", family, "route", "flush", "cache"])
 
