@@ -1,4 +1,4 @@
-"""The agent with an API server, which forgets, vanishes and comes back."""
+"""The agent with an API server that compacts its history, becomes unreachable and returns."""
 
 import contextlib
 import socket
@@ -46,7 +46,7 @@ def start(rough: Cluster, server: ApiServer) -> None:
 
 
 def run(rough: Cluster, server: ApiServer, folder: Path) -> None:
-    """Start the agent with this server, and await its first sync."""
+    """Start the agent with this server and wait for its first sync."""
     kubeconfig = folder / "kubeconfig"
     server.write_kubeconfig(kubeconfig)
     rough.start("--manifests=", f"--kubeconfig={kubeconfig}")
@@ -63,18 +63,21 @@ def answer(rough: Cluster, web: Exposed) -> str:
     return outcome(rough.p, TCP, web.v4, 80, 1.0)
 
 
-def test_services_of_an_api_server(rough: Cluster, server: ApiServer, tmp_path: Path) -> None:
+def test_services_from_an_api_server_are_served(rough: Cluster, server: ApiServer, tmp_path: Path) -> None:
     before = put(server, rough.service(), rough.a)
     run(rough, server, tmp_path)
     assert answer(rough, before) == "a"
     later = put(server, rough.service(node_port=True), rough.a, rough.b)
-    eventually(lambda: answer(rough, later) in ("a", "b"), "what came later")
+    eventually(lambda: answer(rough, later) in ("a", "b"), "the later Service is served")
     eventually(lambda: set(answers(rough.p, TCP, later.v4, 80)) == {"a", "b"}, "both endpoints")
     assert outcome(rough.node, TCP, "127.0.0.1", later.node_port) in ("a", "b")
 
 
-def test_a_deletion_that_no_watch_told_of(rough: Cluster, server: ApiServer, tmp_path: Path) -> None:
-    """Regression: cilium #48050. It happened while the connection was down, and its history is compacted."""
+def test_a_deletion_missed_by_the_watch_is_applied_after_a_new_list(
+    rough: Cluster, server: ApiServer, tmp_path: Path
+) -> None:
+    """Regression: cilium #48050. The object was deleted while the connection was down, and the history was
+    compacted."""
     gone, stays = (put(server, rough.service(), rough.a) for _ in range(2))
     run(rough, server, tmp_path)
     assert answer(rough, gone) == answer(rough, stays) == "a"
@@ -92,10 +95,11 @@ def endpoints_of(web: Exposed, *backends: Pod) -> manifests.Object:
     return web.objects()[1]
 
 
-def test_a_restart_while_the_api_server_is_away_changes_nothing(
+def test_restart_while_the_api_server_is_unreachable_changes_nothing(
     rough: Cluster, server: ApiServer, tmp_path: Path
 ) -> None:
-    """Regression: cilium #26912 and others, where a start deleted what it had not yet been told of."""
+    """Regression: cilium #26912 and others, where a starting agent deleted state that it had not listed
+    yet."""
     web = put(server, rough.service(node_port=True), rough.a, rough.b)
     run(rough, server, tmp_path)
     rough.agent.kill()
@@ -110,7 +114,7 @@ def test_a_restart_while_the_api_server_is_away_changes_nothing(
     assert outcome(rough.p, TCP, rough.node.v4, web.node_port) in ("a", "b")
 
 
-def test_who_waits_for_the_api_server_lives_is_not_ready_and_forgets_no_move(
+def test_agent_waiting_for_the_api_server_is_live_not_ready_and_keeps_a_mode_switch(
     rough: Cluster, server: ApiServer, tmp_path: Path
 ) -> None:
     web = put(server, rough.service(), rough.a)
@@ -123,7 +127,7 @@ def test_who_waits_for_the_api_server_lives_is_not_ready_and_forgets_no_move(
         written.write_text(f"{KIND}\nmode: {mode}\nclientConnection: {{kubeconfig: {kubeconfig}}}\n")
         written.rename(configuration)
 
-    configure("nftables")  # whose section has another bit to masquerade by than iptables'
+    configure("nftables")  # its masqueradeBit differs from the one for iptables
     agent = rough.launch("--manifests=", f"--config={configuration}")
     agent.await_line(lambda line: UNREACHABLE in line.text)
     configure("iptables")
@@ -143,7 +147,7 @@ nftables: {masqueradeBit: 20}"""
 
 
 def health(rough: Cluster, path: str) -> int:
-    """The status that the agent's health server answers."""
+    """The HTTP status that the agent's health server returns."""
 
     def ask() -> int:
         try:
@@ -154,10 +158,11 @@ def health(rough: Cluster, path: str) -> int:
     return rough.node.call(ask)
 
 
-def test_no_connection_fails_while_the_api_server_is_away(
+def test_no_connection_fails_while_the_api_server_is_unreachable(
     request: pytest.FixtureRequest, rough: Cluster, server: ApiServer, load: Load, tmp_path: Path
 ) -> None:
-    """Away for the whole time, with an agent that is killed and started again; --connects=N for longer."""
+    """The API server is unreachable all the time; the agent is killed and restarted. --connects=N for
+    longer."""
     web = put(server, rough.service(), rough.a, rough.b)
     run(rough, server, tmp_path)
     server.stop()
@@ -176,10 +181,10 @@ def test_no_connection_fails_while_the_api_server_is_away(
     assert report["errors"] == {}
 
 
-def test_a_restart_while_slices_are_listed_late_loses_no_endpoint(
+def test_restart_with_a_late_endpoint_slice_list_loses_no_endpoint(
     rough: Cluster, server: ApiServer, tmp_path: Path
 ) -> None:
-    """Regression: cilium #26912. Services are known at once, their EndpointSlices only after a while."""
+    """Regression: cilium #26912. Services are listed at once, their EndpointSlices only after a while."""
     web = put(server, rough.service(), rough.a, rough.b)
     run(rough, server, tmp_path)
     rough.agent.kill()
@@ -196,7 +201,7 @@ def test_a_restart_while_slices_are_listed_late_loses_no_endpoint(
     try:
         eventually(
             lambda: any(r.watch and r.path.endswith("/services") for r in server.requests[asked:]),
-            "Services are listed, and watched",
+            "Services are listed and watched",
             patience=20,
         )
         for _ in range(3):
@@ -207,10 +212,10 @@ def test_a_restart_while_slices_are_listed_late_loses_no_endpoint(
     assert set(answers(rough.p, TCP, web.v4, 80)) == {"a", "b"}
 
 
-def test_a_restart_while_our_node_is_read_late_closes_no_node_port(
+def test_restart_with_a_late_node_object_closes_no_node_port(
     rough: Cluster, server: ApiServer, tmp_path: Path
 ) -> None:
-    """On primary addresses, which only the Node tells: without it there are none."""
+    """With --nodeport-addresses=primary: the addresses are known only from the Node object."""
     web = put(server, rough.service(node_port=True), rough.a, rough.b)
     primary = ("--nodeport-addresses=primary", "--manifests=", f"--kubeconfig={tmp_path / 'kubeconfig'}")
     server.write_kubeconfig(tmp_path / "kubeconfig")
@@ -229,7 +234,7 @@ def test_a_restart_while_our_node_is_read_late_closes_no_node_port(
     asked = len(server.requests)
     rough.launch(*primary)
     try:
-        eventually(lambda: watched(server, asked), "Services and EndpointSlices are listed, and watched", 20)
+        eventually(lambda: watched(server, asked), "Services and EndpointSlices are listed and watched", 20)
         until = time.monotonic() + 3
         while time.monotonic() < until:
             dials()
@@ -241,11 +246,11 @@ def test_a_restart_while_our_node_is_read_late_closes_no_node_port(
 
 
 def watched(server: ApiServer, since: int) -> bool:
-    told = [request.path for request in server.requests[since:] if request.watch]
-    return all(any(path.endswith(kind) for path in told) for kind in ("/services", "/endpointslices"))
+    watches = [request.path for request in server.requests[since:] if request.watch]
+    return all(any(path.endswith(kind) for path in watches) for kind in ("/services", "/endpointslices"))
 
 
-def test_without_the_right_to_read_our_node_it_serves_after_a_while(
+def test_without_permission_to_read_the_node_object_services_are_served_after_a_timeout(
     rough: Cluster, server: ApiServer, tmp_path: Path
 ) -> None:
     web = put(server, rough.service(), rough.a)
@@ -255,12 +260,12 @@ def test_without_the_right_to_read_our_node_it_serves_after_a_while(
     assert answer(rough, web) == "a"
 
 
-# The API server as a Service of its own
+# The API server behind the Service default/kubernetes
 
 
 @contextlib.contextmanager
 def api_by_service(rough: Cluster, server: ApiServer, folder: Path) -> Iterator[Path]:
-    """A relay from the node's address, port 6443, to the server, and a kubeconfig by 10.96.240.1:443."""
+    """A relay from port 6443 of the node's address to the server, and a kubeconfig for 10.96.240.1:443."""
     with netns.entered(rough.node.netns):
         listener = socket.create_server((rough.node.v4, 6443))
 
@@ -309,11 +314,11 @@ def kubernetes(*addresses: str) -> list[manifests.Object]:
     ]
 
 
-def test_the_api_servers_own_service_without_endpoints_does_not_cut_the_agent_off(
+def test_agent_reaches_the_api_server_while_its_service_has_no_endpoints(
     rough: Cluster, server: ApiServer, tmp_path: Path
 ) -> None:
-    """Regression: calico ee3dc51152. An agent that reaches the API server by its ClusterIP would reject its
-    own connections once the endpoints of default/kubernetes are empty, and never learn of new ones."""
+    """Regression: calico ee3dc51152. An agent that reaches the API server at its ClusterIP would reject its
+    own connections once default/kubernetes has no endpoints, and would never receive new ones."""
     with api_by_service(rough, server, tmp_path) as kubeconfig:
         for entry in kubernetes(rough.node.v4):
             server.put(entry)
@@ -321,11 +326,11 @@ def test_the_api_servers_own_service_without_endpoints_does_not_cut_the_agent_of
         rough.agent.kill()
         rough.start("--manifests=", f"--kubeconfig={kubeconfig}")
         web = put(server, rough.service(), rough.a)
-        eventually(lambda: answer(rough, web) == "a", "served by way of the ClusterIP")
+        eventually(lambda: answer(rough, web) == "a", "served with the API server's ClusterIP")
         for entry in kubernetes():
             server.put(entry)
         server.put(endpoints_of(web))
-        eventually(lambda: answer(rough, web) == REFUSED, "it has seen both changes")
+        eventually(lambda: answer(rough, web) == REFUSED, "both changes are in force")
         server.drop_connections()
         server.put(endpoints_of(web, rough.b))
-        eventually(lambda: answer(rough, web) == "b", "it still hears from the API server", patience=8)
+        eventually(lambda: answer(rough, web) == "b", "changes still arrive from the API server", patience=8)

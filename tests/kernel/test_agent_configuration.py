@@ -1,4 +1,4 @@
-"""The agent with a configuration file that changes while it runs."""
+"""The agent with a configuration file that changes at run time."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def configure(path: Path, mode: str) -> None:
     written.rename(path)
 
 
-def test_a_mode_that_is_moved_to_serves_by_its_own_section(rough: Cluster, tmp_path: Path) -> None:
+def test_a_mode_switch_uses_the_new_modes_configuration_section(rough: Cluster, tmp_path: Path) -> None:
     path = tmp_path / "config.conf"
     configure(path, "iptables")
     agent = rough.start(f"--config={path}")

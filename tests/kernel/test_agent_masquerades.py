@@ -14,10 +14,10 @@ pytestmark = [pytest.mark.kernel, pytest.mark.timeout(1200)]
 
 
 @pytest.mark.parametrize("previous", ["nftables", "iptables", "ipvs"])
-def test_a_port_with_which_the_previous_mode_masquerades_is_given_to_nobody_else(
+def test_a_port_used_for_masquerading_by_the_previous_mode_is_not_reused(
     rough_pair: TwoNodes, previous: str
 ) -> None:
-    """A client has by chance the very port that an older connection to the same endpoint goes on with."""
+    """A new client has the port to which an older connection to the same endpoint is masqueraded."""
     skip_without_ipvs(previous)
     pair, addresses = rough_pair, (rough_pair.node.v4, rough_pair.node.v6)
     pair.mode = previous
@@ -37,7 +37,7 @@ def test_a_port_with_which_the_previous_mode_masquerades_is_given_to_nobody_else
 
 
 def masqueraded_as(pair: TwoNodes, client: socket.socket) -> int:
-    """The port from which an endpoint sees a connection through the first node; not the client's own."""
+    """The port to which the first node masquerades a connection; it differs from the client's port."""
     own = client.getsockname()[1]
     flows = pair.node.call(lambda: list(conntrack.masqueraded()))
     (port,) = (flow.reply_destination_port for flow in flows if flow.source_port == own)

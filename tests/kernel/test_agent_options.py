@@ -1,4 +1,4 @@
-"""Flags of kube-proxy that say where NodePorts answer."""
+"""kube-proxy flags that determine at which addresses NodePorts answer."""
 
 import errno
 
@@ -13,11 +13,11 @@ pytestmark = pytest.mark.kernel
 
 
 def gateway(rough: Cluster) -> str:
-    """The node's address that pods have as their gateway."""
+    """The node's address that is the pods' gateway."""
     return f"10.244.{rough.lab.number}.1"
 
 
-def test_without_localhost_node_ports_loopback_is_the_nodes_own(rough: Cluster) -> None:
+def test_without_localhost_nodeports_loopback_rejects_node_ports(rough: Cluster) -> None:
     rough.start("--iptables-localhost-nodeports=false")
     web = rough.service(node_port=True).to(rough.a)
     for address in ("127.0.0.1", "127.0.0.2", "0.0.0.0", "::ffff:0.0.0.0"):
@@ -26,7 +26,7 @@ def test_without_localhost_node_ports_loopback_is_the_nodes_own(rough: Cluster) 
     assert outcome(rough.p, TCP, rough.node.v6, web.node_port) == "a"
 
 
-def test_node_ports_on_addresses_of_some_networks_only(rough: Cluster) -> None:
+def test_node_ports_answer_only_in_the_networks_of_nodeport_addresses(rough: Cluster) -> None:
     rough.start(f"--nodeport-addresses={rough.node.v4}/24")
     web = rough.service(node_port=True).to(rough.a)
     host = rough.node.serve(TCP, web.node_port, reply="the node", address=gateway(rough))
@@ -40,7 +40,7 @@ def test_node_ports_on_addresses_of_some_networks_only(rough: Cluster) -> None:
         host.kill()
 
 
-def test_to_dial_no_address_is_to_dial_the_loopback_of_that_family(rough: Cluster) -> None:
+def test_the_unspecified_address_behaves_as_the_loopback_of_its_family(rough: Cluster) -> None:
     rough.start("--nodeport-addresses=127.0.0.0/8,2001:db8::/64")
     web = rough.service(node_port=True).to(rough.a)
     for address in ("127.0.0.1", "0.0.0.0", "::ffff:0.0.0.0"):
@@ -49,7 +49,7 @@ def test_to_dial_no_address_is_to_dial_the_loopback_of_that_family(rough: Cluste
         assert outcome(rough.node, TCP, address, web.node_port) == REFUSED, address
 
 
-def test_what_does_not_answer_node_ports_may_be_bound(rough: Cluster) -> None:
+def test_a_node_port_can_be_bound_on_addresses_outside_nodeport_addresses(rough: Cluster) -> None:
     rough.start(f"--nodeport-addresses={rough.node.v4}/32")
     web = rough.service(node_port=True).to(rough.a)
     assert bind_errno(rough.node, TCP, gateway(rough), web.node_port) == 0
@@ -57,7 +57,7 @@ def test_what_does_not_answer_node_ports_may_be_bound(rough: Cluster) -> None:
     assert bind_errno(rough.node, TCP, rough.node.v4, web.node_port) == errno.EADDRINUSE
 
 
-def test_node_ports_on_the_addresses_of_the_node_object(rough: Cluster) -> None:
+def test_with_primary_node_ports_answer_at_the_node_objects_addresses(rough: Cluster) -> None:
     rough.start("--nodeport-addresses=primary")
     web = rough.service(node_port=True).to(rough.a, rough.b)
     for address in (rough.node.v4, rough.node.v6):
@@ -66,8 +66,8 @@ def test_node_ports_on_the_addresses_of_the_node_object(rough: Cluster) -> None:
         assert outcome(rough.p, TCP, address, web.node_port) == REFUSED
 
 
-def test_a_node_whose_addresses_change(rough: Cluster) -> None:
-    """With `primary`, NodePorts follow the Node object."""
+def test_with_primary_node_ports_follow_a_change_of_the_node_object(rough: Cluster) -> None:
+    """With `primary`, NodePorts answer at the addresses of the Node object."""
     rough.start("--nodeport-addresses=primary")
     web = rough.service(node_port=True).to(rough.a)
     moved = manifests.node(rough.lab.node_name, [gateway(rough)])

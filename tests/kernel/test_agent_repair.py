@@ -1,4 +1,4 @@
-"""What others do to our maps, links and cgroup is found at the next verification, and put right."""
+"""Foreign changes to the agent's maps, links and cgroup are found at the next verification and repaired."""
 
 import contextlib
 import os
@@ -44,34 +44,34 @@ def repairs(rough: Cluster) -> int:
     return sum(REPAIRED in line.text for line in rough.agent.lines)
 
 
-def test_an_id_that_a_foreign_writer_used_twice(rough: Cluster) -> None:
-    """Regression: calico #13279, where two services with one id stayed mixed up until a restart."""
+def test_a_service_id_duplicated_by_a_foreign_writer_is_repaired(rough: Cluster) -> None:
+    """Regression: calico #13279, where two Services with the same id stayed mixed up until a restart."""
     rough.start(OFTEN)
     one, two = rough.service().to(rough.a), rough.service().to(rough.b)
     with pinned_map(rough, "services") as services:
         stolen = services.lookup(service_key(one))
         assert stolen
         services.update(service_key(two), stolen)
-    eventually(lambda: only_answers(rough, two, {"b"}), "its own endpoints again")
+    eventually(lambda: only_answers(rough, two, {"b"}), "the Service has its own endpoints again")
     assert only_answers(rough, one, {"a"})
-    eventually(lambda: repairs(rough) > 0, "the log tells of the repair")
+    eventually(lambda: repairs(rough) > 0, "the repair is logged")
     assert rough.metric("ebpfproxy_repairs_total") > 0
 
 
-def test_a_service_that_somebody_deleted_or_added(rough: Cluster) -> None:
+def test_a_foreign_service_entry_is_removed_and_a_deleted_one_restored(rough: Cluster) -> None:
     rough.start(OFTEN)
     web = rough.service().to(rough.a)
-    strange = abi.SERVICE_KEY.pack(parse_address("10.96.220.1"), htons(80), TCP, 0)
+    foreign = abi.SERVICE_KEY.pack(parse_address("10.96.220.1"), htons(80), TCP, 0)
     with pinned_map(rough, "services") as services:
         value = services.lookup(service_key(web))
         assert value
-        services.update(strange, value)
+        services.update(foreign, value)
         services.delete(service_key(web))
-        eventually(lambda: outcome(rough.p, TCP, web.v4, 80, 0.1) == "a", "it is back")
-        eventually(lambda: services.lookup(strange) is None, "what nobody asked for goes")
+        eventually(lambda: outcome(rough.p, TCP, web.v4, 80, 0.1) == "a", "the Service is restored")
+        eventually(lambda: services.lookup(foreign) is None, "the foreign entry is remove")
 
 
-def test_an_endpoint_and_a_slot_that_somebody_overwrote(rough: Cluster) -> None:
+def test_overwritten_slots_and_endpoints_are_restored(rough: Cluster) -> None:
     rough.start(OFTEN)
     web = rough.service().to(rough.a, rough.b)
     with (
@@ -85,7 +85,7 @@ def test_an_endpoint_and_a_slot_that_somebody_overwrote(rough: Cluster) -> None:
         assert count == 2
         ids = [slots.lookup(struct.pack("=I", first + i)) for i in range(count)]
         slots.update(struct.pack("=I", first), ids[1] or b"")
-        eventually(lambda: only_answers(rough, web, {"a", "b"}), "both slots again")
+        eventually(lambda: only_answers(rough, web, {"a", "b"}), "both slots are restored")
         assert only_answers(rough, web, {"a", "b"})
 
         value = services.lookup(service_key(web))
@@ -96,22 +96,22 @@ def test_an_endpoint_and_a_slot_that_somebody_overwrote(rough: Cluster) -> None:
         endpoint = bytearray(endpoints.lookup(key) or b"")
         endpoint[:16] = parse_address(rough.c.v4)
         endpoints.update(key, bytes(endpoint))
-        eventually(lambda: only_answers(rough, web, {"a", "b"}), "c was never asked for")
+        eventually(lambda: only_answers(rough, web, {"a", "b"}), "the endpoint c is replaced")
 
 
-def test_links_that_somebody_unpinned(rough: Cluster) -> None:
+def test_unpinned_links_are_attached_again(rough: Cluster) -> None:
     rough.start(OFTEN)
     web = rough.service().to(rough.a)
     for pin in (rough.lab.bpffs / "links").iterdir():
         pin.unlink()
-    # The kernel lets go of a link after a while: the first to be served may have met the previous one.
+    # The kernel releases a link after a while: until then the previous one may still serve.
     rough.agent.await_line(lambda line: REPAIRED in line.text)
     eventually(lambda: outcome(rough.p, TCP, web.v4, 80, 0.1) == "a", "attached again")
-    eventually(lambda: outcome(rough.p, UDP, web.v4, 53, 0.1) == "a", "for datagrams, too")
+    eventually(lambda: outcome(rough.p, UDP, web.v4, 53, 0.1) == "a", "attached again for datagrams")
 
 
-def test_links_that_somebody_detached(rough: Cluster) -> None:
-    """The pins are there, and do nothing: their link has lost its cgroup (ENOLINK, calico #12801)."""
+def test_detached_links_are_attached_again(rough: Cluster) -> None:
+    """The pins exist and have no effect: their link has lost its cgroup (ENOLINK, calico #12801)."""
     rough.start(OFTEN)
     web = rough.service().to(rough.a)
     for pin in (rough.lab.bpffs / "links").iterdir():
@@ -120,8 +120,8 @@ def test_links_that_somebody_detached(rough: Cluster) -> None:
     eventually(lambda: outcome(rough.p, TCP, web.v4, 80, 0.1) == "a", "attached again")
 
 
-def test_links_of_another_cgroup_than_the_root(rough: Cluster) -> None:
-    """Regression: cilium #48420. Links exist, and are pinned where ours were, yet catch the wrong sockets."""
+def test_links_attached_to_another_cgroup_are_replaced(rough: Cluster) -> None:
+    """Regression: cilium #48420. Links exist at the agent's pins, and are attached to the wrong cgroup."""
     rough.start(OFTEN)
     web = rough.service().to(rough.a)
     programs = rough.lab.bpffs / "current"
@@ -133,7 +133,8 @@ def test_links_of_another_cgroup_than_the_root(rough: Cluster) -> None:
                 attach_type = next(hook.attach_type for hook in SOCKET_HOOKS if hook.name == pin.name)
                 with contextlib.closing(Link.create(program, fd, attach_type)) as link:
                     link.pin(pin)
-    # The node's own first: pods are also served once they were seen to be served by no program.
+    # The node's sockets first: pods are also served by packets once the agent has found that they bypass
+    # hooks.
     eventually(lambda: outcome(rough.node, TCP, web.v4, 80, 0.1) == "a", "attached at the root again")
     assert outcome(rough.p, TCP, web.v4, 80) == "a"
 
@@ -147,29 +148,29 @@ def open_folder(path: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def test_a_cgroup_that_is_removed_and_made_again(rough: Cluster) -> None:
-    """As systemd does when a slice goes and comes; the links of the old one are dead."""
+def test_a_removed_and_recreated_cgroup_gets_its_links_again(rough: Cluster) -> None:
+    """systemd does this when it stops and starts a slice. The links of the old cgroup have no effect."""
     top = rough.lab.cgroup / "slice"
 
-    def made() -> Netns:
+    def create() -> Netns:
         (top / "pod").mkdir(parents=True)
         return Netns("in-slice", rough.p.namespace, top / "pod")
 
-    def removed() -> None:
+    def remove() -> None:
         (top / "pod").rmdir()
         top.rmdir()
 
-    place = made()
+    pod = create()
     web = rough.service()
     web.backends = (rough.a,)
     manifests.write(rough.folder / "web.yaml", *web.objects())
     rough.start(OFTEN, f"--cgroup-root={top}")
-    eventually(lambda: outcome(place, TCP, web.v4, 80, 0.1) == "a", "served")
-    removed()
+    eventually(lambda: outcome(pod, TCP, web.v4, 80, 0.1) == "a", "served")
+    remove()
     rough.agent.await_line(lambda line: NOT_SERVED in line.text, timeout=10)
-    place = made()
-    eventually(lambda: outcome(place, TCP, web.v4, 80, 0.1) == "a", "served in the new cgroup")
-    removed()
+    pod = create()
+    eventually(lambda: outcome(pod, TCP, web.v4, 80, 0.1) == "a", "served in the new cgroup")
+    remove()
 
 
 # Maps that are full
@@ -198,35 +199,35 @@ def served(rough: Cluster, count: int) -> int:
         ("--ebpf-endpoints-max=5", "endpoints", 4),
     ],
 )
-def test_what_does_not_fit_is_named_and_the_rest_is_served(
+def test_entries_beyond_a_maps_size_are_reported_and_the_rest_is_served(
     rough: Cluster, flag: str, map_: str, fits: int
 ) -> None:
-    """Regression: cilium #15864, whose message was E2BIG."""
-    rough.ebpfproxy("cleanup")  # maps that are copied have the Services of other tests in them
+    """Regression: cilium #15864, where the message was E2BIG."""
+    rough.ebpfproxy("cleanup")  # migrated maps would contain Services of other tests
     option, _, size = flag.partition("=")
     manifests.write(rough.folder / "singles.yaml", *singles(rough, 6))
     agent = rough.start(flag, OFTEN)
-    told = agent.await_line(lambda line: NOT_SERVED in line.text).values
-    assert f"map {map_} is full" in told["reason"]
-    assert f"room for {fits} entries" in told["reason"] or f"room for {size} entries" in told["reason"]
-    assert "5 are needed" in told["reason"]
-    assert option in told["hint"]
+    values = agent.await_line(lambda line: NOT_SERVED in line.text).values
+    assert f"map {map_} is full" in values["reason"]
+    assert f"room for {fits} entries" in values["reason"] or f"room for {size} entries" in values["reason"]
+    assert "5 are needed" in values["reason"]
+    assert option in values["hint"]
     assert served(rough, 6) == fits
     assert rough.metric("ebpfproxy_rejected_entries") == 6 - fits
     manifests.write(rough.folder / "singles.yaml", *singles(rough, fits))
-    eventually(lambda: rough.metric("ebpfproxy_rejected_entries") == 0, "all that is left fits")
+    eventually(lambda: rough.metric("ebpfproxy_rejected_entries") == 0, "all remaining Services fit")
     assert served(rough, fits) == fits
 
 
 def served_one(rough: Cluster, count: int) -> tuple[int, str]:
-    """Of the Services of `singles`, one that answers: where its two objects stand, and its name."""
+    """One of the Services of `singles` that answers: the index of its two objects, and its name."""
     for number in range(1, count + 1):
         if outcome(rough.p, TCP, f"10.96.230.{number}", 80, 1.0) == "a":
             return 2 * (number - 1), f"single-{number}"
     raise AssertionError("none of them is served")
 
 
-def test_what_is_refused_makes_no_other_change_slow_nor_the_kernel_be_read(rough: Cluster) -> None:
+def test_a_rejected_entry_does_not_delay_other_changes(rough: Cluster) -> None:
     rough.ebpfproxy("cleanup")
     manifests.write(rough.folder / "singles.yaml", *singles(rough, 5))
     agent = rough.start("--ebpf-services-max=4")
@@ -235,20 +236,20 @@ def test_what_is_refused_makes_no_other_change_slow_nor_the_kernel_be_read(rough
     objects = singles(rough, 5)
     latencies = []
     for endpoint in (rough.b, rough.c, rough.a, rough.b, rough.c):
-        told = len(agent.lines)
+        before = len(agent.lines)
         changed = manifests.endpoint_slice(name, name, [endpoint.v4], [manifests.port(8080)])
         manifests.write(rough.folder / "singles.yaml", *objects[: at + 1], changed, *objects[at + 2 :])
-        synced = agent.await_line(is_sync, since=told).values
+        synced = agent.await_line(is_sync, since=before).values
         assert synced["refused"] == "1"
         latencies.append(float(synced["latency_ms"]))
-    assert min(latencies) < 1000, "a pause would take as long, each time"
+    assert min(latencies) < 1000, "no change waits for a retry pause"
     assert rough.metric("ebpfproxy_rejected_entries") == 1
 
 
-def test_what_had_no_room_is_served_soon_after_there_is_some_though_nothing_changes_any_more(
+def test_a_rejected_entry_is_retried_once_there_is_room(
     rough: Cluster,
 ) -> None:
-    """Slots that are freed rest for 3 s; no verification helps."""
+    """Freed slots are not reused for 3 s, and no verification runs in this test."""
     rough.ebpfproxy("cleanup")
     manifests.write(rough.folder / "singles.yaml", *singles(rough, 5))
     agent = rough.start("--ebpf-slots-max=4", "--sync-period=1h")

@@ -1,4 +1,4 @@
-"""The agent ends and starts again, as a crash, an upgrade or an operator has it: the kernel goes on."""
+"""The agent ends and starts again (crash, upgrade, operator): the kernel keeps forwarding."""
 
 import contextlib
 import re
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.kernel
 
 @contextlib.contextmanager
 def steady_load(rough: Cluster, load: Load, web: Exposed) -> Iterator[None]:
-    """Within the block, connections to the Service go on; none of them may fail."""
+    """Within the block, clients keep connecting to the Service; no connection may fail."""
     targets = load.targets("steady", [(web.v4, 80), (web.v6, 80), (rough.node.v4, web.node_port)])
     running = load.start_churn(rough.p, targets)
     try:
@@ -36,38 +36,40 @@ def steady_load(rough: Cluster, load: Load, web: Exposed) -> Iterator[None]:
         raise
     report = load.end_churn(running)
     assert (report["failed"], report["errors"]) == (0, {})
-    assert report["attempts"] > 20  # that there was a load; how fast it was is the machine's affair
+    assert report["attempts"] > 20  # there was a load; its rate depends on the machine
 
 
-def served(rough: Cluster, *flags: str) -> Exposed:
+def serve(rough: Cluster, *flags: str) -> Exposed:
     rough.start(*flags)
     return rough.service(node_port=True).to(rough.a, rough.b)
 
 
 def test_sigterm_leaves_forwarding_in_place(rough: Cluster) -> None:
-    web = served(rough)
+    web = serve(rough)
     assert rough.agent.stop() == 0
     for client in (rough.p, rough.node):
         assert set(answers(client, TCP, web.v4, 80)) == {"a", "b"}
         assert outcome(client, UDP, rough.node.v4, web.node_port) in ("a", "b")
 
 
-def test_a_crash_and_a_restart_fail_no_connection(rough: Cluster, load: Load) -> None:
-    web = served(rough)
+def test_no_connection_fails_over_a_crash_and_restart(rough: Cluster, load: Load) -> None:
+    web = serve(rough)
     with steady_load(rough, load, web):
         for _ in range(2):
             rough.agent.kill()
             rough.start()
 
 
-def test_a_restart_with_maps_of_other_sizes_fails_no_connection(rough: Cluster, load: Load) -> None:
-    """The new maps of Services are filled before anything is attached to them."""
-    web = served(rough)
+def test_no_connection_fails_over_a_restart_with_other_map_sizes(rough: Cluster, load: Load) -> None:
+    """The new Service maps are filled before programs that use them are attached."""
+    web = serve(rough)
     previous = {path.name for path in rough.lab.bpffs.glob("maps/*")}
     with steady_load(rough, load, web):
         rough.agent.kill()
         rough.start("--ebpf-services-max=4096", "--ebpf-slots-max=8192")
-        eventually(lambda: len(list(rough.lab.bpffs.glob("programs-*"))) == 1, "the previous programs go")
+        eventually(
+            lambda: len(list(rough.lab.bpffs.glob("programs-*"))) == 1, "the previous programs are removed"
+        )
     present = {path.name for path in rough.lab.bpffs.glob("maps/*")}
     changed = {name.rpartition("-")[0].rpartition("-")[0] for name in present - previous}
     assert changed == {*SERVICE_MAPS, "traffic"}
@@ -75,18 +77,18 @@ def test_a_restart_with_maps_of_other_sizes_fails_no_connection(rough: Cluster, 
     assert set(answers(rough.p, TCP, web.v4, 80)) == {"a", "b"}
 
 
-def test_a_restart_with_other_programs_fails_no_connection(
+def test_no_connection_fails_over_a_restart_with_other_programs(
     rough: Cluster, load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same maps, other code: the links get new programs one by one, and what they hold stays."""
-    web = served(rough)
+    """Other code, the same maps: the links get new programs one by one, and the maps keep their contents."""
+    web = serve(rough)
     sticky = rough.service().to(
         rough.a,
         rough.b,
         sessionAffinity="ClientIP",
         sessionAffinityConfig={"clientIP": {"timeoutSeconds": 60}},
     )
-    mine = set(answers(rough.p, TCP, sticky.v4, 80, 5))
+    endpoint = set(answers(rough.p, TCP, sticky.v4, 80, 5))
     rough.agent.stop()
     maps = map_ids(rough.lab.bpffs)
     (previous,) = rough.lab.bpffs.glob("programs-*")
@@ -104,11 +106,11 @@ def test_a_restart_with_other_programs_fails_no_connection(
     (present_programs,) = rough.lab.bpffs.glob("programs-*")
     assert present_programs != previous
     assert map_ids(rough.lab.bpffs) == maps
-    assert set(answers(rough.p, TCP, sticky.v4, 80, 5)) == mine
+    assert set(answers(rough.p, TCP, sticky.v4, 80, 5)) == endpoint
 
 
 def map_ids(bpffs: Path) -> dict[str, int]:
-    """By pin: a map that is made again has another id."""
+    """Map ids by pin: a recreated map has another id."""
     found = {}
     for path in (bpffs / "maps").iterdir():
         with contextlib.closing(Map.pinned(path)) as opened:
@@ -117,7 +119,7 @@ def map_ids(bpffs: Path) -> dict[str, int]:
 
 
 def other_code(folder: Path) -> Path:
-    """The C sources with a change that no test sees."""
+    """A copy of the C sources with a change without effect on tests."""
     for path in abi.source_directory().rglob("*"):
         if path.is_file():
             copy = folder / path.relative_to(abi.source_directory())
@@ -130,9 +132,9 @@ def other_code(folder: Path) -> Path:
     return folder
 
 
-def test_an_endpoint_that_went_while_no_agent_ran(rough: Cluster) -> None:
-    """Its connected UDP sockets are reconnected at the start: they are found by state, not by events."""
-    web = served(rough)
+def test_an_endpoint_removed_while_no_agent_ran_gets_no_connections(rough: Cluster) -> None:
+    """Its connected UDP sockets are reconnected at the start: the agent compares state, not events."""
+    web = serve(rough)
     web.to(rough.a)
     with connected(rough.p, UDP, web.v4, 53) as sock:
         assert converse(sock) == "a"
@@ -143,8 +145,8 @@ def test_an_endpoint_that_went_while_no_agent_ran(rough: Cluster) -> None:
     assert set(answers(rough.p, TCP, web.v4, 80)) == {"b"}
 
 
-def test_a_service_that_went_while_no_agent_ran(rough: Cluster) -> None:
-    web = served(rough)
+def test_a_service_deleted_while_no_agent_ran_is_no_longer_served(rough: Cluster) -> None:
+    web = serve(rough)
     rough.end()
     rough.write(web.name)
     rough.start()
@@ -153,8 +155,9 @@ def test_a_service_that_went_while_no_agent_ran(rough: Cluster) -> None:
 
 
 def test_node_ports_work_right_after_a_restart(rough: Cluster, load: Load) -> None:
-    """Regression: calico #12192 wrote NodePorts before it knew the host's addresses, and lost them."""
-    web = served(rough)
+    """Regression: calico #12192, where NodePorts were written before the host's addresses were known, and
+    lost."""
+    web = serve(rough)
     for _ in range(3):
         rough.agent.kill()
         rough.start()
@@ -163,8 +166,8 @@ def test_node_ports_work_right_after_a_restart(rough: Cluster, load: Load) -> No
         assert outcome(rough.node, TCP, "127.0.0.1", web.node_port) in ("a", "b")
 
 
-def test_a_socket_kept_its_service_over_a_restart(rough: Cluster) -> None:
-    web = served(rough)
+def test_a_connected_socket_keeps_its_endpoint_over_a_restart(rough: Cluster) -> None:
+    web = serve(rough)
     with connected(rough.p, TCP, web.v4, 80) as sock:
         rough.agent.kill()
         rough.start()
@@ -175,24 +178,24 @@ def test_a_socket_kept_its_service_over_a_restart(rough: Cluster) -> None:
 def test_affinity_is_kept_over_a_restart(rough: Cluster) -> None:
     rough.start()
     web = rough.service().to(rough.a, rough.b, rough.c, sessionAffinity="ClientIP")
-    mine = set(answers(rough.p, TCP, web.v4, 80, 5))
+    endpoint = set(answers(rough.p, TCP, web.v4, 80, 5))
     rough.agent.kill()
     rough.start()
-    assert set(answers(rough.p, TCP, web.v4, 80, 30)) == mine
+    assert set(answers(rough.p, TCP, web.v4, 80, 30)) == endpoint
 
 
-def test_the_agent_never_loads_a_compiler(rough: Cluster) -> None:
-    """bcc brings clang and LLVM, 75 MB of them: they end with the child that compiled."""
-    served(rough, "--ebpf-affinity-max=1024")
+def test_the_agents_own_process_loads_no_compiler(rough: Cluster) -> None:
+    """bcc loads clang and LLVM, 75 MB: only in the child process that compiles."""
+    serve(rough, "--ebpf-affinity-max=1024")
     assert LOADED in rough.agent.log()
     mapped = Path(f"/proc/{rough.agent.process.pid}/maps").read_text()
     assert re.findall(r"lib(?:bcc|LLVM|clang)[^\n]*", mapped) == []
 
 
-def test_two_nodes_side_by_side_do_not_disturb_each_other(cluster: Cluster, rough: Cluster) -> None:
-    """The other node's agent has run since before; both serve the same address, each with its own pods."""
-    ours = served(rough).to(rough.a)
-    theirs = cluster.service().to(cluster.b)
+def test_two_agents_on_one_machine_do_not_disturb_each_other(cluster: Cluster, rough: Cluster) -> None:
+    """The other node's agent already runs. Both serve the same address, each with its own pods."""
+    first = serve(rough).to(rough.a)
+    second = cluster.service().to(cluster.b)
     name, vip = "both-nodes", "10.96.210.1"
     for node, pod in ((rough, rough.a), (cluster, cluster.b)):
         node.write(
@@ -203,5 +206,5 @@ def test_two_nodes_side_by_side_do_not_disturb_each_other(cluster: Cluster, roug
     assert set(answers(rough.p, TCP, vip, 80)) == {"a"}
     assert set(answers(cluster.p, TCP, vip, 80)) == {"b"}
     rough.agent.stop()
-    assert set(answers(cluster.p, TCP, theirs.v4, 80)) == {"b"}
-    assert set(answers(rough.p, TCP, ours.v4, 80)) == {"a"}
+    assert set(answers(cluster.p, TCP, second.v4, 80)) == {"b"}
+    assert set(answers(rough.p, TCP, first.v4, 80)) == {"a"}

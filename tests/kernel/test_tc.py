@@ -128,7 +128,7 @@ def test_attaching_again_moves_the_own_filter_before_a_later_one(device: int) ->
         tc.attach(device, Side.INGRESS, own)
         add_filter(device, Side.INGRESS, foreign)
         found = tc.filters(device, Side.INGRESS)
-        assert [one.name for one in tc.before(found)] == ["theirs"]
+        assert [one.name for one in tc.before(found)] == ["foreign"]
         assert tc.can_advance(found)
         tc.attach(device, Side.INGRESS, next_one)
         found = tc.filters(device, Side.INGRESS)

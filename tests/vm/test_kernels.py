@@ -60,7 +60,7 @@ PARTS = {
     "flows": _part(
         "test_flow_collector.py",
         "test_ebpf_drain.py",
-        "test_inlet.py",
+        "test_reinjection.py",
         "test_conntrack.py",
         "test_netfilter_flows.py",
         "test_stale_conntrack.py",

@@ -127,7 +127,7 @@ def test_devices_are_watched_once_they_have_programs(
         add_filter(socket.if_nametoindex("pod"), Side.INGRESS, foreign)
         assert not bring(watching, plan("net", "pod"))
         settle(reported)
-        remove_filters(socket.if_nametoindex("pod"), Side.INGRESS, "theirs")
+        remove_filters(socket.if_nametoindex("pod"), Side.INGRESS, "foreign")
         assert reported.acquire(timeout=PATIENCE)
 
 

@@ -29,7 +29,7 @@ from tests.kernel.differential.places import (
     of_family,
 )
 from tests.support import reference
-from tests.support.reference import Claim, Client, Netns, Outcome, Question, Reached, Target
+from tests.support.reference import Claim, Client, FrontendAddress, Outcome, Question, Reached, Target
 
 CONTEXT = PlanContext(node_name=HERE)
 
@@ -146,7 +146,7 @@ class World:
 
     def __init__(self, state: ClusterState, previous: "World | None" = None) -> None:
         self.state = state
-        self.granted: Mapping[Netns, Claim] = reference.granted(state, CONTEXT)
+        self.granted: Mapping[FrontendAddress, Claim] = reference.granted(state, CONTEXT)
         self._kinds: dict[Address, set[str]] = {}
         for (address, _, _), granted in self.granted.items():
             self._kinds.setdefault(address, set()).add(granted.kind)
@@ -167,7 +167,7 @@ class World:
         """The same case in this state."""
         return self.case(case.source, case.protocol, case.address, case.port)
 
-    def _cases(self, place: Netns) -> Iterator[Case]:
+    def _cases(self, place: FrontendAddress) -> Iterator[Case]:
         address, port, protocol = place
         for source in reference.SOURCES:
             if not is_unspecified(address):
