@@ -438,6 +438,18 @@ def test_a_client_with_affinity_keeps_its_endpoint(path: PacketPath, at: Places,
 
 @families
 @translatable
+def test_a_client_with_affinity_leaves_an_endpoint_that_is_removed(
+    path: PacketPath, at: Places, protocol: Protocol
+) -> None:
+    serve(path, at, at.there, affinity=600)
+    assert path.ingress(request(at, protocol)).packet.payload.dst == at.there
+    serve(path, at, at.here, affinity=600)
+    chosen = {path.ingress(request(at, protocol, CLIENT_PORT + i)).packet.payload.dst for i in range(1, 5)}
+    assert chosen == {at.here}
+
+
+@families
+@translatable
 def test_without_affinity_all_endpoints_are_used(path: PacketPath, at: Places, protocol: Protocol) -> None:
     serve(path, at, at.here, at.there)
     chosen = {path.ingress(request(at, protocol, CLIENT_PORT + i)).packet.payload.dst for i in range(40)}
