@@ -50,7 +50,7 @@ LACKS = {
     ),
     "cgroup v2": Lack(
         unmounting("umount -a -t cgroup2"),
-        "cgroup v2: cgroup {cgroup}: No such file or directory (ENOENT)",
+        "cgroup v2: cannot open the cgroup {cgroup}: No such file or directory (ENOENT)",
         "--cgroup-root",
     ),
     "bpffs": Lack(
