@@ -1,6 +1,6 @@
 """Attaches programs to a cgroup v2: by links if the kernel has them, else by PROG_ATTACH.
 
-It also makes temporary cgroups, to run a program for a single process.
+It also creates temporary cgroups, to run a program for a single process.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""Notifications about nf_tables: each object that is created, changed or deleted, and who changed it.
+"""Notifications about nf_tables objects, and whether another program changes a table.
 
 The generation number is no substitute: it counts the changes of all programs in all tables, and a CNI plugin
 may change its own tables all the time.

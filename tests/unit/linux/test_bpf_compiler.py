@@ -43,7 +43,7 @@ def sources(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_each_header_is_put_in_place_once(sources: Path) -> None:
+def test_each_header_is_expanded_once(sources: Path) -> None:
     text = expand(sources / "main.c")
     assert [text.count(line) for line in ("struct deep", "int left;", "int right;", "int main;")] == [1] * 4
     assert (
@@ -57,7 +57,7 @@ def test_each_header_is_put_in_place_once(sources: Path) -> None:
     assert "#pragma once" not in text
 
 
-def test_sources_side_by_side_share_the_headers(sources: Path) -> None:
+def test_sources_that_are_compiled_together_share_the_headers(sources: Path) -> None:
     (sources / "other.c").write_text('#include "right.h"\n#include "own.h"\nint other;\n')
     (sources / "own.h").write_text("int own;\n")
     text = expand(sources / "main.c", sources / "other.c")
@@ -67,7 +67,7 @@ def test_sources_side_by_side_share_the_headers(sources: Path) -> None:
     assert lines["int other;"] == ("other.c", 3)
 
 
-def test_every_line_says_where_it_is_from(sources: Path) -> None:
+def test_line_directives_name_the_origin_of_every_line(sources: Path) -> None:
     lines = {line: (file, number) for file, number, line in origins(expand(sources / "main.c")) if line}
     assert lines == {
         "#include <linux/bpf.h>": ("main.c", 1),
@@ -80,7 +80,7 @@ def test_every_line_says_where_it_is_from(sources: Path) -> None:
     }
 
 
-def test_every_line_of_our_own_programs_says_where_it_is_from() -> None:
+def test_line_directives_name_the_origin_of_every_line_of_the_real_programs() -> None:
     files = {path.name: path.read_text().splitlines() for path in SOURCES.glob("*.[ch]")}
     found = origins(expand(SOURCES / "connect.c", SOURCES / "tc.c"))
     assert {file for file, _, _ in found} == files.keys()
@@ -99,7 +99,7 @@ def compile_connect() -> None:
     compile_sources([SOURCES / "connect.c"], {})
 
 
-def test_a_python_without_bcc_says_where_it_comes_from(
+def test_without_bcc_the_error_says_how_to_install_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "bcc.py").write_text("raise ImportError('No module named bcc')\n")
@@ -111,9 +111,7 @@ def test_a_python_without_bcc_says_where_it_comes_from(
     assert "--system-site-packages" in caught.value.hint
 
 
-def test_the_package_of_that_name_on_pypi_is_told_from_the_real_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pypis_bcc_is_detected_as_another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bcc of PyPI is a lattice library."""
     (tmp_path / "bcc").mkdir()
     (tmp_path / "bcc" / "__init__.py").write_text("def make_lattice(): ...\n")

@@ -25,7 +25,7 @@ from ebpfproxy.linux.sockets.sockets import DiagSocket
 from ebpfproxy.model.address import is_loopback
 
 NO_HOLDER = "cannot find a process with a descriptor of the socket"
-_HINT = "run with hostPID and CAP_SYS_PTRACE; or the socket was being passed between processes"
+_HINT = "run with hostPID and CAP_SYS_PTRACE; ignore this if processes were just passing the socket on"
 
 
 @dataclasses.dataclass(slots=True)

@@ -8,9 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.backends.ebpf import abi, drain
 from ebpfproxy.backends.ebpf.maps import Maps
-from ebpfproxy.backends.ebpf.sockets import tracking
 from ebpfproxy.errors import KernelError, Rejected, Unsupported
 from ebpfproxy.linux.netlink import conntrack
 from ebpfproxy.linux.netlink.netlink import Rejection
@@ -71,13 +70,13 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> _Kernel:
 
 
 def _track(*services: int) -> None:
-    tracking.track_sockets(cast("Maps", {"endpoints": _Endpoints(*services)}), "/proc")
+    drain.track_sockets(cast("Maps", {"endpoints": _Endpoints(*services)}), "/proc")
 
 
 def _logged(caplog: pytest.LogCaptureFixture) -> dict[str, Any]:
     """The values of the one message."""
     (record,) = caplog.records
-    assert record.getMessage() == tracking.NOT_TRACKED
+    assert record.getMessage() == drain.NOT_TRACKED
     return dict(vars(record)["values"])
 
 
