@@ -270,10 +270,10 @@ def test_counters_are_summed_over_all_cpus(maps: Maps, made: BpfPlace) -> None:
     at = _U32.pack(abi.CONSTANTS["COUNTER_SOURCE_REFUSED"])
     maps["counters"].update(at, b"".join(struct.pack("=Q", cpu + 1) for cpu in range(possible_cpus())))
     total = sum(range(1, possible_cpus() + 1))
-    (row,) = (row for row in dumped(made, "counters")["counters"] if row["counter"] == "source_rejected")
+    (row,) = (row for row in dumped(made, "counters")["counters"] if row["counter"] == "source_refused")
     assert (row["value"], row["per_cpu"]) == (total, list(range(1, possible_cpus() + 1)))
     with contextlib.closing(Readings(made.bpffs / "v1-view" / "maps")) as readings:
-        assert readings.counters()["source_rejected"] == total
+        assert readings.counters()["source_refused"] == total
         assert len(readings.counters()) == abi.CONSTANTS["COUNTERS"]
 
 

@@ -184,7 +184,7 @@ def test_source_ranges_apply_only_to_the_load_balancer_address(
     other = ip(at.client, at.balancer) / transport(protocol, CLIENT_PORT + 1, PORTS[protocol])
     path.counted()
     assert path.ingress(other).verdict == SHOT
-    assert path.counted() == {"source_rejected": 1}
+    assert path.counted() == {"source_refused": 1}
     another = ip(at.client, at.external) / transport(protocol, CLIENT_PORT + 2, PORTS[protocol])
     assert translated(path.ingress(another))
 
