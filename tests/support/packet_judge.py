@@ -14,7 +14,7 @@ from tests.support import headers
 from tests.support.headers import Headers, Tuple
 from tests.support.packet_path import REDIRECT, SHOT, UNSPEC
 
-Netns = tuple[Address, int]
+EndpointAddress = tuple[Address, int]
 Dialed = tuple[Address, int, int]
 
 
@@ -22,7 +22,7 @@ Dialed = tuple[Address, int, int]
 class Offer:
     """The allowed actions at a frontend: forward to `endpoints`; reject; drop."""
 
-    endpoints: frozenset[Netns]
+    endpoints: frozenset[EndpointAddress]
     rejects: bool = False
     drops: bool = False
 
