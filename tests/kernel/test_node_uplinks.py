@@ -7,7 +7,7 @@ import pytest
 
 from ebpfproxy.lab import sockets
 from tests.kernel.clients import SILENT, outcomes
-from tests.kernel.two_nodes import told
+from tests.kernel.two_nodes import name_and_client
 from tests.kernel.uplinks import (
     CASES,
     FAMILIES,
@@ -84,7 +84,7 @@ def test_equal_cost_routes(uplinks: Uplinks, policy: str, place: str, hash_polic
     ]
     with uplinks.equal_cost_routes(hash_policy):
         before = uplinks.sent()
-        found = {told(answer)[0] for answer in outcomes(uplinks.x, dials)}
+        found = {name_and_client(answer)[0] for answer in outcomes(uplinks.x, dials)}
         sent = more(uplinks.sent(), before)
     assert found == {NAMES[place]}
     assert min(sent.values()) > 2 * len(sources), sent
@@ -102,7 +102,7 @@ def test_equal_cost_routes_from_the_node_itself(uplinks: Uplinks, family: str) -
         for _ in range(16)
     ]
     with uplinks.equal_cost_routes("1"):
-        found = {told(answer)[0] for answer in outcomes(uplinks.node, dials)}
+        found = {name_and_client(answer)[0] for answer in outcomes(uplinks.node, dials)}
     assert found == {"d"}
 
 
@@ -116,7 +116,7 @@ def test_equal_cost_routes_past_the_nodes_stack(uplinks: Uplinks, family: str) -
         rows = every([("NodePort", FIRST), ("NodePort", SECOND), ("LoadBalancer", FIRST)], [family])
         dials = [uplinks.dial(web, row, sockets.ANSWERED) for row in rows for _ in range(16)]
         with uplinks.equal_cost_routes("1"):
-            assert {told(answer)[0] for answer in outcomes(uplinks.x, dials)} == {"d"}
+            assert {name_and_client(answer)[0] for answer in outcomes(uplinks.x, dials)} == {"d"}
     finally:
         uplinks.restart()
 
@@ -132,5 +132,5 @@ def test_a_load_balancer_address_that_is_local_to_the_node(uplinks: Uplinks, pol
     local = [f"local {address} dev {FIRST} table local" for address in web.balancer_ips]
     dials = [uplinks.dial(web, row, sockets.ANSWERED) for row in rows]
     with uplinks.asymmetric(), uplinks.balance_to(SECOND), uplinks.routes(uplinks.node, *local):
-        names = {told(answer)[0] for answer in outcomes(uplinks.x, dials)}
+        names = {name_and_client(answer)[0] for answer in outcomes(uplinks.x, dials)}
     assert names == {NAMES[place]}

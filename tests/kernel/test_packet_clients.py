@@ -7,7 +7,7 @@ from ebpfproxy.model.address import Protocol
 from tests.kernel.clients import REFUSED, SILENT, TCP, UDP, Dial, outcome, outcomes, ping
 from tests.kernel.cluster import TCP_TARGET
 from tests.kernel.differences import DIFFERENCES
-from tests.kernel.two_nodes import FRONTENDS, PORTS, Everywhere, TwoNodes, told
+from tests.kernel.two_nodes import FRONTENDS, PORTS, Everywhere, TwoNodes, name_and_client
 
 pytestmark = pytest.mark.kernel
 
@@ -42,7 +42,7 @@ def test_an_endpoint_reaches_itself(two_nodes: TwoNodes, family: str, by_socket:
 @both_families
 def test_the_node_reaches_an_endpoint_that_is_itself(two_nodes: TwoNodes, family: str) -> None:
     web = two_nodes.everywhere().to(two_nodes.node)
-    answers = {told(answer)[0] for answer in everybody(web, two_nodes.node, family)}
+    answers = {name_and_client(answer)[0] for answer in everybody(web, two_nodes.node, family)}
     assert answers == {"host"}
 
 
@@ -64,7 +64,7 @@ def test_an_endpoint_in_another_nodes_network_sees_this_node(two_nodes: TwoNodes
     web = two_nodes.everywhere().to(two_nodes.second.host)
     assert everybody(web, two_nodes.x, family) == {f"host-2 {getattr(two_nodes.node, family)}"}
     for client in (two_nodes.p, two_nodes.node):
-        answers = {told(answer)[0] for answer in everybody(web, client, family)}
+        answers = {name_and_client(answer)[0] for answer in everybody(web, client, family)}
         assert answers == {"host-2"}
 
 
@@ -112,15 +112,17 @@ def test_source_ranges_admit_those_that_they_hold(two_nodes: TwoNodes, family: s
     vip, names = web.balancer_ips[family == "v6"], {"a", "d"}
     for protocol in PROTOCOLS:
         for place in admitted:
-            assert told(outcome(place, protocol, vip, PORTS[protocol]))[0] in names, place.name
+            assert name_and_client(outcome(place, protocol, vip, PORTS[protocol]))[0] in names, place.name
         inside, beyond = ((getattr(each, family), 0) for each in further)
         at_vip = protocol, vip, PORTS[protocol]
         first, second = outcomes(pair.x, [Dial(*at_vip, source=inside), Dial(*at_vip, 0.3, beyond)])
-        assert told(first)[0] in names
+        assert name_and_client(first)[0] in names
         assert second == SILENT
         assert outcome(pair.q, protocol, vip, PORTS[protocol], 0.3) == SILENT
         for kind in ("ClusterIP", "NodePort", "ExternalIP"):
-            assert told(outcome(pair.q, protocol, *web.frontend(kind, family, protocol)))[0] in names
+            assert (
+                name_and_client(outcome(pair.q, protocol, *web.frontend(kind, family, protocol)))[0] in names
+            )
 
 
 @both_families
@@ -160,7 +162,7 @@ def test_a_client_outside_keeps_its_endpoint(two_nodes: TwoNodes, family: str) -
         for kinds in (FRONTENDS[:1], FRONTENDS, 3 * FRONTENDS):
             dials = [web.dial(kind, family, TCP)._replace(source=(source, 0)) for kind in kinds]
             for kind, answer in zip(kinds, outcomes(two_nodes.x, dials), strict=True):
-                chosen.setdefault((source, kind if by_address else ""), set()).add(told(answer)[0])
+                chosen.setdefault((source, kind if by_address else ""), set()).add(name_and_client(answer)[0])
     assert {client: names for client, names in chosen.items() if len(names) > 1} == {}
     everybody_chosen = set().union(*chosen.values())
     assert everybody_chosen <= {"a", "b", "d"}
@@ -179,7 +181,7 @@ def test_node_ports_answer_at_the_chosen_addresses_only(two_nodes: TwoNodes) -> 
 
     def answering() -> list[str]:
         dials = [Dial(TCP, address, web.node_port) for address in (pair.node.v4, extra)]
-        return [told(answer)[0] for answer in outcomes(pair.x, dials)]
+        return [name_and_client(answer)[0] for answer in outcomes(pair.x, dials)]
 
     try:
         assert answering() == ["a", "a"]

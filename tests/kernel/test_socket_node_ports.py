@@ -124,16 +124,16 @@ def test_a_node_port_that_changes_leaves_the_old_one(cluster: Cluster) -> None:
 
 
 @pytest.fixture
-def unwritten(rough: Cluster) -> Cluster:
+def unwritten(restartable: Cluster) -> Cluster:
     """A node whose agent has not written yet which network namespace is the node's."""
-    rough.start()
-    node = Map.pinned(Pins(rough.lab.bpffs).hooked_in() / "maps" / "node")
+    restartable.start()
+    node = Map.pinned(Pins(restartable.lab.bpffs).hooked_in() / "maps" / "node")
     try:
         _, *rest = abi.NODE.unpack(node.lookup(bytes(4)) or b"")
         node.update(bytes(4), abi.NODE.pack(0, *rest))
     finally:
         node.close()
-    return rough
+    return restartable
 
 
 def test_before_the_node_is_written_its_sockets_are_as_a_pods(unwritten: Cluster) -> None:

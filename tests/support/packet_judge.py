@@ -15,7 +15,7 @@ from tests.support.headers import Headers, Tuple
 from tests.support.packet_path import REDIRECT, SHOT, UNSPEC
 
 EndpointAddress = tuple[Address, int]
-Dialed = tuple[Address, int, int]
+FrontendKey = tuple[Address, int, int]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Judge:
 
     def __init__(
         self,
-        offers: Mapping[Dialed, Offer],
+        offers: Mapping[FrontendKey, Offer],
         node_ports_at: frozenset[Address],
         devices: Mapping[str, frozenset[Address]],
     ) -> None:
