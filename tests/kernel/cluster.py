@@ -209,14 +209,14 @@ class Cluster:
         command = [*before, sys.executable, "-m", "ebpfproxy", name, *roots, *rest]
         return self.node.run(command, check=check, timeout=START_PATIENCE)
 
-    def told(self, path: str) -> str:
+    def http_get(self, path: str) -> str:
         """The body that the agent's metrics server returns for a path."""
         url = f"http://127.0.0.1:10249/{path}"
         return self.node.call(lambda: str(urllib.request.urlopen(url, timeout=60).read().decode()))
 
     def metric(self, name: str) -> float:
         """The sum of a metric over all labels; 0 if it does not exist."""
-        lines = self.told("metrics").splitlines()
+        lines = self.http_get("metrics").splitlines()
         found = [line.rpartition(" ") for line in lines if not line.startswith("#")]
         return sum(float(value) for key, _, value in found if key.partition("{")[0] == name)
 
@@ -262,7 +262,7 @@ class Cluster:
     def await_beacon(self, address: str, port: int) -> None:
         self.node.call(lambda: clients.first_to_answer(address, port, PATIENCE))
 
-    def forget(self) -> None:
+    def remove_files(self) -> None:
         """Remove all files except for the Node object, without waiting for the agent."""
         shutil.rmtree(self.folder)
         self.folder.mkdir()

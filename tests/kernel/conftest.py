@@ -76,20 +76,20 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def _rough() -> Iterator[Cluster]:
+def _restartable() -> Iterator[Cluster]:
     with Lab("test-rough", 2) as lab:
         yield Cluster(lab)
 
 
 @pytest.fixture
-def rough(_rough: Cluster) -> Iterator[Cluster]:
+def restartable(_restartable: Cluster) -> Iterator[Cluster]:
     """A node for tests that start and end the agent. Pins of previous tests still exist."""
     try:
-        yield _rough
+        yield _restartable
     finally:
         with contextlib.suppress(ProcessLookupError):
-            _rough.end()
-        _rough.forget()
+            _restartable.end()
+        _restartable.remove_files()
 
 
 @pytest.fixture(scope="module")
@@ -143,21 +143,21 @@ def tunnel(two_nodes: TwoNodes, request: pytest.FixtureRequest) -> Iterator[PodN
 
 
 @pytest.fixture(scope="module")
-def _rough_pair() -> Iterator[TwoNodes]:
+def _restartable_pair() -> Iterator[TwoNodes]:
     with Lab("test-rough-pair", 65, PodNetwork.ROUTED) as lab:
         yield TwoNodes(lab)
 
 
 @pytest.fixture
-def rough_pair(_rough_pair: TwoNodes) -> Iterator[TwoNodes]:
-    """Two nodes for tests that start and end the first node's agent; see `rough`."""
+def restartable_pair(_restartable_pair: TwoNodes) -> Iterator[TwoNodes]:
+    """Two nodes for tests that start and end the first node's agent; see `restartable`."""
     try:
-        yield _rough_pair
+        yield _restartable_pair
     finally:
         with contextlib.suppress(ProcessLookupError):
-            _rough_pair.end()
-        _rough_pair.forget()
-        _rough_pair.mode = "ebpf"
+            _restartable_pair.end()
+        _restartable_pair.remove_files()
+        _restartable_pair.mode = "ebpf"
 
 
 @pytest.fixture(scope="session")

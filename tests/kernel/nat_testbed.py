@@ -104,7 +104,7 @@ class Testbed:
             yield server
 
     @contextlib.contextmanager
-    def dialing(self, where: Namespace, address: str, number: int = DNS) -> Iterator[socket.socket]:
+    def client_socket(self, where: Namespace, address: str, number: int = DNS) -> Iterator[socket.socket]:
         """A connected client's socket in a namespace."""
         with where.entered():
             client = socket.socket(self.at.number, socket.SOCK_DGRAM)
@@ -143,7 +143,7 @@ def nat_testbeds() -> Iterator[dict[Family, Testbed]]:
         yield {of: Testbed(client, node, pods, at) for of, at in ADDRESSES.items()}
 
 
-def forget(testbed: Testbed) -> None:
+def end_all_flows(testbed: Testbed) -> None:
     """End all flows of the node."""
     with testbed.node.entered():
         for protocol in (UDP, TCP):

@@ -44,31 +44,31 @@ def place() -> Iterator[BpfPlace]:
         (["--tc-devices=none"], "another ebpfproxy holds {root}"),
     ],
 )
-def test_a_second_agent_exits_with_an_error(rough: Cluster, flags: list[str], reason: str) -> None:
+def test_a_second_agent_exits_with_an_error(restartable: Cluster, flags: list[str], reason: str) -> None:
     """Two agents would assign the same slots and endpoints to different Services, or remove each other's
     state in the network namespace."""
-    rough.start()
-    web = rough.service().to(rough.a)
+    restartable.start()
+    web = restartable.service().to(restartable.a)
     ports = "--healthz-port=0", "--metrics-port=0"
-    second = rough.ebpfproxy("run", f"--manifests={rough.folder}", *ports, *flags, check=False)
+    second = restartable.ebpfproxy("run", f"--manifests={restartable.folder}", *ports, *flags, check=False)
     assert second.returncode == 4
-    assert reason.format(root=rough.lab.bpffs) in second.stderr
-    assert outcome(rough.p, TCP, web.v4, 80) == "a"
+    assert reason.format(root=restartable.lab.bpffs) in second.stderr
+    assert outcome(restartable.p, TCP, web.v4, 80) == "a"
 
 
-def test_cleanup_is_rejected_while_an_agent_runs(rough: Cluster) -> None:
-    rough.start()
-    web = rough.service().to(rough.a)
-    rejected = rough.ebpfproxy("cleanup", check=False)
+def test_cleanup_is_rejected_while_an_agent_runs(restartable: Cluster) -> None:
+    restartable.start()
+    web = restartable.service().to(restartable.a)
+    rejected = restartable.ebpfproxy("cleanup", check=False)
     assert rejected.returncode == 4
     assert "stop the agent" in rejected.stderr
-    assert outcome(rough.p, TCP, web.v4, 80) == "a"
-    rough.agent.stop()
-    done = rough.ebpfproxy("cleanup", check=False)
+    assert outcome(restartable.p, TCP, web.v4, 80) == "a"
+    restartable.agent.stop()
+    done = restartable.ebpfproxy("cleanup", check=False)
     assert done.returncode == 0
     assert "removed link connect4" in done.stdout
     assert "removed program" not in done.stdout
-    assert outcome(rough.p, TCP, web.v4, 80, 0.2) != "a"
+    assert outcome(restartable.p, TCP, web.v4, 80, 0.2) != "a"
 
 
 def compilers_of(agent: int) -> list[int]:
@@ -114,20 +114,20 @@ def test_sigint_while_compiling_ends_the_agent_with_exit_code_0(fresh: Cluster) 
 @pytest.mark.parametrize(
     "what", ["programs-*/maps/services", "programs-*/maps", "programs-*", "maps/services-*", "maps"]
 )
-def test_removed_pins_are_restored(rough: Cluster, what: str) -> None:
-    rough.start("--sync-period=1s")
-    web = rough.service().to(rough.a)
-    (victim,) = rough.lab.bpffs.glob(what)
-    before = len(rough.agent.lines)
+def test_removed_pins_are_restored(restartable: Cluster, what: str) -> None:
+    restartable.start("--sync-period=1s")
+    web = restartable.service().to(restartable.a)
+    (victim,) = restartable.lab.bpffs.glob(what)
+    before = len(restartable.agent.lines)
     if victim.is_dir() and not victim.is_symlink():
         shutil.rmtree(victim)
     else:
         victim.unlink()
-    rough.agent.await_sync(before)
-    assert outcome(rough.p, TCP, web.v4, 80) == "a"
-    rough.agent.kill()
-    assert outcome(rough.p, TCP, web.v4, 80) == "a"
-    assert (rough.lab.bpffs / "current" / "maps" / "services").exists()
+    restartable.agent.await_sync(before)
+    assert outcome(restartable.p, TCP, web.v4, 80) == "a"
+    restartable.agent.kill()
+    assert outcome(restartable.p, TCP, web.v4, 80) == "a"
+    assert (restartable.lab.bpffs / "current" / "maps" / "services").exists()
 
 
 def test_local_networks_beyond_the_map_size_are_rejected(place: BpfPlace) -> None:

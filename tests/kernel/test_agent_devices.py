@@ -35,13 +35,13 @@ def pods(cluster: Cluster) -> dict[str, set[Side]]:
 
 
 @pytest.fixture
-def newcomer(rough: Cluster) -> Iterator[Pod]:
+def newcomer(restartable: Cluster) -> Iterator[Pod]:
     """A pod that is created while the agent runs. Tests request this fixture late."""
-    pod = rough.lab.pod("newcomer")
+    pod = restartable.lab.pod("newcomer")
     try:
         yield pod
     finally:
-        rough.lab.remove_pod(pod)
+        restartable.lab.remove_pod(pod)
 
 
 @pytest.fixture
@@ -52,22 +52,26 @@ def bypassing() -> Iterator[Cluster]:
 
 
 def test_pod_devices_get_no_classifiers_until_a_service_needs_them(
-    rough: Cluster, request: pytest.FixtureRequest
+    restartable: Cluster, request: pytest.FixtureRequest
 ) -> None:
     """This must be the first test with this node: after any other, classifiers stay on the pods' devices."""
-    rough.start()
-    web = rough.service(type="LoadBalancer", loadBalancerSourceRanges=["198.51.100.0/24"]).to(rough.a)
-    assert sides(rough) == {"eth0": BOTH}, "no address is restricted"
+    restartable.start()
+    web = restartable.service(type="LoadBalancer", loadBalancerSourceRanges=["198.51.100.0/24"]).to(
+        restartable.a
+    )
+    assert sides(restartable) == {"eth0": BOTH}, "no address is restricted"
     web.status = {"loadBalancer": {"ingress": [{"ip": "203.0.113.9"}]}}
     web.set()
-    assert sides(rough) == {"eth0": BOTH, **pods(rough)}
-    served = pods(rough)
+    assert sides(restartable) == {"eth0": BOTH, **pods(restartable)}
+    served = pods(restartable)
     web.set(loadBalancerSourceRanges=[])
     newcomer: Pod = request.getfixturevalue("newcomer")
-    rough.service().to(newcomer)
-    assert sides(rough) == {"eth0": BOTH, **served}, "existing pods keep their classifiers, new pods get none"
-    rough.start()
-    assert sides(rough) == {"eth0": BOTH, **served}, "a restart keeps them"
+    restartable.service().to(newcomer)
+    assert sides(restartable) == {"eth0": BOTH, **served}, (
+        "existing pods keep their classifiers, new pods get none"
+    )
+    restartable.start()
+    assert sides(restartable) == {"eth0": BOTH, **served}, "a restart keeps them"
 
 
 @pytest.mark.parametrize("flags", [(), ("--ebpf-affinity-max=4096",)], ids=["same sizes", "other sizes"])
@@ -88,19 +92,19 @@ def test_a_pod_that_bypasses_the_socket_hooks_keeps_its_connection_over_a_restar
 
 
 def test_with_socket_lb_host_new_pod_devices_get_classifiers(
-    rough: Cluster, request: pytest.FixtureRequest
+    restartable: Cluster, request: pytest.FixtureRequest
 ) -> None:
-    rough.start("--socket-lb=host")
-    assert sides(rough) == {"eth0": BOTH, **pods(rough)}
+    restartable.start("--socket-lb=host")
+    assert sides(restartable) == {"eth0": BOTH, **pods(restartable)}
     newcomer: Pod = request.getfixturevalue("newcomer")
-    eventually(lambda: sides(rough).get(newcomer.device) == BOTH, "the newcomer's device")
+    eventually(lambda: sides(restartable).get(newcomer.device) == BOTH, "the newcomer's device")
 
 
-def test_with_socket_lb_off_the_loopback_device_gets_a_classifier(rough: Cluster) -> None:
-    rough.start("--socket-lb=off")
-    assert sides(rough) == {"eth0": BOTH, "lo": EGRESS, **pods(rough)}
+def test_with_socket_lb_off_the_loopback_device_gets_a_classifier(restartable: Cluster) -> None:
+    restartable.start("--socket-lb=off")
+    assert sides(restartable) == {"eth0": BOTH, "lo": EGRESS, **pods(restartable)}
 
 
-def test_only_devices_matching_tc_devices_get_classifiers(rough: Cluster) -> None:
-    rough.start("--socket-lb=host", "--tc-devices=vetha", "--tc-devices=veth[pq],nothing*")
-    assert sides(rough) == dict.fromkeys(("vetha", "vethp", "vethq"), BOTH)
+def test_only_devices_matching_tc_devices_get_classifiers(restartable: Cluster) -> None:
+    restartable.start("--socket-lb=host", "--tc-devices=vetha", "--tc-devices=veth[pq],nothing*")
+    assert sides(restartable) == dict.fromkeys(("vetha", "vethp", "vethq"), BOTH)

@@ -256,67 +256,67 @@ def repaired(
 
 @pytest.mark.parametrize(("tool_backend", "disturb"), IPTABLES)
 def test_foreign_changes_to_iptables_rules_are_repaired(
-    rough: Cluster,
+    restartable: Cluster,
     load: Load,
     tool_backend: str,
     disturb: Callable[[Cluster, Exposed, str], None],
     record_property: Callable[[str, object], None],
 ) -> None:
     flags = "--proxy-mode=iptables", f"--iptables-backend={tool_backend}"
-    repaired(rough, load, flags, lambda of, web: disturb(of, web, tool_backend), record_property)
+    repaired(restartable, load, flags, lambda of, web: disturb(of, web, tool_backend), record_property)
 
 
 @pytest.mark.parametrize("disturb", NFTABLES)
 def test_foreign_changes_to_nftables_rules_are_repaired(
-    rough: Cluster, load: Load, disturb: Disturbance, record_property: Callable[[str, object], None]
+    restartable: Cluster, load: Load, disturb: Disturbance, record_property: Callable[[str, object], None]
 ) -> None:
-    repaired(rough, load, ("--proxy-mode=nftables",), disturb, record_property)
+    repaired(restartable, load, ("--proxy-mode=nftables",), disturb, record_property)
 
 
 @pytest.mark.parametrize("disturb", IPVS)
 def test_foreign_changes_to_ipvs_state_are_repaired(
-    rough: Cluster, load: Load, disturb: Disturbance, record_property: Callable[[str, object], None]
+    restartable: Cluster, load: Load, disturb: Disturbance, record_property: Callable[[str, object], None]
 ) -> None:
     skip_without_ipvs("ipvs")
-    repaired(rough, load, ("--proxy-mode=ipvs", "--iptables-backend=legacy"), disturb, record_property)
+    repaired(restartable, load, ("--proxy-mode=ipvs", "--iptables-backend=legacy"), disturb, record_property)
 
 
 @pytest.mark.parametrize("disturb", EBPF)
 def test_foreign_changes_to_bpf_programs_and_pins_are_repaired(
-    rough: Cluster, load: Load, disturb: Disturbance, record_property: Callable[[str, object], None]
+    restartable: Cluster, load: Load, disturb: Disturbance, record_property: Callable[[str, object], None]
 ) -> None:
-    repaired(rough, load, ("--proxy-mode=ebpf",), disturb, record_property)
+    repaired(restartable, load, ("--proxy-mode=ebpf",), disturb, record_property)
 
 
 def test_a_recreated_pod_device_gets_its_classifiers_again(
-    rough: Cluster, load: Load, record_property: Callable[[str, object], None]
+    restartable: Cluster, load: Load, record_property: Callable[[str, object], None]
 ) -> None:
     """A container runtime does this when it restarts a pod's sandbox."""
-    rough.start(*SELDOM, "--socket-lb=off")
-    web = rough.service().to(rough.a)
-    pod = rough.lab.pod("again")
+    restartable.start(*SELDOM, "--socket-lb=off")
+    web = restartable.service().to(restartable.a)
+    pod = restartable.lab.pod("again")
     try:
         assert set(answers(pod, TCP, web.v4, 80, 5)) == {"a"}
-        rough.lab.ip(rough.node, f"link del {pod.device}")
-        devices.connect_routed(rough.node, rough.lab.addresses.gateway(0), pod, pod.device)
+        restartable.lab.ip(restartable.node, f"link del {pod.device}")
+        devices.connect_routed(restartable.node, restartable.lab.addresses.gateway(0), pod, pod.device)
         began = time.monotonic()
         targets = load.targets("again", [(web.v4, 80)])
         eventually(lambda: not load.churn(pod, targets, count=5)["failed"], "served again", PATIENCE)
         record_property("repaired_s", round(time.monotonic() - began, 2))
     finally:
-        rough.lab.remove_pod(pod)
+        restartable.lab.remove_pod(pod)
 
 
 @pytest.mark.parametrize("disturb", [flush_ruleset, reload_nft_firewall])
 def test_mode_ebpf_serves_while_the_firewall_is_flushed_or_reloaded(
-    rough: Cluster, load: Load, disturb: Disturbance
+    restartable: Cluster, load: Load, disturb: Disturbance
 ) -> None:
-    rough.start(*SELDOM)
-    web = rough.service(node_port=True).to(rough.a)
+    restartable.start(*SELDOM)
+    web = restartable.service(node_port=True).to(restartable.a)
     targets = load.targets("steady", [(web.v4, 80)])
-    running = load.start_churn(rough.p, targets, rate=200.0)
-    disturb(rough, web)
+    running = load.start_churn(restartable.p, targets, rate=200.0)
+    disturb(restartable, web)
     for tool_backend in ("legacy", "nft"):
-        reload_firewall(rough, web, tool_backend)
-    assert set(answers(rough.lab.outside, TCP, rough.node.v4, web.node_port, 20)) == {"a"}
+        reload_firewall(restartable, web, tool_backend)
+    assert set(answers(restartable.lab.outside, TCP, restartable.node.v4, web.node_port, 20)) == {"a"}
     assert load.end_churn(running)["errors"] == {}

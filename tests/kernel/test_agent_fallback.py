@@ -81,7 +81,7 @@ class Node:
         ).stdout
 
     def reports_mode(self, mode: str) -> bool:
-        get = self.cluster.told
+        get = self.cluster.http_get
         info = [line for line in get("metrics").splitlines() if line.startswith("ebpfproxy_info{")]
         return get("proxyMode") == mode and len(info) == 1 and f'mode="{mode}"' in info[0]
 

@@ -21,7 +21,7 @@ from tests.kernel.cluster import START_PATIENCE, Cluster, Exposed, eventually
 from tests.kernel.ipvs_here import skip_without_ipvs
 from tests.kernel.others import HEAD, NEXT, PASS, TAIL, Way, filtered, linked, order, program
 from tests.kernel.plugins import PLUGINS, Plugin
-from tests.kernel.two_nodes import Everywhere, TwoNodes, told
+from tests.kernel.two_nodes import Everywhere, TwoNodes, name_and_client
 from tests.support.confined import without_tcx
 
 pytestmark = pytest.mark.kernel
@@ -98,7 +98,7 @@ def start(cluster: Cluster, kind: Kind) -> None:
 def stop(cluster: Cluster) -> None:
     """End the agent; remove its state in the kernel and its files."""
     cluster.end()
-    cluster.forget()
+    cluster.remove_files()
     cluster.ebpfproxy("cleanup")
     cluster.mode = "ebpf"
 
@@ -116,12 +116,12 @@ def is_first(ifindex: int, side: Side) -> bool:
 
 
 @pytest.fixture(scope="module")
-def serving(_rough: Cluster, request: pytest.FixtureRequest) -> Iterator[Serving]:
+def serving(_restartable: Cluster, request: pytest.FixtureRequest) -> Iterator[Serving]:
     kind = AGENTS[request.param]
     skip_without_ipvs(kind.mode)
-    start(_rough, kind)
-    yield Serving(_rough, kind, _rough.service(node_port=True).to(_rough.a))
-    stop(_rough)
+    start(_restartable, kind)
+    yield Serving(_restartable, kind, _restartable.service(node_port=True).to(_restartable.a))
+    stop(_restartable)
 
 
 @pytest.mark.parametrize("serving", AGENTS, indirect=True, scope="module")
@@ -190,15 +190,17 @@ def ready(cluster: Cluster) -> tuple[int, list[dict[str, Any]]]:
     return code, json.loads(body).get("devices", [])
 
 
-def test_a_program_that_keeps_taking_the_first_position_makes_the_node_not_ready(rough: Cluster) -> None:
-    agent = rough.start("--sync-period=1h")
-    web = rough.service(node_port=True).to(rough.a)
-    assert ready(rough) == (200, [])
+def test_a_program_that_keeps_taking_the_first_position_makes_the_node_not_ready(
+    restartable: Cluster,
+) -> None:
+    agent = restartable.start("--sync-period=1h")
+    web = restartable.service(node_port=True).to(restartable.a)
+    assert ready(restartable) == (200, [])
     way = linked if tcx.is_supported() else filtered
     since, stop = len(agent.lines), threading.Event()
 
     def fight() -> None:
-        with at_uplink(rough) as uplink, program(PASS) as foreign:
+        with at_uplink(restartable) as uplink, program(PASS) as foreign:
 
             def regained() -> bool:
                 return stop.is_set() or is_first(uplink, Side.INGRESS)
@@ -212,12 +214,12 @@ def test_a_program_that_keeps_taking_the_first_position_makes_the_node_not_ready
     fighter.start()
     try:
         agent.await_line(lambda line: PROGRAMS_BEFORE in line.text and "device=eth0" in line.text, since, 60)
-        eventually(lambda: ready(rough)[0] == 503, "not ready")
-        (device, *_) = ready(rough)[1] or [{"device": "eth0", "side": "ingress"}]
+        eventually(lambda: ready(restartable)[0] == 503, "not ready")
+        (device, *_) = ready(restartable)[1] or [{"device": "eth0", "side": "ingress"}]
         assert (device["device"], device["side"]) == ("eth0", "ingress")
-        eventually(lambda: rough.metric("ebpfproxy_bypassed_device_sides") == 1, "the metric counts it")
+        eventually(lambda: restartable.metric("ebpfproxy_bypassed_device_sides") == 1, "the metric counts it")
         eventually(
-            lambda: "first place at ingress of eth0" in doctor(rough),
+            lambda: "first place at ingress of eth0" in doctor(restartable),
             "doctor names the device",
             START_PATIENCE,
         )
@@ -225,20 +227,20 @@ def test_a_program_that_keeps_taking_the_first_position_makes_the_node_not_ready
         stop.set()
         fighter.join()
     agent.await_line(lambda line: FIRST_AGAIN in line.text, since, 60)
-    eventually(lambda: ready(rough) == (200, []), "ready again")
-    assert is_served(rough, web)
+    eventually(lambda: ready(restartable) == (200, []), "ready again")
+    assert is_served(restartable, web)
 
 
 @pytest.fixture(scope="module")
 def forwarding(
-    _rough_pair: TwoNodes, request: pytest.FixtureRequest
+    _restartable_pair: TwoNodes, request: pytest.FixtureRequest
 ) -> Iterator[tuple[TwoNodes, Kind, Everywhere]]:
     """Two nodes; the first one masquerades a client's connections and forwards them to a pod on the
     second."""
     kind = AGENTS[request.param]
-    start(_rough_pair, kind)
-    yield _rough_pair, kind, _rough_pair.everywhere().to(_rough_pair.d)
-    stop(_rough_pair)
+    start(_restartable_pair, kind)
+    yield _restartable_pair, kind, _restartable_pair.everywhere().to(_restartable_pair.d)
+    stop(_restartable_pair)
 
 
 @pytest.mark.parametrize("forwarding", of_ebpf, indirect=True, scope="module")
@@ -261,7 +263,7 @@ def test_masqueraded_connections_work_with_a_foreign_program_after_the_agents(
 
 
 def answers_of_d(pair: TwoNodes, address: str, port: int, count: int) -> bool:
-    return all(told(outcome(pair.x, TCP, address, port, 1.0))[0] == "d" for _ in range(count))
+    return all(name_and_client(outcome(pair.x, TCP, address, port, 1.0))[0] == "d" for _ in range(count))
 
 
 def doctor(cluster: Cluster) -> str:

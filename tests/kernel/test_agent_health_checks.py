@@ -13,7 +13,7 @@ from tests.kernel.ipvs_here import skip_without_ipvs
 
 pytestmark = pytest.mark.kernel
 
-PORTS = {"shared": 32100, "rough": 32101}
+PORTS = {"shared": 32100, "restartable": 32101}
 
 
 class Response(NamedTuple):
@@ -63,35 +63,38 @@ def test_health_check_reports_the_number_of_local_endpoints(cluster: Cluster) ->
 
 
 @pytest.mark.parametrize("mode", ["ebpf", "iptables", "ipvs"])
-def test_health_check_closes_with_its_service(rough: Cluster, mode: str) -> None:
+def test_health_check_closes_with_its_service(restartable: Cluster, mode: str) -> None:
     """Regression: calico #8112: after a restart the proxy did not know its previous sockets."""
     skip_without_ipvs(mode)
-    port, flags = PORTS["rough"], (f"--proxy-mode={mode}", "--iptables-min-sync-period=0s")
+    port, flags = PORTS["restartable"], (f"--proxy-mode={mode}", "--iptables-min-sync-period=0s")
 
     def status() -> int:
-        return health_check(rough.lab.outside, rough.node.v4, port).code
+        return health_check(restartable.lab.outside, restartable.node.v4, port).code
 
-    rough.start(*flags)
-    web = balanced(rough, port).to(rough.a)
+    restartable.start(*flags)
+    web = balanced(restartable, port).to(restartable.a)
     eventually(lambda: status() == 200, "it answers")
-    rough.agent.kill()
+    restartable.agent.kill()
     assert status() == 0
-    rough.start(*flags)
+    restartable.start(*flags)
     eventually(lambda: status() == 200, "it answers after a restart")
-    rough.write(web.name)
+    restartable.write(web.name)
     eventually(lambda: status() == 0, "a deleted Service's port is closed")
-    web.to(rough.a)
+    web.to(restartable.a)
     eventually(lambda: status() == 200, "it answers again")
-    rough.end()
-    rough.write(web.name)
-    rough.start(*flags)
+    restartable.end()
+    restartable.write(web.name)
+    restartable.start(*flags)
     assert status() == 0
 
 
-def test_health_checks_answer_only_on_nodeport_addresses(rough: Cluster) -> None:
+def test_health_checks_answer_only_on_nodeport_addresses(restartable: Cluster) -> None:
     """Regression: kubernetes issue 82163."""
-    rough.start(f"--nodeport-addresses={rough.node.v4}/32")
-    balanced(rough, PORTS["rough"]).to(rough.a)
-    eventually(lambda: health_check(rough.p, rough.node.v4, PORTS["rough"]).code == 200, "it answers")
-    gateway = f"10.244.{rough.lab.number}.1"
-    assert health_check(rough.p, gateway, PORTS["rough"]) == Response(0)
+    restartable.start(f"--nodeport-addresses={restartable.node.v4}/32")
+    balanced(restartable, PORTS["restartable"]).to(restartable.a)
+    eventually(
+        lambda: health_check(restartable.p, restartable.node.v4, PORTS["restartable"]).code == 200,
+        "it answers",
+    )
+    gateway = f"10.244.{restartable.lab.number}.1"
+    assert health_check(restartable.p, gateway, PORTS["restartable"]) == Response(0)

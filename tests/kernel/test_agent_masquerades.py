@@ -8,18 +8,18 @@ import pytest
 from ebpfproxy.linux.netlink import conntrack
 from tests.kernel.clients import TCP, connected, converse, socket_in
 from tests.kernel.ipvs_here import skip_without_ipvs
-from tests.kernel.two_nodes import TwoNodes, told
+from tests.kernel.two_nodes import TwoNodes, name_and_client
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(1200)]
 
 
 @pytest.mark.parametrize("previous", ["nftables", "iptables", "ipvs"])
 def test_a_port_used_for_masquerading_by_the_previous_mode_is_not_reused(
-    rough_pair: TwoNodes, previous: str
+    restartable_pair: TwoNodes, previous: str
 ) -> None:
     """A new client has the port to which an older connection to the same endpoint is masqueraded."""
     skip_without_ipvs(previous)
-    pair, addresses = rough_pair, (rough_pair.node.v4, rough_pair.node.v6)
+    pair, addresses = restartable_pair, (restartable_pair.node.v4, restartable_pair.node.v6)
     pair.mode = previous
     pair.start()
     web = pair.everywhere().to(pair.d)
@@ -33,7 +33,7 @@ def test_a_port_used_for_masquerading_by_the_previous_mode_is_not_reused(
             new.bind(("", port))
             new.connect((address, web.node_port))
             for each in (new, old, new):
-                assert told(converse(each))[0] == "d"
+                assert name_and_client(converse(each))[0] == "d"
 
 
 def masqueraded_as(pair: TwoNodes, client: socket.socket) -> int:

@@ -31,13 +31,13 @@ SIDES = pytest.mark.parametrize("side", list(Side), ids=lambda side: side.name)
 
 
 @pytest.fixture(scope="module")
-def serving(_rough: Cluster) -> Iterator[tuple[Cluster, Exposed]]:
-    agent = _rough.launch("--sync-period=1h", before=[sys.executable, "-c", _SELDOM])
+def serving(_restartable: Cluster) -> Iterator[tuple[Cluster, Exposed]]:
+    agent = _restartable.launch("--sync-period=1h", before=[sys.executable, "-c", _SELDOM])
     agent.await_sync(timeout=START_PATIENCE)
-    yield _rough, _rough.service(node_port=True).to(_rough.a)
-    _rough.end()
-    _rough.forget()
-    _rough.ebpfproxy("cleanup")
+    yield _restartable, _restartable.service(node_port=True).to(_restartable.a)
+    _restartable.end()
+    _restartable.remove_files()
+    _restartable.ebpfproxy("cleanup")
 
 
 def is_served(cluster: Cluster, web: Exposed) -> bool:

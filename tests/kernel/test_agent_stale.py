@@ -43,79 +43,80 @@ def many_closed_udp_sockets(address: str) -> int:
 
 @pytest.mark.parametrize("others", [many_open_tcp_sockets, many_closed_udp_sockets])
 def test_a_stale_socket_is_reconnected_after_many_other_sockets(
-    rough: Cluster, others: Callable[[str], int]
+    restartable: Cluster, others: Callable[[str], int]
 ) -> None:
     """Regression: cilium #40336, #42649 and #48096, where later sockets evicted the entry of the first.
 
     Entries are evicted only by more than --ebpf-sockets-max UDP sockets that are connected at the same time.
     This is counted (peers_full of `ebpfproxy dump all`).
     """
-    rough.start("--ebpf-sockets-max=256")
-    web, busy = rough.service().to(rough.a), rough.service().to(rough.c)
-    with connected(rough.p, UDP, web.v4, 53) as sock:
-        clients = rough.q.start(lambda: others(busy.v4))
+    restartable.start("--ebpf-sockets-max=256")
+    web, busy = restartable.service().to(restartable.a), restartable.service().to(restartable.c)
+    with connected(restartable.p, UDP, web.v4, 53) as sock:
+        clients = restartable.q.start(lambda: others(busy.v4))
         try:
             assert clients.result() == 2000
         finally:
             clients.kill()
-        web.to(rough.b)
+        web.to(restartable.b)
         reaches(sock, "b")
 
 
-def test_a_socket_without_endpoint_gets_one_added_while_no_agent_ran(rough: Cluster) -> None:
-    rough.start()
-    dns = rough.service().to()
-    with connected(rough.p, UDP, dns.v4, 53) as sock:
-        rough.end()
-        dns.to(rough.a)
-        rough.start()
+def test_a_socket_without_endpoint_gets_one_added_while_no_agent_ran(restartable: Cluster) -> None:
+    restartable.start()
+    dns = restartable.service().to()
+    with connected(restartable.p, UDP, dns.v4, 53) as sock:
+        restartable.end()
+        dns.to(restartable.a)
+        restartable.start()
         reaches(sock, "a")
 
 
 def test_without_sys_ptrace_stale_sockets_of_the_node_are_reported_and_reconnected_later(
-    rough: Cluster,
+    restartable: Cluster,
 ) -> None:
     """Datagrams of pods' sockets are translated instead: test_stale_translation.py."""
-    rough.launch(before=WITHOUT_PTRACE).await_sync(timeout=PATIENCE)
-    dns = rough.service().to(rough.a)
-    with connected(rough.node, UDP, dns.v4, 53) as sock:
+    restartable.launch(before=WITHOUT_PTRACE).await_sync(timeout=PATIENCE)
+    dns = restartable.service().to(restartable.a)
+    with connected(restartable.node, UDP, dns.v4, 53) as sock:
         assert converse(sock) == "a"
-        dns.to(rough.b)
-        line = rough.agent.await_line(lambda line: NOT_RECONNECTED in line.text)
+        dns.to(restartable.b)
+        line = restartable.agent.await_line(lambda line: NOT_RECONNECTED in line.text)
         assert line.values["frontend"] == f"{dns.v4}:53"
         assert line.values["service"] == f"default/{dns.name}:udp"
         assert "CAP_SYS_PTRACE" in line.values["hint"]
-        assert rough.metric("ebpfproxy_sockets_stale") == 1
+        assert restartable.metric("ebpfproxy_sockets_stale") == 1
         assert converse(sock) == "a", "the socket keeps its endpoint"
-        agent = rough.start()
+        agent = restartable.start()
         reaches(sock, "b")
         agent.await_line(lambda line: RECONNECTED in line.text)
 
 
-def test_without_sys_ptrace_stale_udp_destroy_destroys_sockets_of_the_node(rough: Cluster) -> None:
-    rough.launch("--ebpf-stale-udp=destroy", before=WITHOUT_PTRACE).await_sync(timeout=PATIENCE)
-    dns = rough.service().to(rough.a)
+def test_without_sys_ptrace_stale_udp_destroy_destroys_sockets_of_the_node(restartable: Cluster) -> None:
+    restartable.launch("--ebpf-stale-udp=destroy", before=WITHOUT_PTRACE).await_sync(timeout=PATIENCE)
+    dns = restartable.service().to(restartable.a)
     with (
-        connected(rough.node, UDP, dns.v4, 53) as sock,
-        connected(rough.node, UDP, rough.a.v4, 5353) as direct,
-        connected(rough.p, UDP, dns.v4, 53) as of_pod,
+        connected(restartable.node, UDP, dns.v4, 53) as sock,
+        connected(restartable.node, UDP, restartable.a.v4, 5353) as direct,
+        connected(restartable.p, UDP, dns.v4, 53) as of_pod,
     ):
-        dns.to(rough.b)
+        dns.to(restartable.b)
         assert is_destroyed(sock)
         assert not is_destroyed(direct, 0.0)
         reaches(of_pod, "b")
         sock.connect((dns.v4, 53))
         assert converse(sock) == "b"
         eventually(
-            lambda: rough.metric("ebpfproxy_sockets_destroyed_total") == 1, "the destroyed socket is counted"
+            lambda: restartable.metric("ebpfproxy_sockets_destroyed_total") == 1,
+            "the destroyed socket is counted",
         )
-        assert rough.metric("ebpfproxy_sockets_stale") == 0
+        assert restartable.metric("ebpfproxy_sockets_stale") == 0
 
 
-def test_stale_udp_destroy_keeps_sockets_that_can_be_reconnected(rough: Cluster) -> None:
-    rough.start("--ebpf-stale-udp=destroy")
-    dns = rough.service().to(rough.a)
-    with connected(rough.p, UDP, dns.v4, 53) as sock:
-        dns.to(rough.b)
+def test_stale_udp_destroy_keeps_sockets_that_can_be_reconnected(restartable: Cluster) -> None:
+    restartable.start("--ebpf-stale-udp=destroy")
+    dns = restartable.service().to(restartable.a)
+    with connected(restartable.p, UDP, dns.v4, 53) as sock:
+        dns.to(restartable.b)
         reaches(sock, "b")
-    assert rough.metric("ebpfproxy_sockets_destroyed_total") == 0
+    assert restartable.metric("ebpfproxy_sockets_destroyed_total") == 0

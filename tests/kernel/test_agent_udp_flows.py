@@ -60,14 +60,17 @@ def foreign_service(cluster: Cluster, pod: Pod) -> Iterator[None]:
 
 
 def test_only_flows_of_a_service_deleted_while_stopped_are_ended(
-    rough: Cluster, flags: tuple[str, ...]
+    restartable: Cluster, flags: tuple[str, ...]
 ) -> None:
     """Regression: kubernetes issue 139628: a client that keeps sending keeps its flow for ever."""
-    rough.start(*flags)
-    remember_flows(rough)
-    deleted, kept = rough.service(node_port=True).to(rough.a), rough.service().to(rough.a)
-    node = rough.node.v4
-    with foreign_service(rough, rough.b), contextlib.ExitStack() as stack:
+    restartable.start(*flags)
+    remember_flows(restartable)
+    deleted, kept = (
+        restartable.service(node_port=True).to(restartable.a),
+        restartable.service().to(restartable.a),
+    )
+    node = restartable.node.v4
+    with foreign_service(restartable, restartable.b), contextlib.ExitStack() as stack:
 
         def dial(pod: Pod, address: str, port: int = 53) -> socket.socket:
             client = stack.enter_context(connected(pod, UDP, address, port))
@@ -75,30 +78,32 @@ def test_only_flows_of_a_service_deleted_while_stopped_are_ended(
             return client
 
         clients_by_address = {
-            each: dial(rough.p, each) for each in (deleted.v4, deleted.v6, kept.v4, FOREIGN)
+            each: dial(restartable.p, each) for each in (deleted.v4, deleted.v6, kept.v4, FOREIGN)
         }
-        dial(rough.lab.outside, node, deleted.node_port)
-        before = {each: flows(rough, each) for each in (kept.v4, FOREIGN)}
-        rough.end()
-        rough.write(deleted.name)
+        dial(restartable.lab.outside, node, deleted.node_port)
+        before = {each: flows(restartable, each) for each in (kept.v4, FOREIGN)}
+        restartable.end()
+        restartable.write(deleted.name)
         for each in clients_by_address:
-            assert flows(rough, each), "the kernel keeps the flow"
-        rough.start(*flags)
+            assert flows(restartable, each), "the kernel keeps the flow"
+        restartable.start(*flags)
         for address in (deleted.v4, deleted.v6, node):
-            eventually(lambda of=address: not flows(rough, of), f"flows to {address} are ended")  # type: ignore[misc]
-        assert {each: flows(rough, each) for each in before} == before
+            eventually(lambda of=address: not flows(restartable, of), f"flows to {address} are ended")  # type: ignore[misc]
+        assert {each: flows(restartable, each) for each in before} == before
         assert converse(clients_by_address[FOREIGN]) == "b"
         assert converse(clients_by_address[kept.v4]) == "a"
         by_agent = 0 if "--proxy-mode=ipvs" in flags else 3  # IPVS ends them together with the virtual server
-        assert rough.metric("kubeproxy_conntrack_reconciler_deleted_entries_total") == by_agent
+        assert restartable.metric("kubeproxy_conntrack_reconciler_deleted_entries_total") == by_agent
 
 
-def test_flows_to_an_endpoint_removed_while_stopped_are_ended(rough: Cluster, flags: tuple[str, ...]) -> None:
-    rough.start(*flags)
-    web = rough.service().to(rough.a)
-    with connected(rough.p, UDP, web.v4, 53) as client:
+def test_flows_to_an_endpoint_removed_while_stopped_are_ended(
+    restartable: Cluster, flags: tuple[str, ...]
+) -> None:
+    restartable.start(*flags)
+    web = restartable.service().to(restartable.a)
+    with connected(restartable.p, UDP, web.v4, 53) as client:
         assert converse(client) == "a"
-        rough.end()
-        web.to(rough.b)
-        rough.start(*flags)
+        restartable.end()
+        web.to(restartable.b)
+        restartable.start(*flags)
         eventually(lambda: converse(client) == "b", "the next datagram goes to the other endpoint")

@@ -11,7 +11,7 @@ from ebpfproxy.backends.netfilter.sysctls import NetfilterSettings, Sysctl
 from ebpfproxy.linux import sysctl
 from ebpfproxy.linux.netlink import conntrack
 from ebpfproxy.model.address import Family, parse_address
-from tests.kernel.nat_testbed import DNS, PATIENCE, TARGET, UDP, Testbed, answers, forget
+from tests.kernel.nat_testbed import DNS, PATIENCE, TARGET, UDP, Testbed, answers, end_all_flows
 from tests.support.confined import as_nobody
 
 pytestmark = pytest.mark.kernel
@@ -22,12 +22,12 @@ def testbed(request: pytest.FixtureRequest, testbeds: dict[Family, Testbed]) -> 
     testbed_of_family = testbeds[request.param]
     testbed_of_family.rules()
     yield testbed_of_family
-    forget(testbed_of_family)
+    end_all_flows(testbed_of_family)
 
 
 def test_a_flow_has_the_addresses_of_both_directions(testbed: Testbed) -> None:
     testbed.rules(dns=(testbed.at.vip, DNS, testbed.at.pods[0]))
-    with testbed.pod(0) as server, testbed.dialing(testbed.client, testbed.at.vip) as client:
+    with testbed.pod(0) as server, testbed.client_socket(testbed.client, testbed.at.vip) as client:
         answers(client, server)
         (flow,) = testbed.flows()
         own = parse_address(testbed.at.client), client.getsockname()[1]
@@ -39,7 +39,10 @@ def test_a_flow_has_the_addresses_of_both_directions(testbed: Testbed) -> None:
 
 @pytest.mark.parametrize("direction", ["", "original", "reply"])
 def test_a_flow_with_zones_per_direction_is_read_and_deleted(testbed: Testbed, direction: str) -> None:
-    with testbed.pod(0) as server, testbed.dialing(testbed.client, testbed.at.pods[0], TARGET) as client:
+    with (
+        testbed.pod(0) as server,
+        testbed.client_socket(testbed.client, testbed.at.pods[0], TARGET) as client,
+    ):
         own = client.getsockname()[1]
         testbed.nft(
             f"table {testbed.at.nft} ebpfproxy-zones {{\n"
@@ -67,7 +70,7 @@ def test_deleting_an_old_flow_keeps_the_clients_new_flow(
     testbed: Testbed,
 ) -> None:
     testbed.rules(dns=(testbed.at.vip, DNS, testbed.at.pods[0]))
-    with testbed.pod(0), testbed.pod(1), testbed.dialing(testbed.client, testbed.at.vip) as client:
+    with testbed.pod(0), testbed.pod(1), testbed.client_socket(testbed.client, testbed.at.vip) as client:
         client.send(b"?")
         (old,) = testbed.flows()
         testbed.rules(dns=(testbed.at.vip, DNS, testbed.at.pods[1]))
@@ -84,8 +87,8 @@ def test_nat_in_use_is_true_while_a_flow_is_translated(testbed: Testbed) -> None
     other = next(of for of in Family if of is not testbed.at.family)
     with (
         testbed.pod(0) as server,
-        testbed.dialing(testbed.client, testbed.at.pods[0], TARGET) as plain,
-        testbed.dialing(testbed.client, testbed.at.vip) as client,
+        testbed.client_socket(testbed.client, testbed.at.pods[0], TARGET) as plain,
+        testbed.client_socket(testbed.client, testbed.at.vip) as client,
         testbed.node.entered(),
     ):
         answers(plain, server)
@@ -105,7 +108,7 @@ def test_flows_stay_translated_without_nat_rules_only_if_a_rule_matches_on_state
     """The reason for `nat_in_use`: without a rule that matches on state, the kernel stops tracking
     packets."""
     testbed.rules(dns=(testbed.at.vip, DNS, testbed.at.pods[0]))
-    with testbed.pod(0) as server, testbed.dialing(testbed.client, testbed.at.vip) as client:
+    with testbed.pod(0) as server, testbed.client_socket(testbed.client, testbed.at.vip) as client:
         answers(client, server)
         testbed.rules(track=True)
         answers(client, server)

@@ -21,7 +21,7 @@ from ebpfproxy.model.address import Protocol, parse_address
 from tests.kernel.clients import REFUSED, SILENT, TCP, UDP, connected, converse, outcome, ping, socket_in
 from tests.kernel.cluster import TCP_TARGET, UDP_TARGET, eventually
 from tests.kernel.test_socket_stale import leaves, reaches
-from tests.kernel.two_nodes import Everywhere, TwoNodes, told
+from tests.kernel.two_nodes import Everywhere, TwoNodes, name_and_client
 
 pytestmark = pytest.mark.kernel
 
@@ -33,9 +33,9 @@ PORTS = {TCP: (80, TCP_TARGET), UDP: (53, UDP_TARGET)}
 
 
 @pytest.fixture
-def pair(rough_pair: TwoNodes) -> TwoNodes:
+def pair(restartable_pair: TwoNodes) -> TwoNodes:
     """The first node may have state of the previous test, drained or not: a starting agent restores it."""
-    return rough_pair
+    return restartable_pair
 
 
 def serve(pair: TwoNodes, *flags: str) -> Everywhere:
@@ -78,11 +78,11 @@ def remains(pair: TwoNodes) -> list[object]:
 
 def answering_server(client: Pod, protocol: Protocol, address: str, port: int) -> str:
     """The name of the server that answers."""
-    return told(outcome(client, protocol, address, port, 5.0))[0]
+    return name_and_client(outcome(client, protocol, address, port, 5.0))[0]
 
 
 def server_of(sock: socket.socket) -> str:
-    return told(converse(sock))[0]
+    return name_and_client(converse(sock))[0]
 
 
 @contextlib.contextmanager
@@ -259,7 +259,7 @@ def test_a_late_reply_to_an_unconnected_socket_comes_from_the_frontend(pair: Two
         sock.sendto(b"?", (web.v4, 53))
         step(pair)
         answer, peer = sock.recvfrom(100)
-        assert (told(answer.decode())[0], peer) == ("a", (web.v4, 53))
+        assert (name_and_client(answer.decode())[0], peer) == ("a", (web.v4, 53))
 
 
 def test_with_socket_lb_off_a_host_originated_connection_works_until_its_end(pair: TwoNodes) -> None:

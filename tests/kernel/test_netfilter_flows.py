@@ -13,7 +13,7 @@ from ebpfproxy.backends.ebpf.maps import MapSizes
 from ebpfproxy.linux.bpf.bpf import Map
 from ebpfproxy.linux.netlink import conntrack, netlink
 from ebpfproxy.model.address import Family, Protocol, format_address
-from tests.kernel.nat_testbed import DNS, TARGET, UDP, Testbed, answers, forget
+from tests.kernel.nat_testbed import DNS, TARGET, UDP, Testbed, answers, end_all_flows
 from tests.support.bpf_place import bpf_place, build_maps
 
 pytestmark = pytest.mark.kernel
@@ -34,7 +34,7 @@ def testbed(request: pytest.FixtureRequest, testbeds: dict[Family, Testbed]) -> 
     )
     yield made
     made.nft(f"delete table {table}")
-    forget(made)
+    end_all_flows(made)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def never(worked: float) -> bool:
 def test_a_masqueraded_connection_is_in_the_map_as_its_endpoint_sees_it_until_it_ends(
     testbed: Testbed, flows: RecordedFlows
 ) -> None:
-    with testbed.pod(0) as server, testbed.dialing(testbed.client, testbed.at.vip) as client:
+    with testbed.pod(0) as server, testbed.client_socket(testbed.client, testbed.at.vip) as client:
         client.send(b"?")
         seen = server.recvfrom(16)[1]
         with testbed.node.entered():
@@ -92,7 +92,7 @@ def test_the_lookup_stays_on_while_entries_are_left(
     vip = testbed.at.vip
     with testbed.pod(0) as server, contextlib.ExitStack() as clients:
         for _ in range(2):
-            answers(clients.enter_context(testbed.dialing(testbed.client, vip)), server)
+            answers(clients.enter_context(testbed.client_socket(testbed.client, vip)), server)
         with testbed.node.entered():
             assert flows.learn() == 2
             conntrack.delete(next(conntrack.masqueraded()))
@@ -103,7 +103,7 @@ def test_the_lookup_stays_on_while_entries_are_left(
 
 
 def test_an_aborted_walk_does_not_switch_the_lookup_off(testbed: Testbed, flows: RecordedFlows) -> None:
-    with testbed.pod(0) as server, testbed.dialing(testbed.client, testbed.at.vip) as client:
+    with testbed.pod(0) as server, testbed.client_socket(testbed.client, testbed.at.vip) as client:
         answers(client, server)
         with testbed.node.entered():
             flows.learn()
@@ -113,7 +113,10 @@ def test_an_aborted_walk_does_not_switch_the_lookup_off(testbed: Testbed, flows:
 
 
 def test_a_connection_without_destination_nat_is_not_learned(testbed: Testbed, flows: RecordedFlows) -> None:
-    with testbed.pod(0) as server, testbed.dialing(testbed.client, testbed.at.pods[0], TARGET) as client:
+    with (
+        testbed.pod(0) as server,
+        testbed.client_socket(testbed.client, testbed.at.pods[0], TARGET) as client,
+    ):
         answers(client, server)
         with testbed.node.entered():
             assert [flow.is_snated for flow in conntrack.masqueraded()] == [True]

@@ -12,7 +12,7 @@ import pytest
 
 from ebpfproxy.lab import sockets
 from tests.kernel.clients import FAMILIES, SILENT, TCP, UDP, Dial, outcomes
-from tests.kernel.two_nodes import PORTS, Everywhere, told
+from tests.kernel.two_nodes import PORTS, Everywhere, name_and_client
 from tests.kernel.uplinks import PROTOCOLS, Uplinks
 
 pytestmark = [
@@ -44,7 +44,7 @@ def test_a_bound_process_reaches_an_endpoint_on_its_node(uplinks: Uplinks, polic
         for protocol in PROTOCOLS
     ]
     with held(uplinks, web):
-        names = {told(answer)[0] for answer in outcomes(uplinks.node, dials)}
+        names = {name_and_client(answer)[0] for answer in outcomes(uplinks.node, dials)}
     assert names == {"a"}
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from ebpfproxy.lab import sockets
 from tests.kernel.clients import SILENT, outcomes
-from tests.kernel.two_nodes import told
+from tests.kernel.two_nodes import name_and_client
 from tests.kernel.uplinks import (
     CASES,
     FAMILIES,
@@ -86,7 +86,7 @@ def test_frontends_answer_over_equal_cost_routes(
     ]
     with uplinks.equal_cost_routes(hash_policy):
         before = uplinks.sent()
-        found = {told(answer)[0] for answer in outcomes(uplinks.x, dials)}
+        found = {name_and_client(answer)[0] for answer in outcomes(uplinks.x, dials)}
         sent = more(uplinks.sent(), before)
     assert found == {NAMES[place]}
     assert min(sent.values()) > 2 * len(sources), sent
@@ -104,7 +104,7 @@ def test_host_originated_connections_work_over_equal_cost_routes(uplinks: Uplink
         for _ in range(16)
     ]
     with uplinks.equal_cost_routes("1"):
-        found = {told(answer)[0] for answer in outcomes(uplinks.node, dials)}
+        found = {name_and_client(answer)[0] for answer in outcomes(uplinks.node, dials)}
     assert found == {"d"}
 
 
@@ -118,7 +118,7 @@ def test_redirected_packets_work_over_equal_cost_routes(uplinks: Uplinks, family
         rows = every([("NodePort", FIRST), ("NodePort", SECOND), ("LoadBalancer", FIRST)], [family])
         dials = [uplinks.dial(web, row, sockets.ANSWERED) for row in rows for _ in range(16)]
         with uplinks.equal_cost_routes("1"):
-            assert {told(answer)[0] for answer in outcomes(uplinks.x, dials)} == {"d"}
+            assert {name_and_client(answer)[0] for answer in outcomes(uplinks.x, dials)} == {"d"}
     finally:
         uplinks.restart()
 
@@ -136,5 +136,5 @@ def test_a_load_balancer_address_with_a_local_route_on_the_node_answers(
     local = [f"local {address} dev {FIRST} table local" for address in web.balancer_ips]
     dials = [uplinks.dial(web, row, sockets.ANSWERED) for row in rows]
     with uplinks.asymmetric(), uplinks.balance_to(SECOND), uplinks.routes(uplinks.node, *local):
-        names = {told(answer)[0] for answer in outcomes(uplinks.x, dials)}
+        names = {name_and_client(answer)[0] for answer in outcomes(uplinks.x, dials)}
     assert names == {NAMES[place]}

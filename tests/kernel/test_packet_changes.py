@@ -11,7 +11,7 @@ from ebpfproxy.model.address import Protocol
 from tests.kernel.clients import REFUSED, SILENT, TCP, UDP, connected, converse, outcome, outcomes
 from tests.kernel.cluster import eventually, terminating
 from tests.kernel.differences import DIFFERENCES
-from tests.kernel.two_nodes import TwoNodes, told
+from tests.kernel.two_nodes import TwoNodes, name_and_client
 
 pytestmark = pytest.mark.kernel
 
@@ -21,7 +21,7 @@ AT_ONCE = 0.9
 
 
 def name_of(answer: str) -> str:
-    return told(answer)[0]
+    return name_and_client(answer)[0]
 
 
 @both_families
@@ -122,16 +122,19 @@ def test_a_crash_and_a_restart_fail_no_external_connection(two_nodes: TwoNodes, 
 
 @pytest.mark.backends("ebpf")
 def test_a_restart_with_other_map_sizes_fails_no_external_connection(
-    rough_pair: TwoNodes, load: Load
+    restartable_pair: TwoNodes, load: Load
 ) -> None:
     """The agent fills new maps, replaces the programs and migrates the flows."""
-    rough_pair.restart()
-    here, there = rough_pair.everywhere().to(rough_pair.a), rough_pair.everywhere().to(rough_pair.d)
-    previous = {path.name for path in rough_pair.lab.bpffs.glob("programs-*")}
-    with steady_load(rough_pair, load, here.node_port, there.node_port):
-        rough_pair.restart("--ebpf-services-max=4096", "--ebpf-flows-max=600000")
+    restartable_pair.restart()
+    here, there = (
+        restartable_pair.everywhere().to(restartable_pair.a),
+        restartable_pair.everywhere().to(restartable_pair.d),
+    )
+    previous = {path.name for path in restartable_pair.lab.bpffs.glob("programs-*")}
+    with steady_load(restartable_pair, load, here.node_port, there.node_port):
+        restartable_pair.restart("--ebpf-services-max=4096", "--ebpf-flows-max=600000")
         eventually(
-            lambda: len(list(rough_pair.lab.bpffs.glob("programs-*"))) == 1,
+            lambda: len(list(restartable_pair.lab.bpffs.glob("programs-*"))) == 1,
             "the previous programs are removed",
         )
-    assert {path.name for path in rough_pair.lab.bpffs.glob("programs-*")}.isdisjoint(previous)
+    assert {path.name for path in restartable_pair.lab.bpffs.glob("programs-*")}.isdisjoint(previous)

@@ -7,7 +7,7 @@ from ebpfproxy.model.address import Protocol
 from tests.kernel.clients import REFUSED, SILENT, TCP, UDP, Dial, outcome, outcomes, ping
 from tests.kernel.cluster import TCP_TARGET
 from tests.kernel.differences import DIFFERENCES
-from tests.kernel.two_nodes import FRONTENDS, PORTS, Everywhere, TwoNodes, told
+from tests.kernel.two_nodes import FRONTENDS, PORTS, Everywhere, TwoNodes, name_and_client
 
 pytestmark = pytest.mark.kernel
 
@@ -45,7 +45,7 @@ def test_an_endpoint_reaches_itself(two_nodes: TwoNodes, family: str, by_socket:
 @both_families
 def test_the_node_reaches_an_endpoint_in_its_own_network(two_nodes: TwoNodes, family: str) -> None:
     web = two_nodes.everywhere().to(two_nodes.node)
-    answers = {told(answer)[0] for answer in answers_of_all_frontends(web, two_nodes.node, family)}
+    answers = {name_and_client(answer)[0] for answer in answers_of_all_frontends(web, two_nodes.node, family)}
     assert answers == {"host"}
 
 
@@ -67,7 +67,7 @@ def test_a_host_network_endpoint_on_another_node_sees_this_node(two_nodes: TwoNo
     web = two_nodes.everywhere().to(two_nodes.second.host)
     assert answers_of_all_frontends(web, two_nodes.x, family) == {f"host-2 {getattr(two_nodes.node, family)}"}
     for client in (two_nodes.p, two_nodes.node):
-        answers = {told(answer)[0] for answer in answers_of_all_frontends(web, client, family)}
+        answers = {name_and_client(answer)[0] for answer in answers_of_all_frontends(web, client, family)}
         assert answers == {"host-2"}
 
 
@@ -117,15 +117,17 @@ def test_source_ranges_admit_only_the_clients_that_they_contain(two_nodes: TwoNo
     vip, names = web.balancer_ips[family == "v6"], {"a", "d"}
     for protocol in PROTOCOLS:
         for netns in admitted:
-            assert told(outcome(netns, protocol, vip, PORTS[protocol]))[0] in names, netns.name
+            assert name_and_client(outcome(netns, protocol, vip, PORTS[protocol]))[0] in names, netns.name
         inside, beyond = ((getattr(each, family), 0) for each in further)
         at_vip = protocol, vip, PORTS[protocol]
         first, second = outcomes(pair.x, [Dial(*at_vip, source=inside), Dial(*at_vip, 0.3, beyond)])
-        assert told(first)[0] in names
+        assert name_and_client(first)[0] in names
         assert second == SILENT
         assert outcome(pair.q, protocol, vip, PORTS[protocol], 0.3) == SILENT
         for kind in ("ClusterIP", "NodePort", "ExternalIP"):
-            assert told(outcome(pair.q, protocol, *web.frontend(kind, family, protocol)))[0] in names
+            assert (
+                name_and_client(outcome(pair.q, protocol, *web.frontend(kind, family, protocol)))[0] in names
+            )
 
 
 @both_families
@@ -169,7 +171,7 @@ def test_an_external_client_keeps_its_endpoint_with_session_affinity(
         for kinds in (FRONTENDS[:1], FRONTENDS, 3 * FRONTENDS):
             dials = [web.dial(kind, family, TCP)._replace(source=(source, 0)) for kind in kinds]
             for kind, answer in zip(kinds, outcomes(two_nodes.x, dials), strict=True):
-                chosen.setdefault((source, kind if by_address else ""), set()).add(told(answer)[0])
+                chosen.setdefault((source, kind if by_address else ""), set()).add(name_and_client(answer)[0])
     assert {client: names for client, names in chosen.items() if len(names) > 1} == {}
     all_chosen = set().union(*chosen.values())
     assert all_chosen <= {"a", "b", "d"}
@@ -188,7 +190,7 @@ def test_node_ports_answer_only_at_the_addresses_of_nodeport_addresses(two_nodes
 
     def answering() -> list[str]:
         dials = [Dial(TCP, address, web.node_port) for address in (pair.node.v4, extra)]
-        return [told(answer)[0] for answer in outcomes(pair.x, dials)]
+        return [name_and_client(answer)[0] for answer in outcomes(pair.x, dials)]
 
     try:
         assert answering() == ["a", "a"]

@@ -25,7 +25,7 @@ from tests.kernel.clients import (
 )
 from tests.kernel.cluster import TCP_TARGET, UDP_TARGET, terminating
 from tests.kernel.differences import DIFFERENCES
-from tests.kernel.two_nodes import FRONTENDS, PORTS, TwoNodes, told
+from tests.kernel.two_nodes import FRONTENDS, PORTS, TwoNodes, name_and_client
 
 pytestmark = pytest.mark.kernel
 
@@ -35,7 +35,7 @@ TARGETS = {TCP: TCP_TARGET, UDP: UDP_TARGET}
 
 
 def name_of(answer: str) -> str:
-    return told(answer)[0]
+    return name_and_client(answer)[0]
 
 
 def connected_from(

@@ -10,7 +10,7 @@ from ebpfproxy.lab import Netns, PodNetwork
 from ebpfproxy.model.address import Protocol
 from tests.kernel.clients import TCP, UDP, outcome
 from tests.kernel.cluster import eventually
-from tests.kernel.two_nodes import NARROW, PORTS, TwoNodes, echoed, route_mtu, streamed, told
+from tests.kernel.two_nodes import NARROW, PORTS, TwoNodes, echoed, name_and_client, route_mtu, streamed
 
 pytestmark = pytest.mark.kernel
 
@@ -134,7 +134,7 @@ def test_endpoints_behind_a_tunnel_are_reachable_with_all_packet_sizes(
     for protocol in (TCP, UDP):
         assert outcome(pair.x, protocol, address, port) == f"d {seen}"
         for client in (pair.p, pair.node):
-            assert told(outcome(client, protocol, web.address(family), PORTS[protocol]))[0] == "d"
+            assert name_and_client(outcome(client, protocol, web.address(family), PORTS[protocol]))[0] == "d"
     assert streamed(pair.x, address, port, STREAM[: 1 << 19]) == STREAM[: 1 << 19]
     assert echoed(pair.x, address, port, DATAGRAM) == DATAGRAM
     assert 0 < route_mtu(pair.x, address) < 1500 or not by_tunnel
@@ -143,7 +143,7 @@ def test_endpoints_behind_a_tunnel_are_reachable_with_all_packet_sizes(
 
 def flushed(pair: TwoNodes) -> None:
     """Remove all cached path MTUs."""
-    for netns in pair.places:
+    for netns in pair.all_netns:
         for family in ("-4", "-6"):
             netns.run(["ip", family, "route", "flush", "cache"])
 

@@ -15,7 +15,7 @@ from ebpfproxy.lab import Pod, sockets
 from ebpfproxy.model.address import Protocol
 from tests.kernel.clients import REFUSED, SILENT, TCP, UDP, Dial, outcomes
 from tests.kernel.differences import DIFFERENCES, Differences
-from tests.kernel.two_nodes import FRONTENDS, Everywhere, TwoNodes, told
+from tests.kernel.two_nodes import FRONTENDS, Everywhere, TwoNodes, name_and_client
 
 pytestmark = [
     pytest.mark.kernel,
@@ -121,7 +121,9 @@ def test_every_frontend_serves_the_clients_that_its_policy_admits(
     who = client(table, kind, request.node.callspec.params["two_nodes"])
     expected = {row: answerer(row, who.group, DIFFERENCES[table.pair.mode]) for row in ROWS}
     dials = [_dial(table, row, expected[row]) for row in ROWS]
-    found = {row: told(answer) for row, answer in zip(ROWS, outcomes(who.netns, dials), strict=True)}
+    found = {
+        row: name_and_client(answer) for row, answer in zip(ROWS, outcomes(who.netns, dials), strict=True)
+    }
     assert {row: name for row, (name, _) in found.items()} == expected
     strange = {
         row: client for row, (_, client) in found.items() if client and client not in seen(table, row, who)

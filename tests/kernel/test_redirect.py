@@ -13,7 +13,7 @@ from ebpfproxy.linux.netns import netns
 from ebpfproxy.model.address import Protocol
 from tests.kernel.clients import SILENT, TCP, UDP, outcome
 from tests.kernel.cluster import TCP_TARGET
-from tests.kernel.two_nodes import NARROW, TwoNodes, echoed, route_mtu, streamed, told
+from tests.kernel.two_nodes import NARROW, TwoNodes, echoed, name_and_client, route_mtu, streamed
 
 pytestmark = pytest.mark.kernel
 
@@ -56,7 +56,7 @@ def test_requests_and_replies_bypass_the_nodes_stack(
     web = pair.everywhere().to(pair.a if place == "here" else pair.d)
     address, port = web.frontend("NodePort", family, protocol)
     with nothing_forwarded(pair):
-        found = told(outcome(pair.x, protocol, address, port, 3.0))[0]
+        found = name_and_client(outcome(pair.x, protocol, address, port, 3.0))[0]
     assert found == ("a" if place == "here" else "d")
 
 
@@ -64,7 +64,7 @@ def test_requests_and_replies_bypass_the_nodes_stack(
 def test_the_nft_rule_of_these_tests_drops_forwarded_packets(pair: TwoNodes, family: str) -> None:
     """The client connects to a pod directly."""
     address = getattr(pair.a, family)
-    assert told(outcome(pair.x, TCP, address, TCP_TARGET, 3.0))[0] == "a"
+    assert name_and_client(outcome(pair.x, TCP, address, TCP_TARGET, 3.0))[0] == "a"
     with nothing_forwarded(pair):
         assert outcome(pair.x, TCP, address, TCP_TARGET, 0.3) == SILENT
 
@@ -73,7 +73,7 @@ def test_the_nft_rule_of_these_tests_drops_forwarded_packets(pair: TwoNodes, fam
 def test_a_local_endpoint_sees_the_client_with_policy_local(pair: TwoNodes, family: str) -> None:
     web = pair.everywhere(externalTrafficPolicy="Local").to(pair.a)
     found = outcome(pair.x, TCP, *web.frontend("NodePort", family, TCP), sockets.ANSWERED)
-    assert told(found) == ("a", getattr(pair.x, family))
+    assert name_and_client(found) == ("a", getattr(pair.x, family))
 
 
 @families

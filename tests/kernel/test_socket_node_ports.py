@@ -126,16 +126,16 @@ def test_only_the_new_node_port_answers_after_a_change(cluster: Cluster) -> None
 
 
 @pytest.fixture
-def unwritten(rough: Cluster) -> Cluster:
+def unwritten(restartable: Cluster) -> Cluster:
     """A node whose agent has not yet written the cookie of the node's network namespace."""
-    rough.start()
-    node = Map.pinned(Pins(rough.lab.bpffs).hooked_in() / "maps" / "node")
+    restartable.start()
+    node = Map.pinned(Pins(restartable.lab.bpffs).hooked_in() / "maps" / "node")
     try:
         _, *rest = abi.NODE.unpack(node.lookup(bytes(4)) or b"")
         node.update(bytes(4), abi.NODE.pack(0, *rest))
     finally:
         node.close()
-    return rough
+    return restartable
 
 
 def test_sockets_of_the_node_are_treated_as_a_pods_until_its_cookie_is_written(unwritten: Cluster) -> None:

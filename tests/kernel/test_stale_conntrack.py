@@ -18,7 +18,7 @@ from ebpfproxy.model.endpoint import EndpointPort
 from ebpfproxy.model.service import ServiceType
 from ebpfproxy.plan.frontends import plan_service
 from ebpfproxy.plan.service_plan import Frontend, NodePlan, PlanKey, ServicePortPlan
-from tests.kernel.nat_testbed import DNS, PATIENCE, TARGET, TCP, UDP, Testbed, answers, forget
+from tests.kernel.nat_testbed import DNS, PATIENCE, TARGET, TCP, UDP, Testbed, answers, end_all_flows
 from tests.support import build
 from tests.support.build import CONTEXT, endpoint, port, slice_of
 
@@ -33,7 +33,7 @@ def testbed(request: pytest.FixtureRequest, testbeds: dict[Family, Testbed]) -> 
     made = testbeds[request.param]
     made.rules()
     yield made
-    forget(made)
+    end_all_flows(made)
 
 
 class Watched:
@@ -81,11 +81,15 @@ def test_flows_of_a_removed_endpoint_move_and_others_stay(
 ) -> None:
     where = testbed.client if origin == "client" else testbed.node
     testbed.rules(dns=(testbed.at.vip, DNS, testbed.at.pods[0]))
-    with testbed.pod(0) as first, testbed.pod(1) as second, testbed.dialing(where, testbed.at.vip) as client:
+    with (
+        testbed.pod(0) as first,
+        testbed.pod(1) as second,
+        testbed.client_socket(where, testbed.at.vip) as client,
+    ):
         answers(client, first)
         assert watched.bring(plans(testbed, 0)) == (0, 0)
         testbed.rules(dns=(testbed.at.vip, DNS, testbed.at.pods[1]))
-        with testbed.dialing(where, testbed.at.vip) as late:
+        with testbed.client_socket(where, testbed.at.vip) as late:
             answers(late, second)
             (stays,) = [flow for flow in testbed.flows() if flow.source_port == late.getsockname()[1]]
             assert watched.bring(plans(testbed, 1)) == (1, 0)
@@ -97,7 +101,7 @@ def test_flows_of_a_removed_endpoint_move_and_others_stay(
 
 def test_a_service_scaled_to_zero_keeps_no_flow(testbed: Testbed, watched: Watched) -> None:
     testbed.rules(dns=(testbed.at.vip, DNS, testbed.at.pods[0]))
-    with testbed.pod(0) as server, testbed.dialing(testbed.client, testbed.at.vip) as client:
+    with testbed.pod(0) as server, testbed.client_socket(testbed.client, testbed.at.vip) as client:
         answers(client, server)
         assert watched.bring(plans(testbed, 0)) == (0, 0)
         testbed.rules(dns=(testbed.at.vip, DNS, ""))
@@ -110,7 +114,7 @@ def test_a_flow_from_before_the_first_endpoint_reaches_that_endpoint(
 ) -> None:
     """The client sends without a pause, so that its entry would never expire (kubernetes issue 19029)."""
     watched.bring(plans(testbed))
-    with testbed.pod(0) as server, testbed.dialing(testbed.node, testbed.at.vip) as client:
+    with testbed.pod(0) as server, testbed.client_socket(testbed.node, testbed.at.vip) as client:
         client.send(b"?")
         (lost,) = testbed.flows()
         assert (lost.reply_source, lost.is_dnated) == (parse_address(testbed.at.vip), False)
@@ -123,7 +127,7 @@ def test_a_flow_from_before_the_first_endpoint_reaches_that_endpoint(
 
 def test_a_deleted_service_keeps_no_flow(testbed: Testbed, watched: Watched) -> None:
     testbed.rules(dns=(testbed.at.vip, DNS, testbed.at.pods[0]))
-    with testbed.pod(0) as server, testbed.dialing(testbed.client, testbed.at.vip) as client:
+    with testbed.pod(0) as server, testbed.client_socket(testbed.client, testbed.at.vip) as client:
         answers(client, server)
         present = plans(testbed, 0)
         assert watched.bring(present) == (0, 0)
@@ -142,13 +146,13 @@ def test_flows_of_a_node_port_are_deleted_only_on_this_nodes_addresses(
     with (
         testbed.pod(0) as first,
         testbed.pod(1) as second,
-        testbed.dialing(testbed.client, testbed.at.node, NODE_PORT) as client,
-        testbed.dialing(testbed.client, testbed.at.node_inside, NODE_PORT) as other,
+        testbed.client_socket(testbed.client, testbed.at.node, NODE_PORT) as client,
+        testbed.client_socket(testbed.client, testbed.at.node_inside, NODE_PORT) as other,
     ):
         answers(client, first)
         answers(other, first)
         testbed.node.ip(f"neigh replace {elsewhere} lladdr 02:00:00:00:00:77 dev inside")
-        with testbed.dialing(testbed.client, elsewhere, NODE_PORT) as passing:
+        with testbed.client_socket(testbed.client, elsewhere, NODE_PORT) as passing:
             passing.send(b"?")
             passes = passing.getsockname()[1]
             assert watched.bring(plans(testbed, 0)) == (0, 0)
@@ -165,8 +169,8 @@ def test_a_flow_that_another_program_translates_stays(testbed: Testbed, watched:
     testbed.rules(own=own, published=published)
     with (
         testbed.pod(0) as server,
-        testbed.dialing(testbed.client, testbed.at.vip) as client,
-        testbed.dialing(testbed.client, testbed.at.node, FOREIGN_PORT) as foreign,
+        testbed.client_socket(testbed.client, testbed.at.vip) as client,
+        testbed.client_socket(testbed.client, testbed.at.node, FOREIGN_PORT) as foreign,
     ):
         answers(client, server)
         answers(foreign, server)
@@ -204,8 +208,8 @@ def test_a_restart_deletes_only_flows_of_removed_frontends(testbed: Testbed, wat
     testbed.rules(dns=(vip, DNS, testbed.at.pods[0]), previous=(previous, DNS, testbed.at.pods[0]))
     with (
         testbed.pod(0) as server,
-        testbed.dialing(testbed.client, vip) as client,
-        testbed.dialing(testbed.client, previous) as late,
+        testbed.client_socket(testbed.client, vip) as client,
+        testbed.client_socket(testbed.client, previous) as late,
     ):
         answers(client, server)
         answers(late, server)

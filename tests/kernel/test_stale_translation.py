@@ -16,10 +16,10 @@ _TRANSLATED, _STALE = "ebpfproxy_sockets_translated", "ebpfproxy_sockets_stale"
 
 
 @pytest.fixture
-def unprivileged(rough: Cluster) -> Cluster:
+def unprivileged(restartable: Cluster) -> Cluster:
     """A node whose agent cannot duplicate descriptors of other processes."""
-    rough.launch(before=WITHOUT_PTRACE).await_sync(timeout=START_PATIENCE)
-    return rough
+    restartable.launch(before=WITHOUT_PTRACE).await_sync(timeout=START_PATIENCE)
+    return restartable
 
 
 @both_families

@@ -185,7 +185,7 @@ class TwoNodes(Cluster):
     # Paths
 
     @property
-    def places(self) -> Sequence[Pod]:
+    def all_netns(self) -> Sequence[Pod]:
         pods = (pod for node in self.lab.nodes for pod in node.pods.values())
         return (self.x, self.lab.router, *(node.host for node in self.lab.nodes), *pods)
 
@@ -224,7 +224,7 @@ class TwoNodes(Cluster):
             yield
         finally:
             self.lab.ip(netns, *(f"route replace {route}" for route in routes))
-            for each in self.places:
+            for each in self.all_netns:
                 for family in ("-4", "-6"):
                     each.run(["ip", family, "route", "flush", "cache"])
 
@@ -263,7 +263,7 @@ class TwoNodes(Cluster):
 
     def bad_checksums(self) -> dict[str, int]:
         """By netns, the number of packets with a wrong checksum since the lab was created."""
-        counted = {netns.name: netns.call(_bad_checksums) for netns in self.places}
+        counted = {netns.name: netns.call(_bad_checksums) for netns in self.all_netns}
         return {name: count for name, count in counted.items() if count}
 
     # Clients
@@ -291,7 +291,7 @@ def _bad_checksums() -> int:
     return total
 
 
-def told(answer: str) -> tuple[str, str]:
+def name_and_client(answer: str) -> tuple[str, str]:
     """A server's name and the client address that it saw; ("refused", "") and similar without a reply."""
     name, _, client = answer.partition(" ")
     return name, client

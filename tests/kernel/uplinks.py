@@ -19,7 +19,7 @@ from ebpfproxy.linux import sysctl
 from ebpfproxy.model.address import Protocol
 from tests.kernel.clients import TCP, UDP, Dial, outcomes
 from tests.kernel.cluster import Cluster
-from tests.kernel.two_nodes import PORTS, Everywhere, TwoNodes, told
+from tests.kernel.two_nodes import PORTS, Everywhere, TwoNodes, name_and_client
 
 FIRST, SECOND = "eth0", "eth1"
 UPLINKS = (FIRST, SECOND)
@@ -41,7 +41,7 @@ LESS_PREFERRED = 4096
 RP_FILTER = "net/ipv4/conf/{}/rp_filter"
 
 
-class Dialed(NamedTuple):
+class FrontendAtUplink(NamedTuple):
     """A frontend and the uplink at which the client's request reaches the node."""
 
     frontend: str
@@ -95,7 +95,7 @@ class Uplinks(TwoNodes):
 
     # Destinations
 
-    def dial(self, web: Everywhere, row: Dialed, timeout: float, source: str = "") -> Dial:
+    def dial(self, web: Everywhere, row: FrontendAtUplink, timeout: float, source: str = "") -> Dial:
         if row.frontend == "NodePort":
             address: str = getattr(self.addresses[row.uplink], row.family)
             return Dial(row.protocol, address, web.node_port, timeout, (source, 0))
@@ -230,10 +230,10 @@ def more(now: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:
     return {uplink: now[uplink] - before[uplink] for uplink in UPLINKS}
 
 
-def every(frontends: Sequence[tuple[str, str]], families: Sequence[str] = FAMILIES) -> list[Dialed]:
+def every(frontends: Sequence[tuple[str, str]], families: Sequence[str] = FAMILIES) -> list[FrontendAtUplink]:
     """All combinations of these frontends with families, TCP and UDP."""
     return [
-        Dialed(frontend, uplink, family, protocol)
+        FrontendAtUplink(frontend, uplink, family, protocol)
         for (frontend, uplink), family, protocol in itertools.product(frontends, families, PROTOCOLS)
     ]
 
@@ -244,17 +244,23 @@ def endpoint(uplinks: Uplinks, place: str) -> Pod:
 
 
 def answers(
-    uplinks: Uplinks, policy: str, place: str, rows: Sequence[Dialed], timeout: float = sockets.ANSWERED
-) -> dict[Dialed, str]:
+    uplinks: Uplinks,
+    policy: str,
+    place: str,
+    rows: Sequence[FrontendAtUplink],
+    timeout: float = sockets.ANSWERED,
+) -> dict[FrontendAtUplink, str]:
     """The name of the endpoint that answers the client at each frontend of a new Service, or SILENT.
 
     `policy`: the external traffic policy; `place`: the endpoint's node; `timeout` in seconds.
     """
     web = uplinks.everywhere(externalTrafficPolicy=policy).to(endpoint(uplinks, place))
     dials = [uplinks.dial(web, row, timeout) for row in rows]
-    return {row: told(found)[0] for row, found in zip(rows, outcomes(uplinks.x, dials), strict=True)}
+    return {
+        row: name_and_client(found)[0] for row, found in zip(rows, outcomes(uplinks.x, dials), strict=True)
+    }
 
 
-def wanted(place: str, rows: Iterable[Dialed]) -> dict[Dialed, str]:
+def wanted(place: str, rows: Iterable[FrontendAtUplink]) -> dict[FrontendAtUplink, str]:
     """The result of `answers` if all frontends answer."""
     return dict.fromkeys(rows, NAMES[place])

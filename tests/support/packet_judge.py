@@ -14,15 +14,15 @@ from tests.support import headers
 from tests.support.headers import Headers, Tuple
 from tests.support.packet_path import REDIRECT, SHOT, UNSPEC
 
-Netns = tuple[Address, int]
-Dialed = tuple[Address, int, int]
+EndpointAddress = tuple[Address, int]
+FrontendKey = tuple[Address, int, int]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Offer:
     """The allowed actions at a frontend: forward to `endpoints`; reject; drop."""
 
-    endpoints: frozenset[Netns]
+    endpoints: frozenset[EndpointAddress]
     rejects: bool = False
     drops: bool = False
 
@@ -32,7 +32,7 @@ class Judge:
 
     def __init__(
         self,
-        offers: Mapping[Dialed, Offer],
+        offers: Mapping[FrontendKey, Offer],
         node_ports_at: frozenset[Address],
         devices: Mapping[str, frozenset[Address]],
     ) -> None:

@@ -39,14 +39,14 @@ class EndpointValue(NamedTuple):
     service: int
 
 
-Dialled = tuple[Address, int, int]
+FrontendKey = tuple[Address, int, int]
 
 
 class View:
     """The contents of all these maps at one moment."""
 
     def __init__(self, maps: Maps) -> None:
-        self.services: dict[Dialled, Found] = {}
+        self.services: dict[FrontendKey, Found] = {}
         for key, value in maps["services"].items():
             address, port, protocol, pad = abi.SERVICE_KEY.unpack(key)
             assert pad == 0
@@ -110,13 +110,13 @@ def scopes_of(found: Found) -> list[tuple[int, tuple[int, int]]]:
     return list(zip(bits, (found.internal, found.external), strict=True))
 
 
-def _port(frontend: Dialled) -> tuple[bool, int, int]:
+def _port(frontend: FrontendKey) -> tuple[bool, int, int]:
     """The entry in `View.ports`."""
     address, port, protocol = frontend
     return is_unspecified(address), protocol, port
 
 
-def check_safe(maps: Maps, allowed: Mapping[Dialled, frozenset[frozenset[tuple[Address, int]]]]) -> None:
+def check_safe(maps: Maps, allowed: Mapping[FrontendKey, frozenset[frozenset[tuple[Address, int]]]]) -> None:
     """At any moment of a change, clients get a valid endpoint from a complete list.
 
     `allowed`: for each frontend, the possible sets of endpoints before and after the change.
@@ -142,7 +142,7 @@ def check_safe(maps: Maps, allowed: Mapping[Dialled, frozenset[frozenset[tuple[A
                 assert endpoints in allowed[frontend], f"{frontend}: neither the old nor the new list"
 
 
-def check_admitted(maps: Maps, allowed: Mapping[Dialled, list[frozenset[Network]]]) -> None:
+def check_admitted(maps: Maps, allowed: Mapping[FrontendKey, list[frozenset[Network]]]) -> None:
     """At any moment of a change, a restricted frontend admits the old or the new ranges, and no others.
 
     `allowed`: by restricted frontend, its ranges before and after the change.
@@ -171,7 +171,7 @@ def check_exact(
     assert sorted(view.names.values()) == sorted(wanted), "names"
     ids = {key: id_ for id_, key in view.names.items()}
     assert 0 not in view.names
-    frontends: dict[Dialled, tuple[ServicePortKey, int, int]] = {}
+    frontends: dict[FrontendKey, tuple[ServicePortKey, int, int]] = {}
     for key, entry in wanted.items():
         for each in entry.frontends:
             frontends[each.address, each.port, each.protocol] = key, each.kind, each.flags

@@ -13,7 +13,7 @@ from ebpfproxy.model.address import Address, family, unspecified
 from tests.support import headers
 from tests.support.device_path import Received
 from tests.support.headers import Headers, Tuple
-from tests.support.packet_judge import Dialed, Offer
+from tests.support.packet_judge import FrontendKey, Offer
 
 _SYN, _RST, _ACK = 2, 4, 16
 _RECENT = 256
@@ -33,7 +33,7 @@ class WireJudge:
 
     def __init__(
         self,
-        offers: Mapping[Dialed, Offer],
+        offers: Mapping[FrontendKey, Offer],
         node: frozenset[Address],
         devices: Mapping[str, frozenset[Address]],
     ) -> None:

@@ -14,7 +14,7 @@ from ebpfproxy.model.address import (
 from ebpfproxy.model.endpoint import EndpointPort
 from ebpfproxy.model.service import ServiceType, TrafficPolicy
 from tests.support.build import HERE, endpoint, port, service, slice_of
-from tests.support.packet_judge import Dialed, Offer
+from tests.support.packet_judge import FrontendKey, Offer
 from tests.support.packet_path import NODE_V4, NODE_V6, PacketPath
 from tests.support.random_packets import Target
 
@@ -23,9 +23,9 @@ _HERE = ("10.244.1.5", "fd00:1::5")
 _ELSEWHERE = ("10.244.2.5", "fd00:2::5")
 
 
-def serve_every_kind(path: PacketPath) -> dict[Dialed, Offer]:
+def serve_every_kind(path: PacketPath) -> dict[FrontendKey, Offer]:
     """Create Services of all kinds in both families. Returns the permitted outcomes of each frontend."""
-    offers: dict[Dialed, Offer] = {}
+    offers: dict[FrontendKey, Offer] = {}
     every = [(_TCP, 80, 8080, 30080), (_UDP, 53, 5353, 30053), (_SCTP, 99, 99, 30099)]
     for index, of in enumerate(("v4", "v6")):
         ip = {"v4": "10.96.0.{}", "v6": "fd00:96::{}"}[of]
@@ -68,7 +68,7 @@ def serve_every_kind(path: PacketPath) -> dict[Dialed, Offer]:
     return offers
 
 
-def targets_of(offers: dict[Dialed, Offer]) -> tuple[list[Target], list[Target]]:
+def targets_of(offers: dict[FrontendKey, Offer]) -> tuple[list[Target], list[Target]]:
     """The Services' frontends, and targets that differ from them by one bit of address or port, or by
     protocol."""
     services, others = [], []

@@ -19,7 +19,7 @@ from tests.kernel.packet_path.every_service import serve_every_kind, targets_of
 from tests.support.bpf_place import bpf_place
 from tests.support.conversations import End
 from tests.support.device_path import Around, DevicePath, Wires, attached, wires
-from tests.support.packet_judge import Dialed, Offer
+from tests.support.packet_judge import FrontendKey, Offer
 from tests.support.packet_path import DEVICES, NODE_V4, NODE_V6, PacketPath, packet_path
 from tests.support.random_packets import RandomPackets
 from tests.support.victims import Victims
@@ -177,7 +177,7 @@ def test_no_flow_of_a_victim_ends_with_other_programs(
     assert len(victims.seen) > 20, victims.seen
 
 
-def _frontends(offers: dict[Dialed, Offer]) -> list[tuple[Protocol, End]]:
+def _frontends(offers: dict[FrontendKey, Offer]) -> list[tuple[Protocol, End]]:
     """The frontends of TCP and UDP that have two endpoints."""
     nodes = {family(address): address for address in map(parse_address, (NODE_V4, NODE_V6))}
     return [

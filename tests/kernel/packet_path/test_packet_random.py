@@ -16,7 +16,7 @@ from ebpfproxy.model.address import (
 from tests.kernel.packet_path.every_service import serve_every_kind, targets_of
 from tests.support import headers, packets
 from tests.support.conversations import End
-from tests.support.packet_judge import Dialed, Judge, Offer
+from tests.support.packet_judge import FrontendKey, Judge, Offer
 from tests.support.packet_path import (
     DEVICES,
     NODE_V4,
@@ -127,7 +127,7 @@ _CHECK = 5_000
 """Packets between two checks of the victims' flows."""
 
 
-def _victims(path: PacketPath, offers: dict[Dialed, Offer]) -> Victims:
+def _victims(path: PacketPath, offers: dict[FrontendKey, Offer]) -> Victims:
     """Victims for each frontend of both families that has two endpoints."""
     nodes = {family(address): address for address in map(parse_address, (NODE_V4, NODE_V6))}
     frontends = [

@@ -15,7 +15,7 @@ from tests.kernel.service_table.samples import (
     LISTED,
     wipe,
 )
-from tests.support.service_maps import Dialled, View
+from tests.support.service_maps import FrontendKey, View
 
 
 class ForeignWriter:
@@ -26,7 +26,7 @@ class ForeignWriter:
         self.view = View(maps)
         self.ids = {name.name: id_ for id_, name in self.view.names.items()}
 
-    def service_key(self, dialled: Dialled) -> bytes:
+    def service_key(self, dialled: FrontendKey) -> bytes:
         address, port, protocol = dialled
         return abi.SERVICE_KEY.pack(address, struct.unpack("=H", port.to_bytes(2, "big"))[0], protocol, 0)
 

@@ -16,7 +16,7 @@ from ebpfproxy.model.address import Address, Network
 from tests.kernel.service_table.samples import (
     Entries,
 )
-from tests.support.service_maps import Dialled, View, check_admitted, check_safe
+from tests.support.service_maps import FrontendKey, View, check_admitted, check_safe
 
 
 @contextlib.contextmanager
@@ -65,9 +65,9 @@ def interrupted(maps: Maps, at_step: Callable[[], None]) -> Iterator[None]:
         yield
 
 
-def lists_of(*states: Entries) -> dict[Dialled, frozenset[frozenset[tuple[Address, int]]]]:
+def lists_of(*states: Entries) -> dict[FrontendKey, frozenset[frozenset[tuple[Address, int]]]]:
     """By frontend: every list of endpoints that it has in one of the states."""
-    found: dict[Dialled, set[frozenset[tuple[Address, int]]]] = {}
+    found: dict[FrontendKey, set[frozenset[tuple[Address, int]]]] = {}
     for state in states:
         for each in state.values():
             for bit in (abi.ENDPOINT_CLUSTER, abi.ENDPOINT_LOCAL):
@@ -84,9 +84,9 @@ def lists_of(*states: Entries) -> dict[Dialled, frozenset[frozenset[tuple[Addres
     return {dialled: frozenset(places) for dialled, places in found.items()}
 
 
-def ranges_of(*states: Entries) -> dict[Dialled, list[frozenset[Network]]]:
+def ranges_of(*states: Entries) -> dict[FrontendKey, list[frozenset[Network]]]:
     """By frontend: the admitted networks in each of the states in which it is restricted."""
-    found: dict[Dialled, list[frozenset[Network]]] = {}
+    found: dict[FrontendKey, list[frozenset[Network]]] = {}
     for state in states:
         for each in state.values():
             for f in each.frontends:
@@ -98,9 +98,9 @@ def ranges_of(*states: Entries) -> dict[Dialled, list[frozenset[Network]]]:
 
 
 @contextlib.contextmanager
-def watched(maps: Maps, *states: Entries) -> Iterator[list[set[Dialled]]]:
+def watched(maps: Maps, *states: Entries) -> Iterator[list[set[FrontendKey]]]:
     """Check the outcome for clients before each write. Yields the existing frontends before each write."""
-    allowed, admitted, seen = lists_of(*states), ranges_of(*states), list[set[Dialled]]()
+    allowed, admitted, seen = lists_of(*states), ranges_of(*states), list[set[FrontendKey]]()
 
     def look() -> None:
         check_safe(maps, allowed)
