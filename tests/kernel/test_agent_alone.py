@@ -13,11 +13,12 @@ from ebpfproxy.backends.delta import diff
 from ebpfproxy.backends.ebpf.backend import EbpfBackend, EbpfSettings
 from ebpfproxy.backends.ebpf.entries import Entry, HookKey, Key
 from ebpfproxy.errors import AlreadyExists
-from ebpfproxy.lab import Lab
+from ebpfproxy.lab import Agent, Lab
 from ebpfproxy.linux.locks import FolderLock, NamespaceLock
 from ebpfproxy.model.address import Address, network
 from tests.kernel.clients import TCP, outcome
 from tests.kernel.cluster import Cluster, eventually
+from tests.support import altered
 from tests.support.bpf_place import BpfPlace, bpf_place
 from tests.support.namespace import namespace
 
@@ -92,23 +93,27 @@ def has_ended(pid: int) -> bool:
         return True
 
 
-def test_killing_the_agent_while_it_compiles_ends_the_compiler(fresh: Cluster) -> None:
-    agent = fresh.launch()
+@pytest.fixture
+def compiling(fresh: Cluster, tmp_path: Path) -> Agent:
+    """An agent without an object file of its programs, which compiles them."""
+    agent = fresh.launch(before=("env", f"--chdir={altered.with_new_programs(tmp_path)}"))
     eventually(lambda: bool(compilers_of(agent.process.pid)), "the agent compiles")
-    (compiler,) = compilers_of(agent.process.pid)
-    agent.kill()
+    return agent
+
+
+def test_killing_the_agent_while_it_compiles_ends_the_compiler(fresh: Cluster, compiling: Agent) -> None:
+    (compiler,) = compilers_of(compiling.process.pid)
+    compiling.kill()
     eventually(lambda: has_ended(compiler), "the compiler ends with the agent")
     fresh.start()
     web = fresh.service().to(fresh.a)
     assert outcome(fresh.p, TCP, web.v4, 80) == "a"
 
 
-def test_sigint_while_compiling_ends_the_agent_with_exit_code_0(fresh: Cluster) -> None:
-    agent = fresh.launch()
-    eventually(lambda: bool(compilers_of(agent.process.pid)), "the agent compiles")
-    for pid in (*compilers_of(agent.process.pid), agent.process.pid):
+def test_sigint_while_compiling_ends_the_agent_with_exit_code_0(compiling: Agent) -> None:
+    for pid in (*compilers_of(compiling.process.pid), compiling.process.pid):
         os.kill(pid, 2)
-    assert agent.process.wait(20) == 0, agent.log()
+    assert compiling.process.wait(60) == 0, compiling.log()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """A copy of this installation with changed C sources."""
 
 import shutil
+import time
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parents[2] / "ebpfproxy"
@@ -16,10 +17,23 @@ def with_rejected_program(folder: Path) -> Path:
 
     Started in the returned folder, `python -m ebpfproxy` runs this copy.
     """
+    copy = _copied(folder)
+    reject(copy / "bpf")
+    return copy
+
+
+def with_new_programs(folder: Path) -> Path:
+    """As `with_rejected_program`, with sources for which no object file exists. So the agent compiles."""
+    copy = _copied(folder)
+    with (copy / "bpf" / "tc.c").open("a") as source:
+        source.write(f"\nint unused_{time.time_ns()}(struct __sk_buff *skb) {{ return 0; }}\n")
+    return copy
+
+
+def _copied(folder: Path) -> Path:
     copy = folder / "altered"
     shutil.copytree(_PACKAGE, copy / "ebpfproxy", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(_PACKAGE.parent / "bpf", copy / "bpf")
-    reject(copy / "bpf")
     return copy
 
 
