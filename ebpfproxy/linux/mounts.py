@@ -250,5 +250,5 @@ def _rejection(what: str, code: int) -> KernelError:
             f"{what} is not permitted: {os.strerror(code)}", "it takes the capability CAP_SYS_ADMIN"
         )
     if code == errno.ENODEV:
-        return Unsupported(f"{what} failed: this kernel has no bpffs", "it takes CONFIG_BPF_SYSCALL")
+        return Unsupported(f"{what} failed: this kernel has no bpffs", "use a kernel with CONFIG_BPF_SYSCALL")
     return Rejected(f"{what} failed: {os.strerror(code)}")

@@ -344,7 +344,7 @@ def _cgroup(root: Path | None, allowed: bool) -> Finding:
     if finding.present or finding.remedy:
         return finding
     return finding._replace(
-        remedy="name the root of cgroup v2 with --cgroup-root; it takes CONFIG_CGROUP_BPF"
+        remedy="give the root of cgroup v2 with --cgroup-root, and use a kernel with CONFIG_CGROUP_BPF"
     )
 
 

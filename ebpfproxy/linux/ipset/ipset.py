@@ -225,5 +225,5 @@ def _failure(what: str, number: int) -> KernelError:
     if number in (errno.EPERM, errno.EACCES):
         return Unsupported(message, "run as root, or with CAP_NET_ADMIN")
     if number in (errno.EINVAL, errno.EPROTONOSUPPORT, errno.EOPNOTSUPP):
-        return Unsupported(message, "it takes CONFIG_IP_SET: modprobe ip_set")
+        return Unsupported(message, "modprobe ip_set, or use a kernel with CONFIG_IP_SET")
     return Rejected(message)

@@ -249,5 +249,5 @@ def _failure(what: str, number: int, reason: str) -> KernelError:
     if number in (errno.EPERM, errno.EACCES):
         return Unsupported(f"{what}: {reason}", "run as root, or with CAP_NET_ADMIN")
     if number in (errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT):
-        return Unsupported(f"{what}: {reason}", "it takes CONFIG_IP_VS_IPV6, and IPv6 itself")
+        return Unsupported(f"{what}: {reason}", "use a kernel with CONFIG_IP_VS_IPV6, and enable IPv6")
     return Rejected(f"{what}: {reason}")

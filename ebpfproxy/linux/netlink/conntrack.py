@@ -357,5 +357,7 @@ def _failure(what: str, error: OSError) -> KernelError:
     if error.errno in (errno.EPERM, errno.EACCES):
         return Unsupported(message, "it takes the capability CAP_NET_ADMIN")
     if error.errno in (errno.EINVAL, errno.EPROTONOSUPPORT, errno.EOPNOTSUPP):
-        return Unsupported(message, "it takes CONFIG_NF_CT_NETLINK: modprobe nf_conntrack_netlink")
+        return Unsupported(
+            message, "modprobe nf_conntrack_netlink, or use a kernel with CONFIG_NF_CT_NETLINK"
+        )
     return Rejected(message)

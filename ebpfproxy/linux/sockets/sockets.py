@@ -231,7 +231,9 @@ def _read_error(protocol: Protocol, error: OSError) -> KernelError:
     """ENOENT is what the kernel answers for a protocol it has no handler for (inet_diag_lock_handler())."""
     what = f"the {protocol.name} sockets cannot be listed: {error.strerror or error}"
     if error.errno in (errno.ENOENT, errno.EPROTONOSUPPORT):
-        return Unsupported(what, f"it takes CONFIG_INET_DIAG, or the module {protocol.name.lower()}_diag")
+        return Unsupported(
+            what, f"modprobe {protocol.name.lower()}_diag, or use a kernel with CONFIG_INET_DIAG"
+        )
     return Rejected(what)
 
 
